@@ -1,0 +1,32 @@
+"""autosched decides when and where each operator of a PyTorch model runs.
+
+``tune`` measures and searches, ``load`` runs the result. Importing this package loads neither the tuning stack nor CUDA.
+"""
+
+from pathlib import Path as _Path
+from typing import Any as _Any
+
+_here = _Path(__file__).resolve().parent
+if not (_here / "search").is_dir() and (_here.parent / "search" / "__init__.py").is_file():
+    __path__.append(str(_here.parent))  # source checkout: sibling folders are our sub-packages
+
+__version__ = "0.1.0"
+__all__ = ["AutoschedError", "load", "tune"]
+
+_LAZY = {
+    "AutoschedError": "autosched.core.errors",
+    "tune": "autosched.pipeline",
+    "load": "autosched.runtime.load",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'autosched' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Values that cross rooms: graph, program, schedule, records, costs, errors. Imports neither torch nor anything above."""

@@ -1,0 +1,61 @@
+"""The table of costs that the cost model hands to the search: solo times and slowdowns, by kernel.
+
+A *kernel* here is an operator signature at a width: equal kernels share a row, so the matrices stay small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.core.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Everything a simulator needs to know about a graph on a device.
+
+    Args:
+        widths: the widths an operator may have, ascending, first 1; length ``n_widths``.
+        kernel: int32 ``[n_operators, n_widths]``, row of the kernel matrices.
+        solo_us: float64 ``[n_kernels]``, time alone in microseconds.
+        slowdown_first: float64 ``[n_kernels, n_kernels]``: ``[a, b]`` is a's slowdown beside b when a started first.
+        slowdown_last: float64 ``[n_kernels, n_kernels]``: ``[a, b]`` is a's slowdown beside b when a started last.
+        launch_gap_us: time between two operators on one lane.
+        cross_lane_us: added when an operator waits for one on another lane.
+        fixed_us: once for each run.
+        max_lanes: most lanes worth using.
+        measured_pairs: share (0 to 1) of the slowdown entries that were measured rather than predicted.
+    """
+
+    widths: tuple[int, ...]
+    kernel: NDArray[np.int32]
+    solo_us: NDArray[np.float64]
+    slowdown_first: NDArray[np.float64]
+    slowdown_last: NDArray[np.float64]
+    launch_gap_us: float
+    cross_lane_us: float
+    fixed_us: float
+    max_lanes: int
+    measured_pairs: float = 0.0
+
+    def __post_init__(self) -> None:
+        kernels = len(self.solo_us)
+        if self.kernel.ndim != 2 or self.kernel.shape[1] != len(self.widths):
+            raise UsageError(f"kernel has shape {self.kernel.shape}; expected [n_operators, {len(self.widths)}]")
+        for name in ("slowdown_first", "slowdown_last"):
+            matrix: NDArray[np.float64] = getattr(self, name)
+            if matrix.shape != (kernels, kernels):
+                raise UsageError(f"{name} has shape {matrix.shape}; expected [{kernels}, {kernels}]")
+            if not np.isfinite(matrix).all() or (matrix <= 0).any():
+                raise UsageError(f"{name} holds values that are not finite and positive; drop the records that made them")
+        if not np.isfinite(self.solo_us).all() or (self.solo_us < 0).any():
+            raise UsageError("solo_us holds values that are negative or not finite; drop the records that made them")
+        if self.max_lanes < 1:
+            raise UsageError(f"max_lanes is {self.max_lanes}; expected at least 1")
+
+    def operator_us(self, width: int = 1) -> NDArray[np.float64]:
+        """Time alone of each operator at ``width``: float64 ``[n_operators]``, microseconds."""
+        return self.solo_us[self.kernel[:, self.widths.index(width)]]

@@ -1,0 +1,102 @@
+"""Every error a user of autosched can cause, and the exit code the command line gives it.
+
+Each message says what failed, the value that made it fail, what was expected, and what to do.
+The expected failure of one *candidate* is not an error: it is a ``records.Failure`` value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class AutoschedError(Exception):
+    """Root of all errors that autosched raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(AutoschedError):
+    """An argument, option or call that cannot be honoured as given."""
+
+    exit_code = 2
+
+
+class UnknownModel(UsageError):
+    """A model name that no zoo entry, module or file answers to."""
+
+
+class UnknownName(UsageError):
+    """A registry (strategy, cost model, device) was asked for a name it does not hold."""
+
+
+class InputMismatch(UsageError):
+    """A call whose inputs differ in structure, shape or dtype from those the schedule was made for."""
+
+
+class UnsupportedGraph(UsageError):
+    """A model that cannot be captured or scheduled; the message names the operator and its source line."""
+
+
+class InvalidGraph(AutoschedError):
+    """A graph value that breaks its own invariants (a cycle, a dangling value); a bug or a forged file."""
+
+    exit_code = 4
+
+
+class IllegalSchedule(AutoschedError):
+    """A schedule that would not compute what its graph says."""
+
+    exit_code = 4
+
+
+class UnstableMeasurement(AutoschedError):
+    """The machine was too noisy for any statement about which schedule is faster."""
+
+    exit_code = 3
+
+
+class NoFeasibleCandidate(AutoschedError):
+    """Every candidate failed; the message lists the failures by kind."""
+
+    exit_code = 5
+
+
+class ArtifactError(AutoschedError):
+    """A file that cannot be used."""
+
+    exit_code = 4
+
+
+class ArtifactCorrupt(ArtifactError):
+    """A file whose bytes are not what its writer wrote, or that was never such a file."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"cannot read {path}: {why}. Expected a file written by autosched; make it again (for a bundle: 'autosched tune')."
+        )
+        self.path = path
+        self.why = why
+
+
+class IncompatibleArtifact(ArtifactError):
+    """A sound file made for something else; ``differences`` holds one line for each differing field."""
+
+    def __init__(self, path: str, differences: Sequence[str]) -> None:
+        lines = "\n  ".join(differences)
+        super().__init__(f"{path} was made for something else:\n  {lines}\nTune again here, or use it where it was made.")
+        self.path = path
+        self.differences = tuple(differences)
+
+
+class DeviceError(AutoschedError):
+    """The device is missing or does not answer as it should."""
+
+    exit_code = 5
+
+
+class DeviceMissing(DeviceError):
+    """The device asked for does not exist on this machine."""
+
+
+class WorkerLost(DeviceError):
+    """The measuring process died again and again; the message carries its last words."""

@@ -1,0 +1,138 @@
+"""What an operator computes, as data: ATen calls, their arguments, and where constants come from.
+
+A :class:`Program` is all that is needed, beside the model's own parameters, to run a captured
+model: it is written to a bundle and rebuilt at load without capturing the model again.
+Nothing here imports torch; ``runtime.kernels`` turns these values into callables.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from autosched.core.graph import OpGraph
+
+
+class Ref(msgspec.Struct, frozen=True, tag="ref", forbid_unknown_fields=True):
+    """An argument that is a tensor of the value table."""
+
+    value: int
+
+
+class TorchLiteral(msgspec.Struct, frozen=True, tag="torch", forbid_unknown_fields=True):
+    """A dtype, layout, memory format or device; a device is replaced by the one the program is bound to."""
+
+    kind: Literal["dtype", "layout", "memory_format", "device"]
+    name: str
+
+
+class NonFinite(msgspec.Struct, frozen=True, tag="float", forbid_unknown_fields=True):
+    """A float that JSON cannot write."""
+
+    name: Literal["inf", "-inf", "nan"]
+
+
+class Many(msgspec.Struct, frozen=True, tag="list", forbid_unknown_fields=True):
+    """A list argument, such as the tensors of a concatenation."""
+
+    items: tuple[None | bool | int | float | str | Ref | TorchLiteral | NonFinite | Many, ...]
+
+
+Argument = None | bool | int | float | str | Ref | TorchLiteral | NonFinite | Many
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one operator overload.
+
+    Args:
+        target: ``namespace::name.overload``, for example ``aten::convolution.default``.
+        args: positional arguments.
+        kwargs: keyword arguments, sorted by name.
+        outputs: value index of each tensor returned; -1 where a returned item is not used.
+    """
+
+    target: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    outputs: tuple[int, ...]
+
+    def reads(self) -> tuple[int, ...]:
+        """Value indices of every tensor argument, in order, without repetition."""
+        found: dict[int, None] = {}
+        for argument in self.args:
+            _collect(argument, found)
+        for _, argument in self.kwargs:
+            _collect(argument, found)
+        return tuple(found)
+
+
+def _collect(argument: Argument, into: dict[int, None]) -> None:
+    if isinstance(argument, Ref):
+        into[argument.value] = None
+    elif isinstance(argument, Many):
+        for item in argument.items:
+            _collect(item, into)
+
+
+class ConstantSource(enum.StrEnum):
+    """Where the tensor of a constant comes from."""
+
+    PARAMETER = "parameter"  # model.get_parameter(name)
+    BUFFER = "buffer"  # model.get_buffer(name)
+    LITERAL = "literal"  # a tensor written in the model's code; it travels with the program
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Constant value ``value`` is the tensor called ``name`` of ``source``."""
+
+    value: int
+    source: ConstantSource
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """How to make a random input like the example: integers stay within ``[low, high]`` of the example.
+
+    ``value`` indexes the value table. ``low`` and ``high`` are 0 and 0 for floating point, which is drawn
+    from a normal distribution with the example's ``mean`` and ``std``.
+    """
+
+    value: int
+    low: int
+    high: int
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A captured model.
+
+    Args:
+        graph: the operators that are scheduled.
+        prologue: calls evaluated once, from parameters (folded batch norms, packed weights).
+        bindings: constants taken from the model.
+        inputs: one entry for each tensor among the flattened user inputs.
+        input_tree: ``torch.utils._pytree.treespec_dumps`` of ``(args, kwargs)``.
+        output_tree: the same of the model's output.
+        input_leaves: for each flattened input leaf, its value index, or a literal the call must repeat.
+        output_leaves: for each flattened output leaf, the value returned, or a literal.
+        lowering: the name of the operator granularity, for example ``aten`` or ``rewritten``.
+    """
+
+    graph: OpGraph
+    prologue: tuple[Call, ...]
+    bindings: tuple[Binding, ...]
+    inputs: tuple[InputSpec, ...]
+    input_tree: str
+    output_tree: str
+    input_leaves: tuple[Argument, ...]
+    output_leaves: tuple[Argument, ...]
+    lowering: str

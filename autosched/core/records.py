@@ -1,0 +1,154 @@
+"""What was measured: medians with their spread, how disturbed the machine was, or why there is no number.
+
+Every record says which device and which source it comes from, so that no simulated figure can pass as measured.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Source(enum.StrEnum):
+    """Where a figure comes from."""
+
+    MEASURED = "measured"  # on the device the record names
+    REPLAYED = "replayed"  # a measured record, answered again
+    SIMULATED = "simulated"  # computed by a simulator
+
+
+class FailureKind(enum.StrEnum):
+    """Why a candidate has no time. The closed set that reports group by."""
+
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    OOM = "oom"
+    NONFINITE = "nonfinite"
+    MISMATCH = "mismatch"
+    UNSTABLE = "unstable"
+    CAPTURE = "capture"
+    ILLEGAL = "illegal"
+    UNAVAILABLE = "unavailable"  # the device or a tool it needs (a compiler, say) is not there
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A candidate that failed, as a value: the search goes on without it."""
+
+    kind: FailureKind
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Times of one thing measured several times, in microseconds.
+
+    ``ci_low_us`` and ``ci_high_us`` bound the median with 95 % confidence (bootstrap, or order statistics).
+    """
+
+    median_us: float
+    ci_low_us: float
+    ci_high_us: float
+    p95_us: float
+    min_us: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contamination:
+    """What else the machine was doing while a sample was taken.
+
+    ``foreign_load`` is the share (0 to 1) of all cores' time that other processes took; -1 if unknown.
+    ``clock_mhz`` is the device's clock, 0 if unknown.
+    """
+
+    foreign_load: float = -1.0
+    clock_mhz: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SoloRecord:
+    """One operator alone. ``signature`` is ``Operator.signature``; ``width`` as in ``Schedule``."""
+
+    signature: str
+    width: int
+    samples: Samples
+    contamination: Contamination
+    source: Source = Source.MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class PairRecord:
+    """Two operators at the same time, ``first`` started first.
+
+    ``slowdown_first`` and ``slowdown_last`` are each one's time beside the other over its time alone (1.0 = undisturbed).
+    ``makespan_ratio`` is ``t_ab / (t_a + t_b)``: 0.5 perfect overlap of equals, 1.0 no gain, above 1.0 harmful.
+    ``repeats_first`` and ``repeats_last`` say how often each was repeated in a run to balance their lengths.
+    """
+
+    first: str
+    first_width: int
+    last: str
+    last_width: int
+    solo_first_us: float
+    solo_last_us: float
+    together_us: float
+    slowdown_first: float
+    slowdown_last: float
+    makespan_ratio: float
+    repeats_first: int
+    repeats_last: int
+    count: int
+    contamination: Contamination
+    source: Source = Source.MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRecord:
+    """One schedule, the whole model. ``key`` is ``canonical_key``.
+
+    ``operator_start_us`` and ``operator_end_us`` (by operator index, from the start of the run) are empty unless traced.
+    """
+
+    key: str
+    samples: Samples
+    peak_memory_bytes: int
+    contamination: Contamination
+    operator_start_us: tuple[float, ...] = ()
+    operator_end_us: tuple[float, ...] = ()
+    source: Source = Source.MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKey:
+    """What a schedule's speed depends on. ``details`` are sorted ``(name, value)`` pairs compared one by one."""
+
+    kind: str
+    name: str
+    details: tuple[tuple[str, str], ...]
+
+    def differences(self, other: DeviceKey) -> list[str]:
+        """One line for each field in which ``other`` differs from this one."""
+        mine = {"kind": self.kind, "name": self.name, **dict(self.details)}
+        theirs = {"kind": other.kind, "name": other.name, **dict(other.details)}
+        return [
+            f"{field}: {mine.get(field, 'absent')} there, {theirs.get(field, 'absent')} here"
+            for field in sorted(mine.keys() | theirs.keys())
+            if mine.get(field) != theirs.get(field)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareKey:
+    """Versions that decide which kernels run and what they compute; sorted ``(name, version)`` pairs."""
+
+    versions: tuple[tuple[str, str], ...]
+
+    def differences(self, other: SoftwareKey) -> list[str]:
+        """One line for each differing version."""
+        mine, theirs = dict(self.versions), dict(other.versions)
+        return [
+            f"{name}: {mine.get(name, 'absent')} there, {theirs.get(name, 'absent')} here"
+            for name in sorted(mine.keys() | theirs.keys())
+            if mine.get(name) != theirs.get(name)
+        ]

@@ -1,0 +1,1 @@
+"""What is measured on: the CPU, CUDA, and recorded runs."""

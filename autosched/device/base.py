@@ -1,0 +1,109 @@
+"""What a device is, for everything above it: a thing that measures operators, pairs and schedules, and never raises for one.
+
+Contract. A device is opened for one program (:meth:`Device.open`); the returned :class:`Session` owns whatever it needs (a worker
+process, streams, buffers) and gives it back in :meth:`Session.close`. Measuring calls return a record or a ``Failure`` for each
+item asked, in the order asked; they raise only ``DeviceError`` when the device itself is gone for good. A session is used by
+one thread. Measurements of several schedules are interleaved in random order, so that their ratios survive a drifting machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from autosched.core.program import Program
+from autosched.core.records import DeviceKey, Failure, PairRecord, ScheduleRecord, SoftwareKey, SoloRecord
+from autosched.core.schedule import Schedule
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Ask for two operators of the program together: ``first`` is started first. Widths as in ``Schedule``."""
+
+    first: int
+    last: int
+    first_width: int = 1
+    last_width: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a schedule may use on a device.
+
+    ``widths`` are ascending and start with 1. ``lanes_matter`` is the argument of ``canonical_key``. ``launch_gap_us`` and
+    ``cross_lane_us`` are the device's measured costs between two operators on one lane, and of a wait across lanes.
+    """
+
+    max_lanes: int
+    widths: tuple[int, ...]
+    priorities: tuple[int, ...]
+    lanes_matter: bool
+    launch_gap_us: float
+    cross_lane_us: float
+    fixed_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One schedule's numerics: largest absolute and relative error against the reference, and bitwise equality.
+
+    ``bitwise`` compares with the same operators in the same widths on one lane. ``max_abs_error`` and ``within_tolerance`` compare
+    with the original model.
+    """
+
+    bitwise: bool
+    max_abs_error: float
+    within_tolerance: bool
+
+
+class Session(Protocol):
+    """A device opened for one program."""
+
+    @property
+    def limits(self) -> Limits:
+        """What schedules may use here."""
+
+    def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:
+        """Time every operator of the program alone: ``[n_operators][len(widths)]``."""
+
+    def pairs(self, pairs: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
+        """Time operators together, each pair in the start order given."""
+
+    def schedules(
+        self, schedules: Sequence[Schedule], *, rounds: int, trace: bool = False, min_block_us: float = 0.0
+    ) -> list[ScheduleRecord | Failure]:
+        """Time whole schedules, interleaved in a random order in each of ``rounds``."""
+
+    def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+        """Raw times in microseconds, ``[len(schedules)][rounds]``: column j of every row was taken in the same round."""
+
+    def compare(
+        self, schedule: Schedule, inputs: Sequence[Sequence[torch.Tensor]], references: Sequence[Sequence[torch.Tensor]]
+    ) -> Comparison | Failure:
+        """Run the schedule on several input sets and compare with the original model's outputs (flattened tensors)."""
+
+    def close(self) -> None:
+        """Give everything back. May be called twice."""
+
+
+class Device(Protocol):
+    """A kind of device on this machine."""
+
+    @property
+    def key(self) -> DeviceKey:
+        """What a schedule's speed depends on."""
+
+    @property
+    def software(self) -> SoftwareKey:
+        """Versions that decide which kernels run."""
+
+    def open(self, program: Program, constants: Mapping[int, torch.Tensor], *, timeout_s: float) -> Session:
+        """Open for one program; ``constants`` holds the tensor of every ``Binding`` by value index.
+
+        Raises:
+            DeviceMissing: if this machine has no such device, saying what is missing and what to do.
+        """

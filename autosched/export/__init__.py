@@ -1,0 +1,1 @@
+"""Files that leave the process: bundle, trace, report."""

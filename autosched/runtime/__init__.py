@@ -1,0 +1,1 @@
+"""Running a schedule. Needs torch and nothing else of autosched but core."""

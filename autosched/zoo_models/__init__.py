@@ -1,0 +1,1 @@
+"""Models that no library has, for the suite: each small, seeded and complete."""

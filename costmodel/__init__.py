@@ -1,0 +1,1 @@
+"""Predicting what operators cost, alone and beside each other."""

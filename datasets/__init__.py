@@ -1,0 +1,1 @@
+"""Measured runs: schema, store, collection plans, splits."""

@@ -1,0 +1,1 @@
+"""Searching stream assignments and launch orders."""
