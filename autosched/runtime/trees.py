@@ -1,0 +1,71 @@
+"""The model's call signature: nested inputs to a flat list of tensors, and back. The only file that touches torch's private pytree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autosched.core.errors import InputMismatch
+from autosched.core.program import Argument, NonFinite, Program, Ref
+
+
+def describe_tree(tree: Any) -> tuple[list[Any], str]:
+    """Leaves of a nested container, and its structure as a string that any process can read."""
+    leaves, spec = pytree.tree_flatten(tree)
+    return leaves, str(pytree.treespec_dumps(spec))
+
+
+@lru_cache(maxsize=256)
+def _structure(text: str) -> pytree.TreeSpec:
+    return pytree.treespec_loads(text)
+
+
+def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
+    """Tensors of a call, in the order of ``program.graph.inputs``.
+
+    Raises:
+        InputMismatch: if structure, a shape, a dtype, or a non-tensor argument differs from what the schedule was made for.
+    """
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    if len(leaves) != len(program.input_leaves) or spec != _structure(program.input_tree):
+        raise InputMismatch(
+            f"the call has {len(leaves)} inputs arranged as {spec}; the schedule was made for {len(program.input_leaves)} "
+            f"arranged as {_structure(program.input_tree)}. Call it as in tuning, or tune for this form."
+        )
+    tensors: dict[int, torch.Tensor] = {}
+    for position, (leaf, expected) in enumerate(zip(leaves, program.input_leaves, strict=True)):
+        if isinstance(expected, Ref):
+            wanted = program.graph.values[expected.value].spec
+            if not isinstance(leaf, torch.Tensor):
+                raise InputMismatch(f"input {position} is a {type(leaf).__name__}; expected a tensor {list(wanted.shape)} {wanted.dtype}.")
+            if tuple(leaf.shape) != wanted.shape or str(leaf.dtype)[6:] != wanted.dtype:
+                raise InputMismatch(
+                    f"input {position} is {list(leaf.shape)} {str(leaf.dtype)[6:]}; the schedule was made for "
+                    f"{list(wanted.shape)} {wanted.dtype}. Tune for this shape too."
+                )
+            tensors[expected.value] = leaf
+        elif not _same_literal(leaf, expected):
+            raise InputMismatch(f"input {position} is {leaf!r}; the schedule was made for {expected!r}. Tune for this value too.")
+    return [tensors[value] for value in program.graph.inputs]
+
+
+def _same_literal(leaf: Any, expected: Argument) -> bool:
+    if isinstance(expected, NonFinite):
+        return isinstance(leaf, float) and repr(leaf) == expected.name
+    return type(leaf) is type(expected) and leaf == expected
+
+
+def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor]) -> Any:
+    """The model's output from the tensors of ``program.graph.outputs``."""
+    place = {value: tensor for value, tensor in zip(program.graph.outputs, tensors, strict=True)}
+    leaves = [place[leaf.value] if isinstance(leaf, Ref) else leaf for leaf in program.output_leaves]
+    return pytree.tree_unflatten(leaves, _structure(program.output_tree))
+
+
+def output_tensors(result: Any) -> list[torch.Tensor]:
+    """Every tensor of a model's output, in order."""
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
