@@ -235,7 +235,9 @@ def _validate(graph: OpGraph) -> None:
     values = graph.values
     for position, value in enumerate(values):
         if value.index != position or not 0 <= value.storage < len(values):
-            raise InvalidGraph(f"value {position} has index {value.index} and storage {value.storage}; expected its own position and a value")
+            raise InvalidGraph(
+                f"value {position} has index {value.index} and storage {value.storage}; expected its own position and a value"
+            )
         if values[value.storage].storage != value.storage:
             raise InvalidGraph(f"value {position} lives in storage {value.storage}, which is itself a view; expected the owner")
     available = set(graph.inputs) | {value.index for value in values if value.role is ValueRole.CONSTANT}

@@ -39,7 +39,7 @@ class NonFinite(msgspec.Struct, frozen=True, tag="float", forbid_unknown_fields=
 class Many(msgspec.Struct, frozen=True, tag="list", forbid_unknown_fields=True):
     """A list argument, such as the tensors of a concatenation."""
 
-    items: tuple[None | bool | int | float | str | Ref | TorchLiteral | NonFinite | Many, ...]
+    items: tuple[bool | int | float | str | Ref | TorchLiteral | NonFinite | Many | None, ...]
 
 
 Argument = None | bool | int | float | str | Ref | TorchLiteral | NonFinite | Many

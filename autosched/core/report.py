@@ -1,0 +1,60 @@
+"""What a tuning job or a comparison found: one row for each strategy, all measured in one run on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autosched.core.records import DeviceKey, Failure
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyRow:
+    """One strategy's best schedule, or one baseline. Times are medians in microseconds; ``None`` where there is no figure.
+
+    ``measured_us`` and ``ci_us`` (95 %) come from rounds interleaved with every other row's. Speed-ups are ratios of medians.
+    """
+
+    name: str
+    is_baseline: bool
+    predicted_us: float | None
+    measured_us: float | None
+    ci_us: tuple[float, float] | None
+    speedup_vs_sequential: float | None
+    speedup_vs_best_baseline: float | None
+    peak_memory_bytes: int | None
+    max_abs_error: float | None
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class TuneReport:
+    """The result of one run.
+
+    Args:
+        chosen: name of the row whose schedule was kept.
+        best_baseline: the fastest baseline that measured, a schedule or not.
+        verdict: one sentence saying what was kept and why.
+        ratio_low, ratio_high: 95 % interval of (chosen over best baseline) time, from a final head-to-head; 1.0 if the baseline was kept.
+        noise_floor_pct: how much two runs of the same schedule differ in this run (A/A).
+        search_s: seconds for the whole job, capture excluded.
+    """
+
+    model: str
+    graph_hash: str
+    device: DeviceKey
+    lowering: str
+    operators: int
+    chosen: str
+    best_baseline: str
+    verdict: str
+    ratio_low: float
+    ratio_high: float
+    strategies: tuple[StrategyRow, ...]
+    measurements: int
+    failures: int
+    search_s: float
+    noise_floor_pct: float
+    seed: int
+    effort: str
+    notes: tuple[str, ...] = ()
+    bundle: str | None = None
