@@ -1,0 +1,31 @@
+"""Registries: lazy, no silent overwrite, unknown names list the known ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from autosched.core.errors import UnknownName, UsageError
+from autosched.core.registry import Registry
+
+
+def test_entries_are_imported_on_first_use() -> None:
+    registry: Registry[type] = Registry("thing", "autosched.no_such_group")
+    registry.add("fraction", "fractions:Fraction")
+    assert registry.get("fraction").__name__ == "Fraction"
+    assert registry.names() == ["fraction"]
+
+
+def test_a_duplicate_name_and_an_unknown_name_raise() -> None:
+    registry: Registry[type] = Registry("thing", "autosched.no_such_group")
+    registry.add("a", "fractions:Fraction")
+    with pytest.raises(UsageError, match="twice"):
+        registry.add("a", "decimal:Decimal")
+    with pytest.raises(UnknownName, match="known: a"):
+        registry.get("b")
+
+
+def test_an_entry_that_cannot_be_imported_names_the_cause() -> None:
+    registry: Registry[type] = Registry("thing", "autosched.no_such_group")
+    registry.add("broken", "no_such_module_at_all:x")
+    with pytest.raises(UsageError, match="no_such_module_at_all"):
+        registry.get("broken")
