@@ -1,0 +1,5 @@
+"""``python -m autosched``."""
+
+from autosched.cli import main
+
+main()

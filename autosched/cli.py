@@ -1,0 +1,308 @@
+"""The command line. Results go to stdout, everything else to stderr; with ``--json`` stdout holds one JSON object and nothing else.
+
+Exit codes: 0 ok, 2 usage, 3 unstable measurement, 4 incompatible or corrupt artifact, 5 device missing or faulty, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autosched.core.errors import AutoschedError, UsageError
+
+if TYPE_CHECKING:
+    from autosched.core.report import TuneReport
+
+app = typer.Typer(
+    name="autosched",
+    help="Decide when and where each operator of a PyTorch model runs: measure, search, verify, export, load.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else there.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if there is a GPU.")]
+EffortOption = Annotated[str, typer.Option(help="quick, balanced or full.")]
+BudgetOption = Annotated[str | None, typer.Option(help="Time for measuring and searching, such as 60s or 5m.")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size of the example inputs.")]
+DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
+RewriteOption = Annotated[bool, typer.Option("--rewrite/--no-rewrite", help="Fold, simplify and fuse operators before scheduling.")]
+ModelArgument = Annotated[
+    str, typer.Argument(help="torchvision:NAME, timm:NAME, transformers:NAME, autosched:NAME, module:function or FILE.pt2.")
+]
+FileArgument = Annotated[Path, typer.Argument(help="A tuned schedule, written by 'autosched tune'.")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit the process."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="autosched: %(message)s")
+    as_json = "--json" in (arguments if arguments is not None else sys.argv[1:])
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except AutoschedError as error:
+        _fail(error, as_json)
+        raise SystemExit(error.exit_code) from error
+    except KeyboardInterrupt:
+        print("autosched: interrupted; finished measurements are kept, the same command goes on from them", file=sys.stderr)
+        raise SystemExit(130) from None
+    except Exception as error:
+        code = _typer_exit(error, as_json)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _typer_exit(error: Exception, as_json: bool) -> int:
+    """The exit code of click's own errors (bad options, aborts); anything else is a bug and is raised again."""
+    if type(error).__name__ == "Abort":
+        print("autosched: interrupted; finished measurements are kept, the same command goes on from them", file=sys.stderr)
+        return 130
+    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if show is None or code is None:
+        raise error
+    if as_json:
+        _emit({"error": {"type": "UsageError", "message": str(getattr(error, "message", error)), "exit_code": code}})
+    show()
+    return int(code)
+
+
+def _fail(error: AutoschedError, as_json: bool) -> None:
+    if as_json:
+        _emit({"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}})
+    print(f"autosched: {error}", file=sys.stderr)
+
+
+def _emit(value: Any) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    sys.stdout.flush()
+
+
+@app.command()
+def tune(
+    model: ModelArgument,
+    device: DeviceOption = "auto",
+    effort: EffortOption = "balanced",
+    budget: BudgetOption = None,
+    batch: BatchOption = None,
+    dtype: DtypeOption = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the schedule.")] = None,
+    rewrite: RewriteOption = True,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run has measured.")] = False,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Measure MODEL, search schedules, verify the best on the device, and write the winner.
+
+    Example: autosched tune torchvision:googlenet --device cpu --effort quick -o googlenet.autosched
+    """
+    from autosched import pipeline, zoo
+    from autosched.config import parse_seconds
+
+    budget_s = parse_seconds(budget) if budget is not None else None
+    if output is not None:
+        pipeline.check_writable(output)
+    loaded = zoo.load(model, batch=batch, dtype=dtype, seed=seed)
+    with _progress() as progress:
+        tuned = pipeline.tune(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            device=device,
+            effort=effort,
+            budget_s=budget_s,
+            seed=seed,
+            rewrite=rewrite,
+            fresh=fresh,
+            name=loaded.name,
+            progress=progress,
+        )
+    report = tuned.report
+    if output is not None:
+        report = tuned.save(output)
+    _show(report, json)
+
+
+@app.command()
+def compare(
+    model: ModelArgument,
+    strategies: Annotated[str | None, typer.Option(help="Comma-separated names; default: all that suit the device.")] = None,
+    device: DeviceOption = "auto",
+    effort: EffortOption = "quick",
+    budget: BudgetOption = None,
+    batch: BatchOption = None,
+    dtype: DtypeOption = None,
+    rewrite: RewriteOption = True,
+    compiled: Annotated[bool, typer.Option("--compiled/--no-compiled", help="Measure torch.compile too, in its own process.")] = True,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Measure every strategy and every baseline on MODEL side by side in one run.
+
+    Example: autosched compare autosched:randwire --device cpu --strategies sequential,critical_path,beam
+    """
+    from autosched import pipeline, zoo
+    from autosched.config import parse_seconds
+
+    loaded = zoo.load(model, batch=batch, dtype=dtype, seed=seed)
+    with _progress() as progress:
+        report = pipeline.compare(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            strategies=[name.strip() for name in strategies.split(",") if name.strip()] if strategies is not None else None,
+            device=device,
+            effort=effort,
+            budget_s=parse_seconds(budget) if budget is not None else None,
+            seed=seed,
+            rewrite=rewrite,
+            compiled=compiled,
+            name=loaded.name,
+            progress=progress,
+        )
+    _show(report, json)
+
+
+@app.command()
+def bench(
+    file: FileArgument,
+    model: Annotated[str | None, typer.Argument(help="The model; by default the one the schedule was tuned for.")] = None,
+    rounds: Annotated[int, typer.Option(min=5, help="Interleaved rounds.")] = 40,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Measure a tuned schedule against the sequential one and against the model as it comes, interleaved."""
+    from autosched import pipeline, zoo
+
+    bundle = pipeline.read(file)
+    loaded = zoo.load(model if model is not None else bundle.model_name, **bundle.model_options)
+    with _progress() as progress:
+        result = pipeline.bench(file, loaded.model, rounds=rounds, seed=seed, progress=progress)
+    if json:
+        _emit(result)
+    else:
+        print(result.summary())
+
+
+@app.command()
+def check(
+    file: FileArgument,
+    model: Annotated[str | None, typer.Argument(help="Also check it against this model.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say whether a tuned schedule fits this machine: exact, degraded or incompatible, with a line for each difference."""
+    from autosched import pipeline, zoo
+
+    bundle = pipeline.read(file)
+    loaded = zoo.load(model, **bundle.model_options) if model is not None else None
+    result = pipeline.check(file, loaded.model if loaded is not None else None)
+    if json:
+        _emit(result)
+    else:
+        print(result.summary())
+    if not result.usable:
+        raise typer.Exit(4)
+
+
+@app.command()
+def trace(
+    file: FileArgument,
+    model: Annotated[str | None, typer.Argument(help="The model; by default the one the schedule was tuned for.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the trace.")] = Path("trace.json"),
+    json: JsonOption = False,
+) -> None:
+    """Run a tuned schedule once with time stamps and write a timeline for Perfetto (ui.perfetto.dev)."""
+    from autosched import pipeline, zoo
+
+    bundle = pipeline.read(file)
+    loaded = zoo.load(model if model is not None else bundle.model_name, **bundle.model_options)
+    result = pipeline.trace(file, loaded.model, output)
+    if json:
+        _emit(result)
+    else:
+        print(result.summary())
+
+
+@app.command()
+def models(json: JsonOption = False) -> None:
+    """List the models that can be tuned by name."""
+    from autosched import zoo
+
+    entries = zoo.names()
+    if json:
+        _emit({"models": entries})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="models that can be named; any other torchvision, timm or transformers name works too")
+    for heading in ("name", "what it is", "inputs"):
+        table.add_column(heading)
+    for entry in entries:
+        table.add_row(entry.name, entry.description, entry.inputs)
+    Console().print(table)
+
+
+@app.command()
+def doctor(json: JsonOption = False) -> None:
+    """Say what this machine can do, and what is missing."""
+    from autosched.doctor import examine
+
+    findings = examine()
+    if json:
+        _emit({"findings": findings})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="autosched doctor")
+    for heading in ("what", "state", "detail", "what to do"):
+        table.add_column(heading, overflow="fold")
+    colours = {"ok": "green", "missing": "yellow", "problem": "red"}
+    for finding in findings:
+        table.add_row(finding.what, f"[{colours[finding.state]}]{finding.state}[/]", finding.detail, finding.advice)
+    Console().print(table)
+
+
+def _progress() -> Any:
+    from rich.console import Console
+
+    from autosched.progress import LiveProgress
+
+    return LiveProgress(Console(stderr=True))
+
+
+def _show(report: TuneReport, as_json: bool) -> None:
+    if as_json:
+        _emit(report)
+        return
+    from rich.console import Console
+
+    from autosched.progress import strategy_table
+
+    console = Console()
+    # Piped into a file, the table keeps all its columns.
+    if not console.is_terminal:
+        console = Console(width=150)
+    console.print(strategy_table(report))
+    console.print(report.verdict, highlight=False)
+    for note in report.notes:
+        console.print(f"note: {note}", highlight=False)
+    console.print(
+        f"{report.measurements} measurements, {report.failures} failures, {report.search_s:.1f} s, "
+        f"noise floor {report.noise_floor_pct:.1f} %, seed {report.seed}",
+        highlight=False,
+    )
+    if report.bundle:
+        console.print(f"written to {report.bundle}", highlight=False)
+
+
+__all__ = ["UsageError", "app", "main"]
+
+if __name__ == "__main__":
+    main()
