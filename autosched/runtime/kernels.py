@@ -161,8 +161,10 @@ def random_inputs(program: Program, seed: int, device: torch.device | str = "cpu
         else:
             real = torch.float64 if dtype is torch.float64 else torch.float32
             tensor = (torch.randn(spec.shape, generator=generator, dtype=real) * item.std + item.mean).to(dtype)
-        dense = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
-        made.append(dense.copy_(tensor).to(device))
+        # An expanded input (stride 0) cannot be filled element by element; its values then come as they are.
+        overlapping = any(stride == 0 and size > 1 for stride, size in zip(spec.strides, spec.shape, strict=True))
+        dense = tensor if overlapping else torch.empty_strided(spec.shape, spec.strides, dtype=dtype).copy_(tensor)
+        made.append(dense.to(device))
     return made
 
 
