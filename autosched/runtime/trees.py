@@ -69,3 +69,15 @@ def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor]) -> Any:
 def output_tensors(result: Any) -> list[torch.Tensor]:
     """Every tensor of a model's output, in order."""
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def unflatten_inputs(program: Program, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the model from the tensors of ``program.graph.inputs``; inverse of :func:`flatten_inputs`."""
+    place = dict(zip(program.graph.inputs, tensors, strict=True))
+    leaves = [place[leaf.value] if isinstance(leaf, Ref) else _python(leaf) for leaf in program.input_leaves]
+    args, kwargs = pytree.tree_unflatten(leaves, _structure(program.input_tree))
+    return tuple(args), dict(kwargs)
+
+
+def _python(literal: Argument) -> Any:
+    return float(literal.name) if isinstance(literal, NonFinite) else literal

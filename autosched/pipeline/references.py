@@ -1,0 +1,53 @@
+"""What the original model answers on a few input sets: the yardstick of every numerical check."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autosched.core.program import Program
+from autosched.runtime.kernels import random_inputs
+from autosched.runtime.trees import flatten_inputs, output_tensors, unflatten_inputs
+
+_log = logging.getLogger(__name__)
+
+INPUT_SETS = 3
+
+
+@dataclass(frozen=True)
+class References:
+    """``inputs[i]`` are flattened as ``program.graph.inputs``; ``outputs[i]`` are the tensors of the model's answer."""
+
+    inputs: tuple[tuple[torch.Tensor, ...], ...]
+    outputs: tuple[tuple[torch.Tensor, ...], ...]
+
+
+def take_references(
+    model: torch.nn.Module, program: Program, args: Sequence[Any], kwargs: Mapping[str, Any] | None, seed: int
+) -> References:
+    """Run the model as it came on the example and on random inputs like it.
+
+    A model that refuses random inputs (ids that must be sorted, say) is judged on the example alone.
+    """
+    example = flatten_inputs(program, args, kwargs)
+    inputs = [tuple(tensor.detach().clone() for tensor in example)]
+    outputs = [_answer(model, program, inputs[0])]
+    for index in range(1, INPUT_SETS):
+        drawn = tuple(random_inputs(program, seed * 1009 + index, example[0].device if example else "cpu"))
+        try:
+            outputs.append(_answer(model, program, drawn))
+        except Exception as error:  # whatever the user's model raises on inputs of ours is its own affair
+            _log.warning("the model does not accept random inputs (%s); it is checked on the example inputs only", error)
+            break
+        inputs.append(drawn)
+    return References(tuple(inputs), tuple(outputs))
+
+
+def _answer(model: torch.nn.Module, program: Program, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    args, kwargs = unflatten_inputs(program, [tensor.clone() for tensor in tensors])
+    with torch.inference_mode():
+        return tuple(tensor.detach().clone() for tensor in output_tensors(model(*args, **kwargs)))

@@ -1,0 +1,92 @@
+"""Write the tables of the README from recorded results, between ``<!-- table:NAME -->`` and ``<!-- end:NAME -->``.
+
+python experiments/tables.py            rewrite README.md
+python experiments/tables.py --check    fail if it would change
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+README = HERE.parent / "README.md"
+
+
+def rows_by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in report["strategies"]}
+
+
+def milliseconds(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "not run"
+    if row["measured_us"] is None:
+        return row["failure"]["kind"] if row["failure"] else "not run"
+    return f"{row['measured_us'] / 1000:.2f}"
+
+
+def fastest(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    timed = [row for row in rows if row["measured_us"] is not None]
+    return min(timed, key=lambda row: row["measured_us"]) if timed else None
+
+
+def suite_table(folder: Path) -> str:
+    """One line for each model of a device's suite."""
+    lines = [
+        "| model | operators | eager | torch.compile, frozen | sequential, fused | autosched kept | kept / best baseline | what was kept |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    machines: set[str] = set()
+    for path in sorted(folder.glob("*.json")):
+        recorded = json.loads(path.read_text())
+        report = recorded["report"]
+        if "error" in report:
+            lines.append(f"| {path.stem} | | | | | | | failed: {report['error']['message'].splitlines()[0][:80]} |")
+            continue
+        rows = report["strategies"]
+        named = rows_by_name(report)
+        eager = fastest([row for row in rows if row["name"].startswith("eager")])
+        sequential = fastest([row for row in rows if row["name"].startswith("sequential") and row["is_baseline"]])
+        kept, best = named[report["chosen"]], named[report["best_baseline"]]
+        ratio = kept["measured_us"] / best["measured_us"]
+        lines.append(
+            f"| `{report['model']}` | {report['operators']} | {milliseconds(eager)} | {milliseconds(named.get('torch_compile'))} "
+            f"| {milliseconds(sequential)} | {milliseconds(kept)} | {ratio:.3f} ({report['best_baseline']}) | {report['chosen']} |"
+        )
+        environment = recorded["environment"]
+        machines.add(
+            f"{report['device']['name']}, {environment['cores']} cores, torch {environment['torch']}, "
+            f"Python {environment['python']}, commit {environment['commit'][:9]}, {environment['taken'][:10]}"
+        )
+    footer = "Measured, median milliseconds of interleaved rounds, batch 1, float32. " + "; ".join(sorted(machines)) + "."
+    return "\n".join([*lines, "", footer])
+
+
+TABLES = {"cpu-suite": lambda: suite_table(HERE / "results" / "cpu")}
+
+
+def rewritten(text: str) -> str:
+    for name, make in TABLES.items():
+        pattern = re.compile(rf"(<!-- table:{name} -->\n).*?(\n<!-- end:{name} -->)", re.DOTALL)
+        body = make()
+        text = pattern.sub(lambda match, body=body: match.group(1) + body + match.group(2), text)
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    before = README.read_text()
+    after = rewritten(before)
+    if arguments.check:
+        sys.exit(0 if after == before else "README.md is not what the recorded results say; run experiments/tables.py")
+    README.write_text(after)
+
+
+if __name__ == "__main__":
+    main()
