@@ -1,0 +1,103 @@
+"""The prior that needs no data: how two kernels share a device, from first principles.
+
+CPU lanes share cores, then memory bandwidth; a CUDA device shares the slots for resident blocks, which the kernel that started
+first takes first, then arithmetic and memory peaks. What neither explains is a small constant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from autosched.costmodel.features import KernelColumns, kernel_columns
+from autosched.costmodel.model import MAX_SLOWDOWN, Floats, Indices, PairLabels, PairQuery, Prediction, point_prediction
+
+CPU_BACKGROUND = 1.03
+"""Two one-thread operators on separate cores still share clocks and last-level cache.
+
+*Source:* our own pair runs on a 2-core server CPU: median slowdown 1.00, 95 % 1.21; the mean lies near 1.03.
+"""
+
+CUDA_BACKGROUND = 1.01
+"""As ``CPU_BACKGROUND``; an assumption until pair runs of the device are there to replace it."""
+
+
+class AnalyticModel:
+    """Processor sharing, bandwidth saturation, and leftover block slots. ``fit`` changes nothing."""
+
+    name = "analytic"
+
+    def fit(self, query: PairQuery, labels: PairLabels, *, rng: np.random.Generator) -> None:
+        """Nothing to learn."""
+
+    def predict(self, query: PairQuery) -> Prediction:
+        """Predict from the kernels' facts alone."""
+        columns = kernel_columns(query.kernels, query.devices, query.kernel_device)
+        first, last = analytic_slowdowns(query, columns)
+        return point_prediction(query, first, last)
+
+    def save(self, directory: Path) -> None:
+        """Nothing to write: its constants are code."""
+
+    @classmethod
+    def load(cls, directory: Path) -> AnalyticModel:
+        """Always possible."""
+        return cls()
+
+
+def analytic_slowdowns(query: PairQuery, columns: KernelColumns) -> tuple[Floats, Floats]:
+    """Slowdowns of first and last of every pair: float64 ``[n_pairs]`` each, at least 1."""
+    first, last = np.ones(len(query)), np.ones(len(query))
+    if not len(query):
+        return first, last
+    place = query.kernel_device[query.first]
+    is_cuda = np.asarray([device.kind == "cuda" for device in query.devices])[place]
+    units = np.asarray([float(device.units) for device in query.devices])[place]
+    for mask, rule in ((~is_cuda, _cpu), (is_cuda, _cuda)):
+        if mask.any():
+            first[mask], last[mask] = rule(columns, query.first[mask], query.last[mask], units[mask])
+    return np.clip(first, 1.0, MAX_SLOWDOWN), np.clip(last, 1.0, MAX_SLOWDOWN)
+
+
+def _cpu(columns: KernelColumns, first: Indices, last: Indices, cores: Floats) -> tuple[Floats, Floats]:
+    """Cores by processor sharing, memory by saturation.
+
+    Threads beyond the cores present are served in turn, all at the rate ``cores / threads``. A kernel's threads spin at its
+    barriers, so a wide kernel demands its full width whatever its efficiency. *Source:* processor sharing, Kleinrock, Queueing
+    Systems II, section 4.4; saturation as in the roofline model (Williams, Waterman, Patterson, CACM 2009).
+    """
+    threads = columns.width[first] + columns.width[last]
+    sharing = np.maximum(1.0, threads / cores)
+    # Slowed-down kernels also ask less of memory.
+    demand = (columns.bandwidth[first] + columns.bandwidth[last]) / sharing
+    saturation = np.maximum(1.0, demand) - 1.0
+    answers = []
+    for own in (first, last):
+        # A kernel on w of n cores that reaches w/n of the peak is bound by memory; one that reaches less is so in proportion.
+        bound = np.minimum(1.0, columns.bandwidth[own] * cores / columns.width[own])
+        answers.append(sharing * CPU_BACKGROUND * (1.0 + bound * saturation))
+    return answers[0], answers[1]
+
+
+def _cuda(columns: KernelColumns, first: Indices, last: Indices, units: Floats) -> tuple[Floats, Floats]:
+    """Block slots by the leftover policy, then arithmetic and memory by saturation.
+
+    The kernel started first fills the slots; the last gets what its last wave leaves. *Source:* the block scheduler's rules as
+    observed by Amert et al., GPU Scheduling on the NVIDIA TX2, RTSS 2017, section III.
+    """
+    waves = columns.waves[first]
+    whole = np.floor(waves)
+    tail = waves - whole
+    count = np.ceil(waves)
+    wanted = columns.units[last]
+    # Share of the first's time in which slots are free, times how much of what the last wants fits into them.
+    tail_rate = np.where(tail > 0, np.minimum(1.0, (1.0 - tail) / wanted) / count, 0.0)
+    rate = np.maximum(tail_rate, 1.0 / MAX_SLOWDOWN)
+    demand = np.maximum(columns.compute[first] + rate * columns.compute[last], columns.bandwidth[first] + rate * columns.bandwidth[last])
+    saturation = np.maximum(1.0, demand) - 1.0
+    answers = []
+    for own, slots in ((first, np.ones_like(rate)), (last, 1.0 / rate)):
+        bound = np.maximum(columns.compute[own], columns.bandwidth[own])
+        answers.append(slots * CUDA_BACKGROUND * (1.0 + bound * saturation))
+    return answers[0], answers[1]

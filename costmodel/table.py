@@ -1,0 +1,236 @@
+"""The table the search reads: measured where it was measured, predicted elsewhere, and corrected by what the measurements say."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.core.costs import CostTable
+from autosched.core.errors import NoFeasibleCandidate, UsageError
+from autosched.core.graph import OpGraph
+from autosched.core.records import Contamination, Failure, PairRecord, SoloRecord
+from autosched.costmodel.analytic import AnalyticModel
+from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairModel, PairQuery
+from autosched.costmodel.select_pairs import independence
+from autosched.datasets.facts import DeviceFacts, KernelFacts, LaunchFacts, kernel_facts, with_observed_peaks
+
+logger = logging.getLogger(__name__)
+
+UNATTRACTIVE = 1000.0
+"""A width that failed costs this many times the whole graph at width 1: finite, and never chosen."""
+
+PRIOR_SPREAD = 0.25
+"""Standard deviation of log slowdown around a prediction; as large as the spread of our CPU pair runs."""
+
+SAMPLE_NOISE = 0.12
+"""Standard deviation of log slowdown of one repeat; medians of several differ by up to 10 % nine times in ten on our CPU."""
+
+FLOOR_NOISE = 0.02
+"""What remains however often a pair is repeated: drift between runs."""
+
+CLASS_PSEUDO_COUNT = 4.0
+"""A class of pairs needs this many measurements before its mean error is believed by half."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The kernels of a graph and where each operator finds its own: ``index`` is int32 ``[n_operators, n_widths]``."""
+
+    facts: tuple[KernelFacts, ...]
+    index: NDArray[np.int32]
+
+
+def make_cost_table(
+    graph: OpGraph,
+    solo: Sequence[Sequence[SoloRecord | Failure]],
+    pairs: Sequence[PairRecord],
+    *,
+    widths: Sequence[int],
+    launch_gap_us: float,
+    cross_lane_us: float,
+    fixed_us: float,
+    max_lanes: int,
+    device: DeviceFacts,
+    model: PairModel | None = None,
+    launches: Mapping[str, LaunchFacts] | None = None,
+) -> CostTable:
+    """Combine measurements and a model into the costs of a graph.
+
+    Args:
+        graph: the operators.
+        solo: ``[n_operators][len(widths)]``, in the order of ``widths``.
+        pairs: any measured pairs; those of kernels the graph does not have are passed over.
+        widths: ascending, first 1.
+        launch_gap_us, cross_lane_us, fixed_us, max_lanes: as in ``CostTable``.
+        device: facts; unknown peaks are taken from the solo records.
+        model: predicts what is not measured; ``None`` is the analytic prior.
+        launches: CUDA launch facts by signature.
+
+    Returns:
+        Slowdowns between 1 and ``MAX_SLOWDOWN``. Pairs of kernels that the graph never lets run together stand at 1.
+
+    Raises:
+        UsageError: ``solo`` of another shape than the graph and the widths.
+        NoFeasibleCandidate: an operator that could not be timed at width 1, naming it and why.
+    """
+    if len(solo) != len(graph) or any(len(row) != len(widths) for row in solo):
+        raise UsageError(f"solo has {len(solo)} rows; expected {len(graph)} operators with {len(widths)} widths each")
+    if not widths or widths[0] != 1 or list(widths) != sorted(set(widths)):
+        raise UsageError(f"widths are {tuple(widths)}; expected ascending numbers that start with 1")
+    rows = _kernel_rows(graph, solo, widths, launches or {})
+    device = with_observed_peaks(device, rows.facts)
+    table_first, table_last, needed = _predicted(graph, rows, device, model or AnalyticModel())
+    measured = _correct(rows, pairs, table_first, table_last, needed)
+    return CostTable(
+        widths=tuple(widths),
+        kernel=rows.index,
+        solo_us=np.asarray([kernel.solo_us for kernel in rows.facts], dtype=np.float64),
+        slowdown_first=table_first,
+        slowdown_last=table_last,
+        launch_gap_us=launch_gap_us,
+        cross_lane_us=cross_lane_us,
+        fixed_us=fixed_us,
+        max_lanes=max_lanes,
+        measured_pairs=measured,
+    )
+
+
+def _kernel_rows(
+    graph: OpGraph, solo: Sequence[Sequence[SoloRecord | Failure]], widths: Sequence[int], launches: Mapping[str, LaunchFacts]
+) -> _Rows:
+    """One row for each signature and width; equal kernels share the median of their times."""
+    times: dict[tuple[str, int], list[float]] = {}
+    for operator in graph.operators:
+        for width, record in zip(widths, solo[operator.index], strict=True):
+            if isinstance(record, SoloRecord) and math.isfinite(record.samples.median_us) and record.samples.median_us >= 0:
+                times.setdefault((operator.signature, width), []).append(record.samples.median_us)
+    for operator in graph.operators:
+        record = solo[operator.index][0]
+        if (operator.signature, 1) not in times:
+            why = f"{record.kind}: {record.detail}" if isinstance(record, Failure) else f"its time is {record.samples.median_us} us"
+            raise NoFeasibleCandidate(
+                f"operator {operator.index} ({operator.name}, {operator.kind}) could not be timed alone at width 1 ({why}). "
+                "No schedule can be made without it: run the model alone to see whether this operator works on the device."
+            )
+    total = sum(statistics.median(times[operator.signature, 1]) for operator in graph.operators)
+    unattractive = UNATTRACTIVE * max(total, 1.0)
+    place: dict[tuple[str, int], int] = {}
+    facts: list[KernelFacts] = []
+    index = np.zeros((len(graph), len(widths)), dtype=np.int32)
+    for operator in graph.operators:
+        for column, width in enumerate(widths):
+            key = (operator.signature, width)
+            if key not in place:
+                place[key] = len(facts)
+                known = times.get(key)
+                # A clock that cannot resolve an operator reads 0; a nanosecond keeps rates finite.
+                solo_us = max(statistics.median(known), 1e-3) if known else unattractive
+                facts.append(kernel_facts(operator, graph, width, solo_us, launches.get(operator.signature)))
+            index[operator.index, column] = place[key]
+    return _Rows(tuple(facts), index)
+
+
+def _predicted(graph: OpGraph, rows: _Rows, device: DeviceFacts, model: PairModel) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Slowdowns for every pair of kernels that may meet, 1 elsewhere; and which those are (bool ``[n_kernels, n_kernels]``)."""
+    count = len(rows.facts)
+    member = np.zeros((len(graph), count), dtype=np.float32)
+    np.put_along_axis(member, rows.index.astype(np.int64), 1.0, axis=1)
+    needed = (member.T @ independence(graph).astype(np.float32) @ member) > 0
+    first, last = np.nonzero(needed)
+    query = PairQuery(rows.facts, (device,), np.zeros(count, dtype=np.int64), first.astype(np.int64), last.astype(np.int64))
+    answer = model.predict(query)
+    table_first, table_last = np.ones((count, count)), np.ones((count, count))
+    table_first[first, last] = answer.slowdown_first
+    # CostTable's slowdown_last[a, b] is that of a when a started last, so the last-started kernel comes first in the index.
+    table_last[last, first] = answer.slowdown_last
+    return table_first, table_last, needed
+
+
+@dataclass(frozen=True, slots=True)
+class _Observation:
+    """Log slowdown of kernel ``own`` beside ``other``, with its variance."""
+
+    own: int
+    other: int
+    log_slowdown: float
+    variance: float
+
+
+def _correct(rows: _Rows, pairs: Sequence[PairRecord], table_first: Floats, table_last: Floats, needed: NDArray[np.bool_]) -> float:
+    """Move predictions by their mean error in each class, then each measured pair to its shrunk measurement; return the share measured."""
+    place = {(kernel.signature, kernel.width): row for row, kernel in enumerate(rows.facts)}
+    for_first: list[_Observation] = []
+    for_last: list[_Observation] = []
+    unusable = 0
+    for pair in pairs:
+        first, last = place.get((pair.first, pair.first_width)), place.get((pair.last, pair.last_width))
+        if first is None or last is None:
+            continue
+        values = (pair.slowdown_first, pair.slowdown_last)
+        if not all(math.isfinite(value) and value > 0 for value in values):
+            unusable += 1
+            continue
+        variance = pair_variance(pair.count, pair.contamination)
+        # Noise below 1 is kept until the end: cutting each sample at 1 would make the mean of undisturbed pairs too high.
+        logs = [math.log(min(max(value, 1.0 / MAX_SLOWDOWN), MAX_SLOWDOWN)) for value in values]
+        for_first.append(_Observation(first, last, logs[0], variance))
+        for_last.append(_Observation(last, first, logs[1], variance))
+    if unusable:
+        logger.warning("%d of %d pair records hold slowdowns that are not finite and positive; they were left out", unusable, len(pairs))
+    wide = np.asarray([kernel.width > 1 for kernel in rows.facts])
+    covered: set[tuple[int, int]] = set()
+    for table, observations in ((table_first, for_first), (table_last, for_last)):
+        _shift_classes(table, observations, wide, needed)
+        for (own, other), group in _grouped(observations).items():
+            table[own, other] = shrunk(table[own, other], group)
+            covered.add((own, other) if table is table_first else (other, own))
+    return len(covered) / max(1, len(rows.facts) ** 2)
+
+
+def pair_variance(count: int, contamination: Contamination) -> float:
+    """Variance of a measured log slowdown of ``count`` repeats; a core that others used makes it worth less."""
+    foreign = max(0.0, contamination.foreign_load)
+    return float((SAMPLE_NOISE**2 / max(1, count) + FLOOR_NOISE**2) * (1.0 + 10.0 * foreign) ** 2)
+
+
+def shrunk(predicted: float, observations: Sequence[_Observation]) -> float:
+    """Precision-weighted mean of prediction and measurements in log space.
+
+    *Source:* the posterior mean of a normal with a normal prior, Gelman et al., Bayesian Data Analysis, section 2.5.
+    """
+    # A prediction far from 1 is uncertain in proportion: whether a kernel waits for the other is all or nothing.
+    spread = PRIOR_SPREAD * (1.0 + math.log(predicted))
+    precision = 1.0 / spread**2
+    weighted = precision * math.log(predicted)
+    for observation in observations:
+        precision += 1.0 / observation.variance
+        weighted += observation.log_slowdown / observation.variance
+    return min(max(math.exp(weighted / precision), 1.0), MAX_SLOWDOWN)
+
+
+def _shift_classes(table: Floats, observations: Sequence[_Observation], wide: NDArray[np.bool_], needed: NDArray[np.bool_]) -> None:
+    """Add each class's mean log error (narrow or wide beside narrow or wide) to its predictions, shrunk to none where few were measured."""
+    for own_wide in (False, True):
+        for other_wide in (False, True):
+            errors = [
+                observation.log_slowdown - math.log(table[observation.own, observation.other])
+                for observation in observations
+                if wide[observation.own] == own_wide and wide[observation.other] == other_wide
+            ]
+            if errors:
+                shift = sum(errors) / (len(errors) + CLASS_PSEUDO_COUNT)
+                mask = needed & (wide[:, None] == own_wide) & (wide[None, :] == other_wide)
+                table[mask] = np.clip(table[mask] * math.exp(shift), 1.0, MAX_SLOWDOWN)
+
+
+def _grouped(observations: Sequence[_Observation]) -> dict[tuple[int, int], list[_Observation]]:
+    groups: dict[tuple[int, int], list[_Observation]] = {}
+    for observation in observations:
+        groups.setdefault((observation.own, observation.other), []).append(observation)
+    return groups

@@ -1,0 +1,261 @@
+"""What a tuning job has measured so far, kept so that an interrupted job goes on where it stopped.
+
+One JSON object a line, only ever appended, under a file lock, one fsync for each batch. Every line carries the digest of its own
+content. A line that was cut off by a crash at the end of the file is forgotten; a damaged line elsewhere is moved to a file beside
+the journal, with one warning. Processes that write to one journal lose nothing of each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import msgspec
+from filelock import FileLock
+
+from autosched.core.errors import IncompatibleArtifact, UsageError
+from autosched.core.records import DeviceKey, Failure, PairRecord, ScheduleRecord, SoftwareKey, SoloRecord
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = 1
+"""Version of a line; raised when the meaning of a field changes."""
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One measurement: what was asked (``kind`` and ``key``) and exactly one answer."""
+
+    schema: int
+    scope: str
+    kind: Literal["solo", "pair", "schedule"]
+    key: tuple[str | int, ...]
+    solo: SoloRecord | None = None
+    pair: PairRecord | None = None
+    schedule: ScheduleRecord | None = None
+    failure: Failure | None = None
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    check: str
+    entry: msgspec.Raw
+
+
+class _Version(msgspec.Struct, frozen=True):
+    schema: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a measurement is valid for: one device with one set of software versions."""
+
+    device: DeviceKey
+    software: SoftwareKey
+
+    @property
+    def digest(self) -> str:
+        """sha256 of both keys, 24 hexadecimal digits."""
+        return hashlib.sha256(msgspec.json.encode((self.device, self.software), order="sorted")).hexdigest()[:24]
+
+
+class Journal:
+    """Measurements by content. Not shared between threads; processes each open their own.
+
+    A newer answer to the same question replaces the older one. Answers wait in memory until :meth:`flush` or
+    :meth:`close`, or until ``batch`` of them have gathered.
+    """
+
+    def __init__(self, path: Path, scope: Scope, *, batch: int = 16) -> None:
+        self._path = path
+        self._scope = scope.digest
+        self._batch = batch
+        self._lock = FileLock(f"{path}.lock")
+        self._entries: dict[tuple[str, tuple[str | int, ...]], _Entry] = {}
+        self._pending: list[bytes] = []
+        self._read_to = 0
+        self._inode = 0
+
+    @classmethod
+    def open(cls, path: Path, scope: Scope, *, batch: int = 16) -> Journal:
+        """Open, or begin, the journal at ``path``; its folder is made if it is not there.
+
+        Args:
+            path: the file; a lock file appears beside it.
+            scope: measurements of other devices or versions in the same file are kept and not answered.
+            batch: measurements in one fsync.
+
+        Raises:
+            IncompatibleArtifact: a line of a newer schema than this version writes.
+            OSError: the folder cannot be written.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        journal = cls(path, scope, batch=batch)
+        journal.refresh()
+        return journal
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Questions of this scope that have an answer."""
+        return len(self._entries)
+
+    def solo(self, signature: str, width: int, *, min_count: int = 0) -> SoloRecord | Failure | None:
+        """The answer for one kernel alone, or None if it was not measured with at least ``min_count`` samples."""
+        entry = self._entries.get(("solo", (signature, width)))
+        if entry is None or (entry.solo is not None and entry.solo.samples.count < min_count):
+            return None
+        return entry.solo or entry.failure
+
+    def pair(self, first: str, first_width: int, last: str, last_width: int, *, min_count: int = 0) -> PairRecord | Failure | None:
+        """The answer for two kernels in this start order, or None."""
+        entry = self._entries.get(("pair", (first, first_width, last, last_width)))
+        if entry is None or (entry.pair is not None and entry.pair.count < min_count):
+            return None
+        return entry.pair or entry.failure
+
+    def schedule(self, graph_hash: str, key: str, *, min_count: int = 0) -> ScheduleRecord | Failure | None:
+        """The answer for the schedule with canonical key ``key`` of a graph, or None."""
+        entry = self._entries.get(("schedule", (graph_hash, key)))
+        if entry is None or (entry.schedule is not None and entry.schedule.samples.count < min_count):
+            return None
+        return entry.schedule or entry.failure
+
+    def pairs(self) -> list[PairRecord]:
+        """Every pair measured in this scope, in a fixed order."""
+        return [entry.pair for _, entry in sorted(self._entries.items(), key=lambda item: str(item[0])) if entry.pair is not None]
+
+    def add_solo(self, signature: str, width: int, answer: SoloRecord | Failure) -> None:
+        """Keep the answer for one kernel alone."""
+        key = (signature, width)
+        if isinstance(answer, Failure):
+            self._add(_Entry(SCHEMA, self._scope, "solo", key, failure=answer))
+        else:
+            self._add(_Entry(SCHEMA, self._scope, "solo", key, solo=answer))
+
+    def add_pair(self, first: str, first_width: int, last: str, last_width: int, answer: PairRecord | Failure) -> None:
+        """Keep the answer for two kernels in this start order."""
+        key = (first, first_width, last, last_width)
+        if isinstance(answer, Failure):
+            self._add(_Entry(SCHEMA, self._scope, "pair", key, failure=answer))
+        else:
+            self._add(_Entry(SCHEMA, self._scope, "pair", key, pair=answer))
+
+    def add_schedule(self, graph_hash: str, key: str, answer: ScheduleRecord | Failure) -> None:
+        """Keep the answer for one schedule of a graph."""
+        if isinstance(answer, Failure):
+            self._add(_Entry(SCHEMA, self._scope, "schedule", (graph_hash, key), failure=answer))
+        else:
+            self._add(_Entry(SCHEMA, self._scope, "schedule", (graph_hash, key), schedule=answer))
+
+    def add(self, answer: SoloRecord | PairRecord) -> None:
+        """Keep a record that says itself what it is of."""
+        if isinstance(answer, SoloRecord):
+            self.add_solo(answer.signature, answer.width, answer)
+        else:
+            self.add_pair(answer.first, answer.first_width, answer.last, answer.last_width, answer)
+
+    def flush(self) -> None:
+        """Put everything added so far on the disk, and read what other processes have added."""
+        if not self._pending:
+            return
+        with self._lock:
+            self._cut_torn_tail()
+            # Opened anew for each batch: another process may have replaced the file while taking damaged lines out.
+            with self._path.open("ab") as file:
+                file.write(b"".join(self._pending))
+                file.flush()
+                os.fsync(file.fileno())
+        self._pending.clear()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what was appended since the last time, by any process."""
+        if not self._path.exists():
+            return
+        with self._lock:
+            status = self._path.stat()
+            if status.st_ino != self._inode or status.st_size < self._read_to:
+                self._inode, self._read_to = status.st_ino, 0
+            with self._path.open("rb") as file:
+                file.seek(self._read_to)
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            damaged: list[bytes] = []
+            for line in whole.splitlines(keepends=True):
+                entry = self._decode(line)
+                if entry is None:
+                    damaged.append(line)
+                elif entry.scope == self._scope:
+                    self._entries[entry.kind, entry.key] = entry
+            self._read_to += len(whole)
+            if damaged:
+                self._quarantine(damaged)
+
+    def close(self) -> None:
+        """Flush. May be called twice."""
+        self.flush()
+
+    def _add(self, entry: _Entry) -> None:
+        body = msgspec.json.encode(entry)
+        try:
+            msgspec.json.decode(body, type=_Entry)
+        except msgspec.ValidationError as error:
+            raise UsageError(
+                f"the {entry.kind} record of {entry.key} cannot be kept: {error}; expected finite numbers: make it a Failure"
+            ) from error
+        self._entries[entry.kind, entry.key] = entry
+        self._pending.append(msgspec.json.encode(_Line(_digest(body), msgspec.Raw(body))) + b"\n")
+        if len(self._pending) >= self._batch:
+            self.flush()
+
+    def _decode(self, line: bytes) -> _Entry | None:
+        """The entry of a line, or None if its bytes are not what was written."""
+        try:
+            outer = msgspec.json.decode(line, type=_Line)
+            body = bytes(outer.entry)
+            if _digest(body) != outer.check:
+                return None
+            version = msgspec.json.decode(body, type=_Version).schema
+            if version > SCHEMA:
+                raise IncompatibleArtifact(str(self._path), [f"schema: {version} there, at most {SCHEMA} here (install a newer autosched)"])
+            return msgspec.json.decode(body, type=_Entry)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def _cut_torn_tail(self) -> None:
+        """Drop the end of the file that has no line break: under the lock nobody can still be writing it."""
+        if not self._path.exists():
+            return
+        with self._path.open("r+b") as file:
+            data = file.read()
+            if data and not data.endswith(b"\n"):
+                file.truncate(data.rfind(b"\n") + 1)
+
+    def _quarantine(self, damaged: Sequence[bytes]) -> None:
+        """Move damaged lines beside the journal and write the file anew without them; the lock is held."""
+        aside = self._path.with_name(f"{self._path.name}.corrupt-{time.time_ns()}")
+        aside.write_bytes(b"".join(damaged))
+        bad = set(damaged)
+        kept = [line for line in self._path.read_bytes().splitlines(keepends=True) if line not in bad]
+        fresh = self._path.with_name(f"{self._path.name}.new-{os.getpid()}")
+        with fresh.open("wb") as file:
+            file.write(b"".join(kept))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._path)
+        self._read_to = 0
+        logger.warning("%s held %d damaged lines; they are kept in %s and will be measured again", self._path, len(damaged), aside)
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:16]

@@ -1,0 +1,166 @@
+"""The cost table: measured beside predicted, shrinking, failures; and which pairs are chosen for measuring."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+
+from autosched.core.errors import NoFeasibleCandidate, UsageError
+from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
+from autosched.core.program import Call, Ref
+from autosched.core.records import Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
+from autosched.costmodel.model import MAX_SLOWDOWN
+from autosched.costmodel.select_pairs import independence, select_pairs
+from autosched.costmodel.table import make_cost_table
+from autosched.datasets.facts import DeviceFacts
+
+SPEC = TensorSpec((64, 64), "float32", (64, 1))
+CPU = DeviceFacts("test", "cpu", units=2)
+
+
+def fork(signatures: tuple[str, ...]) -> OpGraph:
+    """One operator, then one for each signature that reads its result."""
+    values = [Value(0, SPEC, ValueRole.INPUT, 0)]
+    operators = []
+    for index, signature in enumerate(("root", *signatures)):
+        values.append(Value(index + 1, SPEC, ValueRole.INTERMEDIATE, index + 1))
+        source = 0 if index == 0 else 1
+        call = Call("aten::relu.default", (Ref(source),), (), (index + 1,))
+        size = SPEC.bytes
+        operators.append(Operator(index, f"op{index}", (call,), (source,), (index + 1,), (), 4096, size, size, signature, ""))
+    return OpGraph(tuple(operators), tuple(values), (0,), tuple(range(2, len(values))))
+
+
+def solo(signature: str, width: int, median: float) -> SoloRecord:
+    return SoloRecord(signature, width, Samples(median, median, median, median, median, 9), Contamination())
+
+
+def solos(graph: OpGraph, widths: tuple[int, ...] = (1,), **times: float) -> list[list[SoloRecord | Failure]]:
+    return [[solo(op.signature, width, times.get(op.signature, 10.0) / width) for width in widths] for op in graph.operators]
+
+
+def pair(first: str, last: str, slow_first: float, slow_last: float, *, count: int = 20, load: float = 0.0) -> PairRecord:
+    return PairRecord(first, 1, last, 1, 10.0, 10.0, 12.0, slow_first, slow_last, 0.6, 1, 1, count, Contamination(load, 0.0))
+
+
+OPTIONS = {"launch_gap_us": 1.0, "cross_lane_us": 2.0, "fixed_us": 3.0, "max_lanes": 2, "device": CPU}
+
+
+def test_equal_operators_share_a_row_and_the_analytic_prior_fills_it() -> None:
+    graph = fork(("a", "b", "a"))
+    table = make_cost_table(graph, solos(graph, (1, 2), a=8.0), [], widths=(1, 2), **OPTIONS)
+    assert table.kernel[1].tolist() == table.kernel[3].tolist()
+    assert len(table.solo_us) == 6
+    narrow_a, wide_a = table.kernel[1]
+    narrow_b, wide_b = table.kernel[2]
+    assert table.slowdown_first[narrow_a, narrow_b] < 1.1
+    # Three threads on two cores: everybody runs at two thirds.
+    assert table.slowdown_first[wide_a, narrow_b] == pytest.approx(1.5, rel=0.05)
+    assert table.slowdown_last[wide_a, wide_b] == pytest.approx(2.0, rel=0.05)
+    assert table.measured_pairs == 0.0
+    root = table.kernel[0, 0]
+    assert table.slowdown_first[root, narrow_a] == 1.0
+
+
+def test_a_measured_pair_overrides_in_its_own_direction_only() -> None:
+    graph = fork(("a", "b"))
+    table = make_cost_table(graph, solos(graph), [pair("a", "b", 1.0, 3.0, count=400)], widths=(1,), **OPTIONS)
+    a, b = table.kernel[1, 0], table.kernel[2, 0]
+    assert table.slowdown_last[b, a] == pytest.approx(3.0, rel=0.05)
+    assert table.slowdown_first[a, b] < 1.1
+    assert table.slowdown_first[b, a] < table.slowdown_last[b, a] - 1.0
+    assert table.measured_pairs == pytest.approx(1 / 9)
+
+
+def test_few_or_disturbed_repeats_stay_nearer_the_prior() -> None:
+    graph = fork(("a", "b"))
+
+    def answer(record: PairRecord) -> float:
+        table = make_cost_table(graph, solos(graph), [record], widths=(1,), **OPTIONS)
+        return float(table.slowdown_first[table.kernel[1, 0], table.kernel[2, 0]])
+
+    many, one = answer(pair("a", "b", 1.8, 1.0, count=50)), answer(pair("a", "b", 1.8, 1.0, count=1))
+    disturbed = answer(pair("a", "b", 1.8, 1.0, count=50, load=0.9))
+    assert 1.03 < disturbed < one < many <= 1.8
+
+
+def test_measurements_of_some_pairs_move_the_predictions_of_the_others() -> None:
+    graph = fork(("a", "b", "c", "d"))
+    records = [pair(x, y, 1.5, 1.5) for x, y in (("a", "b"), ("b", "a"), ("a", "c"), ("c", "a"), ("b", "c"), ("c", "b"))]
+    without = make_cost_table(graph, solos(graph), [], widths=(1,), **OPTIONS)
+    table = make_cost_table(graph, solos(graph), records, widths=(1,), **OPTIONS)
+    c, d = table.kernel[3, 0], table.kernel[4, 0]
+    assert without.slowdown_first[c, d] < 1.1
+    assert 1.1 < table.slowdown_first[c, d] < 1.5
+
+
+def test_a_failed_width_is_finite_and_unattractive() -> None:
+    graph = fork(("a", "b"))
+    times = solos(graph, (1, 2))
+    times[1][1] = Failure(FailureKind.CRASH, "signal 11")
+    table = make_cost_table(graph, times, [], widths=(1, 2), **OPTIONS)
+    assert np.isfinite(table.solo_us).all()
+    assert table.operator_us(2)[1] > 100 * table.operator_us(1).sum()
+
+
+def test_an_operator_that_cannot_run_at_all_is_named() -> None:
+    graph = fork(("a", "b"))
+    times = solos(graph)
+    times[2][0] = Failure(FailureKind.OOM, "tried 4 GiB")
+    with pytest.raises(NoFeasibleCandidate, match=r"op2.*oom: tried 4 GiB"):
+        make_cost_table(graph, times, [], widths=(1,), **OPTIONS)
+
+
+def test_records_that_are_not_numbers_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    graph = fork(("a", "b"))
+    bad = [dataclasses.replace(pair("a", "b", 1.0, 1.0), slowdown_first=value) for value in (float("nan"), float("inf"), -1.0)]
+    with caplog.at_level(logging.WARNING):
+        table = make_cost_table(graph, solos(graph), bad, widths=(1,), **OPTIONS)
+    assert table.measured_pairs == 0.0
+    assert len(caplog.records) == 1
+    assert table.slowdown_first.max() < MAX_SLOWDOWN
+
+
+def test_solo_times_of_another_graph_are_refused() -> None:
+    graph = fork(("a", "b"))
+    with pytest.raises(UsageError, match="2 rows; expected 3"):
+        make_cost_table(graph, solos(graph)[:2], [], widths=(1,), **OPTIONS)
+
+
+def test_independence_agrees_with_the_graph() -> None:
+    graph = fork(tuple("abcdefghij"))
+    free = independence(graph)
+    for i in range(len(graph)):
+        for j in range(len(graph)):
+            assert free[i, j] == graph.independent(i, j)
+
+
+def test_only_independent_pairs_are_chosen_longest_first_in_both_orders() -> None:
+    graph = fork(("short", "long", "longer"))
+    chosen = select_pairs(graph, solos(graph, short=1.0, long=50.0, longer=60.0), widths=(1,), max_pairs=100)
+    assert all(graph.independent(choice.first, choice.last) for choice in chosen)
+    assert [(choice.first, choice.last) for choice in chosen[:2]] == [(2, 3), (3, 2)]
+    assert len(chosen) == 6
+    assert [choice.worth_us for choice in chosen] == sorted((choice.worth_us for choice in chosen), reverse=True)
+
+
+def test_equal_kernels_are_measured_once_and_known_pairs_not_at_all() -> None:
+    graph = fork(("a", "a", "a", "b"))
+    chosen = select_pairs(graph, solos(graph), widths=(1,), max_pairs=100)
+    keys = [(graph.operators[c.first].signature, graph.operators[c.last].signature) for c in chosen]
+    assert sorted(keys) == [("a", "a"), ("a", "b"), ("b", "a")]
+    rest = select_pairs(graph, solos(graph), widths=(1,), max_pairs=100, known={("a", 1, "b", 1), ("a", 1, "a", 1)})
+    assert [(graph.operators[c.first].signature, graph.operators[c.last].signature) for c in rest] == [("b", "a")]
+    assert len(select_pairs(graph, solos(graph), widths=(1,), max_pairs=1)) == 1
+
+
+def test_wide_operators_and_failed_widths() -> None:
+    graph = fork(("a", "b"))
+    times = solos(graph, (1, 2))
+    times[2][1] = Failure(FailureKind.TIMEOUT, "10 s")
+    chosen = select_pairs(graph, times, widths=(1, 2), max_pairs=100)
+    assert {(c.first, c.first_width, c.last, c.last_width) for c in chosen} == {(1, 1, 2, 1), (2, 1, 1, 1), (1, 2, 2, 1), (2, 1, 1, 2)}
+    assert (chosen[0].first_width, chosen[0].last_width) == (1, 1)

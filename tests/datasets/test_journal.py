@@ -1,0 +1,166 @@
+"""The measurement journal: torn tails, damaged lines, scopes, and two processes at once."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autosched.core.errors import IncompatibleArtifact, UsageError
+from autosched.core.records import (
+    Contamination,
+    DeviceKey,
+    Failure,
+    FailureKind,
+    PairRecord,
+    Samples,
+    ScheduleRecord,
+    SoftwareKey,
+    SoloRecord,
+)
+from autosched.datasets.journal import Journal, Scope
+
+SCOPE = Scope(DeviceKey("cpu", "test", (("cores", "2"),)), SoftwareKey((("torch", "2.13"),)))
+
+
+def solo(signature: str, median: float = 5.0, count: int = 7) -> SoloRecord:
+    return SoloRecord(signature, 1, Samples(median, median, median, median, median, count), Contamination())
+
+
+def pair(first: str, last: str) -> PairRecord:
+    return PairRecord(first, 1, last, 1, 5.0, 6.0, 7.0, 1.1, 1.2, 0.64, 1, 1, 7, Contamination(0.01, 2000.0))
+
+
+def schedule(key: str) -> ScheduleRecord:
+    return ScheduleRecord(key, Samples(9.0, 8.0, 10.0, 11.0, 7.0, 5), 0, Contamination())
+
+
+def test_answers_survive_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "run.jsonl"
+    failure = Failure(FailureKind.CRASH, "signal 9")
+    with Journal.open(path, SCOPE) as journal:
+        journal.add(solo("a"))
+        journal.add(pair("a", "b"))
+        journal.add_schedule("graph", "key", schedule("key"))
+        journal.add_solo("b", 2, failure)
+    again = Journal.open(path, SCOPE)
+    assert again.solo("a", 1) == solo("a")
+    assert again.solo("a", 2) is None
+    assert again.solo("b", 2) == failure
+    assert again.pair("a", 1, "b", 1) == pair("a", "b")
+    assert again.pair("b", 1, "a", 1) is None
+    assert again.pairs() == [pair("a", "b")]
+    assert again.schedule("graph", "key") == schedule("key")
+    assert again.schedule("other graph", "key") is None
+
+
+def test_a_newer_answer_replaces_and_too_few_samples_count_as_none(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "j", SCOPE) as journal:
+        journal.add(solo("a", 5.0, count=3))
+        assert journal.solo("a", 1, min_count=4) is None
+        journal.add(solo("a", 6.0, count=9))
+    assert Journal.open(tmp_path / "j", SCOPE).solo("a", 1, min_count=4) == solo("a", 6.0, count=9)
+
+
+def test_another_device_or_version_does_not_answer(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "j", SCOPE) as journal:
+        journal.add(solo("a"))
+    other = Scope(SCOPE.device, SoftwareKey((("torch", "2.12"),)))
+    with Journal.open(tmp_path / "j", other) as journal:
+        assert journal.solo("a", 1) is None
+        journal.add(solo("a", 50.0))
+    assert Journal.open(tmp_path / "j", SCOPE).solo("a", 1) == solo("a")
+
+
+@pytest.mark.parametrize("cut", [1, 20, 100])
+def test_a_torn_last_line_is_forgotten_and_the_next_append_is_sound(tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "j"
+    with Journal.open(path, SCOPE) as journal:
+        journal.add(solo("a"))
+        journal.add(solo("b"))
+    path.write_bytes(path.read_bytes()[:-cut])
+    with caplog.at_level(logging.WARNING), Journal.open(path, SCOPE) as journal:
+        assert journal.solo("a", 1) is not None
+        assert journal.solo("b", 1) is None
+        journal.add(solo("c"))
+    again = Journal.open(path, SCOPE)
+    assert again.solo("a", 1) == solo("a")
+    assert again.solo("c", 1) == solo("c")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("garbage", [b"\x00\xff\xfe garbage\n", b"{}\n", b"null\n", b'{"check":"0","entry":{}}\n'])
+def test_a_damaged_line_is_put_aside_with_one_warning(tmp_path: Path, garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "j"
+    with Journal.open(path, SCOPE) as journal:
+        journal.add(solo("a"))
+        journal.flush()
+        with path.open("ab") as file:
+            file.write(garbage)
+        journal.add(solo("b"))
+    with caplog.at_level(logging.WARNING):
+        again = Journal.open(path, SCOPE)
+        Journal.open(path, SCOPE)
+    assert again.solo("a", 1) == solo("a")
+    assert again.solo("b", 1) == solo("b")
+    # The appending process or the next one noticed it; never both.
+    assert len(list(tmp_path.glob("j.corrupt-*"))) == 1
+    assert len(caplog.records) <= 1
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "j"
+    with Journal.open(path, SCOPE) as journal:
+        journal.add(solo("a", 5.25))
+        journal.add(solo("b"))
+    sound = path.read_bytes()
+    first_line = sound.index(b"\n")
+    for place in range(0, first_line, 7):
+        damaged = bytearray(sound)
+        damaged[place] ^= 0x01
+        path.write_bytes(bytes(damaged))
+        journal = Journal.open(path, SCOPE)
+        assert journal.solo("a", 1) is None
+        assert journal.solo("b", 1) == solo("b")
+
+
+def test_a_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
+    import hashlib
+
+    body = b'{"schema":99,"something":"new"}'
+    check = hashlib.sha256(body).hexdigest()[:16]
+    (tmp_path / "j").write_bytes(b'{"check":"%s","entry":%s}\n' % (check.encode(), body))
+    with pytest.raises(IncompatibleArtifact, match="schema: 99"):
+        Journal.open(tmp_path / "j", SCOPE)
+
+
+def test_a_record_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "j", SCOPE) as journal:
+        with pytest.raises(UsageError, match="finite"):
+            journal.add(solo("a", float("nan")))
+        assert len(journal) == 0
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from test_journal import SCOPE, solo
+from autosched.datasets.journal import Journal
+with Journal.open(Path(sys.argv[1]), SCOPE, batch=3) as journal:
+    for index in range(40):
+        journal.add(solo(f"{sys.argv[2]}-{index}"))
+"""
+
+
+def test_two_processes_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    here = str(Path(__file__).parent)
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), name, here]) for name in ("x", "y")]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    journal = Journal.open(path, SCOPE)
+    assert len(journal) == 80
+    assert not list(tmp_path.glob("*.corrupt-*"))
