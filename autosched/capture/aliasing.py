@@ -1,0 +1,38 @@
+"""What an operator changes in place, and which tensors share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from autosched.capture.arguments import refs_in
+
+
+def written_values(op: OpOverload[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[int, ...]:
+    """Value ids of the arguments that the operator's schema marks as written."""
+    found: dict[int, None] = {}
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        item = args[position] if position < len(args) else kwargs.get(argument.name)
+        found.update(dict.fromkeys(refs_in(item)))
+    return tuple(found)
+
+
+def storage_identity(tensor: torch.Tensor) -> int | None:
+    """A number equal for tensors that share memory while both live; None for opaque layouts, which never share."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def shared_with(output: torch.Tensor, given: Iterator[tuple[int, torch.Tensor]]) -> int | None:
+    """Value id of the first of ``given`` that shares its memory with ``output``, or None."""
+    identity = storage_identity(output)
+    if identity is None:
+        return None
+    return next((value for value, tensor in given if storage_identity(tensor) == identity), None)

@@ -1,0 +1,158 @@
+"""From a draft to an immutable program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from autosched.capture.arguments import map_refs, to_argument
+from autosched.capture.draft import Draft, Node, iterate_regions
+from autosched.capture.flops import count_flops
+from autosched.capture.traffic import bytes_read, bytes_written, is_view
+from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
+from autosched.core.program import Binding, Call, InputSpec, Program
+
+
+def build_program(draft: Draft, lowering: str) -> tuple[Program, dict[int, torch.Tensor]]:
+    """Number the values, write the calls down, count what they cost.
+
+    Args:
+        draft: observed after its last change.
+        lowering: the name of the operator granularity.
+
+    Returns:
+        The program (its graph validated), and the tensor of each binding by value index.
+
+    Raises:
+        UnsupportedGraph: if an argument cannot be written down.
+        InvalidGraph: if the draft breaks an invariant (a bug).
+    """
+    regions = [list(region) for region in iterate_regions(draft)]
+    numbers, values = _number(draft, regions)
+    operators = tuple(_operator(index, region, draft, numbers, values) for index, region in enumerate(_named(regions)))
+    graph = OpGraph(
+        operators,
+        tuple(values),
+        tuple(numbers[value] for value in draft.inputs),
+        tuple(numbers[value] for value in draft.output_values()),
+    )
+    graph.validate()
+    program = Program(
+        graph=graph,
+        prologue=tuple(_call(node, numbers) for node in draft.prologue),
+        bindings=tuple(Binding(numbers[value], item.source, item.name) for value, item in draft.constants.items()),
+        inputs=tuple(_input_spec(numbers[value], draft.examples[value]) for value in draft.inputs),
+        input_tree=draft.input_tree,
+        output_tree=draft.output_tree,
+        input_leaves=tuple(to_argument(leaf, numbers) for leaf in draft.input_leaves),
+        output_leaves=tuple(to_argument(leaf, numbers) for leaf in draft.output_leaves),
+        lowering=lowering,
+    )
+    return program, {numbers[value]: item.tensor.detach() for value, item in draft.constants.items()}
+
+
+def _number(draft: Draft, regions: Sequence[Sequence[Node]]) -> tuple[dict[int, int], list[Value]]:
+    """New numbers in the order inputs, constants, prologue, operators; and the value table."""
+    outside = set(draft.output_values())
+    home: dict[int, int] = {}
+    for position, region in enumerate(regions):
+        for node in region:
+            home.update((value, position) for value in node.outputs if value >= 0)
+    for position, region in enumerate(regions):
+        outside.update(value for node in region for value in node.reads() if home.get(value, position) != position)
+    roles: dict[int, ValueRole] = {value: ValueRole.INPUT for value in draft.inputs}
+    roles |= {value: ValueRole.CONSTANT for value in draft.constants}
+    roles |= {value: ValueRole.CONSTANT for node in draft.prologue for value in node.outputs if value >= 0}
+    for value in home:
+        roles[value] = ValueRole.INTERMEDIATE if value in outside else ValueRole.INTERNAL
+    numbers = {value: index for index, value in enumerate(roles)}
+    owners: dict[int, int] = {}
+    values: list[Value] = []
+    for value, role in roles.items():
+        root = draft.storage[value]
+        # The value that owned the memory may itself be unused: then the first one left stands for it.
+        owner = owners.setdefault(root, numbers.get(root, numbers[value]))
+        values.append(Value(numbers[value], draft.specs[value], role, owner))
+    return numbers, values
+
+
+def _named(regions: Sequence[list[Node]]) -> list[tuple[str, list[Node]]]:
+    seen: dict[str, int] = {}
+    named: list[tuple[str, list[Node]]] = []
+    for region in regions:
+        name = _main(region).name
+        count = seen.get(name, 0)
+        seen[name] = count + 1
+        named.append((name if count == 0 else f"{name}.{count}", region))
+    return named
+
+
+def _main(region: Sequence[Node]) -> Node:
+    """The call a region is called after: the first that is no view."""
+    heavy = ("conv", "mm", "linear", "attention")
+    return next(
+        (node for node in region if any(word in node.kind for word in heavy)),
+        next((node for node in region if not node.kind.endswith(("view", "permute", "reshape", "slice", "select", "expand"))), region[-1]),
+    )
+
+
+def _operator(index: int, named: tuple[str, list[Node]], draft: Draft, numbers: dict[int, int], values: list[Value]) -> Operator:
+    name, region = named
+    made = [value for node in region for value in node.outputs if value >= 0]
+    mutates = list(dict.fromkeys(value for node in region for value in node.mutates() if value not in made))
+    reads = list(dict.fromkeys(value for node in region for value in node.reads() if value not in made and value not in mutates))
+    writes = [value for value in made if values[numbers[value]].role is ValueRole.INTERMEDIATE]
+    calls = tuple(_call(node, numbers) for node in region)
+    touched = [*(value for value in writes if draft.storage[value] in made), *mutates]
+    return Operator(
+        index=index,
+        name=name,
+        calls=calls,
+        reads=tuple(numbers[value] for value in reads),
+        writes=tuple(numbers[value] for value in writes),
+        mutates=tuple(numbers[value] for value in mutates),
+        flops=sum(_flops(node, draft) for node in region),
+        bytes_read=bytes_read(region, draft.specs, draft.storage),
+        bytes_written=bytes_written(touched, draft.specs, draft.storage),
+        signature=kernel_signature(calls, values),
+        source=_main(region).source,
+    )
+
+
+def _call(node: Node, numbers: dict[int, int]) -> Call:
+    return Call(
+        node.target,
+        tuple(to_argument(item, numbers) for item in node.args),
+        tuple(sorted((name, to_argument(item, numbers)) for name, item in node.kwargs.items())),
+        tuple(numbers[value] if value >= 0 else -1 for value in node.outputs),
+    )
+
+
+def _flops(node: Node, draft: Draft) -> int:
+    if is_view(node, draft.storage):
+        return 0
+
+    def stand_in(value: int) -> torch.Tensor:
+        spec = draft.specs[value]
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        if len(spec.strides) != len(spec.shape):
+            return torch.empty(spec.shape, dtype=dtype, device="meta")
+        return torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="meta")
+
+    args = [map_refs(item, stand_in) for item in node.args]
+    kwargs = {name: map_refs(item, stand_in) for name, item in node.kwargs.items()}
+    outputs: list[TensorSpec | None] = [draft.specs[value] if value >= 0 else None for value in node.outputs]
+    return count_flops(node.op, args, kwargs, outputs)
+
+
+def _input_spec(value: int, example: torch.Tensor) -> InputSpec:
+    if example.numel() == 0:
+        return InputSpec(value, 0, 0, 0.0, 0.0)
+    if example.dtype.is_floating_point:
+        wide = example.detach().to(torch.float64)
+        std = float(wide.std(correction=0))
+        return InputSpec(value, 0, 0, float(wide.mean()), std)
+    if example.dtype.is_complex:
+        return InputSpec(value, 0, 0, 0.0, 1.0)
+    return InputSpec(value, int(example.min()), int(example.max()), 0.0, 0.0)

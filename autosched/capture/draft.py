@@ -1,0 +1,266 @@
+"""The mutable working form of a captured model: what export fills, what rewriting passes change, what a program is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch._ops import OpOverload
+
+from autosched.capture.aliasing import shared_with, written_values
+from autosched.capture.arguments import map_refs, refs_in
+from autosched.core.graph import TensorSpec
+from autosched.core.program import ConstantSource, Ref
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One call of one operator overload.
+
+    Args:
+        op: the overload.
+        args, kwargs: torch's own arguments, tensors replaced by ``Ref``, lists as lists.
+        outputs: value id of each tensor returned; -1 where it is not used.
+        name: for people.
+        source: ``file:line``, or empty.
+    """
+
+    op: OpOverload[..., Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    outputs: tuple[int, ...]
+    name: str
+    source: str = ""
+
+    @property
+    def target(self) -> str:
+        """``namespace::name.overload``."""
+        return f"{self.op._schema.name}.{self.op._schema.overload_name or 'default'}"
+
+    @property
+    def kind(self) -> str:
+        """``namespace::name``."""
+        return self.op._schema.name
+
+    def reads(self) -> tuple[int, ...]:
+        """Value ids of every tensor argument, in order, without repetition."""
+        return tuple(dict.fromkeys([*refs_in(list(self.args)), *refs_in(list(self.kwargs.values()))]))
+
+    def mutates(self) -> tuple[int, ...]:
+        """Value ids of every argument written in place."""
+        return written_values(self.op, self.args, self.kwargs)
+
+    def argument(self, name: str) -> object:
+        """The argument called ``name`` in the schema, its default if the call leaves it out."""
+        for position, argument in enumerate(self.op._schema.arguments):
+            if argument.name == name:
+                if position < len(self.args):
+                    return self.args[position]
+                return self.kwargs.get(name, argument.default_value if argument.has_default_value() else None)
+        raise KeyError(f"{self.target} has no argument {name}")
+
+    def tensor(self, name: str) -> int | None:
+        """Value id of the tensor argument called ``name``; None if it is absent or no tensor."""
+        item = self.argument(name)
+        return item.value if isinstance(item, Ref) else None
+
+    def substitute(self, mapping: Mapping[int, int]) -> None:
+        """Replace argument ids by what ``mapping`` says."""
+
+        def change(value: int) -> Ref:
+            return Ref(mapping.get(value, value))
+
+        self.args = tuple(map_refs(item, change) for item in self.args)
+        self.kwargs = {name: map_refs(item, change) for name, item in self.kwargs.items()}
+
+    def copy(self, outputs: tuple[int, ...]) -> Node:
+        """The same call, filling other outputs."""
+        return Node(self.op, self.args, dict(self.kwargs), outputs, self.name, self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor of the model, and the name it has there."""
+
+    source: ConstantSource
+    name: str
+    tensor: torch.Tensor
+
+
+@dataclass(slots=True)
+class Draft:
+    """A captured model, changeable.
+
+    Args:
+        inputs: value ids of the user's tensors, in flattened order.
+        constants: value id -> tensor of the model.
+        prologue: calls evaluated once, from constants.
+        nodes: calls of each run, in a topological order.
+        regions: how calls are grouped into operators; None: each call is one operator.
+        input_leaves, output_leaves: flattened leaves, ``Ref`` or literal.
+        input_tree, output_tree: ``treespec_dumps``.
+        examples: the user's tensors by value id.
+        specs, storage: shape and strides, and the owner of the memory, of each value, as last observed.
+    """
+
+    inputs: list[int]
+    constants: dict[int, Constant]
+    prologue: list[Node]
+    nodes: list[Node]
+    input_leaves: list[object]
+    output_leaves: list[object]
+    input_tree: str
+    output_tree: str
+    examples: dict[int, torch.Tensor]
+    next_value: int
+    regions: list[list[Node]] | None = None
+    specs: dict[int, TensorSpec] = field(default_factory=dict)
+    storage: dict[int, int] = field(default_factory=dict)
+
+    def fresh(self) -> int:
+        """A value id not used before."""
+        self.next_value += 1
+        return self.next_value - 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where the example inputs are, else where the constants are."""
+        tensors = [*self.examples.values(), *(constant.tensor for constant in self.constants.values())]
+        return tensors[0].device if tensors else torch.device("cpu")
+
+    def output_values(self) -> list[int]:
+        """Value ids of the graph's outputs, in order, without repetition."""
+        return list(dict.fromkeys(refs_in(self.output_leaves)))
+
+    def users(self) -> dict[int, list[Node]]:
+        """Value id -> the body calls that read it, in order."""
+        found: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            for value in node.reads():
+                found.setdefault(value, []).append(node)
+        return found
+
+    def producers(self) -> dict[int, Node]:
+        """Value id -> the body call that makes it."""
+        return {value: node for node in self.nodes for value in node.outputs if value >= 0}
+
+    def fixed_values(self) -> set[int]:
+        """Value ids that are the same in every run: constants nobody writes, and what the prologue makes."""
+        written = {self.storage.get(value, value) for node in self.nodes for value in node.mutates()}
+        fixed = set(self.constants) - written
+        return fixed | {value for node in self.prologue for value in node.outputs if value >= 0}
+
+    def substitute(self, mapping: Mapping[int, int]) -> None:
+        """Replace value ids everywhere they are read; chains in ``mapping`` are followed."""
+        if not mapping:
+            return
+        resolved = {value: _follow(value, mapping) for value in mapping}
+        for node in self.nodes:
+            node.substitute(resolved)
+        self.output_leaves = [map_refs(leaf, lambda value: Ref(resolved.get(value, value))) for leaf in self.output_leaves]
+
+    def remove_dead(self) -> int:
+        """Drop calls and constants that no output and no mutation needs; mark unused outputs -1. Returns how many calls went."""
+        before = len(self.nodes) + len(self.prologue)
+        live = set(self.output_values())
+        self.nodes = _live(self.nodes, live)
+        self.prologue = _live(self.prologue, live)
+        self.constants = {value: constant for value, constant in self.constants.items() if value in live}
+        return before - len(self.nodes) - len(self.prologue)
+
+    def observe(self) -> dict[int, torch.Tensor]:
+        """Run the draft once on the example inputs and note the spec and the storage of every value; returns the outputs by id.
+
+        Buffers that the model changes are copied first: observing leaves the model as it was.
+        """
+        written = {value for node in self.nodes for value in node.mutates()}
+        self.specs, self.storage = {}, {}
+        tensors: dict[int, torch.Tensor] = {}
+        for value, tensor in self.examples.items():
+            self._note(value, tensor, value, tensors)
+        for value, constant in self.constants.items():
+            tensor = constant.tensor.detach()
+            self._note(value, tensor.clone() if value in written else tensor, value, tensors)
+        outputs = self.output_values()
+        with torch.inference_mode():
+            for node in self.prologue:
+                self._run(node, tensors)
+            last: dict[int, Node] = {value: node for node in self.nodes for value in node.reads()}
+            kept = {*outputs, *self.constants, *self.inputs}
+            for node in self.nodes:
+                self._run(node, tensors)
+                for value in node.reads():
+                    if last[value] is node and value not in kept:
+                        tensors.pop(value, None)
+        return {value: tensors[value] for value in outputs}
+
+    def _note(self, value: int, tensor: torch.Tensor, owner: int, tensors: dict[int, torch.Tensor]) -> None:
+        tensors[value] = tensor
+        self.specs[value] = spec_of(tensor)
+        self.storage[value] = owner
+
+    def _run(self, node: Node, tensors: dict[int, torch.Tensor]) -> None:
+        made = call(node, tensors.__getitem__)
+        given = [(value, tensors[value]) for value in node.reads()]
+        for value, item in zip(node.outputs, made, strict=True):
+            if value >= 0:
+                tensor = cast(torch.Tensor, item)
+                shared = shared_with(tensor, iter(given))
+                self._note(value, tensor, self.storage[shared] if shared is not None else value, tensors)
+                given.append((value, tensor))
+
+
+def call(node: Node, lookup: Callable[[int], torch.Tensor]) -> list[object]:
+    """Run one call on real tensors; the items it returned, as a list."""
+    args = [map_refs(item, lookup) for item in node.args]
+    kwargs = {name: map_refs(item, lookup) for name, item in node.kwargs.items()}
+    result = node.op(*args, **kwargs)
+    return list(result) if isinstance(result, list | tuple) else [result]
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    """Shape, dtype and strides (none for opaque layouts)."""
+    strides = tuple(tensor.stride()) if tensor.layout is torch.strided else ()
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), strides)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense row-major tensor."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def is_contiguous(spec: TensorSpec) -> bool:
+    """Whether the strides are row-major, sizes of one aside."""
+    if len(spec.strides) != len(spec.shape):
+        return False
+    wanted = contiguous_strides(spec.shape)
+    return all(size == 1 or have == want for size, have, want in zip(spec.shape, spec.strides, wanted, strict=True))
+
+
+def _follow(value: int, mapping: Mapping[int, int]) -> int:
+    while value in mapping:
+        value = mapping[value]
+    return value
+
+
+def _live(nodes: list[Node], live: set[int]) -> list[Node]:
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if node.mutates() or any(value in live for value in node.outputs):
+            node.outputs = tuple(value if value in live else -1 for value in node.outputs)
+            live.update(node.reads())
+            kept.append(node)
+    kept.reverse()
+    return kept
+
+
+def iterate_regions(draft: Draft) -> Iterator[list[Node]]:
+    """The operators as lists of calls."""
+    yield from draft.regions if draft.regions is not None else ([node] for node in draft.nodes)

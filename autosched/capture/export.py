@@ -1,0 +1,281 @@
+"""From a PyTorch model to a program: ``torch.export``, then one call of the program for each call of the exported graph."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.utils._pytree import tree_leaves, treespec_dumps
+
+from autosched.capture.build import build_program
+from autosched.capture.draft import Constant, Draft, Node
+from autosched.capture.rewrite import RewriteReport, rewrite_draft
+from autosched.capture.screen import explain_export_failure, is_check, require_inference, require_schedulable
+from autosched.capture.sources import source_of
+from autosched.core.errors import UnsupportedGraph
+from autosched.core.program import ConstantSource, Program, Ref
+
+logger = logging.getLogger(__name__)
+
+# Calls whose result is their argument: without autograd they change nothing.
+_SAME_TENSOR = frozenset({"aten::alias", "aten::detach", "aten::detach_", "aten::lift_fresh", "aten::_conj_physical_identity"})
+_COPIES = frozenset({"aten::clone", "aten::lift_fresh_copy"})
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured model.
+
+    Args:
+        program: what it computes.
+        constants: the tensor of each of ``program.bindings``, by value index: the model's own, not copies.
+        rewrites: what each pass did, in order; empty for the lowering ``aten``.
+    """
+
+    program: Program
+    constants: dict[int, torch.Tensor]
+    rewrites: tuple[RewriteReport, ...]
+
+
+def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, rewrite: bool = True) -> Captured:
+    """Capture ``model`` for inputs shaped like ``args`` and ``kwargs``.
+
+    Args:
+        model: in inference mode; it is run on the example inputs, on the device they are on, and left unchanged.
+        args, kwargs: example inputs; nested containers of tensors and numbers. Numbers become part of the program.
+        rewrite: fold, simplify and fuse (lowering ``rewritten``); otherwise one operator for each ATen call (lowering ``aten``).
+
+    Raises:
+        UnsupportedGraph: if the model cannot be captured or scheduled, naming the operator, its source line and what to do.
+    """
+    require_inference(model)
+    exported = _export(model, args, dict(kwargs or {}))
+    draft = _draft_from(exported, model, args, dict(kwargs or {}))
+    draft.remove_dead()
+    _observe(draft)
+    reports: tuple[RewriteReport, ...] = ()
+    if rewrite:
+        reports = rewrite_draft(draft)
+    program, constants = build_program(draft, "rewritten" if rewrite else "aten")
+    logger.info("captured %d operators, %d constants, width %d", len(program.graph), len(constants), program.graph.width)
+    return Captured(program, constants, reports)
+
+
+def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            # torch's own use of its own deprecated class.
+            warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
+            return torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
+    except Exception as error:  # Whatever the user's model raises is the user's to read.
+        raise explain_export_failure(error) from error
+
+
+def _observe(draft: Draft) -> None:
+    try:
+        draft.observe()
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UnsupportedGraph(
+            f"the captured operators cannot run on the example inputs: {first}. Expected what runs in eager mode; check that the model "
+            "and its inputs are on one device."
+        ) from error
+
+
+def _draft_from(exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
+    return _Reader(exported, model).read(args, kwargs)
+
+
+class _Reader:
+    """Walks an exported graph once, filling a draft."""
+
+    def __init__(self, exported: ExportedProgram, model: torch.nn.Module) -> None:
+        self._exported = exported
+        self._model = model
+        self._ids: dict[torch.fx.Node, int | list[int] | None] = {}
+        self._next = 0
+        self._nodes: list[Node] = []
+        self._buffers: dict[str, int] = {}
+        self._returned = {item.arg.name for item in exported.graph_signature.output_specs if isinstance(item.arg, TensorArgument)}
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
+        graph = self._exported.graph
+        leaves = tree_leaves((args, self._ordered(kwargs)))
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        constants, inputs, input_leaves, examples = self._placeholders(placeholders, leaves)
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self._call(node)
+            elif node.op == "get_attr" and node.users:
+                raise UnsupportedGraph(
+                    f"the model holds a sub-graph or object {node.target!r} that cannot be scheduled. Expected operators on tensors only; "
+                    "unroll the control flow."
+                )
+        output_leaves = self._outputs(next(node for node in graph.nodes if node.op == "output"))
+        spec = self._exported.call_spec
+        return Draft(
+            inputs=inputs,
+            constants=constants,
+            prologue=[],
+            nodes=self._nodes,
+            input_leaves=input_leaves,
+            output_leaves=output_leaves,
+            input_tree=_tree(spec.in_spec, "inputs"),
+            output_tree=_tree(spec.out_spec, "outputs"),
+            examples=examples,
+            next_value=self._next,
+        )
+
+    def _fresh(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _ordered(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        # Export may keep keyword arguments in the order of the model's signature.
+        spec = self._exported.call_spec.in_spec
+        names = spec.children()[1].context if spec is not None else None
+        return {name: kwargs[name] for name in names} if names and set(names) == set(kwargs) else kwargs
+
+    def _placeholders(
+        self, nodes: list[torch.fx.Node], leaves: list[Any]
+    ) -> tuple[dict[int, Constant], list[int], list[object], dict[int, torch.Tensor]]:
+        constants: dict[int, Constant] = {}
+        inputs: list[int] = []
+        input_leaves: list[object] = []
+        examples: dict[int, torch.Tensor] = {}
+        signature = self._exported.graph_signature
+        named_parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        named_buffers = dict(self._model.named_buffers(remove_duplicate=False))
+        for node, spec in zip(nodes, signature.input_specs, strict=True):
+            name = spec.target or ""
+            if spec.kind is InputKind.USER_INPUT:
+                leaf = leaves[len(input_leaves)]
+                if isinstance(spec.arg, ConstantArgument) or not isinstance(leaf, torch.Tensor):
+                    input_leaves.append(leaf)
+                    self._ids[node] = None
+                    continue
+                value = self._fresh()
+                inputs.append(value)
+                input_leaves.append(Ref(value))
+                examples[value] = leaf.detach()
+            elif spec.kind is InputKind.PARAMETER:
+                value = self._fresh()
+                tensor = named_parameters.get(name, self._exported.state_dict.get(name))
+                constants[value] = Constant(ConstantSource.PARAMETER, name, tensor)
+            elif spec.kind is InputKind.BUFFER:
+                value = self._fresh()
+                stored = self._exported.state_dict if spec.persistent else self._exported.constants
+                constants[value] = Constant(ConstantSource.BUFFER, name, named_buffers.get(name, stored.get(name)))
+            elif spec.kind is InputKind.CONSTANT_TENSOR:
+                value = self._fresh()
+                constants[value] = Constant(ConstantSource.LITERAL, name, self._exported.constants[name])
+            elif not node.users:
+                self._ids[node] = None
+                continue
+            else:
+                raise UnsupportedGraph(
+                    f"the model uses {name or node.name!r}, a {spec.kind.name.lower()}, which cannot be scheduled. Expected tensors only."
+                )
+            if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                self._buffers[name] = value
+            self._ids[node] = value
+        return constants, inputs, input_leaves, examples
+
+    def _call(self, node: torch.fx.Node) -> None:
+        if node.target is operator.getitem:
+            source, index = node.args
+            items = self._ids[source] if isinstance(source, torch.fx.Node) else None
+            if isinstance(items, list) and isinstance(index, int):
+                self._ids[node] = items[index]
+                return
+        if is_check(node):
+            self._ids[node] = None
+            return
+        require_schedulable(node)
+        op = node.target
+        assert isinstance(op, OpOverload)
+        if self._passes_through(node, op):
+            return
+        made = node.meta.get("val")
+        outputs: tuple[int, ...]
+        if isinstance(made, list | tuple):
+            items = [self._fresh() if isinstance(item, torch.Tensor) else -1 for item in made]
+            self._ids[node] = items
+            outputs = tuple(items)
+        elif isinstance(made, torch.Tensor):
+            value = self._fresh()
+            self._ids[node] = value
+            outputs = (value,)
+        else:
+            self._ids[node] = None
+            outputs = (-1,)
+        args = tuple(self._argument(item) for item in node.args)
+        kwargs = {name: self._argument(item) for name, item in node.kwargs.items()}
+        self._nodes.append(Node(op, args, kwargs, outputs, node.name, source_of(node.meta.get("stack_trace"))))
+
+    def _passes_through(self, node: torch.fx.Node, op: OpOverload[..., Any]) -> bool:
+        name = op._schema.name
+        if name not in _SAME_TENSOR and name not in _COPIES:
+            return False
+        source = node.args[0]
+        assert isinstance(source, torch.fx.Node)
+        if name in _COPIES:
+            before, after = source.meta.get("val"), node.meta.get("val")
+            same = isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.stride() == after.stride()
+            # A copy that leaves the model must stay one: its owner may write to it, or to what it was copied from.
+            if not same or node.name in self._returned or self._exported.graph_signature.buffers_to_mutate:
+                return False
+        self._ids[node] = self._ids[source]
+        return True
+
+    def _argument(self, item: object) -> object:
+        if isinstance(item, torch.fx.Node):
+            value = self._ids[item]
+            if isinstance(value, int):
+                return Ref(value)
+            if isinstance(value, list):
+                return [Ref(part) for part in value]
+            return item.meta.get("val")
+        if isinstance(item, list | tuple):
+            return [self._argument(part) for part in item]
+        return item
+
+    def _outputs(self, node: torch.fx.Node) -> list[object]:
+        leaves: list[object] = []
+        returned = node.args[0]
+        assert isinstance(returned, list | tuple)
+        for item, spec in zip(returned, self._exported.graph_signature.output_specs, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                leaves.append(self._argument(item))
+            elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+                self._write_back(spec.target or "", item)
+            elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+                raise UnsupportedGraph(
+                    f"the model changes its input {spec.target!r} in place; expected a model that leaves its inputs as they are. Clone the "
+                    "input first, or return the new value."
+                )
+            else:
+                raise UnsupportedGraph(f"the model has an output of kind {spec.kind.name.lower()}; expected tensors and numbers.")
+        return leaves
+
+    def _write_back(self, name: str, item: object) -> None:
+        copy = torch.ops.aten.copy_.default
+        self._nodes.append(Node(copy, (Ref(self._buffers[name]), self._argument(item)), {}, (-1,), f"write_{name.replace('.', '_')}"))
+
+
+def _tree(spec: Any, what: str) -> str:
+    try:
+        return treespec_dumps(spec)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise UnsupportedGraph(
+            f"the model's {what} hold a container that cannot be written down ({error}). Expected tuples, lists and dictionaries; "
+            "register the container with torch.utils._pytree and a serialised name, or return a tuple."
+        ) from error

@@ -1,0 +1,79 @@
+"""Floating point operations of one call.
+
+Matrix products, convolutions and attention are counted by torch's own registry (a multiply-add is two operations). What the registry
+leaves out is counted as one operation for each element: of the output for pointwise calls, of the input for reductions. Views, copies
+and look-ups count nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch._ops import OpOverload
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count, flop_registry
+
+from autosched.core.graph import TensorSpec
+
+Shape = Sequence[int]
+_COPIES = {"aten::clone", "aten::copy_", "aten::_to_copy", "aten::fill", "aten::masked_fill", "aten::where", "aten::copy"}
+_PER_INPUT_ELEMENT = {
+    "aten::_native_batch_norm_legit_no_training": 2, "aten::native_layer_norm": 8, "aten::layer_norm": 8, "aten::native_group_norm": 8,
+    "aten::group_norm": 8, "aten::rms_norm": 4, "aten::_softmax": 5, "aten::softmax": 5, "aten::_log_softmax": 5, "aten::log_softmax": 5,
+}  # fmt: skip
+
+
+def count_flops(
+    op: OpOverload[..., Any], args: Sequence[object], kwargs: Mapping[str, object], outputs: Sequence[TensorSpec | None]
+) -> int:
+    """Operations of ``op`` on ``args`` and ``kwargs``, whose tensors are on the meta device.
+
+    Args:
+        op: the operator.
+        args, kwargs: its arguments, tensors with the real shapes.
+        outputs: spec of each tensor returned, None where it is not used.
+    """
+    name = op._schema.name
+    packet = op.overloadpacket
+    shapes = [spec.shape for spec in outputs if spec is not None]
+    if name in ("mkldnn::_convolution_pointwise", "mkldnn::_linear_pointwise", "mkl::_mkl_linear"):
+        return _packed_flops(name, args, shapes[0])
+    if packet in flop_registry:
+        count = cast(Callable[..., int], flop_registry[packet])
+        return int(count(*args, **kwargs, out_val=torch.empty(shapes[0], device="meta") if shapes else None))
+    if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        counted = _composite_flops(op, args, kwargs)
+        if counted:
+            return counted
+    if name in _COPIES or not shapes:
+        return 0
+    if torch.Tag.pointwise in op.tags:
+        return math.prod(shapes[0])
+    tensors = [item for item in args if isinstance(item, torch.Tensor)]
+    if name in _PER_INPUT_ELEMENT and tensors:
+        return _PER_INPUT_ELEMENT[name] * tensors[0].numel()
+    if tensors and torch.Tag.reduction in op.tags:
+        return tensors[0].numel()
+    if "pool" in name and len(args) > 1 and isinstance(args[1], list) and "adaptive" not in name:
+        return math.prod(shapes[0]) * math.prod(int(size) for size in args[1])
+    return 0
+
+
+def _packed_flops(name: str, args: Sequence[object], out: Shape) -> int:
+    tensors = [item for item in args if isinstance(item, torch.Tensor)]
+    if name == "mkldnn::_convolution_pointwise":
+        weight = next(item for item in tensors[1:] if item.ndim == tensors[0].ndim and tuple(item.shape) != tuple(out))
+        return int(conv_flop_count(list(tensors[0].shape), list(weight.shape), list(out)))
+    return 2 * math.prod(out) * int(tensors[0].shape[-1])
+
+
+def _composite_flops(op: OpOverload[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> int:
+    # A composite call (conv2d, linear, matmul) is no registry entry itself; the parts it dispatches to are.
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            op(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return 0
+    return counter.get_total_flops()

@@ -1,0 +1,111 @@
+"""Which models and operators cannot be scheduled, and what to tell their owner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+
+from autosched.capture.sources import source_of, source_of_traceback
+from autosched.core.errors import UnsupportedGraph
+
+ALLOWED_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "mkl", "autosched"})
+_PICKS_BY_VALUE = frozenset(
+    {
+        "aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::nonzero_numpy", "aten::masked_select", "aten::_unique2",
+        "aten::unique_dim", "aten::unique_consecutive", "aten::bincount", "aten::repeat_interleave.Tensor", "aten::equal",
+    }
+)  # fmt: skip
+_EFFECT_FREE_CHECKS = ("aten::_assert", "aten::sym_", "aten::_functional_assert", "aten::_functional_sym")
+
+
+def require_inference(model: torch.nn.Module) -> None:
+    """Refuse a model whose dropout or batch norm is in training mode.
+
+    Raises:
+        UnsupportedGraph: naming the first such module.
+    """
+    kinds = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._DropoutNd)
+    for name, module in model.named_modules():
+        if module.training and isinstance(module, kinds):
+            if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p == 0:
+                continue
+            raise UnsupportedGraph(
+                f"module {name or '(the model)'} ({type(module).__name__}) is in training mode; expected inference. Call model.eval() first."
+            )
+
+
+def is_check(node: torch.fx.Node) -> bool:
+    """Whether a node only asserts something that export has already made true."""
+    target = node.target
+    if isinstance(target, OpOverload):
+        return target._schema.name.startswith(_EFFECT_FREE_CHECKS)
+    return getattr(target, "__name__", "").startswith(("sym_constrain", "_assert"))
+
+
+def require_schedulable(node: torch.fx.Node) -> None:
+    """Refuse a call that cannot be run as data.
+
+    Raises:
+        UnsupportedGraph: naming the operator and the source line.
+    """
+    target = node.target
+    place = source_of(node.meta.get("stack_trace")) or "a place export did not record"
+    if isinstance(target, HigherOrderOperator):
+        raise UnsupportedGraph(
+            f"{target.name()} at {place} runs one of several sub-graphs, or one sub-graph several times, and cannot be scheduled; expected "
+            "operators only. Unroll it, or capture the parts separately."
+        )
+    if not isinstance(target, OpOverload):
+        raise UnsupportedGraph(f"{getattr(target, '__name__', target)} at {place} computes with sizes that depend on the data. {_DATA}")
+    name = target._schema.name
+    if name in _PICKS_BY_VALUE or f"{name}.{target._schema.overload_name}" in _PICKS_BY_VALUE or _is_symbolic(node.meta.get("val")):
+        raise UnsupportedGraph(f"{name} at {place} makes a number or a shape that depends on the data. {_DATA}")
+    if target.namespace not in ALLOWED_NAMESPACES:
+        raise UnsupportedGraph(
+            f"{name} at {place} is a custom operator; expected one of the namespaces {sorted(ALLOWED_NAMESPACES)}. Give it a decomposition "
+            "into PyTorch's own operators, or capture the model around it."
+        )
+    if torch.Tag.nondeterministic_seeded in target.tags and _draws(target, node):
+        raise UnsupportedGraph(
+            f"{name} at {place} draws random numbers, so no two runs agree and no schedule can be checked; expected a deterministic model. "
+            "Call model.eval(), or pass the random tensor as an input."
+        )
+
+
+_DATA = "Expected shapes fixed by the example inputs. Compute it outside the model, or pad to a fixed size."
+
+
+def _draws(target: OpOverload[..., Any], node: torch.fx.Node) -> bool:
+    """Whether a call of a random operator really draws: dropout switched off does not."""
+    values: dict[str, object] = {}
+    for position, argument in enumerate(target._schema.arguments):
+        default = argument.default_value if argument.has_default_value() else None
+        values[argument.name] = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, default)
+    if any(values.get(switch) is False for switch in ("train", "training")):
+        return False
+    return not any(values.get(chance) == 0 for chance in ("p", "dropout_p", "dropout"))
+
+
+def _is_symbolic(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_is_symbolic(item) for item in value)
+    if isinstance(value, torch.Tensor):
+        return any(not isinstance(size, int) for size in value.shape)
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def explain_export_failure(error: Exception) -> UnsupportedGraph:
+    """What to raise when ``torch.export`` did: the user's own line, the operator if torch names one, and what to do."""
+    place, code = source_of_traceback(error.__traceback__)
+    described = str(error).strip().splitlines()
+    first = described[0] if described else type(error).__name__
+    where = f" at {place} ({code})" if place else ""
+    kind = type(error).__name__
+    if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):
+        return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {_DATA}")
+    return UnsupportedGraph(
+        f"the model cannot be captured{where}: {kind}: {first}. Expected a model that runs on the example inputs given; call it yourself "
+        "with the same inputs first, and change the line above if it passes there."
+    )

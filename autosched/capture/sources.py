@@ -1,0 +1,50 @@
+"""Where in the model's own code an operator came from."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import re
+import sys
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def source_of(stack_trace: str | None) -> str:
+    """``file:line`` of the innermost frame outside torch itself; empty if the trace has none.
+
+    The file is given relative to the longest entry of ``sys.path`` that holds it, so that a file written on one machine reads
+    the same on another.
+    """
+    found = ""
+    for file, line in _FRAME.findall(stack_trace or ""):
+        if not file.startswith(_TORCH) and not file.startswith("<"):
+            found = f"{_short(file)}:{line}"
+    return found
+
+
+def source_of_traceback(traceback: TracebackType | None) -> tuple[str, str]:
+    """``(file:line, code)`` of the innermost frame outside torch and outside autosched; two empty strings if there is none."""
+    found = ("", "")
+    here = str(Path(__file__).parent)
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith((_TORCH, here, "<")):
+            code = linecache.getline(file, traceback.tb_lineno).strip()
+            found = (f"{_short(file)}:{traceback.tb_lineno}", code)
+        traceback = traceback.tb_next
+    return found
+
+
+@functools.cache
+def _short(file: str) -> str:
+    best = ""
+    for entry in sys.path:
+        if entry and file.startswith(entry.rstrip("/") + "/") and len(entry) > len(best):
+            best = entry.rstrip("/")
+    return file[len(best) + 1 :] if best else Path(file).name
