@@ -1,0 +1,183 @@
+"""Writing a bundle: equal content gives equal bytes, and a reader sees the old file or the new one, never half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import math
+import os
+import platform
+import secrets
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import autosched
+from autosched.core.errors import UsageError
+from autosched.core.program import Program
+from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.core.schedule import Schedule
+from autosched.runtime.bundle_format import (
+    EVIDENCE,
+    FORMAT,
+    LITERALS,
+    MANIFEST,
+    PROGRAM,
+    SCHEDULE,
+    SCHEMA,
+    Bundle,
+    BundleKey,
+    CreatedBy,
+    Evidence,
+    FileEntry,
+    Manifest,
+    model_fingerprint,
+    program_to_json,
+    read_bundle,
+)
+from autosched.runtime.host_key import numerics_key
+
+if TYPE_CHECKING:
+    import torch
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
+_UNIX = 3
+
+
+def make_bundle(
+    program: Program,
+    schedule: Schedule,
+    evidence: Evidence,
+    literals: Mapping[str, torch.Tensor],
+    device: DeviceKey,
+    software: SoftwareKey,
+    *,
+    numerics: tuple[tuple[str, str], ...] | None = None,
+) -> Bundle:
+    """Put a bundle together with its key.
+
+    Args:
+        literals: tensors of the program's ``literal`` bindings, by name.
+        device, software: keys of the machine the schedule was measured on.
+        numerics: settings it was measured under; by default this process's.
+    """
+    import torch
+
+    key = BundleKey(
+        graph=program.graph.hash,
+        device=device,
+        software=software,
+        numerics=numerics if numerics is not None else numerics_key(device.kind),
+        model=model_fingerprint(program),
+    )
+    created_by = CreatedBy(autosched.__version__, torch.__version__, platform.python_version())
+    # The path of the file is no part of what is in it.
+    evidence = dataclasses.replace(evidence, report=dataclasses.replace(evidence.report, bundle=None))
+    return Bundle(program, schedule, evidence, key, created_by, dict(literals))
+
+
+def encode_bundle(bundle: Bundle) -> bytes:
+    """The bytes of a bundle; equal bundles give equal bytes.
+
+    Raises:
+        UsageError: if a figure is not finite (JSON cannot write it).
+        ArtifactCorrupt: if what was written would not be read back; the bundle's parts do not fit together.
+    """
+    _require_finite(bundle)
+    files = {
+        EVIDENCE: msgspec.json.encode(bundle.evidence, order="sorted"),
+        LITERALS: _encode_literals(bundle.literals),
+        PROGRAM: program_to_json(bundle.program),
+        SCHEDULE: bundle.schedule.to_json(),
+    }
+    entries = {name: FileEntry(hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()}
+    manifest = msgspec.json.encode(Manifest(FORMAT, SCHEMA, bundle.created_by, bundle.key, entries), order="sorted")
+    data = zip_files({MANIFEST: manifest, **files})
+    read_bundle(data)
+    return data
+
+
+def zip_files(files: Mapping[str, bytes]) -> bytes:
+    """A zip of ``files``, stored, in the order given, with fixed times and modes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED, allowZip64=False) as archive:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.create_system = _UNIX
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data)
+    return buffer.getvalue()
+
+
+def write_bundle(path: str | os.PathLike[str], bundle: Bundle) -> Path:
+    """Write ``bundle`` to ``path``, replacing what is there in one step.
+
+    Raises:
+        UsageError: if the folder is missing or not writable, or the disk is full; what was at ``path`` is still there.
+    """
+    target = Path(path)
+    data = encode_bundle(bundle)
+    try:
+        _replace_atomically(target, data)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {target}: {error.strerror or error} ({len(data)} bytes). Choose a folder that exists, is writable and has room."
+        ) from error
+    return target
+
+
+def _replace_atomically(target: Path, data: bytes) -> None:
+    # In the same folder: a rename is atomic only within one file system.
+    name = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    # Makes the new name itself survive a power cut; not every system lets a folder be opened.
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _encode_literals(literals: Mapping[str, torch.Tensor]) -> bytes:
+    import safetensors.torch
+    import torch
+
+    # Two names may share memory, which the format refuses; each gets its own dense copy.
+    dense = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in sorted(literals.items())}
+    return bytes(safetensors.torch.save(dense))
+
+
+def _require_finite(bundle: Bundle) -> None:
+    times = (bundle.evidence.planned, bundle.evidence.measured)
+    figures: list[tuple[str, float]] = [("operator time", time) for item in times for time in (*item.start_us, *item.end_us)]
+    report = bundle.evidence.report
+    figures += [(name, getattr(report, name)) for name in ("ratio_low", "ratio_high", "search_s", "noise_floor_pct")]
+    for row in report.strategies:
+        named = ("predicted_us", "measured_us", "speedup_vs_sequential", "speedup_vs_best_baseline", "max_abs_error")
+        figures += [(f"{row.name}.{name}", getattr(row, name)) for name in named if getattr(row, name) is not None]
+        figures += [(f"{row.name}.ci_us", bound) for bound in row.ci_us or ()]
+    for item in bundle.program.inputs:
+        figures += [("an input's mean", item.mean), ("an input's deviation", item.std)]
+    for what, figure in figures:
+        if not math.isfinite(figure):
+            raise UsageError(f"{what} is {figure}; a bundle holds finite figures only. Store a failure, or no figure, instead.")

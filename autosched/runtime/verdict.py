@@ -1,0 +1,108 @@
+"""Whether a bundle may be used here: exact, degraded (verify again first), or incompatible, with one line for each difference."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autosched.core.program import ConstantSource, Program
+from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.host_key import numerics_key
+
+_MAX_LINE = 300
+
+
+class Compatibility(enum.StrEnum):
+    """How well a bundle fits this machine and model."""
+
+    EXACT = "exact"
+    DEGRADED = "degraded"  # computes the same operators, maybe with other kernels: verify before use
+    INCOMPATIBLE = "incompatible"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field that differs, and what it means for the bundle."""
+
+    compatibility: Compatibility
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The worst of all differences; ``lines`` holds one for each, the worst first, empty if exact."""
+
+    compatibility: Compatibility
+    differences: tuple[Difference, ...]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One printable line for each differing field."""
+        return tuple(difference.line for difference in self.differences)
+
+
+_RANK = {Compatibility.INCOMPATIBLE: 0, Compatibility.DEGRADED: 1, Compatibility.EXACT: 2}
+
+
+def check_bundle(
+    bundle: Bundle,
+    device: DeviceKey,
+    software: SoftwareKey,
+    model: torch.nn.Module | None = None,
+    *,
+    numerics: tuple[tuple[str, str], ...] | None = None,
+) -> Verdict:
+    """Compare a bundle's key with a host and, if given, a model.
+
+    A device or a setting that changes numerics makes it incompatible, as does a parameter with another name, shape or dtype.
+    Another version of torch or of a library makes it degraded, as does a parameter laid out otherwise in memory.
+
+    Args:
+        device, software: keys of this host.
+        model: the model it is to run on; without one, only the host is compared.
+        numerics: settings of this process, by default read now.
+    """
+    found = [Difference(Compatibility.INCOMPATIBLE, f"device {line}") for line in bundle.key.device.differences(device)]
+    found += [Difference(Compatibility.DEGRADED, f"software {line}") for line in bundle.key.software.differences(software)]
+    here = SoftwareKey(numerics if numerics is not None else numerics_key(bundle.key.device.kind))
+    found += [Difference(Compatibility.INCOMPATIBLE, f"setting {line}") for line in SoftwareKey(bundle.key.numerics).differences(here)]
+    if model is not None:
+        found += _model_differences(bundle.program, model)
+    found.sort(key=lambda difference: _RANK[difference.compatibility])
+    found = [Difference(item.compatibility, printable(item.line)) for item in found]
+    worst = found[0].compatibility if found else Compatibility.EXACT
+    return Verdict(worst, tuple(found))
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters and of bounded length: bundles come from strangers, lines go to terminals."""
+    clean = "".join(character if character.isprintable() else "?" for character in text)
+    return clean if len(clean) <= _MAX_LINE else clean[: _MAX_LINE - 3] + "..."
+
+
+def _model_differences(program: Program, model: torch.nn.Module) -> list[Difference]:
+    own = {
+        ConstantSource.PARAMETER: dict(model.named_parameters(remove_duplicate=False)),
+        ConstantSource.BUFFER: dict(model.named_buffers(remove_duplicate=False)),
+    }
+    found: list[Difference] = []
+    for binding in program.bindings:
+        if binding.source is ConstantSource.LITERAL:
+            continue
+        spec = program.graph.values[binding.value].spec
+        tensor = own[binding.source].get(binding.name)
+        what = f"{binding.source} {binding.name}"
+        there = f"{list(spec.shape)} {spec.dtype}"
+        if tensor is None:
+            found.append(Difference(Compatibility.INCOMPATIBLE, f"{what}: {there} there, absent here"))
+            continue
+        here = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        if here != there:
+            found.append(Difference(Compatibility.INCOMPATIBLE, f"{what}: {there} there, {here} here"))
+        elif spec.strides and tensor.layout is torch.strided and tensor.stride() != spec.strides:
+            found.append(Difference(Compatibility.DEGRADED, f"{what}: strides {spec.strides} there, {tensor.stride()} here"))
+    return found
