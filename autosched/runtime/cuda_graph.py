@@ -1,0 +1,505 @@
+"""Any plan on CUDA streams: run eagerly on several streams, or captured into one CUDA Graph and replayed.
+
+Both run the one :func:`walk`. The rules a capture must keep, and where each is kept:
+
+* the origin stream launches nothing, and every stream is forked from it before the first allocation - a stream that has not
+  joined yet allocates from the default pool, and what it launches is silently missing from the graph (:meth:`GraphCapturer._record`);
+* every stream is joined at the end, even one left idle, or the whole capture is lost;
+* events are made anew for each capture, and none is shared with the eager run: they may not mix;
+* ``record_stream`` is never called: in a capture it keeps a block from being used again until the end. Dropping the last reference
+  when the plan says so is enough, because by then the block's own stream has waited for every reader;
+* warm-up runs on other streams in the same thread, so that lazy loading is over and yet cuBLAS makes its workspaces, which belong to
+  a stream, inside the capture, in the private pool;
+* no garbage collection, and no ``torch.cuda.graph`` (it empties the allocator's cache each time).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from autosched.core.errors import DeviceError
+from autosched.core.graph import OpGraph, ValueRole
+from autosched.core.records import Failure, FailureKind
+from autosched.runtime.captured import CapturedGraph, GraphNode, NodeKind, Span, StorageSpan
+from autosched.runtime.plan import Plan, Step
+from autosched.runtime.streams import Event, Graph, Pool, Stream, StreamBackend, StreamSet, Tensor, no_garbage_collection
+from autosched.runtime.walk import walk
+
+log = logging.getLogger(__name__)
+
+Slots = list[Any]
+NO_OPERATOR = -1
+
+
+class Launchable(Protocol):
+    """What is run: a :class:`~autosched.runtime.kernels.BoundProgram`, or a test's."""
+
+    @property
+    def kernels(self) -> Sequence[Callable[[Slots], None]]:
+        """One callable for each operator."""
+
+    def new_slots(self, inputs: Sequence[Tensor]) -> Slots:
+        """Slots with constants and ``inputs`` filled in."""
+
+    def outputs(self, slots: Slots) -> list[Tensor]:
+        """The program's outputs."""
+
+
+class GraphReader(Protocol):
+    """Looks into CUDA graphs, also while they are being captured. Node ids are opaque integers, valid while the graph lives."""
+
+    def frontier(self, stream: Stream) -> tuple[int, ...]:
+        """The nodes that the next launch on a capturing ``stream`` would depend on."""
+
+    def dependencies(self, node: int) -> tuple[int, ...]:
+        """The nodes that ``node`` depends on directly."""
+
+    def read(self, graph: Graph) -> tuple[tuple[tuple[int, NodeKind], ...], tuple[tuple[int, int], ...]]:
+        """All nodes as ``(id, kind)`` and all edges as ``(before id, after id)`` of an ended capture."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """What a capture does besides launching the operators.
+
+    Args:
+        delays: operator -> device clock cycles to stall its stream for, right before it (after its waits).
+        stamps: put time stamps around every operator; costs two nodes each, so never for a graph whose time counts.
+        observe: note which nodes and which memory each operator got, for the audit.
+    """
+
+    delays: Mapping[int, int] | None = None
+    stamps: bool = False
+    observe: bool = False
+
+
+class LaneExecutor:
+    """:class:`~autosched.runtime.walk.Executor` that launches on one stream for each lane and priority.
+
+    A lane whose operators differ in priority is several streams that take turns: a graph node inherits the priority of the stream it
+    was captured on. Taking over waits for the stream before, so the lane stays in order and knows what it knew.
+    """
+
+    def __init__(
+        self, backend: StreamBackend, streams: StreamSet, program: Launchable, slots: Slots, options: CaptureOptions, notes: _Notes | None
+    ) -> None:
+        self._backend = backend
+        self._streams = streams
+        self._kernels = program.kernels
+        self._slots = slots
+        self._delays = options.delays or {}
+        self._stamps: dict[int, tuple[Event, Event]] | None = {} if options.stamps else None
+        self._notes = notes
+        self._events: dict[int, Event] = {}
+        self._last: dict[int, Stream] = {}
+        self.current = NO_OPERATOR
+
+    def wait(self, step: Step, producer: int) -> None:
+        """An edge: the host goes on."""
+        self._backend.wait(self._stream(step), self._events[producer])
+
+    def launch(self, step: Step) -> None:
+        """Everything the operator allocates and launches belongs to its stream."""
+        self.current = step.operator
+        backend = self._backend
+        stream = self._stream(step)
+        with backend.on(stream):
+            if cycles := self._delays.get(step.operator):
+                backend.sleep(cycles)
+            if self._stamps is not None:
+                start = self._stamp(stream)
+            if self._notes is not None:
+                self._notes.attribute(stream, NO_OPERATOR)
+            self._kernels[step.operator](self._slots)
+            if self._notes is not None:
+                self._notes.attribute(stream, step.operator)
+                self._notes.memory(step.operator, self._slots)
+            if self._stamps is not None:
+                self._stamps[step.operator] = (start, self._stamp(stream))
+
+    def record(self, step: Step) -> None:
+        """One event for each operator that another lane waits for."""
+        event = self._backend.new_event()
+        self._backend.record(event, self._stream(step))
+        self._events[step.operator] = event
+
+    def free(self, step: Step) -> None:
+        """Drop the last references; the blocks go back to the streams they came from."""
+        for value in step.frees:
+            self._slots[value] = None
+
+    @property
+    def stamps(self) -> dict[int, tuple[Event, Event]]:
+        """Start and end event of each operator; empty unless asked for."""
+        return self._stamps or {}
+
+    def _stamp(self, stream: Stream) -> Event:
+        event = self._backend.new_event(timing=True, in_graph=True)
+        self._backend.record(event, stream)
+        return event
+
+    def _stream(self, step: Step) -> Stream:
+        stream = self._streams.lane(step.lane, step.priority)
+        last = self._last.get(step.lane)
+        if last is not None and last is not stream:
+            handover = self._backend.new_event()
+            self._backend.record(handover, last)
+            self._backend.wait(stream, handover)
+        self._last[step.lane] = stream
+        return stream
+
+
+class _Notes:
+    """Which nodes and which memory each operator got, taken while the capture runs."""
+
+    def __init__(self, backend: StreamBackend, reader: GraphReader, graph: OpGraph) -> None:
+        self._backend = backend
+        self._reader = reader
+        self._graph = graph
+        self.operator_of: dict[int, int] = {}
+        self.spans: dict[int, Span] = {}
+
+    def attribute(self, stream: Stream, operator: int) -> None:
+        """Every node behind the stream's frontier that nobody has claimed yet is ``operator``'s."""
+        pending = list(self._reader.frontier(stream))
+        while pending:
+            node = pending.pop()
+            if node not in self.operator_of:
+                self.operator_of[node] = operator
+                pending += self._reader.dependencies(node)
+
+    def memory(self, operator: int, slots: Slots) -> None:
+        """The storage behind each value the operator made."""
+        values = self._graph.values
+        for value in self._graph.operators[operator].writes:
+            storage = values[value].storage
+            owned = values[storage].role in (ValueRole.INTERMEDIATE, ValueRole.INTERNAL)
+            if owned and storage not in self.spans and slots[value] is not None:
+                self.spans[storage] = self._backend.span(slots[value])
+
+
+class GraphRunner:
+    """A captured plan: static inputs, the graph, and the outputs it writes.
+
+    One graph never overlaps itself, and its buffers are shared by all callers: calls are serialised by a lock, and a call on another
+    stream than the last one first waits for that stream.
+    """
+
+    def __init__(
+        self,
+        backend: StreamBackend,
+        graph: Graph,
+        pool: Pool,
+        inputs: Sequence[Tensor],
+        outputs: list[Tensor],
+        stamps: dict[int, tuple[Event, Event]],
+        captured: CapturedGraph | None,
+        peak_bytes: int,
+        program: Launchable,
+    ) -> None:
+        self._backend = backend
+        self._graph: Graph | None = graph
+        self._lock = threading.Lock()
+        self._last_stream: Stream | None = None
+        self.pool = pool
+        self.inputs = tuple(inputs)
+        self.outputs = outputs
+        self.captured = captured
+        self.peak_bytes = peak_bytes
+        self._program = program  # the graph holds the bare addresses of its constants
+        self._stamps = stamps
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Copy ``inputs`` in, replay, and return clones of the outputs: the caller may keep them."""
+        with self._lock:
+            self._order()
+            self._backend.copy(self.inputs, inputs)
+            self._backend.replay(self._alive())
+            return self._backend.clone(self.outputs)
+
+    def run_static(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """As a call, without the clones: views of buffers that the next call overwrites."""
+        with self._lock:
+            self._order()
+            self._backend.copy(self.inputs, inputs)
+            self._backend.replay(self._alive())
+            return self.outputs
+
+    def replay(self) -> None:
+        """Launch with whatever is in ``inputs`` now. For measuring; takes no lock."""
+        self._backend.replay(self._alive())
+
+    def operator_times(self, start: Event) -> dict[int, tuple[float, float]]:
+        """Start and end of each operator, microseconds after ``start``, of the last replay; the device must be idle."""
+        elapsed = self._backend.elapsed_us
+        return {operator: (elapsed(start, first), elapsed(start, last)) for operator, (first, last) in self._stamps.items()}
+
+    def close(self) -> None:
+        """Free graph and outputs. May be called twice."""
+        with self._lock:
+            graph, self._graph = self._graph, None
+            if graph is not None:
+                self._stamps = {}
+                self.outputs = []
+                self._backend.reset(graph)
+
+    def _alive(self) -> Graph:
+        if self._graph is None:
+            raise DeviceError("this graph was closed; capture it again")
+        return self._graph
+
+    def _order(self) -> None:
+        current = self._backend.current_stream()
+        last = self._last_stream
+        if last is not None and self._backend.handle(last) != self._backend.handle(current):
+            event = self._backend.new_event()
+            self._backend.record(event, last)
+            self._backend.wait(current, event)
+        self._last_stream = current
+
+
+class GraphCapturer:
+    """Makes graphs on one device: owns the streams, the shared scratch pool, and what must be done when a capture fails.
+
+    ``tainted`` turns true when a capture failed in a way this process cannot undo; its owner should then start a new process.
+
+    Raises:
+        DeviceError: if the allocator is not PyTorch's own; the frees rely on its rules.
+    """
+
+    def __init__(self, backend: StreamBackend, *, reader: GraphReader | None = None) -> None:
+        if not backend.native_allocator():
+            raise DeviceError("the CUDA allocator is not PyTorch's native one; unset PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync")
+        self.backend = backend
+        self.streams = StreamSet(backend)
+        self.tainted = False
+        self._reader = reader
+        self._scratch: Pool | None = None
+        self._keepers: list[Graph] = []
+
+    def scratch_pool(self) -> Pool:
+        """The pool that candidates share, so that trying hundreds of them does not grow memory. Their replays must not overlap.
+
+        A pool lives as long as a graph in it does; a tiny one of its own keeps it.
+        """
+        if self._scratch is None:
+            pool = self.backend.new_pool()
+            keeper = self._record([self.streams.named("keeper")], lambda: self._touch("keeper"), pool)
+            if isinstance(keeper, Failure):
+                raise DeviceError(f"this device captures no graph at all: {keeper.detail}")
+            self._keepers.append(keeper[0])
+            self._scratch = pool
+        return self._scratch
+
+    def warm_up(self, program: Launchable, inputs: Sequence[Tensor], *, passes: int = 2) -> Failure | None:
+        """Run every operator eagerly, on a stream that is never captured: modules load, libraries choose their algorithms."""
+        stream = self.streams.named("warm-up")
+        try:
+            with torch.inference_mode(), self.backend.on(stream):
+                for _ in range(passes):
+                    slots = program.new_slots(inputs)
+                    for kernel in program.kernels:
+                        kernel(slots)
+            del slots
+            self.backend.synchronize()
+        except Exception as error:
+            return failure_of(error, "warm-up")
+        return None
+
+    def run_eager(self, program: Launchable, plan: Plan, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run a plan on several streams without a graph, ordered after and before the current stream.
+
+        The outputs live in blocks of the lanes' streams; those streams are private and wait for the caller's stream at every call, so a
+        caller may drop them while its own stream still reads.
+        """
+        backend = self.backend
+        home = backend.current_stream()
+        slots = program.new_slots(inputs)
+        executor = LaneExecutor(backend, self.streams, program, slots, CaptureOptions(), None)
+        lanes = self._lanes(plan)
+        start = backend.new_event()
+        backend.record(start, home)
+        for stream in lanes:
+            backend.wait(stream, start)
+        with torch.inference_mode():
+            walk(plan.steps, executor)
+        for stream in lanes:
+            end = backend.new_event()
+            backend.record(end, stream)
+            backend.wait(home, end)
+        return program.outputs(slots)
+
+    def capture(
+        self,
+        program: Launchable,
+        plan: Plan,
+        inputs: Sequence[Tensor],
+        *,
+        graph: OpGraph | None = None,
+        pool: Pool | None = None,
+        options: CaptureOptions | None = None,
+    ) -> GraphRunner | Failure:
+        """Capture ``plan`` into one instantiated graph that reads ``inputs`` where they are.
+
+        Args:
+            inputs: static buffers; held by the runner for its life.
+            graph: needed to observe.
+            pool: default a private pool of its own. Graphs in one pool share memory: never replay two at the same time, and read one's
+                outputs before replaying another.
+
+        Returns:
+            A runner, or a ``Failure`` (OOM, CAPTURE) after which memory is returned and the next capture may go ahead.
+        """
+        options = options or CaptureOptions()
+        backend = self.backend
+        chosen = pool if pool is not None else backend.new_pool()
+        notes: _Notes | None = None
+        if options.observe:
+            if self._reader is None or graph is None:
+                return Failure(FailureKind.UNAVAILABLE, "cuda-bindings is not installed, so the captured graph cannot be read")
+            notes = _Notes(backend, self._reader, graph)
+        slots = program.new_slots(inputs)
+        executor = LaneExecutor(backend, self.streams, program, slots, options, notes)
+        before = backend.allocated_bytes()
+        backend.reset_peak()
+
+        def body() -> list[Tensor]:
+            walk(plan.steps, executor)
+            return program.outputs(slots)
+
+        result = self._record(self._lanes(plan), body, chosen, slots=slots, executor=executor, names=graph)
+        slots.clear()
+        if isinstance(result, Failure):
+            return result
+        made, outputs = result
+        peak = backend.peak_bytes() - before
+        try:
+            captured = self._describe(made, notes, chosen) if notes is not None else None
+            backend.instantiate(made)
+        except Exception as error:
+            outputs.clear()
+            backend.reset(made)
+            return failure_of(error, "instantiating the graph")
+        return GraphRunner(backend, made, chosen, inputs, outputs, executor.stamps, captured, peak, program)
+
+    def capture_script(
+        self, streams: Sequence[Stream], body: Callable[[], Any], *, pool: Pool | None = None
+    ) -> tuple[Graph, Any] | Failure:
+        """Capture whatever ``body`` launches on ``streams`` (forked before it, joined after it) into one instantiated graph."""
+        result = self._record(streams, body, pool if pool is not None else self.scratch_pool())
+        if isinstance(result, Failure):
+            return result
+        try:
+            self.backend.instantiate(result[0])
+        except Exception as error:
+            self.backend.reset(result[0])
+            return failure_of(error, "instantiating the graph")
+        return result
+
+    def close(self) -> None:
+        """Free what keeps pools alive. Runners are their owners' to close."""
+        for keeper in self._keepers:
+            self.backend.reset(keeper)
+        self._keepers = []
+        self._scratch = None
+
+    def _lanes(self, plan: Plan) -> list[Stream]:
+        return [self.streams.lane(lane, priority) for lane, priority in dict.fromkeys((step.lane, step.priority) for step in plan.steps)]
+
+    def _touch(self, name: str) -> None:
+        with self.backend.on(self.streams.named(name)):
+            self.backend.touch()
+
+    def _record(
+        self,
+        side: Sequence[Stream],
+        body: Callable[[], Any],
+        pool: Pool,
+        *,
+        slots: Slots | None = None,
+        executor: LaneExecutor | None = None,
+        names: OpGraph | None = None,
+    ) -> tuple[Graph, Any] | Failure:
+        backend = self.backend
+        origin = self.streams.named("origin")
+        backend.synchronize()
+        with no_garbage_collection(), torch.inference_mode(), backend.on(origin):
+            graph = None
+            try:
+                graph = backend.begin_capture(pool)
+                self._fork(origin, side)
+                made = body()
+                self._join(origin, side)
+                backend.end_capture(graph)
+            except Exception as error:
+                doing = "capture"
+                if executor is not None and executor.current != NO_OPERATOR and names is not None:
+                    doing = f"capture, at operator {names.operators[executor.current].name}"
+                failure = failure_of(error, doing)
+                error.__traceback__ = None  # its frames hold tensors of the pool
+            else:
+                return graph, made
+            if slots is not None:
+                slots.clear()
+            if graph is not None:
+                self._unwind(graph, origin, side, pool)
+        log.debug("capture failed: %s", failure.detail)
+        return failure
+
+    def _fork(self, origin: Stream, side: Sequence[Stream]) -> None:
+        start = self.backend.new_event()
+        self.backend.record(start, origin)
+        for stream in side:
+            self.backend.wait(stream, start)
+            if not self.backend.capturing(stream):
+                raise DeviceError("a stream did not join the capture; what it launches would be missing from the graph")
+
+    def _join(self, origin: Stream, side: Sequence[Stream]) -> None:
+        for stream in side:
+            end = self.backend.new_event()
+            self.backend.record(end, stream)
+            self.backend.wait(origin, end)
+
+    def _unwind(self, graph: Graph, origin: Stream, side: Sequence[Stream], pool: Pool) -> None:
+        """End the capture whatever state it is in. Ending it properly is worth trying: only that leaves the allocator clean."""
+        try:
+            if self.backend.capturing(origin):
+                self._join(origin, side)
+                self.backend.end_capture(graph)
+            self.backend.reset(graph)
+        except Exception as error:
+            log.debug("capture could not be ended in order: %s", error)
+            if not self.backend.abandon_capture(graph, pool):
+                self.tainted = True
+        try:
+            self.backend.synchronize()
+        except Exception as error:
+            log.warning("the device does not answer after a failed capture: %s", error)
+            self.tainted = True
+
+    def _describe(self, graph: Graph, notes: _Notes, pool: Pool) -> CapturedGraph:
+        reader = self._reader
+        assert reader is not None
+        nodes, edges = reader.read(graph)
+        place = {node: index for index, (node, _) in enumerate(nodes)}
+        return CapturedGraph(
+            tuple(GraphNode(kind, notes.operator_of.get(node, NO_OPERATOR)) for node, kind in nodes),
+            tuple((place[before], place[after]) for before, after in edges),
+            tuple(StorageSpan(storage, span) for storage, span in notes.spans.items()),
+            self.backend.pool_spans(pool, unused=False),
+            int(getattr(reader, "stray_launches", -1)),
+        )
+
+
+def failure_of(error: BaseException, doing: str) -> Failure:
+    """The failure a candidate's exception means."""
+    text = f"{doing}: {type(error).__name__}: {error}".splitlines()[0][:500]
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in text.lower():
+        return Failure(FailureKind.OOM, text)
+    return Failure(FailureKind.CAPTURE, text)
