@@ -81,16 +81,3 @@ def unflatten_inputs(program: Program, tensors: Sequence[torch.Tensor]) -> tuple
 
 def _python(literal: Argument) -> Any:
     return float(literal.name) if isinstance(literal, NonFinite) else literal
-
-
-def unflatten_inputs(program: Program, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a call from the tensors of ``program.graph.inputs``: the inverse of :func:`flatten_inputs`."""
-    place = dict(zip(program.graph.inputs, tensors, strict=True))
-    leaves: list[Any] = []
-    for leaf in program.input_leaves:
-        if isinstance(leaf, Ref):
-            leaves.append(place[leaf.value])
-        else:
-            leaves.append(float(leaf.name) if isinstance(leaf, NonFinite) else leaf)
-    args, kwargs = pytree.tree_unflatten(leaves, _structure(program.input_tree))
-    return args, kwargs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -85,7 +85,7 @@ def printable(text: str) -> str:
 
 
 def _model_differences(program: Program, model: torch.nn.Module) -> list[Difference]:
-    own = {
+    own: dict[ConstantSource, Mapping[str, torch.Tensor]] = {
         ConstantSource.PARAMETER: dict(model.named_parameters(remove_duplicate=False)),
         ConstantSource.BUFFER: dict(model.named_buffers(remove_duplicate=False)),
     }
