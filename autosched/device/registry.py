@@ -1,0 +1,30 @@
+"""Which devices there are, by name."""
+
+from __future__ import annotations
+
+from autosched.core.registry import Registry
+from autosched.device.base import Device
+
+DEVICES: Registry[type[Device]] = Registry("device", "autosched.runners")
+DEVICES.add("cpu", "autosched.device.cpu:CpuDevice")
+DEVICES.add("cuda", "autosched.device.cuda.device:CudaDevice")
+
+
+def device_named(name: str) -> Device:
+    """The device called ``name``; ``auto`` is CUDA where there is a GPU, else the CPU.
+
+    Raises:
+        UnknownName: listing the known names.
+        DeviceMissing: if this machine does not have it.
+    """
+    return DEVICES.get(resolve_auto(name))()
+
+
+def resolve_auto(name: str) -> str:
+    """``name``, or what ``auto`` means on this machine."""
+    if name != "auto":
+        return name
+    import torch
+
+    # Asks the driver only; creates no context in this process.
+    return "cuda" if torch.cuda.is_available() else "cpu"

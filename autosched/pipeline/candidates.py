@@ -1,0 +1,89 @@
+"""What goes to the device: the schedules that strategies propose, each once, each proved before it is timed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from autosched.core.graph import OpGraph
+from autosched.core.records import Failure, FailureKind
+from autosched.core.schedule import Schedule, canonical_key, violations
+from autosched.device.base import Comparison, Session
+from autosched.pipeline.references import References
+from autosched.runtime.plan import make_plan
+from autosched.search.problem import Problem
+from autosched.search.simulate import simulate
+from autosched.search.strategy import STRATEGIES, SearchContext
+from autosched.verify.legality import plan_violations
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schedule under the name of the strategy that proposed it; ``predicted_us`` is the simulator's makespan."""
+
+    name: str
+    is_baseline: bool
+    schedule: Schedule
+    key: str
+    predicted_us: float
+
+
+def propose(
+    problem: Problem, names: Iterable[str], context: SearchContext, *, lanes_matter: bool
+) -> tuple[list[Candidate], dict[str, Failure]]:
+    """The best schedule of each named strategy, by its own lights. A strategy that breaks is a failure, not the end of the job."""
+    found: list[Candidate] = []
+    failures: dict[str, Failure] = {}
+    for name in names:
+        strategy = STRATEGIES.get(name)
+        try:
+            schedule = strategy.propose(problem, context.share(context.max_evaluations))[0]
+        except Exception as error:  # a plugin's strategy must not end a tuning job
+            _log.warning("strategy %s failed: %s", name, error)
+            failures[name] = Failure(FailureKind.CRASH, f"{type(error).__name__}: {error}")
+            continue
+        found.append(make_candidate(problem, name, strategy.is_baseline, schedule, lanes_matter=lanes_matter))
+    return found, failures
+
+
+def make_candidate(problem: Problem, name: str, is_baseline: bool, schedule: Schedule, *, lanes_matter: bool) -> Candidate:
+    """Name a schedule and predict its makespan."""
+    key = canonical_key(problem.graph, schedule, lanes_matter=lanes_matter)
+    return Candidate(name, is_baseline, schedule, key, simulate(problem, schedule).makespan_us)
+
+
+def prove(session: Session, graph: OpGraph, schedule: Schedule, references: References) -> Comparison | Failure:
+    """Legality of the schedule, hazards of its plan by an independent oracle, then its numbers on every input set."""
+    illegal = violations(graph, schedule)
+    if not illegal:
+        illegal = plan_violations(graph, schedule, make_plan(graph, schedule))
+    if illegal:
+        return Failure(FailureKind.ILLEGAL, "; ".join(illegal[:3]))
+    answer = session.compare(schedule, references.inputs, references.outputs)
+    if isinstance(answer, Failure):
+        return answer
+    if not answer.within_tolerance:
+        return Failure(
+            FailureKind.MISMATCH, f"differs from the original model by up to {answer.max_abs_error:.3g}, beyond its dtype's tolerance"
+        )
+    if not answer.bitwise:
+        return Failure(
+            FailureKind.MISMATCH, "differs bitwise from the same operators on one lane: a race, or an operator that is not deterministic"
+        )
+    return answer
+
+
+def by_key(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
+    """Candidates that are the same program on the device, under one key."""
+    groups: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.key, []).append(candidate)
+    return groups
+
+
+def renamed(candidate: Candidate, name: str) -> Candidate:
+    """The same schedule under another name."""
+    return replace(candidate, name=name)

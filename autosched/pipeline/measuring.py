@@ -1,0 +1,110 @@
+"""Solo and pair runs for one graph, through the journal, so that nothing is measured twice and an interrupted job goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autosched.core.costs import CostTable
+from autosched.core.graph import OpGraph
+from autosched.core.progress import Progress
+from autosched.core.records import DeviceKey, Failure, PairRecord, SoloRecord
+from autosched.costmodel.select_pairs import PairChoice, select_pairs
+from autosched.costmodel.table import make_cost_table
+from autosched.datasets.facts import device_facts
+from autosched.datasets.journal import Journal
+from autosched.device.base import Pair, Session
+
+# Pairs go to the device in small lots, so that a kill or the end of the budget loses little.
+_LOT = 8
+_PAIR_REPEATS = 9
+
+
+@dataclass
+class Ledger:
+    """What a job has spent and what went wrong."""
+
+    measurements: int = 0
+    failures: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def count(self, answer: object) -> None:
+        """Count one answer of the device."""
+        self.measurements += 1
+        self.failures += isinstance(answer, Failure)
+
+
+def measure_solo(session: Session, graph: OpGraph, journal: Journal, rounds: int, ledger: Ledger) -> list[list[SoloRecord | Failure]]:
+    """Every operator alone at every width: ``[n_operators][n_widths]``."""
+    widths = session.limits.widths
+    known = [[_usable_solo(journal, operator.signature, width, rounds) for width in widths] for operator in graph.operators]
+    if all(record is not None for row in known for record in row):
+        return [[record for record in row if record is not None] for row in known]
+    answers = session.solo(widths, repeats=rounds)
+    added: set[tuple[str, int]] = set()
+    for operator, row in zip(graph.operators, answers, strict=True):
+        for width, answer in zip(widths, row, strict=True):
+            if (operator.signature, width) not in added:
+                added.add((operator.signature, width))
+                ledger.count(answer)
+                journal.add_solo(operator.signature, width, answer)
+    journal.flush()
+    return answers
+
+
+def _usable_solo(journal: Journal, signature: str, width: int, rounds: int) -> SoloRecord | None:
+    found = journal.solo(signature, width, min_count=rounds // 2)
+    return found if isinstance(found, SoloRecord) else None
+
+
+def measure_pairs(
+    session: Session,
+    graph: OpGraph,
+    solo: Sequence[Sequence[SoloRecord | Failure]],
+    journal: Journal,
+    budget_s: float,
+    ledger: Ledger,
+    progress: Progress,
+) -> list[PairRecord]:
+    """The pairs most worth knowing, as many as ``budget_s`` allows; returns all that the journal holds for this device."""
+    limits = session.limits
+    if limits.max_lanes > 1 and budget_s > 0:
+        known = {(pair.first, pair.first_width, pair.last, pair.last_width) for pair in journal.pairs()}
+        choices = select_pairs(graph, solo, widths=limits.widths, max_pairs=400, known=known)
+        deadline = time.monotonic() + budget_s
+        for begin in range(0, len(choices), _LOT):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                ledger.notes.append(f"{begin} of {len(choices)} pairs worth measuring fitted in the budget; the rest is predicted")
+                break
+            _measure_lot(session, graph, choices[begin : begin + _LOT], journal, ledger)
+            progress.update(done=min(begin + _LOT, len(choices)), total=len(choices), measured=ledger.measurements, failed=ledger.failures)
+    return journal.pairs()
+
+
+def _measure_lot(session: Session, graph: OpGraph, lot: Sequence[PairChoice], journal: Journal, ledger: Ledger) -> None:
+    asked = [Pair(choice.first, choice.last, choice.first_width, choice.last_width) for choice in lot]
+    for choice, answer in zip(lot, session.pairs(asked, repeats=_PAIR_REPEATS), strict=True):
+        ledger.count(answer)
+        first, last = graph.operators[choice.first].signature, graph.operators[choice.last].signature
+        journal.add_pair(first, choice.first_width, last, choice.last_width, answer)
+    journal.flush()
+
+
+def cost_table(
+    session: Session, graph: OpGraph, key: DeviceKey, solo: Sequence[Sequence[SoloRecord | Failure]], pairs: Sequence[PairRecord]
+) -> CostTable:
+    """What the search reads."""
+    limits = session.limits
+    return make_cost_table(
+        graph,
+        solo,
+        pairs,
+        widths=limits.widths,
+        launch_gap_us=limits.launch_gap_us,
+        cross_lane_us=limits.cross_lane_us,
+        fixed_us=limits.fixed_us,
+        max_lanes=limits.max_lanes,
+        device=device_facts(key),
+    )
