@@ -1,0 +1,37 @@
+"""A saved ``torch.export`` program (``.pt2``) as a model that can be captured."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosched.core.errors import ArtifactCorrupt, UsageError
+
+
+def load_pt2(path: str | Path) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """The model of a ``.pt2`` file, its example arguments and keyword arguments.
+
+    Raises:
+        UsageError: if the file does not exist, or was saved without example inputs.
+        ArtifactCorrupt: if it is no file that ``torch.export.save`` wrote.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"there is no file {file}; expected a program saved with torch.export.save. Check the path.")
+    if not zipfile.is_zipfile(file):
+        raise ArtifactCorrupt(str(file), "it is no .pt2 archive (not a zip file, or cut short); torch.export.save writes one")
+    try:
+        exported = torch.export.load(file)
+    except Exception as error:  # torch raises whatever its parser of the day stumbles over.
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArtifactCorrupt(str(file), f"torch.export.load cannot read it ({type(error).__name__}: {first})") from error
+    if exported.example_inputs is None:
+        raise UsageError(
+            f"{file} was saved without example inputs; expected them, to know the shapes. Export it again with torch.export.export."
+        )
+    args, kwargs = exported.example_inputs
+    model: torch.nn.Module = exported.module(check_guards=False)
+    return model, tuple(args), dict(kwargs)

@@ -1,0 +1,255 @@
+"""Names to models: everything the command line takes as MODEL.
+
+Forms: ``torchvision:NAME``, ``timm:NAME``, ``transformers:NAME``, ``autosched:NAME``, ``module:function`` and ``file.pt2``. Library models
+have random weights from a seed: nothing is downloaded, and building one leaves the global random state as it was.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosched.capture.pt2 import load_pt2
+from autosched.core.errors import UnknownModel, UsageError
+
+_OWN = {
+    "randwire": ("randomly wired network WS(32, 4, 0.75), three stages, small channels", "randwire:make_randwire"),
+    "deepfm": ("DeepFM, 64 embedding look-ups", "deepfm:make_deepfm"),
+    "lstm": ("two-layer LSTM, 24 steps written out", "lstm:make_lstm"),
+    "moe": ("two blocks of eight dense experts", "moe:make_moe"),
+    "toy": ("a small branchy convolution net, for trying things out", "toy:make_toy"),
+}
+_TORCHVISION = ("googlenet", "inception_v3", "squeezenet1_1", "resnet50", "mobilenet_v2", "densenet121", "resnext50_32x4d")
+_TIMM = ("hrnet_w18", "nasnetalarge", "pnasnet5large", "inception_v4")
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class ZooEntry:
+    """A model worth trying. ``package`` is what must be installed beside autosched, or empty."""
+
+    name: str
+    description: str
+    package: str
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """A model ready to be captured: in inference mode, with example inputs."""
+
+    name: str
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def names() -> list[ZooEntry]:
+    """The models of the suite. Any other name of torchvision or timm works too. Imports no library."""
+    from autosched.zoo_models.transformer_configs import MODELS
+
+    found = [ZooEntry(f"autosched:{name}", description, "") for name, (description, _) in _OWN.items()]
+    found += [ZooEntry(f"torchvision:{name}", "torchvision classifier", "torchvision") for name in _TORCHVISION]
+    found += [ZooEntry(f"timm:{name}", "timm classifier", "timm") for name in _TIMM]
+    found += [ZooEntry(f"transformers:{name}", description, "transformers") for name, (description, _) in MODELS.items()]
+    return found
+
+
+def load(name: str, *, batch: int | None = None, dtype: str | None = None, seed: int = 0) -> ZooModel:
+    """Build the model called ``name`` on the CPU.
+
+    Args:
+        name: one of the forms above.
+        batch: size of the first dimension of every input; by default 1, or whatever the function or file has.
+        dtype: ``float32``, ``float16``, ``bfloat16`` or ``float64`` for parameters and floating inputs; by default as built.
+        seed: decides weights and inputs.
+
+    Raises:
+        UnknownModel: if nothing answers to the name, with the closest names.
+        UsageError: if a package is missing, or batch or dtype cannot be honoured.
+    """
+    if batch is not None and batch < 1:
+        raise UsageError(f"batch is {batch}; expected at least 1")
+    if dtype is not None and dtype not in _DTYPES:
+        raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, args, kwargs = _build(name, batch, dtype, seed)
+    if dtype is not None:
+        model = model.to(_DTYPES[dtype])
+        args, kwargs = torch.utils._pytree.tree_map(lambda leaf: _cast(leaf, _DTYPES[dtype]), (args, kwargs))
+    if not name.endswith(".pt2"):
+        model = model.eval()
+    return ZooModel(name, model, tuple(args), dict(kwargs))
+
+
+def _cast(leaf: object, dtype: torch.dtype) -> object:
+    return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def _build(name: str, batch: int | None, dtype: str | None, seed: int) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    if name.endswith(".pt2"):
+        if batch is not None or dtype is not None:
+            raise UsageError(f"{name} has the shapes and dtypes it was exported with; leave out --batch and --dtype, or export it again.")
+        return load_pt2(name)
+    family, separator, rest = name.partition(":")
+    if not separator or not rest:
+        raise UnknownModel(
+            f"unknown model {name!r}; expected one of {_closest(name)}. 'autosched models' lists them, with the other forms."
+        )
+    size = batch or 1
+    if family == "autosched":
+        return _own(name, rest, size)
+    if family == "torchvision":
+        return _torchvision(name, rest, size)
+    if family == "timm":
+        return _timm(name, rest, size)
+    if family == "transformers":
+        return _transformers(name, rest, size)
+    return _from_module(name, family, rest, {"batch": batch, "dtype": dtype, "seed": seed})
+
+
+def _closest(name: str, also: list[str] | None = None) -> str:
+    known = list(dict.fromkeys([*(entry.name for entry in names()), *(also or [])]))
+    rest = name.partition(":")[2] or name
+    close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
+    close += [item for item in known if item.partition(":")[2] == rest or (len(rest) > 3 and rest in item)]
+    return ", ".join(list(dict.fromkeys(close or known))[:6])
+
+
+def _unknown(name: str, also: list[str] | None = None) -> UnknownModel:
+    return UnknownModel(f"unknown model {name!r}; the closest known: {_closest(name, also)}. 'autosched models' lists the suite.")
+
+
+@contextmanager
+def _needs(package: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(f"{package} models need the package {package} ({error}); install it with: pip install autosched[zoo]") from error
+
+
+def _own(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    if rest not in _OWN:
+        raise _unknown(name)
+    module, _, function = _OWN[rest][1].partition(":")
+    model, args = getattr(importlib.import_module(f"autosched.zoo_models.{module}"), function)(batch)
+    _enliven(model)
+    return model, args, {}
+
+
+def _torchvision(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    with _needs("torchvision"):
+        from autosched.zoo_models.torchvision_schemas import import_torchvision
+
+        models = import_torchvision().models
+    known = models.list_models(module=models)
+    if rest not in known:
+        raise _unknown(name, [f"torchvision:{item}" for item in known])
+    # Auxiliary classifiers exist for training; weights are random anyway, so the slow careful initialisation is skipped.
+    options = {"aux_logits": False, "init_weights": False} if rest in ("googlenet", "inception_v3") else {}
+    model = models.get_model(rest, weights=None, **options)
+    weights = models.get_model_weights(rest)
+    size = next(iter(weights)).transforms.keywords.get("crop_size", 224) if len(weights) else 224
+    _enliven(model)
+    return model, (torch.randn(batch, 3, size, size),), {}
+
+
+def _timm(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    with _needs("timm"):
+        from autosched.zoo_models.torchvision_schemas import import_torchvision
+
+        import_torchvision()
+        timm = importlib.import_module("timm")
+    if not timm.is_model(rest):
+        raise _unknown(name, [f"timm:{item}" for item in timm.list_models()])
+    model = timm.create_model(rest, pretrained=False)
+    shape = model.pretrained_cfg.get("input_size", (3, 224, 224))
+    _enliven(model)
+    return model, (torch.randn(batch, *shape),), {}
+
+
+def _transformers(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    from autosched.zoo_models.transformer_configs import MODELS
+
+    if rest not in MODELS:
+        raise _unknown(name)
+    with _needs("transformers"), warnings.catch_warnings():
+        # transformers looks at torchvision when both are there; the import must not fail for it.
+        if importlib.util.find_spec("torchvision") is not None:
+            from autosched.zoo_models.torchvision_schemas import import_torchvision
+
+            import_torchvision()
+        importlib.import_module("transformers")
+        return MODELS[rest][1](batch)
+
+
+def _from_module(
+    name: str, module: str, function: str, options: dict[str, object]
+) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    make = _find_function(name, module, function)
+    accepted = inspect.signature(make).parameters
+    if options["batch"] is not None and "batch" not in accepted:
+        raise UsageError(
+            f"{name} takes no argument 'batch', so --batch {options['batch']} cannot be honoured; add the argument to the function."
+        )
+    given = {key: value for key, value in options.items() if key in accepted and value is not None}
+    try:
+        made = make(**given)
+    except Exception as error:  # The user's own code: its failure is theirs to read.
+        raise UsageError(
+            f"{name} raised {type(error).__name__}: {error}. Expected a model and its example inputs; call it yourself."
+        ) from error
+    return _as_model(name, made)
+
+
+def _find_function(name: str, module: str, function: str) -> Callable[..., Any]:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name is not None and module.startswith(error.name):
+            raise _unknown(name) from error
+        raise UsageError(f"{module} cannot be imported: {error}. Install what it needs, or run from its folder.") from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    make = getattr(found, function, None)
+    if not callable(make):
+        functions = [key for key, value in vars(found).items() if inspect.isfunction(value)]
+        close = difflib.get_close_matches(function, functions, n=3, cutoff=0.3) or functions[:3]
+        raise UnknownModel(f"module {module} has no function {function!r}; it has {', '.join(close) or 'none'}.")
+    return make  # type: ignore[no-any-return]
+
+
+def _as_model(name: str, made: object) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    if isinstance(made, torch.nn.Module) and hasattr(made, "example_inputs"):
+        made = (made, made.example_inputs)
+    if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], torch.nn.Module):
+        inputs = made[1] if isinstance(made[1], tuple | list) else (made[1],)
+        kwargs = made[2] if len(made) == 3 else {}
+        if isinstance(kwargs, dict):
+            return made[0], tuple(inputs), kwargs
+    raise UsageError(
+        f"{name} returned {type(made).__name__}; expected (model, example_inputs), (model, example_inputs, example_kwargs), or a model with an "
+        "attribute example_inputs."
+    )
+
+
+def _enliven(model: torch.nn.Module) -> None:
+    """Give batch norms statistics as after training: with the initial ones, folding them would change nothing and test nothing."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None:
+            torch.nn.init.normal_(module.running_mean, std=0.1)
+            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
+            if module.affine:
+                torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+                torch.nn.init.normal_(module.bias, std=0.1)

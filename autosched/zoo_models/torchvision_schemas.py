@@ -1,0 +1,53 @@
+"""Import torchvision beside a torch it was not built for (a CPU-only torch beside the CUDA build of torchvision, say).
+
+Its compiled operators then do not load, and its import stops at the first Python kernel registered for one of them. No image
+classifier uses those operators: declaring their schemas lets the import go on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_declared: list[torch.library.Library] = []
+
+
+def import_torchvision() -> ModuleType:
+    """The ``torchvision`` package with ``torchvision.models`` imported.
+
+    Raises:
+        ImportError: if it is not installed.
+    """
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("No module named 'torchvision'", name="torchvision")
+    if not _declared and not _operators_load(Path(spec.submodule_search_locations[0])):
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for schema in _SCHEMAS:
+            library.define(schema)
+        _declared.append(library)
+    importlib.import_module("torchvision.models")
+    return importlib.import_module("torchvision")
+
+
+def _operators_load(folder: Path) -> bool:
+    if hasattr(torch.ops.torchvision, "nms"):
+        return True
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        file = folder / f"_C{suffix}"
+        if file.exists():
+            try:
+                torch.ops.load_library(str(file))
+            except OSError:
+                return False
+            return hasattr(torch.ops.torchvision, "nms")
+    return False

@@ -1,0 +1,60 @@
+"""Transformers built from a configuration with random weights: name -> model and example inputs. Nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Made = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
+
+
+def _tokens(batch: int, length: int, vocabulary: int) -> torch.Tensor:
+    return torch.randint(0, vocabulary, (batch, length))
+
+
+def _bert(batch: int) -> Made:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(return_dict=False)
+    return BertModel(config), (), {"input_ids": _tokens(batch, 32, config.vocab_size)}
+
+
+def _distilbert(batch: int) -> Made:
+    from transformers import DistilBertConfig, DistilBertModel
+
+    config = DistilBertConfig(return_dict=False)
+    return DistilBertModel(config), (), {"input_ids": _tokens(batch, 32, config.vocab_size)}
+
+
+def _gpt2(batch: int) -> Made:
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(return_dict=False, use_cache=False)
+    return GPT2Model(config), (), {"input_ids": _tokens(batch, 32, config.vocab_size)}
+
+
+def _t5(batch: int) -> Made:
+    from transformers import T5Config, T5Model
+
+    # The sizes of t5-small (Raffel et al., JMLR 2020, section 3.1.2 and its released checkpoints).
+    config = T5Config(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, return_dict=False, use_cache=False)
+    inputs = {"input_ids": _tokens(batch, 32, config.vocab_size), "decoder_input_ids": _tokens(batch, 32, config.vocab_size)}
+    return T5Model(config), (), inputs
+
+
+def _vit(batch: int) -> Made:
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(return_dict=False)
+    return ViTModel(config), (), {"pixel_values": torch.randn(batch, 3, config.image_size, config.image_size)}
+
+
+MODELS: dict[str, tuple[str, Callable[[int], Made]]] = {
+    "bert": ("BERT base, 32 tokens", _bert),
+    "distilbert": ("DistilBERT base, 32 tokens", _distilbert),
+    "gpt2": ("GPT-2 small, 32 tokens", _gpt2),
+    "t5": ("T5 small, encoder and decoder of 32 tokens", _t5),
+    "vit": ("ViT base, 224 x 224", _vit),
+}
