@@ -1,0 +1,141 @@
+"""Beam search over prefixes of a schedule: each level places one more operator, simulated prefixes are extended, never repeated.
+
+``beam`` ranks prefixes by a bound (longest path, evenly shared work); ``pilot_beam`` ranks each child by completing it with the
+best list policy, which costs more for each decision and decides far better.
+
+*Source:* Lowerre, "The Harpy Speech Recognition System", CMU 1976 (beam search); Voss, Fink and Duin, "Looking Ahead with the Pilot
+Method", Annals of Operations Research 136, 2005 (completing partial solutions).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autosched.core.schedule import Schedule
+from autosched.search.policies import Candidate, Decoder, Policy, best_policies, read_candidate
+from autosched.search.problem import Floats, Ints, Problem
+from autosched.search.strategy import SearchContext
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """Beam search. ``width`` prefixes survive each level; ``branch`` operators are tried for each of them."""
+
+    name: str
+    width: int
+    branch: int
+    pilot: bool
+    is_baseline: bool = False
+
+    def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
+        """The schedules of the last level, best first, and the best list policy's."""
+        return list(dict.fromkeys(candidate.schedule(problem) for candidate in self.candidates(problem, context)))
+
+    def candidates(self, problem: Problem, context: SearchContext) -> list[Candidate]:
+        """As :meth:`propose`, as arrays with predicted makespans."""
+        search = _Search(self, problem, context)
+        search.run()
+        return search.results()
+
+
+class _Search:
+    def __init__(self, beam: Beam, problem: Problem, context: SearchContext) -> None:
+        from autosched.search import fluid_numba
+
+        self.compiled = fluid_numba
+        self.beam, self.problem, self.context = beam, problem, context
+        self.lanes = context.lanes(problem)
+        self.widths = context.width_indices(problem)
+        self.decoder = Decoder(problem, self.lanes, self.widths)
+        ranked = best_policies(problem, context, self.decoder)
+        self.finished: list[Candidate] = [ranked[0][0]]
+        self.policy: Policy = ranked[0][1]
+        self.spent = self.decoder.evaluations
+        self.bottom = problem.bottom_levels_us(int(self.widths[0]))
+        # The order in which operators are tried is always by path length; the policy's own priority completes prefixes.
+        self.priority = self.decoder.priority(self.policy) if beam.pilot else self.bottom
+        self.policy_vector = self.decoder.vector(self.policy)
+        count = problem.count
+        self.words = np.random.default_rng(1).integers(1, 2**62, size=count, dtype=np.int64)
+        shape = fluid_numba.float_row(count, self.lanes), fluid_numba.int_row(count, self.lanes)
+        self.rows: tuple[Floats, Ints] = np.zeros((beam.width, shape[0])), np.zeros((beam.width, shape[1]), dtype=np.int32)
+        self.next_rows: tuple[Floats, Ints] = np.zeros_like(self.rows[0]), np.zeros_like(self.rows[1])
+        self.trial: tuple[Floats, Ints] = np.zeros((1, shape[0])), np.zeros((1, shape[1]), dtype=np.int32)
+        capacity = beam.width * beam.branch * len(self.widths) * 2
+        self.children = np.zeros((capacity, 5), dtype=np.int64)
+        self.scores = np.zeros(capacity)
+        self.states = 1
+
+    def run(self) -> None:
+        """Place operators level by level while the budget lasts."""
+        compiled, problem, context = self.compiled, self.problem, self.context
+        compiled.reset_state(self.rows[0][0], self.rows[1][0], self.lanes, problem.count, problem.pred_ptr, problem.pred_idx)
+        for level in range(problem.count):
+            if self.spent >= context.max_evaluations or context.expired():
+                self._complete()
+                return
+            found = self._expand()
+            self.spent += found
+            self._keep(found)
+            if level % 16 == 0:
+                context.progress(self.beam.name, self.spent, min(candidate.makespan_us for candidate in self.finished))
+        self._complete()
+
+    def results(self) -> list[Candidate]:
+        """Complete schedules, best first."""
+        return sorted(self.finished, key=lambda candidate: candidate.makespan_us)
+
+    def _expand(self) -> int:
+        return int(
+            self.compiled.expand_level(
+                *self.problem.arrays, *self.rows, self.states, self.lanes, self.lanes, self.bottom, self.priority, self.widths,
+                self.beam.branch, int(self.beam.pilot), self.policy_vector, self.decoder.fastest, self.decoder.narrow, self.words,
+                self.children, self.scores, *self.trial,
+            )
+        )  # fmt: skip
+
+    def _keep(self, found: int) -> None:
+        seen: set[int] = set()
+        kept = 0
+        for child in np.argsort(self.scores[:found], kind="stable").tolist():
+            parent, operator, width, hold, key = self.children[child].tolist()
+            if key in seen:
+                continue
+            seen.add(key)
+            floats, ints = self.next_rows[0][kept], self.next_rows[1][kept]
+            floats[:] = self.rows[0][parent]
+            ints[:] = self.rows[1][parent]
+            self.compiled.extend(*self.problem.arrays, floats, ints, self.lanes, self.lanes, operator, width, hold)
+            if self.beam.pilot and kept == 0:
+                self._remember(floats, ints)
+            kept += 1
+            if kept == self.beam.width:
+                break
+        self.rows, self.next_rows = self.next_rows, self.rows
+        self.states = kept
+
+    def _remember(self, floats: Floats, ints: Ints) -> None:
+        """Keep the completion of a prefix if it is the best schedule so far."""
+        candidate = self._completed(floats, ints)
+        if candidate.makespan_us < min(known.makespan_us for known in self.finished):
+            self.finished.append(candidate)
+
+    def _completed(self, floats: Floats, ints: Ints) -> Candidate:
+        trial_floats, trial_ints = self.trial[0][0], self.trial[1][0]
+        trial_floats[:] = floats
+        trial_ints[:] = ints
+        makespan = self.compiled.list_finish(
+            *self.problem.arrays, trial_floats, trial_ints, self.lanes, self.priority, self.policy_vector, self.decoder.fastest,
+            self.decoder.narrow,
+        )  # fmt: skip
+        return read_candidate(trial_ints, self.lanes, self.problem.count, float(makespan))
+
+    def _complete(self) -> None:
+        for state in range(self.states):
+            self.finished.append(self._completed(self.rows[0][state], self.rows[1][state]))
+
+
+BEAM = Beam("beam", width=32, branch=8, pilot=False)
+PILOT_BEAM = Beam("pilot_beam", width=4, branch=6, pilot=True)

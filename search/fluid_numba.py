@@ -1,0 +1,566 @@
+"""The compiled simulators and the loops around them: fluid evaluation, list decoding, beam levels, annealing steps.
+
+Everything compiled is in this one module, because numba's cache does not see edits in functions of other files. Signatures are
+explicit, so that one specialisation exists of each; fastmath is off, because it assumes that no infinities occur.
+
+A *state* is one float row and one int row (offsets below), so that copying a prefix is two memory copies. With ``K`` lanes and ``n``
+operators the float row holds: time; then for each lane start, remaining, slowdown, free-since (all microseconds but the third); then
+the end of each operator. The int row holds: starts so far, placed so far, finished so far, last finished operator, length of the ready
+list, three unused; for each lane operator (-1 idle), kernel, place among starts (-1 while it waits), launch rank; for each operator
+pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready list.
+
+``place_operator`` and ``advance`` are the twins of ``fluid.FluidState.place`` and ``advance``; the tests hold them equal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+HEADER = 8
+UNREACHED = 1e300
+MIN_SLOWDOWN = 0.25
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_I1 = "i4[::1]"
+_F1 = "f8[::1]"
+_F2 = "f8[:,::1]"
+_ARRAYS = f"{_I1},{_I1},{_I1},{_I1},i4[:,::1],{_F1},{_F2},{_F2},{_F1}"
+
+
+def _compiled(signature: str) -> Callable[[_Function], _Function]:
+    """``numba.njit`` cached on disk; without the cache where neither the package nor the user's cache folder can be written."""
+
+    def decorate(function: _Function) -> _Function:
+        try:
+            return cast(_Function, numba.njit(signature, cache=True)(function))
+        except RuntimeError as error:
+            if "no locator available" not in str(error):
+                raise
+            logger.info("compiled code is not cached: %s", error)
+            return cast(_Function, numba.njit(signature)(function))
+
+    return decorate
+
+
+def float_row(count: int, lanes: int) -> int:
+    """Length of a state's float row."""
+    return 1 + 4 * lanes + count
+
+
+def int_row(count: int, lanes: int) -> int:
+    """Length of a state's int row."""
+    return HEADER + 4 * lanes + 6 * count
+
+
+@_compiled(f"void({_F1},{_I1},i8,i8,{_I1},{_I1})")
+def reset_state(floats, ints, lanes, count, pred_ptr, pred_idx):  # type: ignore[no-untyped-def]
+    """Make a state empty: nothing placed, sources ready."""
+    floats[:] = 0.0
+    ints[:] = 0
+    for lane in range(lanes):
+        floats[1 + 3 * lanes + lane] = -1.0
+        ints[HEADER + lane] = -1
+        ints[HEADER + 2 * lanes + lane] = -1
+    base = HEADER + 4 * lanes
+    ready = 0
+    for index in range(count):
+        floats[1 + 4 * lanes + index] = -1.0
+        before = pred_ptr[index + 1] - pred_ptr[index]
+        ints[base + index] = before
+        ints[base + count + index] = -1
+        ints[base + 3 * count + index] = -1
+        if before == 0:
+            ints[base + 5 * count + ready] = index
+            ready += 1
+    ints[3] = -1
+    ints[4] = ready
+
+
+@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i8,i8,{_I1},{_I1},{_F1})")
+def start_time(floats, ints, lanes, count, operator, lane, wait, pred_ptr, pred_idx, latency):  # type: ignore[no-untyped-def]
+    """Earliest start of ``operator`` on the idle ``lane`` when all it waits for is finished, microseconds."""
+    start = 0.0
+    free = floats[1 + 3 * lanes + lane]
+    if free >= 0.0:
+        start = free + latency[0]
+    ends = 1 + 4 * lanes
+    lane_of = HEADER + 4 * lanes + count
+    for place in range(pred_ptr[operator], pred_ptr[operator + 1]):
+        before = pred_idx[place]
+        ready = floats[ends + before]
+        if ints[lane_of + before] != lane:
+            ready += latency[1]
+        if ready > start:
+            start = ready
+    if wait >= 0:
+        ready = floats[ends + wait]
+        if ints[lane_of + wait] != lane:
+            ready += latency[1]
+        if ready > start:
+            start = ready
+    return start
+
+
+@_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i8,f8,{_F1})")
+def place_operator(floats, ints, lanes, count, operator, lane, kernel, rank, start, solo):  # type: ignore[no-untyped-def]
+    """Put ``operator`` on the idle ``lane``."""
+    floats[1 + lane] = start
+    floats[1 + lanes + lane] = solo[kernel]
+    floats[1 + 2 * lanes + lane] = 1.0
+    ints[HEADER + lane] = operator
+    ints[HEADER + lanes + lane] = kernel
+    ints[HEADER + 2 * lanes + lane] = -1
+    ints[HEADER + 3 * lanes + lane] = rank
+    ints[HEADER + 4 * lanes + count + operator] = lane
+
+
+@_compiled(f"i8({_F1},{_I1},i8,i8,{_F2},{_F2})")
+def advance(floats, ints, lanes, count, excess_first, excess_last):  # type: ignore[no-untyped-def]
+    """Go to the next event; returns the operator that finished, -1 if one started, -2 if nothing is placed."""
+    time = floats[0]
+    best = UNREACHED
+    best_lane = -1
+    best_kind = 2
+    best_rank = 0
+    for lane in range(lanes):
+        if ints[HEADER + lane] < 0:
+            continue
+        rank = ints[HEADER + 3 * lanes + lane]
+        if ints[HEADER + 2 * lanes + lane] < 0:
+            when = floats[1 + lane]
+            kind = 1
+        else:
+            when = time + floats[1 + lanes + lane] * max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN)
+            kind = 0
+        if when < best or (when == best and (kind < best_kind or (kind == best_kind and rank < best_rank))):
+            best = when
+            best_lane = lane
+            best_kind = kind
+            best_rank = rank
+    if best_lane < 0:
+        return -2
+    passed = best - time
+    if passed > 0.0:
+        for lane in range(lanes):
+            if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+                left = floats[1 + lanes + lane] - passed / max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN)
+                floats[1 + lanes + lane] = max(0.0, left)
+        floats[0] = best
+    chosen = ints[HEADER + lanes + best_lane]
+    if best_kind == 1:
+        slowdown = 1.0
+        for lane in range(lanes):
+            if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+                other = ints[HEADER + lanes + lane]
+                slowdown += excess_last[chosen, other]
+                floats[1 + 2 * lanes + lane] += excess_first[other, chosen]
+        floats[1 + 2 * lanes + best_lane] = slowdown
+        ints[HEADER + 2 * lanes + best_lane] = ints[0]
+        ints[0] += 1
+        return -1
+    operator = ints[HEADER + best_lane]
+    sequence = ints[HEADER + 2 * lanes + best_lane]
+    ints[HEADER + best_lane] = -1
+    running = 0
+    last_running = -1
+    for lane in range(lanes):
+        if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+            other = ints[HEADER + lanes + lane]
+            if ints[HEADER + 2 * lanes + lane] < sequence:
+                floats[1 + 2 * lanes + lane] -= excess_first[other, chosen]
+            else:
+                floats[1 + 2 * lanes + lane] -= excess_last[other, chosen]
+            running += 1
+            last_running = lane
+    if running == 1:
+        floats[1 + 2 * lanes + last_running] = 1.0
+    floats[1 + 4 * lanes + operator] = floats[0]
+    floats[1 + 3 * lanes + best_lane] = floats[0]
+    return operator
+
+
+@_compiled(f"f8({_ARRAYS},i8,{_I1},{_I1},{_I1},{_I1},{_F1},f8,{_F1},{_F1},{_I1},{_I1})")
+def evaluate(  # type: ignore[no-untyped-def]
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    lanes, order, lane_of, width_index, wait, bound, limit, floats, start_us, ints, scratch,
+):  # fmt: skip
+    """Makespan of one schedule in microseconds, or ``UNREACHED`` once it must exceed ``limit``.
+
+    Args:
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        lanes: lane slots.
+        order, lane_of, width_index: int32 ``[n]``.
+        wait: int32 ``[n]``, one more operator to wait for, or -1.
+        bound: float64 ``[n]``, least time from an operator's start to the end of the run; zeros if not known.
+        limit: give up above this makespan.
+        floats, ints: a state's rows, overwritten; ``floats`` ends with the end of each operator.
+        start_us: float64 ``[n]``, overwritten with starts (or length 0: not wanted).
+        scratch: int32 ``[4 n + 2 K + 2]``, overwritten.
+    """
+    count = order.shape[0]
+    for lane in range(lanes):
+        floats[1 + 3 * lanes + lane] = -1.0
+        ints[HEADER + lane] = -1
+    floats[0] = 0.0
+    ints[0] = 0
+    base = HEADER + 4 * lanes
+    heads = scratch[: lanes + 1]
+    cursor = scratch[lanes + 1 : 2 * lanes + 2]
+    queue = scratch[2 * lanes + 2 : 2 * lanes + 2 + count]
+    rank = scratch[2 * lanes + 2 + count : 2 * lanes + 2 + 2 * count]
+    first_waiter = scratch[2 * lanes + 2 + 2 * count : 2 * lanes + 2 + 3 * count]
+    next_waiter = scratch[2 * lanes + 2 + 3 * count : 2 * lanes + 2 + 4 * count]
+    heads[:] = 0
+    for index in range(count):
+        first_waiter[index] = -1
+        heads[lane_of[index] + 1] += 1
+        ints[base + index] = pred_ptr[index + 1] - pred_ptr[index]
+    for lane in range(lanes):
+        heads[lane + 1] += heads[lane]
+        cursor[lane] = heads[lane]
+    for place in range(count):
+        index = order[place]
+        rank[index] = place
+        lane = lane_of[index]
+        queue[cursor[lane]] = index
+        cursor[lane] += 1
+        before = wait[index]
+        if before >= 0:
+            ints[base + index] += 1
+            next_waiter[index] = first_waiter[before]
+            first_waiter[before] = index
+    for lane in range(lanes):
+        cursor[lane] = heads[lane]
+    limit -= latency[2]
+    finished = 0
+    while finished < count:
+        for lane in range(lanes):
+            if ints[HEADER + lane] < 0 and cursor[lane] < heads[lane + 1]:
+                index = queue[cursor[lane]]
+                if ints[base + index] == 0:
+                    cursor[lane] += 1
+                    start = start_time(floats, ints, lanes, count, index, lane, wait[index], pred_ptr, pred_idx, latency)
+                    if start + bound[index] > limit:
+                        return UNREACHED
+                    if start_us.shape[0] > 0:
+                        start_us[index] = start
+                    place_operator(floats, ints, lanes, count, index, lane, kernel[index, width_index[index]], rank[index], start, solo)
+        done = advance(floats, ints, lanes, count, excess_first, excess_last)
+        if done == -2:
+            return UNREACHED  # order and waits contradict each other: the caller built no legal schedule
+        if done >= 0:
+            finished += 1
+            for place in range(succ_ptr[done], succ_ptr[done + 1]):
+                ints[base + succ_idx[place]] -= 1
+            waiter = first_waiter[done]
+            while waiter >= 0:
+                ints[base + waiter] -= 1
+                waiter = next_waiter[waiter]
+    return floats[0] + latency[2]
+
+
+@_compiled(f"f8({_F1},{_I1},i8,i8,i8,{_F1},{_F2},{_F2})")
+def interference_cost(floats, ints, lanes, count, kernel, solo, excess_first, excess_last):  # type: ignore[no-untyped-def]
+    """Time lost in all if ``kernel`` started now beside what is placed, microseconds; both sides counted."""
+    cost = 0.0
+    for lane in range(lanes):
+        if ints[HEADER + lane] >= 0:
+            other = ints[HEADER + lanes + lane]
+            overlap = min(solo[kernel], floats[1 + lanes + lane])
+            cost += overlap * (excess_last[kernel, other] + excess_first[other, kernel])
+    return cost
+
+
+@_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i4[:,::1],{_F1},{_I1},{_I1},{_F1})")
+def commit(  # type: ignore[no-untyped-def]
+    floats, ints, lanes, count, used_lanes, operator, width, kernel, solo, pred_ptr, pred_idx, latency
+):
+    """Place a ready operator on the idle lane with the earliest start.
+
+    An operator that could have started before now on that lane was held back on purpose; it gets a wait for the last operator that
+    finished, because without that edge the exported schedule would start it earlier than simulated here.
+    """
+    time = floats[0]
+    event = ints[3]
+    best = UNREACHED
+    best_lane = 0
+    best_wait = -1
+    for lane in range(used_lanes):
+        if ints[HEADER + lane] >= 0:
+            continue
+        start = start_time(floats, ints, lanes, count, operator, lane, -1, pred_ptr, pred_idx, latency)
+        wait = -1
+        if start < time:
+            wait = event
+            start = max(start, time + latency[1])
+        if start < best:
+            best = start
+            best_lane = lane
+            best_wait = wait
+    base = HEADER + 4 * lanes
+    placed = ints[1]
+    place_operator(floats, ints, lanes, count, operator, best_lane, kernel[operator, width], placed, best, solo)
+    ints[base + 2 * count + operator] = width
+    ints[base + 3 * count + operator] = best_wait
+    ints[base + 4 * count + placed] = operator
+    ints[1] = placed + 1
+    ready = base + 5 * count
+    for place in range(ints[4]):
+        if ints[ready + place] == operator:
+            ints[ready + place] = ints[ready + ints[4] - 1]
+            ints[4] -= 1
+            break
+
+
+@_compiled(f"i8({_F1},{_I1},i8,i8,{_I1},{_I1},{_F2},{_F2})")
+def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last):  # type: ignore[no-untyped-def]
+    """Go on until an operator has finished and its successors that became ready are listed; -2 if nothing is placed."""
+    done = advance(floats, ints, lanes, count, excess_first, excess_last)
+    while done == -1:
+        done = advance(floats, ints, lanes, count, excess_first, excess_last)
+    if done == -2:
+        return -2
+    base = HEADER + 4 * lanes
+    ints[2] += 1
+    ints[3] = done
+    for place in range(succ_ptr[done], succ_ptr[done + 1]):
+        after = succ_idx[place]
+        ints[base + after] -= 1
+        if ints[base + after] == 0:
+            ints[base + 5 * count + ints[4]] = after
+            ints[4] += 1
+    return done
+
+
+@_compiled(f"i8({_I1},i8,i8)")
+def idle_lanes(ints, lanes, used_lanes):  # type: ignore[no-untyped-def]
+    """How many of the first ``used_lanes`` lanes hold nothing."""
+    idle = 0
+    for lane in range(used_lanes):
+        if ints[HEADER + lane] < 0:
+            idle += 1
+    return idle
+
+
+@_compiled(f"f8({_ARRAYS},{_F1},{_I1},i8,{_F1},{_F1},{_I1},i8)")
+def list_finish(  # type: ignore[no-untyped-def]
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    floats, ints, lanes, priority, policy, fastest, narrow,
+):  # fmt: skip
+    """Complete a prefix by list scheduling; the makespan in microseconds. The rows then hold the whole schedule.
+
+    Args:
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        floats, ints: a state's rows, after ``reset_state`` or any number of commits.
+        lanes: lane slots.
+        priority: float64 ``[n]``, higher goes first, microseconds.
+        policy: alpha (weight of the interference cost against the priority), gate (an operator whose interference cost exceeds this many
+            times its own time is held back while anything runs), wide_below (the fastest width is chosen when at most this many others
+            are ready or running), lanes used.
+        fastest: int32 ``[n]``: width index with the least time alone.
+        narrow: width index taken otherwise.
+    """
+    count = kernel.shape[0]
+    base = HEADER + 4 * lanes
+    ready = base + 5 * count
+    used = min(lanes, max(1, int(policy[3])))
+    while ints[2] < count:
+        idle = idle_lanes(ints, lanes, used)
+        while idle > 0 and ints[4] > 0:
+            best = -UNREACHED
+            chosen = -1
+            chosen_width = 0
+            others = ints[4] - 1 + used - idle
+            for place in range(ints[4]):
+                operator = ints[ready + place]
+                width = narrow
+                if others <= policy[2]:
+                    width = fastest[operator]
+                row = kernel[operator, width]
+                score = priority[operator]
+                if idle < used:
+                    cost = interference_cost(floats, ints, lanes, count, row, solo, excess_first, excess_last)
+                    if cost > policy[1] * solo[row]:
+                        continue
+                    score -= policy[0] * cost
+                if score > best or (score == best and operator < chosen):
+                    best = score
+                    chosen = operator
+                    chosen_width = width
+            if chosen < 0:
+                break
+            commit(floats, ints, lanes, count, used, chosen, chosen_width, kernel, solo, pred_ptr, pred_idx, latency)
+            idle -= 1
+        if advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last) == -2:
+            return UNREACHED
+    return floats[0] + latency[2]
+
+
+@_compiled(f"i8({_ARRAYS},{_F1},{_I1},i8,i8,i8,i8,i8)")
+def extend(  # type: ignore[no-untyped-def]
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    floats, ints, lanes, used, operator, width, hold,
+):  # fmt: skip
+    """One decision of a beam: commit, then go on to the next decision (past the next finish if ``hold``). Returns 0."""
+    count = kernel.shape[0]
+    commit(floats, ints, lanes, count, used, operator, width, kernel, solo, pred_ptr, pred_idx, latency)
+    if hold:
+        advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last)
+    while ints[2] < count and (ints[4] == 0 or idle_lanes(ints, lanes, used) == 0):
+        advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last)
+    return 0
+
+
+@_compiled(f"i8({_ARRAYS},{_F1},{_I1},i8,i8,{_F1},{_I1},{_I1},i8)")
+def branches(  # type: ignore[no-untyped-def]
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    floats, ints, lanes, used, priority, widths, out, most,
+):  # fmt: skip
+    """List the decisions of one state: triples (operator, width index, hold) in ``out``; returns how many.
+
+    The ``most`` operators of highest priority, each at each allowed width. Holding the other lanes back until the next finish is
+    offered only where everything else that is ready would lose more than half its own time by starting beside the operator.
+    """
+    count = kernel.shape[0]
+    ready = HEADER + 4 * lanes + 5 * count
+    found = 0
+    last_priority = UNREACHED
+    last_operator = -1
+    idle = idle_lanes(ints, lanes, used)
+    for _ in range(min(most, ints[4])):
+        best = -UNREACHED
+        chosen = count
+        for place in range(ints[4]):
+            operator = ints[ready + place]
+            value = priority[operator]
+            if value > last_priority or (value == last_priority and operator <= last_operator):
+                continue
+            if value > best or (value == best and operator < chosen):
+                best = value
+                chosen = operator
+        if chosen == count:
+            break
+        last_priority = best
+        last_operator = chosen
+        for place in range(widths.shape[0]):
+            width = widths[place]
+            out[3 * found] = chosen
+            out[3 * found + 1] = width
+            out[3 * found + 2] = 0
+            found += 1
+            if idle < 2 or ints[4] < 2:
+                continue
+            contended = True
+            row = kernel[chosen, width]
+            for other_place in range(ints[4]):
+                other = ints[ready + other_place]
+                if other == chosen:
+                    continue
+                other_row = kernel[other, widths[0]]
+                overlap = min(solo[row], solo[other_row])
+                lost = overlap * (excess_last[other_row, row] + excess_first[row, other_row])
+                if lost <= 0.5 * solo[other_row]:
+                    contended = False
+                    break
+            if contended:
+                out[3 * found] = chosen
+                out[3 * found + 1] = width
+                out[3 * found + 2] = 1
+                found += 1
+    return found
+
+
+@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i4[:,::1],{_F1},{_F1})")
+def prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom):  # type: ignore[no-untyped-def]
+    """Guide of the plain beam: the larger of longest path and evenly shared work from here, microseconds, plus a little of the other."""
+    time = floats[0]
+    base = HEADER + 4 * lanes
+    path = time
+    work = 0.0
+    for lane in range(lanes):
+        operator = ints[HEADER + lane]
+        if operator >= 0:
+            left = floats[1 + lanes + lane] * max(1.0, floats[1 + 2 * lanes + lane])
+            path = max(path, time + left + bottom[operator] - solo[kernel[operator, 0]])
+            work += left
+    for index in range(count):
+        if ints[base + count + index] < 0:
+            work += solo[kernel[index, 0]]
+            if ints[base + index] == 0:
+                path = max(path, time + bottom[index])
+    share = time + work / used
+    return max(path, share) + 0.05 * min(path, share)
+
+
+@_compiled(f"i8({_F1},{_I1},i8,i8,i8[::1])")
+def prefix_key(floats, ints, lanes, count, words):  # type: ignore[no-untyped-def]
+    """A hash of what decides a prefix's future: what is placed, what runs, and how much of it is left. ``words`` int64 ``[n]``."""
+    base = HEADER + 4 * lanes
+    key = 0
+    for index in range(count):
+        if ints[base + count + index] >= 0:
+            key ^= words[index]
+    for lane in range(lanes):
+        operator = ints[HEADER + lane]
+        if operator >= 0:
+            key += words[operator] * (1 + int(floats[1 + lanes + lane] * 1e4))
+    return key ^ int(floats[0] * 1e4)
+
+
+@_compiled(f"i8({_ARRAYS},{_F2},i4[:,::1],i8,i8,i8,{_F1},{_F1},{_I1},i8,i8,{_F1},{_I1},i8,i8[::1],i8[:,::1],{_F1},{_F2},i4[:,::1])")
+def expand_level(  # type: ignore[no-untyped-def]
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    beam_floats, beam_ints, states, lanes, used, bottom, priority, widths, most, pilot, policy, fastest, narrow,
+    words, children, scores, trial_floats, trial_ints,
+):  # fmt: skip
+    """Score every child of every state of a beam; returns how many children there are.
+
+    Args:
+        beam_floats, beam_ints: rows of ``states`` prefixes.
+        most: most operators tried for each state.
+        pilot: 0 scores by ``prefix_bound``, 1 by completing the prefix with ``policy``.
+        children: int64 ``[capacity, 5]``: parent, operator, width index, hold, key. Overwritten.
+        scores: float64 ``[capacity]``, microseconds. Overwritten.
+        trial_floats, trial_ints: one row each, overwritten.
+    """
+    count = kernel.shape[0]
+    found = 0
+    out = np.empty(6 * most * widths.shape[0] + 6, dtype=np.int32)
+    floats = trial_floats[0]
+    ints = trial_ints[0]
+    for state in range(states):
+        options = branches(
+            pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+            beam_floats[state], beam_ints[state], lanes, used, priority, widths, out, most,
+        )  # fmt: skip
+        for option in range(options):
+            if found == children.shape[0]:
+                return found
+            floats[:] = beam_floats[state]
+            ints[:] = beam_ints[state]
+            extend(
+                pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+                floats, ints, lanes, used, out[3 * option], out[3 * option + 1], out[3 * option + 2],
+            )  # fmt: skip
+            children[found, 0] = state
+            children[found, 1] = out[3 * option]
+            children[found, 2] = out[3 * option + 1]
+            children[found, 3] = out[3 * option + 2]
+            children[found, 4] = prefix_key(floats, ints, lanes, count, words)
+            if pilot:
+                scores[found] = list_finish(
+                    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+                    floats, ints, lanes, priority, policy, fastest, narrow,
+                )  # fmt: skip
+            else:
+                scores[found] = prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom)
+            found += 1
+    return found

@@ -1,0 +1,209 @@
+"""A scheduling problem as flat arrays: what every simulator and strategy of this room works on.
+
+One value joins the operator graph (who waits for whom) and the cost table (how long, and how much they disturb each other).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.core.costs import CostTable
+from autosched.core.errors import InvalidGraph, UsageError
+from autosched.core.graph import OpGraph, topological
+from autosched.core.schedule import Schedule, make_schedule
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+KernelArrays = tuple[Ints, Ints, Ints, Ints, Ints, Floats, Floats, Floats, Floats]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """A graph and its costs in the form the simulators read.
+
+    Args:
+        graph: what is scheduled.
+        costs: the table it was made from.
+        pred_ptr, pred_idx: CSR of predecessors, int32 ``[n + 1]`` and ``[n_edges]``.
+        succ_ptr, succ_idx: CSR of successors, the same shapes.
+        kernel: int32 ``[n, n_widths]``: row of the kernel matrices for each operator and width index.
+        solo_us: float64 ``[n_kernels]``, time alone in microseconds.
+        excess_first: float64 ``[n_kernels, n_kernels]``, ``slowdown_first - 1``.
+        excess_last: float64 ``[n_kernels, n_kernels]``, ``slowdown_last - 1``.
+        latency_us: float64 ``[3]``: gap between operators of a lane, latency of a wait across lanes, once for each run.
+        demand: float64 ``[n]``: share (0 to 1) of the device's scarcest resource that one block of the operator takes; used by
+            ``opara`` only.
+        memory_bound: bool ``[n]``: whether memory rather than arithmetic limits the operator; used by ``opara`` only.
+    """
+
+    graph: OpGraph
+    costs: CostTable
+    pred_ptr: Ints
+    pred_idx: Ints
+    succ_ptr: Ints
+    succ_idx: Ints
+    kernel: Ints
+    solo_us: Floats
+    excess_first: Floats
+    excess_last: Floats
+    latency_us: Floats
+    demand: Floats
+    memory_bound: NDArray[np.bool_]
+
+    @staticmethod
+    def make(
+        graph: OpGraph, costs: CostTable, *, demand: Sequence[float] | None = None, memory_bound: Sequence[bool] | None = None
+    ) -> Problem:
+        """Join a graph with the cost table of its device.
+
+        Args:
+            graph: what is scheduled.
+            costs: one row of ``costs.kernel`` for each operator, in the graph's order.
+            demand: measured resource demand of each operator, if known (see the class); else estimated from bytes.
+            memory_bound: measured class of each operator, if known; else estimated from arithmetic intensity.
+
+        Raises:
+            UsageError: if the table was made for another number of operators.
+        """
+        count = len(graph)
+        if costs.kernel.shape[0] != count:
+            raise UsageError(f"the cost table has {costs.kernel.shape[0]} operators, the graph has {count}; make it for this graph")
+        pred_ptr, pred_idx = _csr(graph.predecessors)
+        succ_ptr, succ_idx = _csr(graph.successors)
+        moved = np.array([operator.bytes_read + operator.bytes_written for operator in graph.operators], dtype=np.float64)
+        flops = np.array([operator.flops for operator in graph.operators], dtype=np.float64)
+        share = moved / max(float(moved.max(initial=0.0)), 1.0)
+        # Ten operations a byte separates element-wise work from convolutions and matrix products on today's CPUs and GPUs.
+        bound = flops < 10.0 * moved
+        if demand is not None:
+            share = np.ascontiguousarray(demand, dtype=np.float64)
+        if memory_bound is not None:
+            bound = np.ascontiguousarray(memory_bound, dtype=np.bool_)
+        return Problem(
+            graph=graph,
+            costs=costs,
+            pred_ptr=pred_ptr,
+            pred_idx=pred_idx,
+            succ_ptr=succ_ptr,
+            succ_idx=succ_idx,
+            kernel=np.ascontiguousarray(costs.kernel, dtype=np.int32),
+            solo_us=np.ascontiguousarray(costs.solo_us, dtype=np.float64),
+            excess_first=np.ascontiguousarray(costs.slowdown_first - 1.0, dtype=np.float64),
+            excess_last=np.ascontiguousarray(costs.slowdown_last - 1.0, dtype=np.float64),
+            latency_us=np.array([costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us], dtype=np.float64),
+            demand=share,
+            memory_bound=bound,
+        )
+
+    @staticmethod
+    def from_arrays(predecessors: Sequence[Sequence[int]], costs: CostTable) -> Problem:
+        """A problem without a model: for each operator, the operators it waits for, all numbered below it.
+
+        Raises:
+            InvalidGraph: on a cycle, or if an operator comes before one it waits for.
+            UsageError: as :meth:`make`.
+        """
+        from autosched.search.synthetic import make_graph
+
+        topological(len(predecessors), predecessors)
+        for index, before in enumerate(predecessors):
+            if any(item >= index for item in before):
+                raise InvalidGraph(f"operator {index} waits for {sorted(before)}; expected numbers below its own (a topological order)")
+        return Problem.make(make_graph(predecessors, costs.kernel[:, 0].tolist()), costs)
+
+    @property
+    def count(self) -> int:
+        """Number of operators."""
+        return int(self.kernel.shape[0])
+
+    @property
+    def arrays(self) -> KernelArrays:
+        """The arrays the compiled simulators take, in their order."""
+        return (
+            self.pred_ptr,
+            self.pred_idx,
+            self.succ_ptr,
+            self.succ_idx,
+            self.kernel,
+            self.solo_us,
+            self.excess_first,
+            self.excess_last,
+            self.latency_us,
+        )
+
+    def predecessors(self, index: int) -> list[int]:
+        """Operators that ``index`` waits for, ascending."""
+        return [int(item) for item in self.pred_idx[self.pred_ptr[index] : self.pred_ptr[index + 1]]]
+
+    def successors(self, index: int) -> list[int]:
+        """Operators that wait for ``index``, ascending."""
+        return [int(item) for item in self.succ_idx[self.succ_ptr[index] : self.succ_ptr[index + 1]]]
+
+    def operator_us(self, width_index: int = 0) -> Floats:
+        """Time alone of each operator: float64 ``[n]``, microseconds."""
+        times: Floats = self.solo_us[self.kernel[:, width_index]]
+        return times
+
+    def bottom_levels_us(self, width_index: int = 0, *, edge_us: float = 0.0) -> Floats:
+        """Longest path from each operator's start to the end of the graph: float64 ``[n]``, microseconds."""
+        times = self.operator_us(width_index)
+        levels = times.copy()
+        for index in range(self.count - 1, -1, -1):
+            after = self.succ_idx[self.succ_ptr[index] : self.succ_ptr[index + 1]]
+            if len(after):
+                levels[index] = times[index] + edge_us + levels[after].max()
+        return levels
+
+    def width_indices(self, schedule: Schedule) -> Ints:
+        """Each operator's place in ``costs.widths``: int32 ``[n]``.
+
+        Raises:
+            UsageError: if the schedule uses a width that was not costed.
+        """
+        places = {width: place for place, width in enumerate(self.costs.widths)}
+        missing = set(schedule.width) - places.keys()
+        if missing:
+            raise UsageError(f"the schedule uses widths {sorted(missing)}; costs are known for {list(self.costs.widths)}")
+        return np.array([places[width] for width in schedule.width], dtype=np.int32)
+
+    def schedule(
+        self,
+        order: Sequence[int] | Ints,
+        lane: Sequence[int] | Ints,
+        *,
+        width_index: Sequence[int] | Ints | None = None,
+        wait: Sequence[int] | Ints | None = None,
+        extra_edges: Sequence[tuple[int, int]] = (),
+    ) -> Schedule:
+        """A legal schedule, lanes renumbered by first use and needless extra edges dropped.
+
+        Args:
+            order: operator indices in launch order.
+            lane: lane by operator index.
+            width_index: place in ``costs.widths`` by operator index; default the first (narrow).
+            wait: by operator index, one more operator to wait for, or -1.
+            extra_edges: more ``(before, after)`` pairs.
+
+        Raises:
+            IllegalSchedule: if it would not compute what the graph says.
+        """
+        edges = {(int(before), int(after)) for before, after in extra_edges}
+        if wait is not None:
+            edges |= {(int(before), after) for after, before in enumerate(wait) if before >= 0}
+        widths = self.costs.widths
+        chosen = [widths[int(place)] for place in width_index] if width_index is not None else [widths[0]] * self.count
+        kept = [(before, after) for before, after in edges if lane[before] != lane[after] and before not in self.predecessors(after)]
+        return make_schedule(
+            self.graph, [int(index) for index in order], [int(item) for item in lane], width=chosen, extra_edges=sorted(kept)
+        )
+
+
+def _csr(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    pointers = np.zeros(len(lists) + 1, dtype=np.int32)
+    pointers[1:] = np.cumsum([len(items) for items in lists])
+    indices = np.array([item for items in lists for item in items], dtype=np.int32)
+    return pointers, indices

@@ -1,0 +1,104 @@
+"""The fluid simulation as the rest of the project calls it: compiled, one call for each schedule.
+
+Everything computed here is a prediction of the cost table, never a measurement.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autosched.core.schedule import Schedule
+from autosched.search.fluid import Simulation
+from autosched.search.problem import Floats, Ints, Problem
+
+
+class Evaluator:
+    """Reusable buffers around the compiled evaluation of one problem. Not thread-safe; counts its ``evaluations``."""
+
+    def __init__(self, problem: Problem, lanes: int) -> None:
+        from autosched.search import fluid_numba
+
+        self._compiled = fluid_numba
+        self.problem = problem
+        self.lanes = lanes
+        self.evaluations = 0
+        count = problem.count
+        self._floats = np.zeros(fluid_numba.float_row(count, lanes))
+        self._ints = np.zeros(fluid_numba.int_row(count, lanes), dtype=np.int32)
+        self._scratch = np.zeros(4 * count + 2 * lanes + 2, dtype=np.int32)
+        self._no_bound = np.zeros(count)
+        self._no_wait = np.full(count, -1, dtype=np.int32)
+        self._no_starts = np.zeros(0)
+
+    def makespan_us(self, order: Ints, lane: Ints, width_index: Ints, wait: Ints | None = None, *, starts: Floats | None = None) -> float:
+        """Predicted makespan in microseconds.
+
+        Args:
+            order, lane, width_index: int32 ``[n]``; lanes below ``lanes``.
+            wait: int32 ``[n]``, one more operator to wait for, or -1.
+            starts: float64 ``[n]``, overwritten with start times, if wanted.
+        """
+        self.evaluations += 1
+        return float(
+            self._compiled.evaluate(
+                *self.problem.arrays,
+                self.lanes,
+                order,
+                lane,
+                width_index,
+                self._no_wait if wait is None else wait,
+                self._no_bound,
+                self._compiled.UNREACHED,
+                self._floats,
+                self._no_starts if starts is None else starts,
+                self._ints,
+                self._scratch,
+            )
+        )
+
+    def ends_us(self) -> Floats:
+        """End of each operator in the last evaluation: float64 ``[n]``."""
+        return self._floats[1 + 4 * self.lanes :].copy()
+
+
+def simulate(problem: Problem, schedule: Schedule) -> Simulation:
+    """Run a legal schedule through the compiled twin of :func:`autosched.search.fluid.simulate`.
+
+    Raises:
+        UsageError: if the schedule uses a width that was not costed.
+    """
+    width_index = problem.width_indices(schedule)
+    waits: dict[int, list[int]] = {}
+    for before, after in schedule.extra_edges:
+        waits.setdefault(after, []).append(before)
+    if any(len(before) > 1 for before in waits.values()):
+        problem = _with_edges(problem, schedule.extra_edges)
+        waits = {}
+    wait = np.full(problem.count, -1, dtype=np.int32)
+    for after, before in waits.items():
+        wait[after] = before[0]
+    evaluator = Evaluator(problem, schedule.lane_slots)
+    starts = np.zeros(problem.count)
+    order, lane = np.array(schedule.order, dtype=np.int32), np.array(schedule.lane, dtype=np.int32)
+    makespan = evaluator.makespan_us(order, lane, width_index, wait, starts=starts)
+    return Simulation(makespan, tuple(starts.tolist()), tuple(evaluator.ends_us().tolist()))
+
+
+def makespan_us(problem: Problem, schedule: Schedule) -> float:
+    """Predicted makespan of a legal schedule in microseconds."""
+    return simulate(problem, schedule).makespan_us
+
+
+def _with_edges(problem: Problem, edges: tuple[tuple[int, int], ...]) -> Problem:
+    import dataclasses
+
+    before = [set(problem.predecessors(index)) for index in range(problem.count)]
+    after = [set(problem.successors(index)) for index in range(problem.count)]
+    for first, second in edges:
+        before[second].add(first)
+        after[first].add(second)
+    pointers: list[Ints] = []
+    for sets in (before, after):
+        pointers.append(np.concatenate([[0], np.cumsum([len(items) for items in sets])]).astype(np.int32))
+        pointers.append(np.array([item for items in sets for item in sorted(items)], dtype=np.int32))
+    return dataclasses.replace(problem, pred_ptr=pointers[0], pred_idx=pointers[1], succ_ptr=pointers[2], succ_idx=pointers[3])

@@ -1,0 +1,137 @@
+"""Seeded problems that come from no model: for tests, and for experiments that need many graphs.
+
+Figures computed on these are simulated and must be labelled so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autosched.core.costs import CostTable
+from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
+from autosched.core.program import Call, Ref
+from autosched.search.problem import Floats, Problem
+
+
+def make_graph(predecessors: Sequence[Sequence[int]], kernels: Sequence[int] | None = None) -> OpGraph:
+    """An operator graph with these data edges; operators of equal ``kernels`` number get equal signatures.
+
+    Args:
+        predecessors: for each operator the operators it reads from, all numbered below it.
+        kernels: kernel number of each operator; default all different.
+    """
+    spec = TensorSpec((256,), "float32", (1,))
+    values = [Value(0, spec, ValueRole.INPUT, 0)]
+    values += [Value(index + 1, spec, ValueRole.INTERMEDIATE, index + 1) for index in range(len(predecessors))]
+    numbers = list(kernels) if kernels is not None else list(range(len(predecessors)))
+    read_by_somebody = {item for before in predecessors for item in before}
+    operators: list[Operator] = []
+    for index, before in enumerate(predecessors):
+        reads = tuple(item + 1 for item in sorted(set(before))) or (0,)
+        call = Call(f"synthetic::kernel{numbers[index]}", tuple(Ref(item) for item in reads), (), (index + 1,))
+        operators.append(
+            Operator(
+                index, f"op{index}", (call,), reads, (index + 1,), (), 1024 * (1 + numbers[index] % 40), 1024 * len(reads), 1024,
+                f"k{numbers[index]}", "",
+            )
+        )  # fmt: skip
+    outputs = tuple(index + 1 for index in range(len(predecessors)) if index not in read_by_somebody)
+    return OpGraph(tuple(operators), tuple(values), (0,), outputs)
+
+
+def layered(rng: np.random.Generator, count: int, *, width: int = 6, edge_share: float = 0.35) -> list[list[int]]:
+    """Predecessors of a random layered graph: layers of 1 to ``width`` operators, edges to the layer before, some further back."""
+    predecessors: list[list[int]] = []
+    layers: list[list[int]] = []
+    while len(predecessors) < count:
+        size = min(int(rng.integers(1, width + 1)), count - len(predecessors))
+        layer = list(range(len(predecessors), len(predecessors) + size))
+        for _ in layer:
+            before: set[int] = set()
+            if layers:
+                before = {item for item in layers[-1] if rng.random() < edge_share}
+                before.add(int(rng.choice(layers[-1])))
+                if len(layers) > 1 and rng.random() < 0.2:
+                    before.add(int(rng.choice(layers[int(rng.integers(0, len(layers) - 1))])))
+            predecessors.append(sorted(before))
+        layers.append(layer)
+    return predecessors
+
+
+def series_parallel(rng: np.random.Generator, count: int, *, branches: int = 4) -> list[list[int]]:
+    """Predecessors of an Inception-like graph: blocks of parallel chains between a fork and a join."""
+    predecessors: list[list[int]] = [[]]
+    while len(predecessors) < count:
+        fork = len(predecessors) - 1
+        ends: list[int] = []
+        for _ in range(int(rng.integers(2, branches + 1))):
+            last = fork
+            for _ in range(int(rng.integers(1, 4))):
+                if len(predecessors) >= count - 1:
+                    break
+                predecessors.append([last])
+                last = len(predecessors) - 1
+            if last != fork:
+                ends.append(last)
+        if len(predecessors) < count:
+            predecessors.append(sorted(set(ends)) or [fork])
+    return predecessors
+
+
+def wide(rng: np.random.Generator, count: int, *, chain: int = 3) -> list[list[int]]:
+    """Predecessors of a recommender-like graph: many short independent chains that meet in one operator."""
+    predecessors: list[list[int]] = []
+    ends: list[int] = []
+    while len(predecessors) < count - 1:
+        length = min(int(rng.integers(1, chain + 1)), count - 1 - len(predecessors))
+        for step in range(length):
+            predecessors.append([len(predecessors) - 1] if step else [])
+        ends.append(len(predecessors) - 1)
+    predecessors.append(ends)
+    return predecessors
+
+
+def random_costs(
+    rng: np.random.Generator,
+    count: int,
+    *,
+    kernels: int | None = None,
+    widths: tuple[int, ...] = (1,),
+    max_lanes: int = 4,
+    contention: float = 0.6,
+) -> CostTable:
+    """A cost table with directional slowdowns: the operator that starts last suffers most.
+
+    Args:
+        rng: the only source of chance.
+        count: operators.
+        kernels: different operators (default: a third of ``count``).
+        widths: a width ``w`` takes ``w ** -0.7`` of the narrow time and contends with everything, as threads on shared cores do.
+        max_lanes: as in ``CostTable``.
+        contention: mean excess of the one that starts last.
+    """
+    distinct = kernels if kernels is not None else max(1, count // 3)
+    base = rng.lognormal(mean=2.3, sigma=0.7, size=distinct)
+    intensity = rng.random(distinct)
+    solo: Floats = np.concatenate([base * width**-0.7 for width in widths])
+    load: Floats = np.concatenate([np.minimum(1.0, intensity * (1.0 + 0.5 * place)) for place in range(len(widths))])
+    threads = np.repeat(np.array(widths, dtype=np.float64), distinct)
+    pressure = load[:, None] * load[None, :] * rng.uniform(0.5, 1.5, size=(len(solo), len(solo)))
+    last = 1.0 + 4.0 * contention * pressure
+    first = 1.0 + 0.5 * contention * pressure
+    crowded = threads[:, None] + threads[None, :] > max(*widths, 2) + 0.5
+    last = np.where(crowded, np.maximum(last, 1.9), last)
+    first = np.where(crowded, np.maximum(first, 1.9), first)
+    chosen = rng.integers(0, distinct, size=count)
+    kernel = np.stack([chosen + place * distinct for place in range(len(widths))], axis=1).astype(np.int32)
+    return CostTable(widths, kernel, solo, first, last, 0.5, 1.0, 5.0, max_lanes)
+
+
+def random_problem(seed: int, count: int, *, shape: str = "layered", max_lanes: int = 4, widths: tuple[int, ...] = (1,)) -> Problem:
+    """A seeded problem of the named shape (``layered``, ``series_parallel`` or ``wide``)."""
+    rng = np.random.default_rng(seed)
+    makers = {"layered": layered, "series_parallel": series_parallel, "wide": wide}
+    predecessors = makers[shape](rng, count)
+    return Problem.from_arrays(predecessors, random_costs(rng, count, widths=widths, max_lanes=max_lanes))

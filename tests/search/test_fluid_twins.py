@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosched.core.errors import UsageError
+from autosched.core.schedule import Schedule
+from autosched.search import fluid, simulate, synthetic
+from autosched.search.policies import Decoder, Policy
+from autosched.search.problem import Problem
+from autosched.search.random_search import random_order
+
+
+def random_schedule(problem: Problem, seed: int, lanes: int) -> Schedule:
+    rng = np.random.default_rng(seed)
+    order = random_order(problem, rng)
+    extra = []
+    for _ in range(int(rng.integers(0, 5))):
+        first, second = np.sort(rng.integers(0, problem.count, size=2))
+        if first != second:
+            extra.append((int(order[first]), int(order[second])))
+    width_index = rng.integers(0, len(problem.costs.widths), size=problem.count)
+    return problem.schedule(order, rng.integers(0, lanes, size=problem.count), width_index=width_index, extra_edges=extra)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 40), lanes=st.integers(1, 6), widths=st.sampled_from([(1,), (1, 2)]))
+def test_the_compiled_simulator_equals_the_reference(seed: int, count: int, lanes: int, widths: tuple[int, ...]) -> None:
+    problem = synthetic.random_problem(seed, count, widths=widths, max_lanes=lanes)
+    schedule = random_schedule(problem, seed, lanes)
+    assert simulate.simulate(problem, schedule) == fluid.simulate(problem, schedule)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(1, 30),
+    lanes=st.integers(1, 5),
+    alpha=st.sampled_from([0.0, 1.0]),
+    gate=st.sampled_from([0.0, 0.4, 1.0, float("inf")]),
+    wide_below=st.sampled_from([-1.0, 0.0, 2.0, 1e9]),
+)
+def test_what_a_list_policy_predicts_is_what_the_exported_schedule_takes(
+    seed: int, count: int, lanes: int, alpha: float, gate: float, wide_below: float
+) -> None:
+    problem = synthetic.random_problem(seed, count, widths=(1, 2), max_lanes=lanes)
+    decoder = Decoder(problem, lanes, np.array([0, 1], dtype=np.int32))
+    candidate = decoder.decode(Policy(alpha=alpha, gate=gate, wide_below=wide_below))
+    exported = candidate.schedule(problem)
+    assert fluid.simulate(problem, exported).makespan_us == pytest.approx(candidate.makespan_us, rel=1e-9)
+
+
+def two_operators(first: float, last: float, solo: tuple[float, float] = (10.0, 10.0)) -> Problem:
+    from autosched.core.costs import CostTable
+
+    ones = np.ones((2, 2))
+    costs = CostTable((1,), np.array([[0], [1]], dtype=np.int32), np.array(solo), ones * first, ones * last, 0.5, 1.0, 5.0, 2)
+    return Problem.from_arrays([[], []], costs)
+
+
+def test_the_operator_launched_first_suffers_the_first_slowdown() -> None:
+    # Operator 1 is launched first: it runs at 1.0, the other at a third until 1 is done at 10, then alone: 10 + 10 * 2/3.
+    problem = two_operators(1.0, 3.0)
+    run = fluid.simulate(problem, problem.schedule([1, 0], [0, 1]))
+    assert run.end_us[1] == pytest.approx(10.0)
+    assert run.end_us[0] == pytest.approx(10.0 + 10.0 * 2 / 3)
+    assert run.makespan_us == pytest.approx(run.end_us[0] + 5.0)
+
+
+def test_equal_saturating_operators_share_the_processor() -> None:
+    problem = two_operators(2.0, 2.0)
+    assert fluid.simulate(problem, problem.schedule([0, 1], [0, 1])).end_us == pytest.approx((20.0, 20.0))
+
+
+def test_an_extra_edge_costs_the_cross_lane_latency_and_a_lane_the_launch_gap() -> None:
+    problem = two_operators(1.0, 1.0)
+    apart = fluid.simulate(problem, problem.schedule([0, 1], [0, 1], extra_edges=[(0, 1)]))
+    assert apart.start_us == pytest.approx((0.0, 11.0))
+    together = fluid.simulate(problem, problem.schedule([0, 1], [0, 0]))
+    assert together.start_us == pytest.approx((0.0, 10.5))
+
+
+def test_several_extra_edges_into_one_operator_all_count() -> None:
+    problem = synthetic.random_problem(3, 12, shape="wide", max_lanes=4)
+    schedule = problem.schedule(range(12), [0, 1, 2, 3] * 3, extra_edges=[(0, 10), (1, 10), (5, 10), (5, 7)])
+    assert simulate.simulate(problem, schedule) == fluid.simulate(problem, schedule)
+
+
+def test_prefix_states_go_on_independently() -> None:
+    problem = synthetic.random_problem(4, 10, shape="wide", max_lanes=2)
+    state = fluid.FluidState(problem, 2)
+    sources = [index for index in range(10) if not problem.predecessors(index)]
+    state.place(sources[0], 0, 0, 0)
+    twin = state.copy()
+    twin.place(sources[1], 1, 0, 1)
+    while twin.advance() != sources[0]:
+        pass
+    assert state.end_us[sources[0]] < 0.0
+    assert twin.end_us[sources[0]] > 0.0
+
+
+def test_a_width_without_costs_is_refused() -> None:
+    problem = two_operators(1.0, 1.0)
+    schedule = problem.schedule([0, 1], [0, 1])
+    wide = Schedule(schedule.graph_hash, schedule.order, schedule.lane, (4, 4), schedule.priority, schedule.variant)
+    with pytest.raises(UsageError, match="widths"):
+        simulate.makespan_us(problem, wide)
