@@ -1,0 +1,571 @@
+"""A test double of CUDA streams, events, graph capture and the caching allocator: the rules that matter, and time.
+
+It follows what is known of the real ones:
+
+* a stream joins a capture by waiting for an event of it, and leaves it at the end; a launch elsewhere runs at once and is missing from
+  the graph, without an error;
+* events of a capture and events outside it never mix; every stream that joined must be waited for by the origin;
+* memory belongs to the stream that allocated it, is handed out again to that stream alone, and the private pool is chosen for
+  each allocation by whether the *stream* is capturing;
+* ``record_stream`` in a capture keeps a block until the capture is over;
+* streams come round robin from 32 for each priority.
+
+Memory holds numbers: a replay runs the captured graph as a discrete-event simulation in which a node reads when it starts and writes
+when it ends, so a missing edge or memory reused too early makes a wrong number, just as on a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autosched.core.graph import OpGraph, ValueRole
+from autosched.runtime.captured import NodeKind, Span
+from autosched.runtime.streams import EMPTY_CAPTURE, STREAMS_PER_PRIORITY, EmptyCapture
+
+PAGE = 512
+POISON = -7777777
+MASK = (1 << 61) - 1
+
+
+class CaptureError(RuntimeError):
+    """What CUDA reports as cudaErrorStreamCapture..."""
+
+
+class OutOfMemory(RuntimeError):
+    def __init__(self) -> None:
+        super().__init__("CUDA out of memory (double)")
+
+
+def mix(*parts: int) -> int:
+    """A number that depends on every part and on their order."""
+    state = 1469598103934665603
+    for part in parts:
+        state = ((state ^ (part & MASK)) * 1099511628211 + 12345) & MASK
+    return state
+
+
+@dataclass(eq=False)
+class FakeStream:
+    handle: int
+    priority: int
+    capture: FakeCapture | None = None
+    frontier: frozenset[int] = frozenset()
+    joined: bool = True  # whether the origin has waited for everything on it
+    clock_us: float = 0.0
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    timing: bool
+    in_graph: bool
+    capture: FakeCapture | None = None
+    frontier: frozenset[int] = frozenset()
+    source: FakeStream | None = None
+    recorded: bool = False
+    at_us: float = 0.0
+
+
+@dataclass
+class FakeNode:
+    kind: NodeKind
+    stream: FakeStream
+    dependencies: tuple[int, ...]
+    duration_us: float
+    run: Callable[[FakeMemory], Callable[[FakeMemory], None]] | None = None
+    event: FakeEvent | None = None
+
+
+@dataclass(eq=False)
+class FakeCapture:
+    pool: int
+    origin: FakeStream
+    nodes: list[FakeNode] = field(default_factory=list)
+    members: list[FakeStream] = field(default_factory=list)
+    open: bool = True
+    invalid: str = ""
+    destroyed: bool = False
+    ready: bool = False
+
+
+@dataclass(eq=False)
+class Block:
+    pool: int
+    stream: FakeStream
+    span: Span
+    recorded: bool = False  # record_stream was called
+
+
+class FakeStorage:
+    """Memory that gives itself back when its last reference goes, as a tensor's does."""
+
+    def __init__(self, owner: FakeCuda, block: Block, size: int) -> None:
+        self.owner = owner
+        self.block = block
+        self.span = Span(block.span.start, size)
+
+    def __del__(self) -> None:
+        self.owner.free(self.block)
+
+
+@dataclass
+class FakeTensor:
+    storage: FakeStorage
+    size: int
+
+    def record_stream(self, stream: FakeStream) -> None:
+        self.storage.block.recorded = True
+
+
+class FakeMemory:
+    """Numbers by page. Reading an interval gives one number only if one write filled it."""
+
+    def __init__(self) -> None:
+        self.pages: dict[int, int] = {}
+
+    def write(self, span: Span, number: int) -> None:
+        for page in range(span.start // PAGE, -(-span.end // PAGE)):
+            self.pages[page] = number
+
+    def read(self, span: Span) -> int:
+        found = {self.pages.get(page, 0) for page in range(span.start // PAGE, -(-span.end // PAGE))}
+        return found.pop() if len(found) == 1 else mix(*sorted(found))
+
+
+class FakeCuda:
+    """:class:`~autosched.runtime.streams.StreamBackend` and :class:`~autosched.runtime.cuda_graph.GraphReader` in one.
+
+    Args:
+        record_stream_reuse: never set; the real option is experimental and autosched does not use it.
+        memory_limit: bytes it can hand out.
+    """
+
+    def __init__(self, *, memory_limit: int = 1 << 40) -> None:
+        self.memory = FakeMemory()
+        self.default_stream = FakeStream(0, 0)
+        self._current = self.default_stream
+        self._handles = itertools.count(1)
+        self._rings: dict[int, list[FakeStream]] = {}
+        self._turn: dict[int, int] = {}
+        self._pools = itertools.count(1)
+        self._segments: dict[int, list[Span]] = {}
+        self._free: dict[tuple[int, int], list[Block]] = {}
+        self._deferred: list[Block] = []
+        self._next_address = PAGE * 16
+        self._limit = memory_limit
+        self._allocated = 0
+        self._peak = 0
+        self._capture: FakeCapture | None = None
+        self.eager_launches: list[FakeStream] = []
+        self.strays = 0
+        self.live_graphs = 0
+        self.duration_us: float = 10.0
+        self.native = True
+        self.abandoned = 0
+        self.start_order: list[int] = []
+
+    # -- streams and events -------------------------------------------------------------------------------------------
+    def new_stream(self, priority: int) -> FakeStream:
+        ring = self._rings.setdefault(priority, [])
+        turn = self._turn.get(priority, 0)
+        self._turn[priority] = turn + 1
+        if turn < STREAMS_PER_PRIORITY:
+            ring.append(FakeStream(next(self._handles), priority))
+        return ring[turn % STREAMS_PER_PRIORITY]
+
+    def handle(self, stream: FakeStream) -> int:
+        return stream.handle
+
+    def current_stream(self) -> FakeStream:
+        return self._current
+
+    @contextlib.contextmanager
+    def on(self, stream: FakeStream) -> Iterator[None]:
+        before, self._current = self._current, stream
+        try:
+            yield
+        finally:
+            self._current = before
+
+    def new_event(self, *, timing: bool = False, in_graph: bool = False) -> FakeEvent:
+        return FakeEvent(timing, in_graph)
+
+    def record(self, event: FakeEvent, stream: FakeStream) -> None:
+        event.recorded = True
+        event.source = stream
+        event.capture = stream.capture
+        if stream.capture is None:
+            event.at_us = stream.clock_us
+            return
+        self._require_valid(stream.capture)
+        if event.in_graph:
+            self._add(stream, FakeNode(NodeKind.EVENT, stream, (), 0.0, event=event))
+            event.capture = None  # it happens at every replay, so anybody may read it
+        event.frontier = stream.frontier
+
+    def wait(self, stream: FakeStream, event: FakeEvent) -> None:
+        if not event.recorded:
+            return
+        if event.capture is None:
+            if stream.capture is not None:
+                self._invalidate(stream.capture, "cudaErrorStreamCaptureIsolation: a captured stream waited for an event from outside")
+            stream.clock_us = max(stream.clock_us, event.at_us)
+            return
+        if not event.capture.open:
+            raise CaptureError("cudaErrorCapturedEvent: the event was last recorded in a capture that is over")
+        if stream.capture is not None and stream.capture is not event.capture:
+            self._invalidate(event.capture, "cudaErrorStreamCaptureMerge: two captures would become one")
+        self._require_valid(event.capture)
+        if stream.capture is None:
+            stream.capture = event.capture
+            stream.frontier = frozenset()
+            event.capture.members.append(stream)
+        stream.frontier = stream.frontier | event.frontier
+        stream.joined = stream is event.capture.origin
+        if stream is event.capture.origin and event.source is not None and event.source.frontier == event.frontier:
+            event.source.joined = True
+
+    def elapsed_us(self, start: FakeEvent, end: FakeEvent) -> float:
+        if not (start.timing and end.timing and start.recorded and end.recorded):
+            raise RuntimeError("both events must be recorded and made with timing")
+        return end.at_us - start.at_us
+
+    def synchronize(self) -> None:
+        if self._capture is not None:
+            self._invalidate(self._capture, "cudaErrorStreamCaptureUnsupported: the device was synchronised in a capture")
+
+    def capturing(self, stream: FakeStream) -> bool:
+        return stream.capture is not None and not stream.capture.invalid
+
+    # -- capture ------------------------------------------------------------------------------------------------------
+    def native_allocator(self) -> bool:
+        return self.native
+
+    def new_pool(self) -> int:
+        return next(self._pools)
+
+    def begin_capture(self, pool: int) -> FakeCapture:
+        stream = self._current
+        if stream is self.default_stream:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        if self._capture is not None:
+            raise RuntimeError("already recording")
+        capture = FakeCapture(pool, stream)
+        stream.capture, stream.frontier, stream.joined = capture, frozenset(), True
+        capture.members.append(stream)
+        self._capture = capture
+        self._segments.setdefault(pool, [])
+        self.strays = 0
+        self.live_graphs += 1
+        return capture
+
+    def end_capture(self, graph: FakeCapture) -> None:
+        if self._current is not graph.origin:
+            raise RuntimeError("Capture must end on the same stream it began on.")
+        if not graph.open:
+            raise RuntimeError("capture_end() called before capture_begin().")
+        unjoined = [stream.handle for stream in graph.members if stream is not graph.origin and not stream.joined]
+        reached = self._behind(graph, graph.origin.frontier)
+        graph.open = False
+        for stream in graph.members:
+            stream.capture, stream.frontier = None, frozenset()
+        self._capture = None
+        for block in self._deferred:
+            self._release(block)
+        self._deferred = []
+        if graph.invalid:
+            raise CaptureError(f"cudaErrorStreamCaptureInvalidated: {graph.invalid}")
+        if unjoined or len(reached) != len(graph.nodes):
+            raise CaptureError(f"cudaErrorStreamCaptureUnjoined: streams {unjoined}")
+        if not graph.nodes:
+            raise EmptyCapture(EMPTY_CAPTURE)
+
+    def abandon_capture(self, graph: FakeCapture, pool: int) -> bool:
+        self.abandoned += 1
+        self.reset(graph)
+        return True
+
+    def instantiate(self, graph: FakeCapture) -> None:
+        if graph.open or graph.destroyed:
+            raise RuntimeError("nothing to instantiate")
+        graph.ready = True
+
+    def reset(self, graph: FakeCapture) -> None:
+        if not graph.destroyed:
+            self.live_graphs -= 1
+        graph.destroyed = True
+
+    def replay(self, graph: FakeCapture) -> None:
+        """Run every node when its dependencies have ended; nodes that become ready together start in creation order."""
+        if not graph.ready or graph.destroyed:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        start_us = self._current.clock_us
+        waiting = [len(node.dependencies) for node in graph.nodes]
+        after: list[list[int]] = [[] for _ in graph.nodes]
+        for index, node in enumerate(graph.nodes):
+            for before in node.dependencies:
+                after[before].append(index)
+        running: list[tuple[float, int, int, Callable[[FakeMemory], None] | None]] = []
+        order = itertools.count()
+        end_us = start_us
+        self.start_order = []
+
+        def start(index: int, now: float) -> None:
+            node = graph.nodes[index]
+            self.start_order.append(index)
+            commit = node.run(self.memory) if node.run is not None else None
+            if node.event is not None:
+                node.event.at_us = now
+            heapq.heappush(running, (now + node.duration_us, next(order), index, commit))
+
+        for index, count in enumerate(waiting):
+            if count == 0:
+                start(index, start_us)
+        while running:
+            now, _, index, commit = heapq.heappop(running)
+            end_us = max(end_us, now)
+            if commit is not None:
+                commit(self.memory)
+            for follower in after[index]:
+                waiting[follower] -= 1
+                if waiting[follower] == 0:
+                    start(follower, now)
+        self._current.clock_us = end_us
+
+    def launch(self, run: Callable[[FakeMemory], Callable[[FakeMemory], None]] | None, duration_us: float | None = None) -> None:
+        """One kernel on the current stream. ``run(memory)`` reads and returns what writes."""
+        stream = self._current
+        duration = self.duration_us if duration_us is None else duration_us
+        if stream.capture is not None:
+            self._require_valid(stream.capture)
+            self._add(stream, FakeNode(NodeKind.KERNEL, stream, (), duration, run))
+            return
+        if self._capture is not None:
+            self.strays += 1  # runs now, and the graph will never know
+        self.eager_launches.append(stream)
+        stream.clock_us += duration
+        if run is not None:
+            run(self.memory)(self.memory)
+
+    def sleep(self, cycles: int) -> None:
+        self.launch(None, duration_us=cycles / 1000.0)
+
+    def touch(self) -> None:
+        tensor = self.allocate(PAGE)
+        span = tensor.storage.span
+        self.launch(lambda memory: lambda target: target.write(span, 1), 1.0)
+
+    def _add(self, stream: FakeStream, node: FakeNode) -> None:
+        capture = stream.capture
+        assert capture is not None
+        node.dependencies = self._reduced(capture, stream.frontier)
+        capture.nodes.append(node)
+        stream.frontier = frozenset({len(capture.nodes) - 1})
+        stream.joined = stream is capture.origin
+
+    def _reduced(self, capture: FakeCapture, frontier: Iterable[int]) -> tuple[int, ...]:
+        kept: list[int] = []
+        behind: set[int] = set()
+        for index in sorted(frontier, reverse=True):
+            if index not in behind:
+                kept.append(index)
+                behind |= self._behind(capture, {index})
+        return tuple(sorted(kept))
+
+    @staticmethod
+    def _behind(capture: FakeCapture, frontier: Iterable[int]) -> set[int]:
+        seen: set[int] = set()
+        pending = list(frontier)
+        while pending:
+            index = pending.pop()
+            if index not in seen:
+                seen.add(index)
+                pending += capture.nodes[index].dependencies
+        return seen
+
+    def _invalidate(self, capture: FakeCapture, why: str) -> None:
+        capture.invalid = capture.invalid or why
+        raise CaptureError(why)
+
+    @staticmethod
+    def _require_valid(capture: FakeCapture) -> None:
+        if capture.invalid:
+            raise CaptureError(f"cudaErrorStreamCaptureInvalidated: {capture.invalid}")
+
+    # -- reading a graph ----------------------------------------------------------------------------------------------
+    @property
+    def stray_launches(self) -> int:
+        return self.strays
+
+    def frontier(self, stream: FakeStream) -> tuple[int, ...]:
+        return tuple(sorted(stream.frontier))
+
+    def dependencies(self, node: int) -> tuple[int, ...]:
+        assert self._capture is not None
+        return self._capture.nodes[node].dependencies
+
+    def read(self, graph: FakeCapture) -> tuple[tuple[tuple[int, NodeKind], ...], tuple[tuple[int, int], ...]]:
+        nodes = tuple((index, node.kind) for index, node in enumerate(graph.nodes))
+        return nodes, tuple((before, index) for index, node in enumerate(graph.nodes) for before in node.dependencies)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+    def allocate(self, size: int) -> FakeTensor:
+        """On the current stream: first fit from its own free list in its own pool, else new memory."""
+        stream = self._current
+        pool = stream.capture.pool if stream.capture is not None else 0
+        rounded = max(PAGE, -(-size // PAGE) * PAGE)
+        free = self._free.setdefault((pool, stream.handle), [])
+        for position, block in enumerate(sorted(free, key=lambda item: (item.span.bytes, item.span.start))):
+            if block.span.bytes >= rounded:
+                free.remove(block)
+                if block.span.bytes > rounded:
+                    free.append(Block(pool, stream, Span(block.span.start + rounded, block.span.bytes - rounded)))
+                chosen = Block(pool, stream, Span(block.span.start, rounded))
+                break
+        else:
+            if self._next_address + rounded > self._limit:
+                raise OutOfMemory
+            chosen = Block(pool, stream, Span(self._next_address, rounded))
+            self._segments.setdefault(pool, []).append(chosen.span)
+            self._next_address += rounded
+        self._allocated += rounded
+        self._peak = max(self._peak, self._allocated)
+        return FakeTensor(FakeStorage(self, chosen, size), size)
+
+    def free(self, block: Block) -> None:
+        self._allocated -= block.span.bytes
+        if block.recorded and self._capture is not None:
+            self._deferred.append(block)
+        else:
+            self._release(block)
+
+    def _release(self, block: Block) -> None:
+        block.recorded = False
+        self._free.setdefault((block.pool, block.stream.handle), []).append(block)
+
+    def span(self, tensor: FakeTensor) -> Span:
+        return tensor.storage.span
+
+    def static_like(self, tensor: FakeTensor) -> FakeTensor:
+        return self.allocate(tensor.size)
+
+    def copy(self, targets: Sequence[FakeTensor], sources: Sequence[FakeTensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            self.memory.write(target.storage.span, self.memory.read(source.storage.span))
+
+    def clone(self, tensors: Sequence[FakeTensor]) -> list[FakeTensor]:
+        made = [self.allocate(tensor.size) for tensor in tensors]
+        self.copy(made, tensors)
+        return made
+
+    def pool_spans(self, pool: int, *, unused: bool) -> tuple[Span, ...]:
+        if not unused:
+            return tuple(self._segments.get(pool, ()))
+        return tuple(block.span for (owner, _), blocks in self._free.items() if owner == pool for block in blocks)
+
+    def poison(self, spans: Iterable[Span]) -> None:
+        for span in spans:
+            self.memory.write(span, POISON)
+
+    def allocated_bytes(self) -> int:
+        return self._allocated
+
+    def reset_peak(self) -> None:
+        self._peak = self._allocated
+
+    def peak_bytes(self) -> int:
+        return self._peak
+
+    # -- tensors with numbers in them -----------------------------------------------------------------------------------
+    def tensor(self, number: int, size: int = PAGE) -> FakeTensor:
+        made = self.allocate(size)
+        self.memory.write(made.storage.span, number)
+        return made
+
+    def number(self, tensor: FakeTensor) -> int:
+        return self.memory.read(tensor.storage.span)
+
+
+class FakeProgram:
+    """An :class:`OpGraph` as something to launch on the double: every operator mixes the numbers it reads into those it writes.
+
+    ``kernels_of`` says how many kernels an operator launches (default 1; a view of another value launches none).
+    ``fail_at`` maps an operator to an exception it raises.
+    """
+
+    def __init__(
+        self,
+        cuda: FakeCuda,
+        graph: OpGraph,
+        *,
+        kernels_of: Mapping[int, int] | None = None,
+        fail_at: Mapping[int, Exception] | None = None,
+        durations_us: Mapping[int, float] | None = None,
+    ) -> None:
+        self.cuda = cuda
+        self.graph = graph
+        self._kernels_of = dict(kernels_of or {})
+        self._fail_at = dict(fail_at or {})
+        self._durations = dict(durations_us or {})
+        self.kernels = tuple(self._kernel(operator.index) for operator in graph.operators)
+        self._constants = {value.index: cuda.tensor(mix(3, value.index)) for value in graph.values if value.role is ValueRole.CONSTANT}
+
+    def new_slots(self, inputs: Sequence[FakeTensor]) -> list[FakeTensor | None]:
+        slots: list[FakeTensor | None] = [None] * len(self.graph.values)
+        for value, tensor in self._constants.items():
+            slots[value] = tensor
+        for value, tensor in zip(self.graph.inputs, inputs, strict=True):
+            slots[value] = tensor
+        return slots
+
+    def outputs(self, slots: list[FakeTensor | None]) -> list[FakeTensor | None]:
+        return [slots[value] for value in self.graph.outputs]
+
+    def run(self, inputs: Sequence[FakeTensor]) -> list[int]:
+        """The reference: every operator in order on one stream, outside any capture."""
+        slots = self.new_slots(inputs)
+        for kernel in self.kernels:
+            kernel(slots)
+        return [self.cuda.number(tensor) for tensor in self.outputs(slots) if tensor is not None]
+
+    def inputs(self, seed: int) -> list[FakeTensor]:
+        return [self.cuda.tensor(mix(seed, value), self.graph.values[value].spec.bytes) for value in self.graph.inputs]
+
+    def _kernel(self, index: int) -> Callable[[list[FakeTensor | None]], None]:
+        operator = self.graph.operators[index]
+        values = self.graph.values
+
+        def run(slots: list[FakeTensor | None]) -> None:
+            if index in self._fail_at:
+                raise self._fail_at[index]
+            reads = [slots[value].storage.span for value in operator.reads]  # type: ignore[union-attr]
+            changed = [slots[value].storage.span for value in operator.mutates]  # type: ignore[union-attr]
+            made: list[Span] = []
+            for value in operator.writes:
+                storage = values[value].storage
+                if storage != value and slots[storage] is not None:
+                    slots[value] = FakeTensor(slots[storage].storage, values[value].spec.bytes)  # type: ignore[union-attr]
+                else:
+                    slots[value] = self.cuda.allocate(values[value].spec.bytes)
+                    made.append(slots[value].storage.span)  # type: ignore[union-attr]
+            if not made and not changed:
+                return  # a view launches nothing
+            kernels = self._kernels_of.get(index, 1)
+            for turn in range(kernels):
+                last = turn == kernels - 1
+
+                def kernel(memory: FakeMemory, last: bool = last) -> Callable[[FakeMemory], None]:
+                    number = mix(index, *(memory.read(span) for span in (*reads, *changed)))
+
+                    def commit(target: FakeMemory) -> None:
+                        for position, span in enumerate(made + changed):
+                            target.write(span, mix(number, position) if last else POISON - 1)
+
+                    return commit
+
+                self.cuda.launch(kernel, self._durations.get(index))
+
+        return run
