@@ -8,42 +8,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, SoloRecord
+from autosched.datasets.choices import PairChoice, independence
+
+__all__ = ["PairChoice", "select_pairs"]
 
 NARROW_WIDE_WORTH = 0.25
 """A wide kernel beside a narrow one wants more cores than a lane leaves it: sharing is well predicted, so it is worth less."""
 
 WIDE_WIDE_WORTH = 0.1
 """Two wide kernels at once are rarely chosen by a search and always share every core."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairChoice:
-    """One pair to measure: operator indices, widths, and the time (microseconds) that its instances could overlap."""
-
-    first: int
-    last: int
-    first_width: int
-    last_width: int
-    worth_us: float
-
-
-def independence(graph: OpGraph) -> NDArray[np.bool_]:
-    """Which operators may run at the same time: bool ``[n_operators, n_operators]``, symmetric, false on the diagonal."""
-    count = len(graph)
-    size = (count + 7) // 8
-    packed = np.frombuffer(b"".join(mask.to_bytes(size, "little") for mask in graph.reachable), dtype=np.uint8)
-    after = np.unpackbits(packed.reshape(count, size), axis=1, bitorder="little")[:, :count].astype(np.bool_)
-    ordered = after | after.T
-    np.fill_diagonal(ordered, True)
-    free: NDArray[np.bool_] = ~ordered
-    return free
 
 
 def select_pairs(

@@ -17,7 +17,7 @@ from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, Failure, PairRecord, SoloRecord
 from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairModel, PairQuery
-from autosched.costmodel.select_pairs import independence
+from autosched.datasets.choices import independence
 from autosched.datasets.facts import DeviceFacts, KernelFacts, LaunchFacts, kernel_facts, with_observed_peaks
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.records import Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
 from autosched.costmodel.model import MAX_SLOWDOWN
-from autosched.costmodel.select_pairs import independence, select_pairs
+from autosched.costmodel.select_pairs import select_pairs
 from autosched.costmodel.table import make_cost_table
+from autosched.datasets.choices import independence
 from autosched.datasets.facts import DeviceFacts
 
 SPEC = TensorSpec((64, 64), "float32", (64, 1))

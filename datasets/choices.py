@@ -1,0 +1,41 @@
+"""What may be measured: pairs and groups of operators that a graph allows at the same time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.core.graph import OpGraph
+
+
+@dataclass(frozen=True, slots=True)
+class PairChoice:
+    """One pair to measure: operator indices in start order, widths, and the time (microseconds) that its instances could overlap."""
+
+    first: int
+    last: int
+    first_width: int
+    last_width: int
+    worth_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChoice:
+    """Three or four operators to measure together, in start order, with their widths."""
+
+    operators: tuple[int, ...]
+    widths: tuple[int, ...]
+
+
+def independence(graph: OpGraph) -> NDArray[np.bool_]:
+    """Which operators may run at the same time: bool ``[n_operators, n_operators]``, symmetric, false on the diagonal."""
+    count = len(graph)
+    size = (count + 7) // 8
+    packed = np.frombuffer(b"".join(mask.to_bytes(size, "little") for mask in graph.reachable), dtype=np.uint8)
+    after = np.unpackbits(packed.reshape(count, size), axis=1, bitorder="little")[:, :count].astype(np.bool_)
+    ordered = after | after.T
+    np.fill_diagonal(ordered, True)
+    free: NDArray[np.bool_] = ~ordered
+    return free

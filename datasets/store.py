@@ -1,0 +1,213 @@
+"""A folder of measured runs: Parquet parts that are written once and never changed.
+
+Layout: ``DIR/<table>/part-<sha256 of the file>.parquet``, so that ``pandas.read_parquet(DIR / "pairs")`` needs nothing of autosched.
+A part is written beside its place and renamed, so writers need no lock and lose nothing of each other; its name is checked against its
+bytes before any parser sees them, and its pages carry checksums. A damaged part is put aside with one warning; the others stay usable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
+from autosched.datasets.schema import COLUMNS, SCHEMA, TABLES, GroupRow, PairRow, Row, ScopeRow, SoloRow, arrow_schema, flat, row_of
+
+logger = logging.getLogger(__name__)
+
+_MIGRATIONS: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {}
+"""Schema ``n`` -> function that turns the cells of a row of schema ``n`` into those of ``n + 1``. Empty while there is one schema."""
+
+
+class Store:
+    """Measured runs under one folder. Not shared between threads; any number of processes may append at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[Path, frozenset[str]] = {}
+
+    @classmethod
+    def create(cls, folder: Path) -> Store:
+        """Open a store, making the folder if it is not there."""
+        for table in TABLES:
+            (folder / table).mkdir(parents=True, exist_ok=True)
+        return cls(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        """Open an existing store.
+
+        Raises:
+            ArtifactCorrupt: the folder is not there, or holds no table.
+        """
+        if not any((folder / table).is_dir() for table in TABLES):
+            raise ArtifactCorrupt(str(folder), "it holds none of " + ", ".join(TABLES) + " (make one with 'autosched collect')")
+        return cls(folder)
+
+    def append(self, rows: Sequence[Row]) -> int:
+        """Write rows as one new part for each table; rows whose key is there already are passed over.
+
+        Returns:
+            How many rows were new.
+
+        Raises:
+            UsageError: a cell that is not finite, naming it.
+        """
+        written = 0
+        for table, kind in TABLES.items():
+            mine = [flat(row) for row in rows if isinstance(row, kind)]
+            for cells in mine:
+                _require_finite(table, cells)
+            if not mine:
+                continue
+            known = self.keys(table)
+            fresh = {cells["key"]: cells for cells in mine if cells["key"] not in known}
+            if fresh:
+                self._write(table, list(fresh.values()))
+                written += len(fresh)
+        return written
+
+    def keys(self, table: str) -> set[str]:
+        """Content keys present in a table: what need not be measured again."""
+        found: set[str] = set()
+        for part in self._parts(table):
+            if part not in self._known:  # a part never changes, so it is read once
+                self._known[part] = frozenset(cells["key"] for cells in self._read(table, part, columns=["key"]) or ())
+            found |= self._known[part]
+        return found
+
+    def scopes(self) -> list[ScopeRow]:
+        """Devices with software, by key."""
+        return cast(list[ScopeRow], self._rows("scopes"))
+
+    def solo(self) -> list[SoloRow]:
+        """Kernels alone, by key."""
+        return cast(list[SoloRow], self._rows("solo"))
+
+    def pairs(self) -> list[PairRow]:
+        """Pairs, by key."""
+        return cast(list[PairRow], self._rows("pairs"))
+
+    def groups(self) -> list[GroupRow]:
+        """Groups of three and four, by key."""
+        return cast(list[GroupRow], self._rows("groups"))
+
+    def merge(self, other: Store) -> int:
+        """Append every row of ``other`` that is not here yet; how many those were."""
+        rows: list[Row] = [*other.scopes(), *other.solo(), *other.pairs(), *other.groups()]
+        return self.append(rows)
+
+    def _parts(self, table: str) -> list[Path]:
+        return sorted((self.folder / table).glob("part-*.parquet"))
+
+    def _rows(self, table: str) -> list[Row]:
+        """One row for each key; where two processes measured one thing, the larger and less disturbed measurement."""
+        best: dict[str, dict[str, Any]] = {}
+        for part in self._parts(table):
+            for cells in self._read(table, part) or ():
+                held = best.get(cells["key"])
+                if held is None or _trust(cells) > _trust(held):
+                    best[cells["key"]] = cells
+        rows: list[Row] = []
+        for key in sorted(best):
+            try:
+                rows.append(row_of(table, best[key]))
+            except (ValueError, KeyError) as error:
+                raise ArtifactCorrupt(str(self.folder / table), f"row {key} cannot be read: {error}") from error
+        return rows
+
+    def _write(self, table: str, cells: list[dict[str, Any]]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = arrow_schema(table)
+        data = {name: [row[name] for row in cells] for name in COLUMNS[table]}
+        buffer = io.BytesIO()
+        pq.write_table(pa.table(data, schema=schema), buffer, compression="zstd", write_page_checksum=True)
+        content = buffer.getvalue()
+        place = self.folder / table / f"part-{hashlib.sha256(content).hexdigest()}.parquet"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(place, content)
+
+    def _read(self, table: str, part: Path, columns: list[str] | None = None) -> list[dict[str, Any]] | None:
+        """The cells of a part, or None after putting a damaged one aside.
+
+        Raises:
+            IncompatibleArtifact: written by a newer schema.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        content = part.read_bytes()
+        if f"part-{hashlib.sha256(content).hexdigest()}.parquet" != part.name:
+            _put_aside(part, "its content is not what its name promises")
+            return None
+        try:
+            file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
+            metadata = file.schema_arrow.metadata or {}
+            version = int(metadata.get(b"autosched.schema", b"0"))
+            if version > SCHEMA:
+                raise IncompatibleArtifact(str(part), [f"schema: {version} there, at most {SCHEMA} here (install a newer autosched)"])
+            if metadata.get(b"autosched.table", b"").decode() != table:
+                _put_aside(part, f"it is not a part of table {table}")
+                return None
+            cells = cast(list[dict[str, Any]], file.read(columns=columns if version == SCHEMA else None).to_pylist())
+        except (pa.ArrowException, OSError, ValueError) as error:
+            _put_aside(part, str(error))
+            return None
+        for step in range(version, SCHEMA):
+            cells = [_MIGRATIONS[step](table, row) for row in cells]
+        return cells
+
+
+def union(folders: Iterable[Path], into: Path) -> Store:
+    """A new store with the rows of several; ``into`` may exist.
+
+    Raises:
+        ArtifactCorrupt: a folder that is not a store.
+    """
+    target = Store.create(into)
+    for folder in folders:
+        target.merge(Store.open(folder))
+    return target
+
+
+def write_atomically(place: Path, content: bytes) -> None:
+    """Readers see the whole file or none; after return it survives a power cut."""
+    fresh = place.with_name(f".{place.name}.{os.getpid()}.new")
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(place)
+    folder = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _put_aside(part: Path, why: str) -> None:
+    aside = part.with_name(f"{part.name}.corrupt-{time.time_ns()}")
+    try:
+        part.rename(aside)
+    except FileNotFoundError:  # another process saw it first
+        return
+    logger.warning("%s is damaged (%s); it is kept as %s, and what it held will be measured again", part, why, aside.name)
+
+
+def _require_finite(table: str, cells: dict[str, Any]) -> None:
+    for name, value in cells.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"column {name} of a row for table {table} is {value}; expected a finite number: keep it as a Failure instead")
+
+
+def _trust(cells: dict[str, Any]) -> tuple[float, float]:
+    return float(cells.get("count", 0)), -float(cells.get("foreign_load", 0.0))
