@@ -170,8 +170,8 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
     for operator in reversed(schedule.order):
         queues[schedule.lane[operator]].append(operator)
     state = FluidState(problem, schedule.lane_slots)
-    for after, before in enumerate(waits):
-        state.pending[after] += len(before)
+    for after, awaited in enumerate(waits):
+        state.pending[after] += len(awaited)
     finished = 0
     while finished < problem.count:
         for lane, queue in enumerate(queues):

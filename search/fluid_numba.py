@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -27,7 +27,7 @@ HEADER = 8
 UNREACHED = 1e300
 MIN_SLOWDOWN = 0.25
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+Function = Callable[..., Any]
 
 _I1 = "i4[::1]"
 _F1 = "f8[::1]"
@@ -35,17 +35,17 @@ _F2 = "f8[:,::1]"
 _ARRAYS = f"{_I1},{_I1},{_I1},{_I1},i4[:,::1],{_F1},{_F2},{_F2},{_F1}"
 
 
-def _compiled(signature: str) -> Callable[[_Function], _Function]:
+def _compiled(signature: str) -> Callable[[Function], Function]:
     """``numba.njit`` cached on disk; without the cache where neither the package nor the user's cache folder can be written."""
 
-    def decorate(function: _Function) -> _Function:
+    def decorate(function: Function) -> Function:
         try:
-            return cast(_Function, numba.njit(signature, cache=True)(function))
+            return cast(Function, numba.njit(signature, cache=True)(function))
         except RuntimeError as error:
             if "no locator available" not in str(error):
                 raise
             logger.info("compiled code is not cached: %s", error)
-            return cast(_Function, numba.njit(signature)(function))
+            return cast(Function, numba.njit(signature)(function))
 
     return decorate
 
@@ -564,3 +564,145 @@ def expand_level(  # type: ignore[no-untyped-def]
                 scores[found] = prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom)
             found += 1
     return found
+
+
+@_compiled("f8(u8[::1])")
+def next_uniform(random_state):  # type: ignore[no-untyped-def]
+    """Uniform in [0, 1). *Source:* Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (SplitMix64)."""
+    random_state[0] += np.uint64(0x9E3779B97F4A7C15)
+    mixed = random_state[0]
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed = mixed ^ (mixed >> np.uint64(31))
+    return float(mixed >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@_compiled(f"i8({_I1},{_I1},i8,{_I1},{_I1},{_I1},{_I1},{_I1},i8,u8[::1])")
+def draw_position(  # type: ignore[no-untyped-def]
+    order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, random_state
+):
+    """A random legal place in the launch order for ``operator``, or its own place if it cannot move."""
+    count = order.shape[0]
+    low = -1
+    high = count
+    for place in range(pred_ptr[operator], pred_ptr[operator + 1]):
+        low = max(low, position[pred_idx[place]])
+    for place in range(succ_ptr[operator], succ_ptr[operator + 1]):
+        high = min(high, position[succ_idx[place]])
+    if waits > 0:
+        if wait[operator] >= 0:
+            low = max(low, position[wait[operator]])
+        for index in range(count):
+            if wait[index] == operator:
+                high = min(high, position[index])
+    if high - low <= 2:
+        return position[operator]
+    return low + 1 + int(next_uniform(random_state) * (high - low - 1))
+
+
+@_compiled(f"void({_I1},{_I1},i8,i8)")
+def move_operator(order, position, source, target):  # type: ignore[no-untyped-def]
+    """Move the operator at place ``source`` of the launch order to place ``target``."""
+    operator = order[source]
+    if source < target:
+        for place in range(source, target):
+            order[place] = order[place + 1]
+            position[order[place]] = place
+    else:
+        for place in range(source, target, -1):
+            order[place] = order[place - 1]
+            position[order[place]] = place
+    order[target] = operator
+    position[operator] = target
+
+
+@_compiled(f"i8({_I1},{_I1},{_I1},i8,{_I1},i8,{_I1},{_I1},u8[::1])")
+def draw_wait(order, position, lane_of, operator, wait, window, pred_ptr, pred_idx, random_state):  # type: ignore[no-untyped-def]
+    """A new extra wait for ``operator``: -1 (more often if it has one), or a recent operator of another lane."""
+    if wait[operator] >= 0 and next_uniform(random_state) < 0.7:
+        return -1
+    place = position[operator]
+    if place == 0:
+        return -1
+    back = 1 + int(next_uniform(random_state) * min(place, window))
+    before = order[place - back]
+    if lane_of[before] == lane_of[operator]:
+        return -1
+    for edge in range(pred_ptr[operator], pred_ptr[operator + 1]):
+        if pred_idx[edge] == before:
+            return -1
+    return before
+
+
+@_compiled(f"i8({_ARRAYS},i8,i4[:,::1],i4[:,::1],{_F1},{_F1},{_I1},{_F1},{_F1},i8,i8,i8,u8[::1],{_F1},{_I1},{_I1})")
+def anneal_steps(  # type: ignore[no-untyped-def]
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    lanes, current, best, values, bound, widths, moves, temperatures, first_step, steps, total_steps, random_state,
+    floats, ints, scratch,
+):  # fmt: skip
+    """Simulated annealing on launch order, lanes, widths and extra waits; returns how many schedules were simulated.
+
+    Args:
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        lanes: lane slots.
+        current, best: int32 ``[5, n]``: launch order, place in it, lane, width index, extra wait. Updated.
+        values: float64 ``[2]``: makespan of ``current`` and of ``best``, microseconds. Updated.
+        bound: as in ``evaluate``.
+        widths: allowed width indices.
+        moves: float64 ``[5]``, cumulative chances of: lane; order; lane and order; width; extra wait.
+        temperatures: float64 ``[2]``, first and last, microseconds; geometric between.
+        first_step, steps, total_steps: which part of the whole run this call does.
+        random_state: uint64 ``[1]``.
+        floats, ints, scratch: as in ``evaluate``.
+    """
+    count = kernel.shape[0]
+    no_starts = np.empty(0, dtype=np.float64)
+    order, position, lane_of, width_index, wait = current[0], current[1], current[2], current[3], current[4]
+    waits = 0
+    for index in range(count):
+        if wait[index] >= 0:
+            waits += 1
+    simulated = 0
+    cooling = np.log(temperatures[1] / temperatures[0])
+    for step in range(first_step, first_step + steps):
+        temperature = temperatures[0] * np.exp(cooling * step / total_steps)
+        operator = int(next_uniform(random_state) * count)
+        move = next_uniform(random_state)
+        old_lane, old_width, old_wait, old_place = lane_of[operator], width_index[operator], wait[operator], position[operator]
+        new_lane, new_width, new_wait, new_place = old_lane, old_width, old_wait, old_place
+        if move < moves[0] or moves[1] <= move < moves[2]:
+            new_lane = int(next_uniform(random_state) * lanes)
+        if moves[0] <= move < moves[2]:
+            new_place = draw_position(
+                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, random_state
+            )  # fmt: skip
+        if moves[2] <= move < moves[3]:
+            new_width = widths[int(next_uniform(random_state) * widths.shape[0])]
+        if move >= moves[3]:
+            new_wait = draw_wait(order, position, lane_of, operator, wait, 4 * lanes, pred_ptr, pred_idx, random_state)
+        if new_lane == old_lane and new_width == old_width and new_wait == old_wait and new_place == old_place:
+            continue
+        lane_of[operator] = new_lane
+        width_index[operator] = new_width
+        wait[operator] = new_wait
+        if new_place != old_place:
+            move_operator(order, position, old_place, new_place)
+        limit = values[0] - temperature * np.log(max(next_uniform(random_state), 1e-300))
+        value = evaluate(
+            pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+            lanes, order, lane_of, width_index, wait, bound, limit, floats, no_starts, ints, scratch,
+        )  # fmt: skip
+        simulated += 1
+        if value <= limit:
+            values[0] = value
+            waits += int(new_wait >= 0) - int(old_wait >= 0)
+            if value < values[1]:
+                values[1] = value
+                best[:] = current
+        else:
+            lane_of[operator] = old_lane
+            width_index[operator] = old_width
+            wait[operator] = old_wait
+            if new_place != old_place:
+                move_operator(order, position, new_place, old_place)
+    return simulated

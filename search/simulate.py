@@ -71,12 +71,12 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
     waits: dict[int, list[int]] = {}
     for before, after in schedule.extra_edges:
         waits.setdefault(after, []).append(before)
-    if any(len(before) > 1 for before in waits.values()):
+    if any(len(awaited) > 1 for awaited in waits.values()):
         problem = _with_edges(problem, schedule.extra_edges)
         waits = {}
     wait = np.full(problem.count, -1, dtype=np.int32)
-    for after, before in waits.items():
-        wait[after] = before[0]
+    for after, awaited in waits.items():
+        wait[after] = awaited[0]
     evaluator = Evaluator(problem, schedule.lane_slots)
     starts = np.zeros(problem.count)
     order, lane = np.array(schedule.order, dtype=np.int32), np.array(schedule.lane, dtype=np.int32)

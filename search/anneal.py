@@ -1,0 +1,124 @@
+"""Simulated annealing on the direct encoding: a launch order, a lane for each operator, its width, and at most one extra wait.
+
+The temperature is low (0.4 % of the makespan at first): near a good schedule most moves cost several per cent, and hotter
+runs only lose what the start had. *Source:* Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing", Science 220, 1983.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autosched.core.schedule import Schedule
+from autosched.search.policies import Candidate, Decoder, best_policies
+from autosched.search.problem import Floats, Ints, Problem
+from autosched.search.strategy import SearchContext
+
+_CHUNK = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class MoveWeights:
+    """How often each kind of move is drawn; zero switches it off (which is what the ablations do)."""
+
+    lane: float = 0.40
+    order: float = 0.25
+    lane_and_order: float = 0.20
+    width: float = 0.10
+    wait: float = 0.05
+
+    def cumulative(self, *, lanes: int, widths: int) -> Floats:
+        """Chances up to and including each kind: float64 ``[5]``; kinds that cannot change anything get none."""
+        several = lanes > 1
+        weights = np.array(
+            [self.lane * several, self.order, self.lane_and_order * several, self.width * (widths > 1), self.wait * several]
+        )
+        total = float(weights.sum())
+        share: Floats = np.cumsum(weights / total) if total > 0 else np.array([0.0, 1.0, 1.0, 1.0, 1.0])
+        return share
+
+
+class Annealer:
+    """One annealing run on one problem: give it a start, ask it to spend evaluations. Deterministic for a seed."""
+
+    def __init__(
+        self, problem: Problem, lanes: int, widths: Ints, *, moves: MoveWeights | None = None, hot: float = 0.004, cold: float = 0.0004
+    ) -> None:
+        from autosched.search import fluid_numba
+
+        self._compiled = fluid_numba
+        self.problem, self.lanes, self.widths = problem, lanes, widths
+        self._moves = (moves or MoveWeights()).cumulative(lanes=lanes, widths=len(widths))
+        self._hot, self._cold = hot, cold
+        count = problem.count
+        self._floats = np.zeros(fluid_numba.float_row(count, lanes))
+        self._ints = np.zeros(fluid_numba.int_row(count, lanes), dtype=np.int32)
+        self._scratch = np.zeros(4 * count + 2 * lanes + 2, dtype=np.int32)
+        self._bound = least_time_to_end_us(problem, widths, lanes)
+
+    def run(self, start: Candidate, context: SearchContext, name: str) -> tuple[list[Candidate], int]:
+        """Anneal from ``start``.
+
+        Returns:
+            The start and each chunk's improvement, best first, and the number of simulated schedules.
+        """
+        total = context.max_evaluations
+        scale_us = max(start.makespan_us, 1e-9)
+        position = np.empty_like(start.order)
+        position[start.order] = np.arange(self.problem.count, dtype=np.int32)
+        current: Ints = np.stack([start.order, position, start.lane, start.width_index, start.wait]).astype(np.int32)
+        best = current.copy()
+        values = np.array([start.makespan_us, start.makespan_us])
+        temperatures = np.array([self._hot, self._cold]) * scale_us
+        random_state = context.rng.integers(0, 2**63, size=1, dtype=np.uint64)
+        found, spent, step = [start], 0, 0
+        while step < total and not context.expired():
+            steps = min(_CHUNK, total - step)
+            spent += self._compiled.anneal_steps(
+                *self.problem.arrays, self.lanes, current, best, values, self._bound, self.widths, self._moves, temperatures, step,
+                steps, total, random_state, self._floats, self._ints, self._scratch,
+            )  # fmt: skip
+            step += steps
+            if values[1] < found[0].makespan_us:
+                found.insert(0, Candidate(float(values[1]), best[0].copy(), best[2].copy(), best[3].copy(), best[4].copy()))
+            context.progress(name, spent, float(values[1]))
+        return found, spent
+
+
+def least_time_to_end_us(problem: Problem, widths: Ints, lanes: int) -> Floats:
+    """A bound that lets an evaluation stop early: float64 ``[n]``, least time from an operator's start to the end of the run.
+
+    The longest path at each operator's fastest width, shortened where some pair of operators speeds up together.
+    """
+    fastest = np.min([problem.operator_us(int(place)) for place in widths], axis=0)
+    bound = np.zeros(problem.count)
+    for index in range(problem.count - 1, -1, -1):
+        after = problem.succ_idx[problem.succ_ptr[index] : problem.succ_ptr[index + 1]]
+        bound[index] = fastest[index] + (bound[after].max() if len(after) else 0.0)
+    helpful = min(0.0, float(problem.excess_first.min(initial=0.0)), float(problem.excess_last.min(initial=0.0)))
+    scale = max(0.25, 1.0 + (lanes - 1) * helpful)
+    result: Floats = bound * scale * (1.0 - 1e-12)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Anneal:
+    """Annealing from the best list policy (or sequential, if that is better)."""
+
+    name: str = "anneal"
+    is_baseline: bool = False
+    moves: MoveWeights = field(default_factory=MoveWeights)
+    hot: float = 0.004
+
+    def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
+        """The best schedule found, then what it improved on."""
+        lanes, widths = context.lanes(problem), context.width_indices(problem)
+        decoder = Decoder(problem, lanes, widths)
+        ranked = best_policies(problem, context, decoder)
+        annealer = Annealer(problem, lanes, widths, moves=self.moves, hot=self.hot)
+        found, _ = annealer.run(ranked[0][0], context.share(context.max_evaluations - decoder.evaluations), self.name)
+        return list(dict.fromkeys(candidate.schedule(problem) for candidate in found))
+
+
+ANNEAL = Anneal()
