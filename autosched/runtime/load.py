@@ -1,0 +1,188 @@
+"""Loading a tuned schedule where it is used: verdict, bind, audit, one comparison with the model, and a guard at every call.
+
+On any doubt the model runs as it came, with one warning that names the reason; ``strict=True`` raises instead. Nothing here needs
+the tuning stack, and nothing touches CUDA unless the model is there.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autosched.core.errors import AutoschedError, IncompatibleArtifact, UsageError
+from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.runtime.audit import audit_run, changes_callers_memory
+from autosched.runtime.bundle_format import Bundle, read_bundle
+from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, Prepared, Runner
+from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.kernels import BoundProgram, bind, gather_constants, random_inputs
+from autosched.runtime.numerics import Agreement, compare
+from autosched.runtime.plan import Plan, make_plan
+from autosched.runtime.trees import describe_tree, output_tensors, unflatten_inputs, unflatten_outputs
+from autosched.runtime.verdict import Compatibility, Verdict, check_bundle, printable
+from autosched.runtime.weights import ModelWatch
+
+__all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "load"]
+
+_SEED = 20_259  # of the inputs of the comparison; any will do, one makes a failure reproducible
+
+RunnerFactory = Callable[[BoundProgram, Plan, Sequence[torch.Tensor]], Runner]
+"""Makes a runner of a bound program and a plan; the tensors are an example input."""
+
+
+def load(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, *, strict: bool = False) -> LoadedModel:
+    """Bind a bundle to the model it was made for.
+
+    The bundle's key is compared with this host and with the model's parameters. If they fit, the schedule is bound to the model's own
+    parameters (no copy), its operators are audited in order, and its outputs are compared with the model's on random inputs, within
+    ``numerics.tolerance`` of each dtype; NaN and infinities must be where the model has them.
+
+    Args:
+        source: path of a bundle, or its bytes.
+        model: in eval mode, on the device the bundle was tuned for.
+        strict: raise on any doubt, now and at call time, instead of running the model as it came with a warning.
+
+    Returns:
+        A callable with the model's signature; see :class:`LoadedModel`.
+
+    Raises:
+        UsageError: if there is no file at the path, or ``model`` is no module.
+        ArtifactCorrupt: with ``strict``, if the bundle is damaged or forged.
+        IncompatibleArtifact: with ``strict``, if it was made for another host or model, or computes something else.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"load() got a {type(model).__name__} as model; expected the torch.nn.Module that the bundle was tuned for")
+    label = "the bundle" if isinstance(source, bytes) else os.fspath(source)
+    facts = _Facts()
+    try:
+        prepared = _prepare(source, model, label, facts)
+    except UsageError:
+        raise
+    except AutoschedError as error:
+        if strict:
+            raise
+        return _as_it_came(model, str(error), facts)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {printable(str(error))}"
+        if strict:
+            raise IncompatibleArtifact(label, [f"its schedule cannot run on this model here: {reason}"]) from error
+        return _as_it_came(model, reason, facts)
+    return LoadedModel(model, prepared, facts.report(""), strict=strict)
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What is known by the time a load ends, well or not."""
+
+    bundle: Bundle | None = None
+    verdict: Verdict | None = None
+    max_abs_error: float = 0.0
+
+    def report(self, reason: str) -> LoadReport:
+        if self.bundle is None:
+            return LoadReport(not reason, reason)
+        return LoadReport(
+            scheduled=not reason,
+            reason=reason,
+            schedule=printable(self.bundle.evidence.report.chosen),
+            operators=len(self.bundle.program.graph),
+            lanes=self.bundle.schedule.lanes,
+            verdict=str(self.verdict.compatibility) if self.verdict else "",
+            differences=self.verdict.lines if self.verdict else (),
+            max_abs_error=self.max_abs_error,
+        )
+
+
+def _as_it_came(model: torch.nn.Module, reason: str, facts: _Facts) -> LoadedModel:
+    warnings.warn(f"autosched runs {type(model).__name__} as it came: {reason}", FallbackWarning, stacklevel=3)
+    return LoadedModel(model, None, facts.report(reason), strict=False)
+
+
+def _prepare(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, label: str, facts: _Facts) -> Prepared:
+    bundle = facts.bundle = read_bundle(source)
+    device = _home(model, bundle.key.device.kind)
+    verdict = facts.verdict = check_bundle(bundle, *_host_keys(bundle.key.device.kind, label), model)
+    if verdict.compatibility is Compatibility.INCOMPATIBLE:
+        raise IncompatibleArtifact(label, verdict.lines)
+    if device.type != bundle.key.device.kind:
+        raise IncompatibleArtifact(label, [f"device: tuned on {bundle.key.device.kind}, but the model is on {device}"])
+    if model.training:
+        raise IncompatibleArtifact(label, ["mode: tuned in eval mode, but the model is in training mode; call model.eval() before load()"])
+    plan = make_plan(bundle.program.graph, bundle.schedule)
+    factory = _runner_factory(bundle.key.device.kind, device, label)
+
+    def rebind(verify: bool) -> tuple[Runner, ModelWatch]:
+        # The watch first: a change while the weights are read is then seen at the next call.
+        watch = ModelWatch(model, bundle.program)
+        constants = gather_constants(bundle.program, model, bundle.literals)
+        bound = bind(bundle.program, constants, device)
+        inputs = random_inputs(bundle.program, _SEED, device)
+        runner = factory(bound, plan, inputs)
+        if verify:
+            facts.max_abs_error = _verify(bundle, bound, runner, model, inputs, label).max_abs_error
+        return runner, watch
+
+    runner, watch = rebind(True)
+    offsets_matter = any("as_strided" in call.target for operator in bundle.program.graph.operators for call in operator.calls)
+    return Prepared(bundle.program, runner, device, watch, rebind, offsets_matter)
+
+
+def _home(model: torch.nn.Module, kind: str) -> torch.device:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device(kind if kind in ("cpu", "cuda") else "cpu")
+
+
+def _host_keys(kind: str, label: str) -> tuple[DeviceKey, SoftwareKey]:
+    if kind == "cpu":
+        return cpu_device_key(), software_key()
+    raise IncompatibleArtifact(label, [f"device: tuned on {printable(kind)!r}, which this version does not run"])
+
+
+def _runner_factory(kind: str, device: torch.device, label: str) -> RunnerFactory:
+    if kind == "cpu":
+        from autosched.runtime.lanes import LaneExecutor, LanePool
+
+        pool = LanePool()
+        return lambda bound, plan, inputs: LaneExecutor(bound, plan, pool).run
+    raise IncompatibleArtifact(label, [f"device: tuned on {printable(kind)!r}, which this version does not run"])
+
+
+def _verify(
+    bundle: Bundle, bound: BoundProgram, runner: Runner, model: torch.nn.Module, inputs: Sequence[torch.Tensor], label: str
+) -> Agreement:
+    """Audit the operators, then compare the schedule's outputs with the model's.
+
+    Raises:
+        IncompatibleArtifact: saying what differs.
+    """
+    if operator := changes_callers_memory(bound):
+        raise IncompatibleArtifact(label, [f"operator {operator} changes an input or a parameter in place; such a model is not scheduled"])
+    in_order, lies = audit_run(bound, inputs)
+    if lies:
+        raise IncompatibleArtifact(label, [printable(line) for line in lies[:5]])
+    with torch.no_grad():
+        args, kwargs = unflatten_inputs(bundle.program, inputs)
+        answer = model(*args, **kwargs)
+        outputs = runner(inputs)
+    for what, found in (("its operators in order", in_order), ("its schedule", outputs)):
+        result = unflatten_outputs(bundle.program, found)
+        if not _same_containers(result, answer):
+            raise IncompatibleArtifact(label, [f"{what} return other containers or other plain values than the model"])
+        # After the output structure, which decides which tensors are returned, and how often.
+        agreement = compare(output_tensors(result), output_tensors(answer))
+        if not agreement.within_tolerance:
+            raise IncompatibleArtifact(label, [f"{what} computes something else than the model: {agreement.reason}"])
+    return agreement
+
+
+def _same_containers(result: object, answer: object) -> bool:
+    (leaves, tree), (expected, expected_tree) = describe_tree(result), describe_tree(answer)
+    return tree == expected_tree and all(
+        isinstance(leaf, torch.Tensor) if isinstance(other, torch.Tensor) else type(leaf) is type(other) and repr(leaf) == repr(other)
+        for leaf, other in zip(leaves, expected, strict=True)
+    )
