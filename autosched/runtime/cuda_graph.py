@@ -69,12 +69,12 @@ class CaptureOptions:
     """What a capture does besides launching the operators.
 
     Args:
-        delays: operator -> device clock cycles to stall its stream for, right before it (after its waits).
+        delays: operator -> microseconds to stall its stream for, right before it (after its waits).
         stamps: put time stamps around every operator; costs two nodes each, so never for a graph whose time counts.
         observe: note which nodes and which memory each operator got, for the audit.
     """
 
-    delays: Mapping[int, int] | None = None
+    delays: Mapping[int, float] | None = None
     stamps: bool = False
     observe: bool = False
 
@@ -110,8 +110,8 @@ class LaneExecutor:
         backend = self._backend
         stream = self._stream(step)
         with backend.on(stream):
-            if cycles := self._delays.get(step.operator):
-                backend.sleep(cycles)
+            if delay_us := self._delays.get(step.operator):
+                backend.sleep(delay_us)
             if self._stamps is not None:
                 start = self._stamp(stream)
             if self._notes is not None:

@@ -18,6 +18,7 @@ import torch
 
 from autosched.core.errors import DeviceError, UsageError
 from autosched.runtime.captured import Span
+from autosched.runtime.numerics import compare
 
 _cuda: Any = torch.cuda  # its Python side is not typed
 
@@ -30,6 +31,9 @@ Tensor = Any
 
 STREAMS_PER_PRIORITY = 32
 """torch hands streams out round robin from this many for each priority: the next one is the first again."""
+
+# No device of compute capability 9.0 runs faster; a slower clock only makes a delay longer than asked.
+_FASTEST_CLOCK_MHZ = 2000
 
 NAN_PATTERN = 0x7FC07FC0
 """One NaN as float32, two as float16 or bfloat16: whatever reads poisoned memory shows it."""
@@ -108,8 +112,8 @@ class StreamBackend(Protocol):
     def reset(self, graph: Graph) -> None:
         """Free the graph."""
 
-    def sleep(self, cycles: int) -> None:
-        """Keep the current stream busy for about ``cycles`` device clock cycles, on one thread of the device."""
+    def sleep(self, time_us: float) -> None:
+        """Keep the current stream busy for at least ``time_us``, on one thread of the device."""
 
     def touch(self) -> None:
         """Allocate a few bytes and launch one small kernel on the current stream."""
@@ -131,6 +135,9 @@ class StreamBackend(Protocol):
 
     def poison(self, spans: Iterable[Span]) -> None:
         """Fill memory with NaN patterns, on the current stream."""
+
+    def same(self, tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+        """Whether all are equal to the bit; waits for the device."""
 
     def allocated_bytes(self) -> int:
         """Bytes that tensors hold now."""
@@ -300,9 +307,9 @@ class TorchStreams:
         """``CUDAGraph.reset``."""
         graph.reset()
 
-    def sleep(self, cycles: int) -> None:
+    def sleep(self, time_us: float) -> None:
         """A spinning kernel of one thread; private in PyTorch, and used by its own tests throughout."""
-        _cuda._sleep(int(cycles))
+        _cuda._sleep(max(1, int(time_us * _FASTEST_CLOCK_MHZ)))
 
     def touch(self) -> None:
         """One fill kernel."""
@@ -360,6 +367,10 @@ class TorchStreams:
             words = span.bytes // 4
             if words:
                 torch.as_tensor(_RawMemory(span.start, words), device=self.device).fill_(NAN_PATTERN)
+
+    def same(self, tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+        """By the one rule for outputs."""
+        return compare(tensors, others).bitwise
 
     def allocated_bytes(self) -> int:
         """``memory_allocated``: captured allocations count."""

@@ -167,9 +167,9 @@ def _check_memory(graph: OpGraph, captured: CapturedGraph, masks: Sequence[int],
     if captured.pool:
         for item in captured.spans:
             if item.span.bytes and not any(segment.start <= item.span.start and item.span.end <= segment.end for segment in captured.pool):
+                users = _names(graph, graph.storage_uses.get(item.storage, ()))
                 problems.append(
-                    f"value {item.storage} ({_names(graph, graph.storage_uses.get(item.storage, ()))}) is outside the graph's private pool: "
-                    f"its stream had not joined the capture when it was allocated"
+                    f"value {item.storage} ({users}) is outside the graph's private pool: its stream had not joined the capture"
                 )
     return checked
 
@@ -181,7 +181,9 @@ def _all_ordered(earlier: Sequence[int], later: Sequence[int], masks: Sequence[i
     return all(not needed & ~before[operator] for operator in later)
 
 
-def _check_nodes(graph: OpGraph, captured: CapturedGraph, masks: Sequence[int], expected: Sequence[int] | None, problems: list[str]) -> None:
+def _check_nodes(
+    graph: OpGraph, captured: CapturedGraph, masks: Sequence[int], expected: Sequence[int] | None, problems: list[str]
+) -> None:
     foreign = sum(1 for node in captured.nodes if node.operator < 0 and node.kind not in (NodeKind.EVENT, NodeKind.EMPTY))
     if foreign:
         problems.append(f"{foreign} nodes belong to no operator")

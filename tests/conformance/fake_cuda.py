@@ -350,8 +350,11 @@ class FakeCuda:
         if run is not None:
             run(self.memory)(self.memory)
 
-    def sleep(self, cycles: int) -> None:
-        self.launch(None, duration_us=cycles / 1000.0)
+    def sleep(self, time_us: float) -> None:
+        self.launch(None, duration_us=time_us)
+
+    def same(self, tensors: Sequence[FakeTensor], others: Sequence[FakeTensor]) -> bool:
+        return [self.number(item) for item in tensors] == [self.number(item) for item in others]
 
     def touch(self) -> None:
         tensor = self.allocate(PAGE)
@@ -418,7 +421,7 @@ class FakeCuda:
         pool = stream.capture.pool if stream.capture is not None else 0
         rounded = max(PAGE, -(-size // PAGE) * PAGE)
         free = self._free.setdefault((pool, stream.handle), [])
-        for position, block in enumerate(sorted(free, key=lambda item: (item.span.bytes, item.span.start))):
+        for block in sorted(free, key=lambda item: (item.span.bytes, item.span.start)):
             if block.span.bytes >= rounded:
                 free.remove(block)
                 if block.span.bytes > rounded:

@@ -23,7 +23,9 @@ class GraphBuilder:
         self.values.append(Value(index, spec, role, index if storage is None else storage))
         return index
 
-    def add(self, reads: list[int], *, outputs: int = 1, elements: int = 128, view_of: int | None = None, mutates: tuple[int, ...] = ()) -> int:
+    def add(
+        self, reads: list[int], *, outputs: int = 1, elements: int = 128, view_of: int | None = None, mutates: tuple[int, ...] = ()
+    ) -> int:
         made = [
             self.value(elements=elements, storage=self.values[view_of].storage if view_of is not None else None) for _ in range(outputs)
         ]

@@ -1,0 +1,335 @@
+"""What is timed on CUDA streams, inside the measuring process: operators alone, whole schedules, and their numbers.
+
+Everything goes through :class:`~autosched.runtime.streams.StreamBackend`, so the same code runs on the test double. Times come from
+events: around back-to-back replays for schedules, inside the graph for operators, where a launch would drown a short kernel.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autosched.core.graph import OpGraph
+from autosched.core.records import Contamination, Failure, FailureKind, Samples, ScheduleRecord, SoloRecord
+from autosched.core.schedule import Schedule, canonical_key
+from autosched.device.timing import summarize
+from autosched.runtime.cuda_graph import CaptureOptions, GraphCapturer, GraphRunner, Launchable, Slots, failure_of
+from autosched.runtime.plan import FreeRule, make_plan
+from autosched.runtime.streams import Event, Graph, Stream, StreamBackend, Tensor
+
+# Copies of an operator in one graph: enough that the two time stamps around them do not matter, few enough to capture quickly.
+_FIRST_COPIES = 20
+_MOST_COPIES = 200
+_CHAIN_US = 400.0
+# Shortest block of back-to-back replays between two events, unless asked otherwise: events resolve about half a microsecond.
+_BLOCK_US = 1000.0
+# Two stamps can be closer than the clock resolves (a view launches nothing); no record may hold a time of zero.
+_RESOLUTION_US = 1e-3
+_TRACE_REPLAYS = 5
+
+Contaminated = Callable[[], Contamination]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """An instantiated graph of copies of operators, with the stamps around each lane's copies."""
+
+    graph: Graph
+    stamps: tuple[tuple[Event, Event], ...]
+
+
+class CudaMeasurer:
+    """One program on one device.
+
+    Args:
+        program: what to launch; its constants are on the device.
+        inputs: example inputs on the device; every measurement uses them.
+        beat: told the item worked on, at least once a second.
+        contamination: what else the machine is doing.
+    """
+
+    def __init__(
+        self,
+        capturer: GraphCapturer,
+        program: Launchable,
+        graph: OpGraph,
+        inputs: Sequence[Tensor],
+        *,
+        beat: Callable[[int], None] = lambda item: None,
+        contamination: Contaminated = Contamination,
+    ) -> None:
+        self.capturer = capturer
+        self.backend: StreamBackend = capturer.backend
+        self.program = program
+        self.graph = graph
+        self.beat = beat
+        self.contamination = contamination
+        self.static = [self.backend.static_like(tensor) for tensor in inputs]
+        self.load_inputs(inputs)
+        self._values: Slots | None = None
+        self._solo: dict[str, float] = {}
+        self._runners: dict[str, GraphRunner] = {}
+
+    def load_inputs(self, inputs: Sequence[Tensor]) -> None:
+        """Copy ``inputs`` into the static buffers that every graph of this program reads."""
+        with self.backend.on(self.replay_stream):
+            self.backend.copy(self.static, inputs)
+        self.backend.synchronize()
+
+    @property
+    def replay_stream(self) -> Stream:
+        """Where graphs are launched for timing."""
+        return self.capturer.streams.named("replay")
+
+    def values(self) -> Slots:
+        """Slots with every value of one run in them: what an operator is given when it runs alone."""
+        if self._values is None:
+            slots = self.program.new_slots(self.static)
+            with torch.inference_mode(), self.backend.on(self.capturer.streams.named("warm-up")):
+                for index, kernel in enumerate(self.program.kernels):
+                    self.beat(index)
+                    kernel(slots)
+            self.backend.synchronize()
+            self._values = slots
+        return self._values.copy()
+
+    # -- one operator -------------------------------------------------------------------------------------------------
+    def solo(self, repeats: int, skip: Sequence[int] = ()) -> Iterator[tuple[int, SoloRecord | Failure]]:
+        """Every operator alone with a warm cache; operators of one signature share a record."""
+        known: dict[str, SoloRecord | Failure] = {}
+        for operator in self.graph.operators:
+            if operator.index in skip:
+                continue
+            if operator.signature not in known:
+                self.beat(operator.index)
+                samples = self.solo_samples(operator.index, repeats)
+                if isinstance(samples, Failure):
+                    known[operator.signature] = samples
+                else:
+                    known[operator.signature] = SoloRecord(operator.signature, 1, samples, self.contamination())
+            yield operator.index, known[operator.signature]
+
+    def solo_samples(self, operator: int, repeats: int) -> Samples | Failure:
+        """``repeats`` times of one operator, each the mean over a chain of copies in one graph."""
+        copies = _FIRST_COPIES
+        chain = self.chain([(operator, copies)])
+        if isinstance(chain, Failure):
+            return chain
+        self.replay(chain.graph)
+        first_us = self.lane_us(chain, 0) / copies
+        wanted = int(_CHAIN_US / max(first_us, _RESOLUTION_US))
+        if wanted >= 2 * copies:
+            self.release(chain)
+            copies = min(_MOST_COPIES, wanted)
+            chain = self.chain([(operator, copies)])
+            if isinstance(chain, Failure):
+                return chain
+            self.replay(chain.graph)
+        times = []
+        for _ in range(repeats):
+            self.replay(chain.graph)
+            times.append(max(self.lane_us(chain, 0) / copies, _RESOLUTION_US))
+        self.release(chain)
+        samples = summarize(times)
+        self._solo[self.graph.operators[operator].signature] = samples.median_us
+        return samples
+
+    def solo_us(self, operator: int) -> float | Failure:
+        """Time of one operator alone, measured once."""
+        signature = self.graph.operators[operator].signature
+        if signature not in self._solo:
+            samples = self.solo_samples(operator, 5)
+            if isinstance(samples, Failure):
+                return samples
+        return self._solo[signature]
+
+    def chain(self, lanes: Sequence[tuple[int, int]]) -> Chain | Failure:
+        """Capture, on lane ``i``, ``copies`` times ``operator`` for ``lanes[i] = (operator, copies)``; lanes are launched in order.
+
+        Lane ``i`` is a branch of its own: fork{lane 0 | lane 1 | ...}join. A chain's copies run one after the other.
+        """
+        backend, streams = self.backend, self.capturer.streams
+        sides = [streams.lane(index) for index in range(len(lanes))]
+        stamps: list[tuple[Event, Event]] = []
+
+        def body() -> None:
+            for stream, (operator, copies) in zip(sides, lanes, strict=True):
+                slots = self.values()
+                kernel = self.program.kernels[operator]
+                start, end = (backend.new_event(timing=True, in_graph=True) for _ in range(2))
+                with backend.on(stream):
+                    backend.record(start, stream)
+                    for _ in range(copies):
+                        kernel(slots)
+                    backend.record(end, stream)
+                stamps.append((start, end))
+
+        self.values()  # not in the capture
+        made = self.capturer.capture_script(sides, body)
+        if isinstance(made, Failure):
+            return made
+        return Chain(made[0], tuple(stamps))
+
+    def replay(self, graph: Graph) -> None:
+        """Launch once and wait."""
+        with self.backend.on(self.replay_stream):
+            self.backend.replay(graph)
+        self.backend.synchronize()
+
+    def lane_us(self, chain: Chain, lane: int) -> float:
+        """Time between a lane's stamps in the last replay."""
+        return self.backend.elapsed_us(*chain.stamps[lane])
+
+    def release(self, chain: Chain) -> None:
+        """Free a chain's graph."""
+        self.backend.reset(chain.graph)
+
+    # -- whole schedules ----------------------------------------------------------------------------------------------
+    def runner(self, schedule: Schedule) -> GraphRunner | Failure:
+        """The schedule as a graph in the scratch pool, captured once."""
+        key = canonical_key(self.graph, schedule, lanes_matter=False)
+        if key not in self._runners:
+            made = self.capture(schedule)
+            if isinstance(made, Failure):
+                return made
+            with self.backend.on(self.replay_stream):
+                made.replay()
+            self.backend.synchronize()
+            self._runners[key] = made
+        return self._runners[key]
+
+    def capture(
+        self,
+        schedule: Schedule,
+        *,
+        rule: FreeRule = FreeRule.VECTOR_CLOCK,
+        options: CaptureOptions | None = None,
+        private: bool = False,
+    ) -> GraphRunner | Failure:
+        """Capture a schedule under any rule and options; ``private`` gives it a pool of its own."""
+        plan = make_plan(self.graph, schedule, rule)
+        pool = self.backend.new_pool() if private else self.capturer.scratch_pool()
+        return self.capturer.capture(self.program, plan, self.static, graph=self.graph, pool=pool, options=options)
+
+    def drop_runners(self) -> None:
+        """Free every graph kept for reuse."""
+        for runner in self._runners.values():
+            runner.close()
+        self._runners = {}
+
+    def schedules(
+        self, schedules: Sequence[Schedule], rounds: int, trace: bool, min_block_us: float, seed: int
+    ) -> Iterator[tuple[int, ScheduleRecord | Failure]]:
+        """Time schedules, interleaved in a random order in every round."""
+        runners = [self._try_runner(schedule) for schedule in schedules]
+        times = self._interleave(runners, rounds, min_block_us, seed)
+        contamination = self.contamination()
+        for index, (schedule, runner) in enumerate(zip(schedules, runners, strict=True)):
+            self.beat(-1)
+            if isinstance(runner, Failure):
+                yield index, runner
+                continue
+            starts, ends = self._trace(schedule) if trace else ((), ())
+            key = canonical_key(self.graph, schedule, lanes_matter=False)
+            yield index, ScheduleRecord(key, summarize(times[index]), runner.peak_bytes, contamination, starts, ends)
+        self.drop_runners()
+
+    def paired(self, schedules: Sequence[Schedule], rounds: int, seed: int) -> list[list[float]] | Failure:
+        """Raw times, ``[len(schedules)][rounds]``; a failure of one is a failure of all."""
+        runners = []
+        for schedule in schedules:
+            runner = self._try_runner(schedule)
+            if isinstance(runner, Failure):
+                return runner
+            runners.append(runner)
+        return self._interleave(runners, rounds, 0.0, seed)
+
+    def _try_runner(self, schedule: Schedule) -> GraphRunner | Failure:
+        self.beat(-1)
+        try:
+            return self.runner(schedule)
+        except Exception as error:
+            return failure_of(error, "preparing the schedule")
+
+    def _interleave(self, runners: Sequence[GraphRunner | Failure], rounds: int, min_block_us: float, seed: int) -> list[list[float]]:
+        rng = random.Random(seed)
+        times: list[list[float]] = [[] for _ in runners]
+        alive = [(index, runner) for index, runner in enumerate(runners) if isinstance(runner, GraphRunner)]
+        blocks = {index: self._block_length(runner, min_block_us) for index, runner in alive}
+        for _ in range(rounds):
+            self.beat(-1)
+            for index, runner in rng.sample(alive, len(alive)):
+                times[index].append(max(self._block_us(runner, blocks[index]), _RESOLUTION_US))
+        return times
+
+    def _block_length(self, runner: GraphRunner, min_block_us: float) -> int:
+        """Replays in a block: the first blocks also bring clocks and caches to where the others find them."""
+        once = min(self._block_us(runner, 3) for _ in range(2))
+        return max(1, min(2000, int(max(min_block_us, _BLOCK_US) / max(once, _RESOLUTION_US)) + 1))
+
+    def _block_us(self, runner: GraphRunner, replays: int) -> float:
+        backend, stream = self.backend, self.replay_stream
+        start, end = backend.new_event(timing=True), backend.new_event(timing=True)
+        with backend.on(stream):
+            # One launch ahead of the clock: the host is then always in front of the device.
+            runner.replay()
+            backend.record(start, stream)
+            for _ in range(replays):
+                runner.replay()
+            backend.record(end, stream)
+        backend.synchronize()
+        return backend.elapsed_us(start, end) / replays
+
+    def _trace(self, schedule: Schedule) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Start and end of each operator, from a graph with a time stamp around every one: a few percent slower, so only for traces."""
+        made = self.capture(schedule, options=CaptureOptions(stamps=True))
+        if isinstance(made, Failure):
+            return (), ()
+        backend, stream = self.backend, self.replay_stream
+        best: dict[int, tuple[float, float]] = {}
+        shortest = float("inf")
+        for _ in range(_TRACE_REPLAYS):
+            start = backend.new_event(timing=True)
+            with backend.on(stream):
+                backend.record(start, stream)
+                made.replay()
+            backend.synchronize()
+            found = made.operator_times(start)
+            length = max(end for _, end in found.values()) - min(begin for begin, _ in found.values())
+            if length < shortest:
+                best, shortest = found, length
+        made.close()
+        origin = min(begin for begin, _ in best.values())
+        order = range(len(self.graph))
+        return tuple(best[index][0] - origin for index in order), tuple(best[index][1] - origin for index in order)
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+    def reference(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The same operators, in the graph's own order, on one stream that nothing else uses."""
+        with torch.inference_mode(), self.backend.on(self.capturer.streams.named("warm-up")):
+            slots = self.program.new_slots(inputs)
+            for kernel in self.program.kernels:
+                kernel(slots)
+            outputs = self.backend.clone(self.program.outputs(slots))
+        self.backend.synchronize()
+        return outputs
+
+    def outputs(self, runner: GraphRunner, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """One replay on ``inputs``, as clones."""
+        with self.backend.on(self.replay_stream):
+            made = runner(inputs)
+        self.backend.synchronize()
+        return made
+
+    def close(self) -> None:
+        """Free graphs and buffers."""
+        self.drop_runners()
+        self._values = None
+
+
+def unsupported_width(width: int) -> Failure:
+    """On a CUDA device an operator has all multiprocessors; the only width is 1."""
+    return Failure(FailureKind.ILLEGAL, f"width {width} means nothing on a CUDA device; expected 1")

@@ -1,0 +1,115 @@
+"""Two operators at the same time: fork{A x k | B x m}join in one graph, with each one's start and end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from autosched.core.records import Failure, FailureKind, PairRecord
+from autosched.device.base import Pair
+from autosched.device.cpu_pairs import Overlap, directional_slowdowns
+from autosched.device.cuda.measure import Chain, CudaMeasurer, unsupported_width
+
+# A chain this long hides the skew between the two branches' starts (a few microseconds).
+_TARGET_US = 60.0
+_MOST_COPIES = 64
+
+
+def measure_pair(measurer: CudaMeasurer, pair: Pair, repeats: int) -> PairRecord | Failure:
+    """Time ``pair.first`` and ``pair.last`` together, ``first`` launched first, and each alone in the same number of copies.
+
+    The three graphs take turns in each round, so a drifting clock touches all alike.
+    """
+    if (refusal := _refuse(measurer, pair)) is not None:
+        return refusal
+    copies = balanced_copies(measurer, pair)
+    if isinstance(copies, Failure):
+        return copies
+    lanes = [(pair.first, copies[0]), (pair.last, copies[1])]
+    chains: list[Chain] = []
+    for wanted in ([lanes[0]], [lanes[1]], lanes):
+        chain = measurer.chain(wanted)
+        if isinstance(chain, Failure):
+            for made in chains:
+                measurer.release(made)
+            return chain
+        chains.append(chain)
+        measurer.replay(chain.graph)
+    record = _time(measurer, pair, copies, chains, repeats)
+    for chain in chains:
+        measurer.release(chain)
+    return record
+
+
+def balanced_copies(measurer: CudaMeasurer, pair: Pair) -> tuple[int, int] | Failure:
+    """How often each is repeated so that both sides last about equally long, and long enough."""
+    first_us, last_us = measurer.solo_us(pair.first), measurer.solo_us(pair.last)
+    if isinstance(first_us, Failure):
+        return first_us
+    if isinstance(last_us, Failure):
+        return last_us
+    target_us = max(first_us, last_us, _TARGET_US)
+    return tuple(max(1, min(_MOST_COPIES, round(target_us / time_us))) for time_us in (first_us, last_us))  # type: ignore[return-value]
+
+
+def _refuse(measurer: CudaMeasurer, pair: Pair) -> Failure | None:
+    graph = measurer.graph
+    for operator, width in ((pair.first, pair.first_width), (pair.last, pair.last_width)):
+        if width != 1:
+            return unsupported_width(width)
+        if not 0 <= operator < len(graph):
+            return Failure(FailureKind.ILLEGAL, f"operator {operator} does not exist; the graph has {len(graph)}")
+    if pair.first == pair.last and graph.operators[pair.first].mutates:
+        return Failure(FailureKind.ILLEGAL, f"operator {pair.first} changes its input in place, so it cannot run beside itself")
+    if pair.first != pair.last and not graph.independent(pair.first, pair.last):
+        return Failure(FailureKind.ILLEGAL, f"operators {pair.first} and {pair.last} depend on each other and can never run together")
+    return None
+
+
+def _time(measurer: CudaMeasurer, pair: Pair, copies: tuple[int, int], chains: Sequence[Chain], repeats: int) -> PairRecord | Failure:
+    alone_first, alone_last, both = chains
+    rows: list[tuple[float, float, float, float, float]] = []
+    for _ in range(repeats):
+        measurer.beat(pair.first)
+        measurer.replay(alone_first.graph)
+        measurer.replay(alone_last.graph)
+        measurer.replay(both.graph)
+        together = overlap(measurer, both)
+        rows.append(
+            (
+                max(1e-3, measurer.lane_us(alone_first, 0)),
+                max(1e-3, measurer.lane_us(alone_last, 0)),
+                together.first_end_us,
+                together.last_start_us,
+                together.last_end_us,
+            )
+        )
+    alone_first_us, alone_last_us, first_end_us, last_start_us, last_end_us = (median(column) for column in zip(*rows, strict=True))
+    slowdowns = directional_slowdowns(Overlap(0.0, first_end_us, last_start_us, last_end_us), alone_first_us, alone_last_us)
+    if slowdowns is None:
+        return Failure(FailureKind.UNSTABLE, "the two never ran at the same time: one had ended before the other started")
+    together_us = max(first_end_us, last_end_us) - min(0.0, last_start_us)
+    operators = measurer.graph.operators
+    return PairRecord(
+        first=operators[pair.first].signature,
+        first_width=1,
+        last=operators[pair.last].signature,
+        last_width=1,
+        solo_first_us=alone_first_us / copies[0],
+        solo_last_us=alone_last_us / copies[1],
+        together_us=together_us,
+        slowdown_first=slowdowns[0],
+        slowdown_last=slowdowns[1],
+        makespan_ratio=together_us / (alone_first_us + alone_last_us),
+        repeats_first=copies[0],
+        repeats_last=copies[1],
+        count=repeats,
+        contamination=measurer.contamination(),
+    )
+
+
+def overlap(measurer: CudaMeasurer, both: Chain) -> Overlap:
+    """When each of two lanes started and ended in the last replay, in microseconds from the first lane's start."""
+    elapsed = measurer.backend.elapsed_us
+    (first_start, first_end), (last_start, last_end) = both.stamps
+    return Overlap(0.0, elapsed(first_start, first_end), elapsed(first_start, last_start), elapsed(first_start, last_end))

@@ -1,0 +1,108 @@
+"""Replaying one schedule under conditions that make a race visible: delays put into it, unused memory poisoned, inputs changing.
+
+A graph that passes proves nothing by itself; the delays decide what can be seen. Which to inject is
+``autosched.verify.race_stress``'s business; here they are captured and replayed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autosched.core.graph import ValueRole
+from autosched.core.records import Failure
+from autosched.core.schedule import Schedule
+from autosched.device.cuda.measure import CudaMeasurer
+from autosched.runtime.cuda_graph import CaptureOptions, GraphRunner
+from autosched.runtime.plan import FreeRule, Plan, make_plan
+from autosched.runtime.streams import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DelaySet:
+    """Operators to delay in one capture: ``(operator, microseconds)`` pairs; empty for none."""
+
+    delays: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StressOutcome:
+    """Replays of one capture, and how many gave other outputs (to the bit) than the same operators on one stream."""
+
+    replays: int
+    mismatches: int
+
+
+def stress_schedule(
+    measurer: CudaMeasurer,
+    schedule: Schedule,
+    delay_sets: Sequence[DelaySet],
+    input_sets: Sequence[Sequence[Tensor]],
+    *,
+    replays: int,
+    seed: int,
+    rule: FreeRule = FreeRule.VECTOR_CLOCK,
+) -> Iterator[StressOutcome | Failure]:
+    """For each delay set, capture the schedule with it and replay it ``replays`` times on changing inputs."""
+    yield from stress_plan(measurer, make_plan(measurer.graph, schedule, rule), delay_sets, input_sets, replays=replays, seed=seed)
+
+
+def stress_plan(
+    measurer: CudaMeasurer,
+    plan: Plan,
+    delay_sets: Sequence[DelaySet],
+    input_sets: Sequence[Sequence[Tensor]],
+    *,
+    replays: int,
+    seed: int,
+) -> Iterator[StressOutcome | Failure]:
+    """As :func:`stress_schedule`, for a plan: also one that is wrong on purpose."""
+    rng = random.Random(seed)
+    references = [measurer.reference(inputs) for inputs in input_sets]
+    for delay_set in delay_sets:
+        measurer.beat(-1)
+        # A pool of its own: whatever in it no tensor holds is this graph's to poison.
+        pool = measurer.backend.new_pool()
+        options = CaptureOptions(delays=dict(delay_set.delays))
+        runner = measurer.capturer.capture(measurer.program, plan, measurer.static, graph=measurer.graph, pool=pool, options=options)
+        if isinstance(runner, Failure):
+            yield runner
+            continue
+        mismatches = 0
+        for _ in range(replays):
+            measurer.beat(-1)
+            chosen = rng.randrange(len(input_sets))
+            poison(measurer, runner)
+            made = measurer.outputs(runner, input_sets[chosen])
+            mismatches += not measurer.backend.same(made, references[chosen])
+        runner.close()
+        yield StressOutcome(replays, mismatches)
+
+
+def poison(measurer: CudaMeasurer, runner: GraphRunner) -> None:
+    """Fill the runner's pool and outputs with NaN patterns, so that a value read before it is written shows.
+
+    Without it a replay would find the right values of the replay before.
+    """
+    backend = measurer.backend
+    spans = list(backend.pool_spans(runner.pool, unused=True))
+    values = measurer.graph.values
+    for value, tensor in zip(measurer.graph.outputs, runner.outputs, strict=True):
+        if values[values[value].storage].role in (ValueRole.INTERMEDIATE, ValueRole.INTERNAL):
+            spans.append(backend.span(tensor))
+    with backend.on(measurer.replay_stream):
+        backend.poison(spans)
+    backend.synchronize()
+
+
+def calibrate_us(measurer: CudaMeasurer, schedule: Schedule) -> float | Failure:
+    """Time of one undisturbed replay, microseconds: the scale of the delays."""
+    times = measurer.paired([schedule], 3, 0)
+    measurer.drop_runners()
+    return times if isinstance(times, Failure) else min(times[0])
+
+
+def delay_map(delay_set: DelaySet) -> Mapping[int, float]:
+    """Operator -> microseconds."""
+    return dict(delay_set.delays)
