@@ -19,8 +19,10 @@ from autosched.runtime.kernels import BoundProgram, Kernel, Slots
 from autosched.runtime.plan import Plan, Step
 from autosched.runtime.walk import walk
 
-# About 0.1 ms of yielding: longer than most waits between balanced lanes, shorter than a scheduler's time slice.
-_SPINS = 150
+# Turns of yielding before a waiting lane sleeps, about 0.7 us each. Waking a sleeper costs tens of microseconds, so lanes that
+# have a core each wait long; a lane that waits beside wide operators, or without a core of its own, would steal what it waits for.
+_SPINS_OWN_CORE = 400
+_SPINS_SHARED_CORE = 20
 
 _Task = Callable[[int], None]
 
@@ -33,6 +35,12 @@ def _sleep_zero() -> None:
 _give_way: Callable[[], None] = getattr(os, "sched_yield", _sleep_zero)
 
 
+def usable_cores() -> int:
+    """Logical processors this process may run on; at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
 class LaneStopped(Exception):
     """Raised in a lane because another lane failed; never leaves this module."""
 
@@ -41,11 +49,16 @@ class Signals:
     """Flags that lanes raise for each other during one run. All methods may be called from any lane.
 
     Relies on the interpreter lock for the order of memory accesses.
+
+    Args:
+        count: number of flags, all down at first.
+        spins: turns a waiting lane yields before it sleeps.
     """
 
-    __slots__ = ("_condition", "_flags", "_sleepers", "error")
+    __slots__ = ("_condition", "_flags", "_sleepers", "_spins", "error")
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, spins: int = _SPINS_OWN_CORE) -> None:
+        self._spins = spins
         self._flags = bytearray(count)
         self._condition = threading.Condition(threading.Lock())
         self._sleepers = 0
@@ -87,7 +100,7 @@ class Signals:
         flags = self._flags
         if flags[index]:
             return True
-        for _ in range(_SPINS):
+        for _ in range(self._spins):
             _give_way()
             if flags[index]:
                 return True
@@ -188,11 +201,19 @@ class LaneExecutor:
         self._operators = len(bound.kernels)
         self._steps = tuple(plan.of_lane(lane) for lane in range(plan.lanes)) if plan.lanes > 1 else (plan.steps,)
         self._pool = pool if pool is not None else LanePool()
+        self._widest = max((step.width for step in plan.steps), default=1)
+        own_core = plan.lanes <= usable_cores() and self._widest == 1
+        self._spins = _SPINS_OWN_CORE if own_core else _SPINS_SHARED_CORE
 
     @property
     def lanes(self) -> int:
         """Number of lanes, the caller's thread included."""
         return len(self._steps)
+
+    @property
+    def widest(self) -> int:
+        """Most threads that one operator uses."""
+        return self._widest
 
     def run(self, inputs: Sequence[torch.Tensor], trace: Trace | None = None) -> list[torch.Tensor]:
         """Run the plan.
@@ -226,7 +247,7 @@ class LaneExecutor:
             return self._bound.outputs(slots)
 
     def _run_lanes(self, slots: Slots, trace: Trace | None) -> None:
-        signals = Signals(self._operators + len(self._steps))
+        signals = Signals(self._operators + len(self._steps), self._spins)
         steps, kernels = self._steps, self._kernels
 
         def walk_lane(lane: int) -> None:

@@ -1,0 +1,93 @@
+"""What else the machine was doing while a sample was taken: stored with the sample, so that a bad one can be told later."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from autosched.core.records import Contamination
+
+# The kernel counts processor time in ticks of 10 ms: a shorter window would be mostly rounding.
+_SHORTEST_WINDOW_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMark:
+    """Busy time of all usable cores and of this process, seconds since some fixed moment; ``busy_s`` is -1 if unreadable."""
+
+    wall_s: float
+    busy_s: float
+    own_s: float
+    cores: int
+
+
+def mark_load() -> LoadMark:
+    """Read the counters now."""
+    own = os.times()
+    busy_s, cores = _busy_seconds()
+    return LoadMark(time.monotonic(), busy_s, own.user + own.system + own.children_user + own.children_system, cores)
+
+
+def foreign_load(before: LoadMark, after: LoadMark) -> float:
+    """Share (0 to 1) of the usable cores' time between two marks that other processes took; -1 if unknown or too short to say."""
+    elapsed_s = after.wall_s - before.wall_s
+    if before.busy_s < 0 or after.busy_s < 0 or before.cores != after.cores or elapsed_s < _SHORTEST_WINDOW_S:
+        return -1.0
+    foreign_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    return min(1.0, max(0.0, foreign_s / (elapsed_s * after.cores)))
+
+
+class LoadMeter:
+    """Load over windows long enough to mean something.
+
+    A window shorter than a tenth of a second is stretched back to an earlier mark: neighbours come and go slowly.
+    """
+
+    def __init__(self) -> None:
+        self._marks = [mark_load()]
+
+    def start(self) -> LoadMark:
+        """Begin a window."""
+        mark = mark_load()
+        self._marks = [*self._marks, mark][-64:]
+        return mark
+
+    def read(self, start: LoadMark) -> Contamination:
+        """The load since ``start``, a mark that :meth:`start` returned."""
+        now = mark_load()
+        if now.wall_s - start.wall_s < _SHORTEST_WINDOW_S:
+            older = [mark for mark in self._marks if now.wall_s - mark.wall_s >= _SHORTEST_WINDOW_S]
+            start = older[-1] if older else start
+        return Contamination(foreign_load=foreign_load(start, now), clock_mhz=clock_mhz())
+
+
+def clock_mhz() -> float:
+    """Mean clock of the usable cores in MHz, or 0 where the system does not tell."""
+    total, count = 0.0, 0
+    for core in _usable():
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq", encoding="ascii") as file:
+                total += float(file.read()) / 1000.0
+                count += 1
+        except (OSError, ValueError):
+            return 0.0
+    return total / count if count else 0.0
+
+
+def _usable() -> list[int]:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity is not None else list(range(os.cpu_count() or 1))
+
+
+def _busy_seconds() -> tuple[float, int]:
+    usable = {f"cpu{core}" for core in _usable()}
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            lines = [line.split() for line in file if line.startswith("cpu")]
+        ticks_per_s = os.sysconf("SC_CLK_TCK")
+        # user nice system idle iowait irq softirq steal: stolen time is another machine's, and just as foreign.
+        busy = [sum(int(item) for item in fields[1:4] + fields[6:9]) for fields in lines if fields[0] in usable]
+    except (OSError, ValueError, AttributeError):
+        return -1.0, 0
+    return (sum(busy) / ticks_per_s, len(busy)) if busy else (-1.0, 0)

@@ -1,0 +1,353 @@
+"""Timing on CPU lanes, inside the measuring process: operators in place, whole schedules interleaved, and the costs between operators."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from autosched.core.errors import AutoschedError
+from autosched.core.graph import OpGraph, ValueRole
+from autosched.core.records import Failure, FailureKind, ScheduleRecord, SoloRecord
+from autosched.core.schedule import Schedule, canonical_key, sequential
+from autosched.device.base import Comparison
+from autosched.device.contamination import LoadMeter
+from autosched.device.cpu_numerics import bitwise_equal, measure_error, not_finite_where
+from autosched.device.timing import summarize
+from autosched.device.worker_child import describe
+from autosched.device.worker_messages import CompareAnswer
+from autosched.runtime.kernels import BoundProgram, Kernel, Slots
+from autosched.runtime.lanes import LaneExecutor, LanePool, Trace, usable_cores
+from autosched.runtime.plan import Plan, Step, make_plan
+
+_WARM_UPS = 2
+# After a wide operator the threads of OpenMP's team spin for some milliseconds (libgomp's default, 300,000 turns) and would take
+# a core from whatever is timed next.
+_TEAM_SPIN_S = 0.008
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCosts:
+    """What lies between operators, in microseconds, as in ``Limits``."""
+
+    launch_gap_us: float
+    cross_lane_us: float
+    fixed_us: float
+
+
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    """Without Python's garbage collector, whose pauses would land in somebody's sample."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class CpuMeasurer:
+    """Times one bound program on this process's cores.
+
+    Args:
+        bound: on the CPU.
+        inputs: used for every timing.
+        beat: called with what is worked on, before anything that may hang or crash.
+    """
+
+    def __init__(self, bound: BoundProgram, inputs: Sequence[torch.Tensor], beat: Callable[[int], None]) -> None:
+        self.bound = bound
+        self.inputs = list(inputs)
+        self.beat = beat
+        self.pool = LanePool()
+        self.meter = LoadMeter()
+        self._reference: list[torch.Tensor] | None = None
+        self._was_wide = False
+
+    def settle(self, *, wide: bool) -> None:
+        """Let the threads of an earlier wide measurement fall asleep. ``wide``: whether the next one uses more than one thread."""
+        if self._was_wide:
+            time.sleep(_TEAM_SPIN_S)
+        self._was_wide = wide
+
+    @property
+    def graph(self) -> OpGraph:
+        """The program's graph."""
+        return self.bound.program.graph
+
+    def costs(self, *, repeats: int = 15) -> LaneCosts:
+        """Measure what a lane spends between operators, on a wait for another lane, and once for each run.
+
+        The wait is timed in a chain of real operators of some 50 us that changes lane at every step, against the same chain on
+        one lane: between idle lanes it would look cheaper, and after long waits dearer.
+        """
+        noops: tuple[Kernel, ...] = (_nothing,) * 256
+        empty, many = self._chain(noops, 0, 1), self._chain(noops, len(noops), 1)
+        ticks: tuple[Kernel, ...] = (_Tick(),) * 48
+        alone = self._chain(ticks, len(ticks), 1)
+        crossing = self._chain(ticks, len(ticks), 2) if usable_cores() > 1 else alone
+        columns: list[list[float]] = []
+        with no_collector():
+            for _ in range(repeats + _WARM_UPS):
+                self.beat(-1)
+                columns.append([self._once_us(executor) for executor in (empty, many, alone, crossing)])
+        fixed, walked, straight, crossed = np.median(np.array(columns[_WARM_UPS:]), axis=0)
+        return LaneCosts(
+            launch_gap_us=max(0.0, float(walked - fixed) / len(noops)),
+            cross_lane_us=max(0.0, float(crossed - straight) / (len(ticks) - 1)),
+            fixed_us=float(fixed),
+        )
+
+    def solo(
+        self, widths: Sequence[int], repeats: int, skip: Sequence[int], seed: int
+    ) -> Iterator[tuple[int, int, SoloRecord | None, Failure | None]]:
+        """Time every operator where it stands: the whole program in order, ``repeats`` times at each width, widths interleaved.
+
+        Operators of one signature share a record: each round's figure is the median over them. Operators in ``skip``, and
+        those that raise, get what they should have made from their specs, so that the others can still be timed.
+
+        Yields:
+            Operator index, place in ``widths``, and a record or (not for ``skip``) a failure.
+        """
+        rng = np.random.default_rng(seed)
+        failures: dict[tuple[int, int], Failure] = {}
+        executors: list[LaneExecutor] = []
+        for place, width in enumerate(widths):
+            bound = self._without_broken(width, place, skip, failures)
+            executors.append(LaneExecutor(bound, make_plan(self.graph, sequential(self.graph, width=width)), self.pool))
+        count = len(self.graph)
+        times_us = np.zeros((len(widths), repeats, count))
+        start = self.meter.start()
+        with no_collector():
+            for turn in range(-1, repeats):
+                for place in rng.permutation(len(widths)):
+                    self.beat(-1)
+                    self.settle(wide=widths[place] > 1)
+                    trace = Trace(count)
+                    executors[place].run(self.inputs, trace)
+                    if turn >= 0:
+                        times_us[place, turn] = np.maximum(np.subtract(trace.end_ns, trace.start_ns), 1) / 1000.0
+        load = self.meter.read(start)
+        alike: dict[str, list[int]] = {}
+        for operator in self.graph.operators:
+            alike.setdefault(operator.signature, []).append(operator.index)
+        for place, width in enumerate(widths):
+            for signature, indices in alike.items():
+                sound = [index for index in indices if (index, place) not in failures and index not in skip]
+                record = None
+                if sound:
+                    record = SoloRecord(signature, width, summarize(np.median(times_us[place][:, sound], axis=1).tolist()), load)
+                for index in indices:
+                    if index not in skip:
+                        failure = failures.get((index, place))
+                        yield index, place, None if failure else record, failure
+
+    def schedules(
+        self, schedules: Sequence[Schedule], rounds: int, trace: bool, min_block_us: float, seed: int
+    ) -> Iterator[tuple[int, ScheduleRecord | None, Failure | None]]:
+        """Time schedules in ``rounds`` interleaved rounds, each a block of runs of at least ``min_block_us`` after one untimed run.
+
+        ``peak_memory_bytes`` is computed, not measured: the most bytes of intermediates and outputs that are alive at once when the plan's
+        frees are followed in launch order; parameters and operators' scratch memory are not in it.
+        """
+        rng = np.random.default_rng(seed)
+        executors: dict[int, LaneExecutor] = {}
+        block: dict[int, int] = {}
+        peaks: dict[int, int] = {}
+        for index, schedule in enumerate(schedules):
+            try:
+                plan = make_plan(self.graph, schedule)
+                executors[index] = LaneExecutor(self.bound, plan, self.pool)
+                peaks[index] = peak_live_bytes(self.graph, plan)
+                failure, warm_us = self._warm_up(executors[index], index)
+            except Exception as error:
+                failure, warm_us = describe(error), 1.0
+            block[index] = max(1, math.ceil(min_block_us / warm_us))
+            if failure is not None:
+                executors.pop(index, None)
+                yield index, None, failure
+        times_us: dict[int, list[float]] = {index: [] for index in executors}
+        start = self.meter.start()
+        with no_collector():
+            for _ in range(rounds):
+                for index in rng.permutation(list(executors)).tolist():
+                    if index not in executors:
+                        continue
+                    self.beat(index)
+                    try:
+                        times_us[index].append(self._fresh_block_us(executors[index], block[index]))
+                    except Exception as error:
+                        del executors[index]
+                        yield index, None, describe(error)
+        load = self.meter.read(start)
+        for index, executor in executors.items():
+            self.beat(index)
+            starts, ends = self._traced(executor) if trace else ((), ())
+            key = canonical_key(self.graph, schedules[index], lanes_matter=True)
+            yield index, ScheduleRecord(key, summarize(times_us[index]), peaks[index], load, starts, ends), None
+
+    def paired(self, schedules: Sequence[Schedule], rounds: int, seed: int) -> list[tuple[float, ...]]:
+        """Times in microseconds, ``[len(schedules)][rounds]``; each round times every schedule once, in a random order."""
+        rng = np.random.default_rng(seed)
+        executors = [LaneExecutor(self.bound, make_plan(self.graph, schedule), self.pool) for schedule in schedules]
+        for index, executor in enumerate(executors):
+            self.beat(index)
+            failure, _ = self._warm_up(executor, index)
+            if failure is not None:
+                raise AutoschedError(f"schedule {index}: {failure.detail}")
+        times_us = np.zeros((len(executors), rounds))
+        with no_collector():
+            for turn in range(rounds):
+                for index in rng.permutation(len(executors)):
+                    self.beat(int(index))
+                    times_us[index, turn] = self._fresh_block_us(executors[index], 1)
+        return [tuple(row) for row in times_us.tolist()]
+
+    def compare(
+        self, schedule: Schedule, inputs: Sequence[Sequence[torch.Tensor]], references: Sequence[Sequence[torch.Tensor]]
+    ) -> CompareAnswer:
+        """Outputs of ``schedule`` against the same operators in order on one lane (bitwise) and the model's (tolerance)."""
+        executor = LaneExecutor(self.bound, make_plan(self.graph, schedule), self.pool)
+        one_lane = dataclasses.replace(schedule, lane=(0,) * len(schedule.lane))
+        in_order = LaneExecutor(self.bound, make_plan(self.graph, one_lane), self.pool)
+        bitwise, within, worst = True, True, 0.0
+        for given, wanted in zip(inputs, references, strict=True):
+            self.beat(0)
+            # Each run gets its own copies: a model may change its inputs.
+            got = executor.run([tensor.clone() for tensor in given])
+            self.beat(0)
+            bitwise = bitwise and bitwise_equal(got, in_order.run([tensor.clone() for tensor in given]))
+            error = measure_error(got, wanted)
+            if isinstance(error, Failure):
+                return CompareAnswer(failure=error)
+            within = within and error.within
+            worst = max(worst, error.max_abs)
+        return CompareAnswer(Comparison(bitwise, worst, within))
+
+    def _warm_up(self, executor: LaneExecutor, index: int) -> tuple[Failure | None, float]:
+        self.beat(index)
+        outputs = executor.run(self.inputs)
+        if self._reference is None:
+            self._reference = self.bound.run(self.inputs)
+        for place, (ours, theirs) in enumerate(zip(outputs, self._reference, strict=True)):
+            if ours.is_floating_point() and (failure := not_finite_where(place, ours, theirs)) is not None:
+                return failure, 1.0
+        del outputs
+        self.beat(index)
+        return None, min(self._block_us(executor, 1) for _ in range(_WARM_UPS))
+
+    def _fresh_block_us(self, executor: LaneExecutor, runs: int) -> float:
+        # What ran before left its own data in the caches and its own threads awake: one run is not counted.
+        self.settle(wide=executor.widest > 1)
+        executor.run(self.inputs)
+        return self._block_us(executor, runs)
+
+    def _block_us(self, executor: LaneExecutor, runs: int) -> float:
+        start_ns = time.perf_counter_ns()
+        for _ in range(runs):
+            executor.run(self.inputs)
+        return max(1, time.perf_counter_ns() - start_ns) / (1000.0 * runs)
+
+    def _once_us(self, executor: LaneExecutor) -> float:
+        return self._block_us(executor, 1)
+
+    def _traced(self, executor: LaneExecutor, *, runs: int = 5) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        # The run of median length, whole: a median of each operator's times would show a timeline that never happened.
+        found: list[Trace] = []
+        for _ in range(runs):
+            trace = Trace(len(self.graph))
+            executor.run(self.inputs, trace)
+            found.append(trace)
+        chosen = sorted(found, key=lambda item: item.finish_ns - item.begin_ns)[runs // 2]
+        begin = chosen.begin_ns
+        return tuple((at - begin) / 1000.0 for at in chosen.start_ns), tuple((at - begin) / 1000.0 for at in chosen.end_ns)
+
+    def _without_broken(self, width: int, place: int, skip: Sequence[int], failures: dict[tuple[int, int], Failure]) -> BoundProgram:
+        """Run every operator once at ``width``, and replace those that fail by something that makes outputs of the right form."""
+        kernels: list[Kernel] = [
+            _stand_in(self.bound, index) if index in skip else kernel for index, kernel in enumerate(self.bound.kernels)
+        ]
+        before = torch.get_num_threads()
+        slots = self.bound.new_slots(self.inputs)
+        torch.set_num_threads(width)
+        try:
+            with torch.inference_mode():
+                for index in range(len(kernels)):
+                    self.beat(index)
+                    try:
+                        kernels[index](slots)
+                    except Exception as error:
+                        failures[index, place] = describe(error)
+                        kernels[index] = _stand_in(self.bound, index)
+                        kernels[index](slots)
+        finally:
+            torch.set_num_threads(before)
+        return dataclasses.replace(self.bound, kernels=tuple(kernels))
+
+    def _chain(self, kernels: tuple[Kernel, ...], length: int, lanes: int) -> LaneExecutor:
+        steps = tuple(
+            Step(index, index % lanes, 1, 0, 0, (index - 1,) if lanes > 1 and index else (), lanes > 1, ()) for index in range(length)
+        )
+        bound = dataclasses.replace(self.bound, kernels=kernels)
+        return LaneExecutor(bound, Plan(self.graph.hash, lanes, steps, ()), self.pool)
+
+
+class _Tick:
+    """A real operator of some 50 us that releases the interpreter lock, as the program's own do."""
+
+    def __init__(self) -> None:
+        self._tensor = torch.rand(100_000)
+
+    def __call__(self, slots: Slots) -> None:
+        torch.neg(self._tensor)
+
+
+def _nothing(slots: Slots) -> None:
+    pass
+
+
+def _stand_in(bound: BoundProgram, index: int) -> Kernel:
+    graph = bound.program.graph
+    made = [
+        (value, torch.ones(graph.values[value].spec.shape, dtype=getattr(torch, graph.values[value].spec.dtype)))
+        for value in graph.operators[index].writes
+    ]
+
+    def run(slots: Slots) -> None:
+        for value, tensor in made:
+            slots[value] = tensor
+
+    return run
+
+
+def peak_live_bytes(graph: OpGraph, plan: Plan) -> int:
+    """Most bytes of intermediates (outputs included) alive at once, when ``plan`` is followed in launch order."""
+    alive: set[int] = set()
+    now = peak = 0
+    for step in plan.steps:
+        for value in graph.operators[step.operator].writes:
+            owner = graph.values[graph.values[value].storage]
+            if owner.role in (ValueRole.INTERMEDIATE, ValueRole.INTERNAL) and owner.index not in alive:
+                alive.add(owner.index)
+                now += owner.spec.bytes
+        peak = max(peak, now)
+        for value in step.frees:
+            storage = graph.values[value].storage
+            if storage in alive:
+                alive.remove(storage)
+                now -= graph.values[storage].spec.bytes
+    return peak
+
+
+def illegal(detail: str) -> Failure:
+    """A request that no schedule could mean."""
+    return Failure(FailureKind.ILLEGAL, detail)

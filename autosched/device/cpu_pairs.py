@@ -1,0 +1,235 @@
+"""Two operators at the same time on two lanes, one started first: how much each slows the other down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from autosched.core.records import Failure, PairRecord
+from autosched.device.base import Pair
+from autosched.device.cpu_measure import CpuMeasurer, illegal, no_collector
+from autosched.device.worker_child import describe
+from autosched.runtime.kernels import Kernel, Slots
+from autosched.runtime.lanes import Signals
+
+# Above it one operator hardly moves while the other runs: they are serialised, and the figure means nothing more.
+SLOWDOWN_CAP = 24.0
+# Threads start within some tens of microseconds of each other; a run must be long beside that.
+_SHORTEST_RUN_US = 400.0
+_MOST_REPEATS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """One run of two loops together: when each started and ended, in microseconds from one origin."""
+
+    first_start_us: float
+    first_end_us: float
+    last_start_us: float
+    last_end_us: float
+
+
+def directional_slowdowns(run: Overlap, solo_first_us: float, solo_last_us: float) -> tuple[float, float]:
+    """Slowdown of the first-started and of the last-started, each over the time both were running.
+
+    Work done outside the overlap was done at full speed, so what a loop achieved inside it is its solo time less its time
+    alone; its slowdown is the overlap over that, capped at 24. If they never overlapped although started together, the last one got
+    nothing done beside the first: it has the cap.
+
+    Args:
+        run: with starts and ends of both.
+        solo_first_us, solo_last_us: times of the same loops alone.
+
+    *Source:* the pair labels of this project; with simultaneous starts they are t'_a / t_a for the one that ends first and
+    t'_a / (t_b - (t'_b - t'_a)) for the other.
+
+    >>> directional_slowdowns(Overlap(0.0, 20.0, 0.0, 30.0), 10.0, 20.0)
+    (2.0, 2.0)
+    """
+    begin = max(run.first_start_us, run.last_start_us)
+    end = min(run.first_end_us, run.last_end_us)
+    both_us = end - begin
+    if both_us <= 0:
+        return (run.first_end_us - run.first_start_us) / solo_first_us, SLOWDOWN_CAP
+    slowdowns = []
+    for start_us, end_us, solo_us in (
+        (run.first_start_us, run.first_end_us, solo_first_us),
+        (run.last_start_us, run.last_end_us, solo_last_us),
+    ):
+        achieved_us = solo_us - ((end_us - start_us) - both_us)
+        slowdowns.append(SLOWDOWN_CAP if achieved_us <= both_us / SLOWDOWN_CAP else both_us / achieved_us)
+    return slowdowns[0], slowdowns[1]
+
+
+def balanced_repeats(first_us: float, last_us: float) -> tuple[int, int]:
+    """How often to repeat each so that both loops last about as long, and long enough to outlast the start of a thread.
+
+    >>> balanced_repeats(1000.0, 100.0)
+    (1, 10)
+    """
+    length_us = max(first_us, last_us, _SHORTEST_RUN_US)
+    return tuple(min(_MOST_REPEATS, max(1, round(length_us / one_us))) for one_us in (first_us, last_us))  # type: ignore[return-value]
+
+
+def measure_pairs(
+    measurer: CpuMeasurer, pairs: Sequence[Pair], repeats: int, seed: int
+) -> Iterator[tuple[int, PairRecord | None, Failure | None]]:
+    """Time each pair ``repeats`` times, each time beside both loops alone, in random order, so that a drifting machine cancels.
+
+    Operators read the values that the program really gives them. Yields the pair's place and a record or a failure.
+    """
+    rng = np.random.default_rng(seed)
+    try:
+        values = _all_values(measurer)
+    except Exception as error:
+        for index in range(len(pairs)):
+            yield index, None, describe(error)
+        return
+    for index, pair in enumerate(pairs):
+        measurer.beat(index)
+        if (refusal := _refuse(measurer, pair)) is not None:
+            yield index, None, refusal
+            continue
+        try:
+            record = _measure(measurer, pair, values, repeats, rng, index)
+        except Exception as error:
+            yield index, None, describe(error)
+        else:
+            yield index, record, None
+
+
+def _refuse(measurer: CpuMeasurer, pair: Pair) -> Failure | None:
+    graph = measurer.graph
+    for operator in (pair.first, pair.last):
+        if not 0 <= operator < len(graph):
+            return illegal(f"operator {operator} does not exist; the graph has {len(graph)}")
+    if pair.first == pair.last:
+        # A kernel beside itself, as two equal operators of a graph would be.
+        return illegal(f"operator {pair.first} changes its input in place") if graph.operators[pair.first].mutates else None
+    if not graph.independent(pair.first, pair.last):
+        return illegal(f"operators {pair.first} and {pair.last} depend on each other and can never run at the same time")
+    return None
+
+
+def _all_values(measurer: CpuMeasurer) -> Slots:
+    with torch.inference_mode():
+        slots = measurer.bound.new_slots(measurer.inputs)
+        for kernel in measurer.bound.kernels:
+            measurer.beat(-1)
+            kernel(slots)
+    return slots
+
+
+class _Loop:
+    """One operator, repeated, on its own copy of the value table, so that two lanes never write the same slot."""
+
+    def __init__(self, kernel: Kernel, values: Slots, width: int) -> None:
+        self._kernel = kernel
+        self._slots = list(values)
+        self._width = width
+        self.repeats = 1
+        self.start_us = 0.0
+        self.end_us = 0.0
+
+    def prepare(self) -> None:
+        if torch.get_num_threads() != self._width:
+            torch.set_num_threads(self._width)
+
+    def run(self, started: Callable[[], None] | None = None) -> None:
+        kernel, slots = self._kernel, self._slots
+        self.start_us = time.perf_counter_ns() / 1000.0
+        if started is not None:
+            started()
+        for _ in range(self.repeats):
+            kernel(slots)
+        self.end_us = time.perf_counter_ns() / 1000.0
+
+    def length_us(self) -> float:
+        return max(self.end_us - self.start_us, 0.001)
+
+
+def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng: np.random.Generator, index: int) -> PairRecord:
+    graph = measurer.graph
+    kernels = measurer.bound.kernels
+    first = _Loop(kernels[pair.first], values, pair.first_width)
+    last = _Loop(kernels[pair.last], values, pair.last_width)
+    start = measurer.meter.start()
+    threads = torch.get_num_threads()
+    alone_us: list[tuple[float, float]] = []
+    together: list[Overlap] = []
+    try:
+        with no_collector():
+            once_us = []
+            for loop in (first, last):
+                _alone(measurer, loop, loop is first)
+                once_us.append(min(_alone(measurer, loop, loop is first) for _ in range(3)))
+            first.repeats, last.repeats = balanced_repeats(once_us[0], once_us[1])
+            for turn in range(-1, repeats):
+                measurer.beat(index)
+                times_us = [0.0, 0.0]
+                for part in rng.permutation(3).tolist():
+                    measurer.settle(wide=max(pair.first_width, pair.last_width) > 1)
+                    if part == 2:
+                        run = _together(measurer, first, last)
+                    else:
+                        times_us[part] = _alone(measurer, (first, last)[part], part == 0)
+                if turn >= 0:
+                    together.append(run)
+                    alone_us.append((times_us[0], times_us[1]))
+    finally:
+        torch.set_num_threads(threads)
+    slowdowns = [directional_slowdowns(run, *alone) for run, alone in zip(together, alone_us, strict=True)]
+    solo_first_us, solo_last_us = np.median(np.array(alone_us), axis=0).tolist()
+    together_us = float(np.median([max(run.first_end_us, run.last_end_us) - run.first_start_us for run in together]))
+    slowdown_first, slowdown_last = np.median(np.array(slowdowns), axis=0).tolist()
+    return PairRecord(
+        first=graph.operators[pair.first].signature,
+        first_width=pair.first_width,
+        last=graph.operators[pair.last].signature,
+        last_width=pair.last_width,
+        solo_first_us=solo_first_us / first.repeats,
+        solo_last_us=solo_last_us / last.repeats,
+        together_us=together_us,
+        slowdown_first=slowdown_first,
+        slowdown_last=slowdown_last,
+        makespan_ratio=together_us / (solo_first_us + solo_last_us),
+        repeats_first=first.repeats,
+        repeats_last=last.repeats,
+        count=len(slowdowns),
+        contamination=measurer.meter.read(start),
+    )
+
+
+def _alone(measurer: CpuMeasurer, loop: _Loop, on_first_lane: bool) -> float:
+    def task(lane: int) -> None:
+        if (lane == 0) is on_first_lane:
+            loop.prepare()
+            loop.run()
+
+    with torch.inference_mode():
+        measurer.pool.run(task, 2, Signals(2), 0)
+    return loop.length_us()
+
+
+def _together(measurer: CpuMeasurer, first: _Loop, last: _Loop) -> Overlap:
+    # Flags: 0, 1 ends of lanes; 2 the last lane is ready; 3 the first has started.
+    signals = Signals(4)
+
+    def task(lane: int) -> None:
+        if lane == 0:
+            first.prepare()
+            signals.wait(2)
+            first.run(lambda: signals.set(3))
+        else:
+            last.prepare()
+            signals.set(2)
+            signals.wait(3)
+            last.run()
+
+    with torch.inference_mode():
+        measurer.pool.run(task, 2, signals, 0)
+    return Overlap(first.start_us, first.end_us, last.start_us, last.end_us)

@@ -1,0 +1,259 @@
+"""A program opened on the CPU device: every request goes to the measuring process, and a death there is a value here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import msgspec
+
+from autosched.core.errors import DeviceError
+from autosched.core.program import Program
+from autosched.core.records import Failure, FailureKind, PairRecord, ScheduleRecord, SoloRecord
+from autosched.core.schedule import Schedule, violations
+from autosched.device.base import Comparison, Limits, Pair
+from autosched.device.worker import Worker, WorkerDied
+from autosched.device.worker_messages import (
+    Answer,
+    Broken,
+    CompareAnswer,
+    CompareRequest,
+    LimitsAnswer,
+    LimitsRequest,
+    OpenRequest,
+    PairAnswer,
+    PairedAnswer,
+    PairedRequest,
+    PairsRequest,
+    ProgramMessage,
+    ScheduleAnswer,
+    SchedulesRequest,
+    SoloAnswer,
+    SoloRequest,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+_MODULE = "autosched.device.worker_main"
+_NO_ANSWER = Failure(FailureKind.CRASH, "the measuring process gave no answer for this one")
+
+_Record = TypeVar("_Record")
+_RecordOut = TypeVar("_RecordOut", covariant=True)
+
+
+class _Indexed(Protocol[_RecordOut]):
+    @property
+    def index(self) -> int: ...
+    @property
+    def record(self) -> _RecordOut | None: ...
+    @property
+    def failure(self) -> Failure | None: ...
+
+
+class CpuSession:
+    """See ``base.Session``. The measuring process starts with the first request and is replaced whenever it dies.
+
+    When it dies, what it was working on becomes a ``Failure``, records already answered are kept, and a fresh process goes on
+    with the rest.
+
+    Args:
+        program, constants: as in ``Device.open``.
+        timeout_s: how long the process may show no progress; one timed block of a schedule is progress.
+        max_lanes, widths: as in ``Limits``.
+        seed: of the inputs, and of the order of measurements.
+        plugin: a Python file that the process runs first; tests inject faults with it.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        constants: Mapping[int, torch.Tensor],
+        *,
+        timeout_s: float,
+        max_lanes: int,
+        widths: tuple[int, ...],
+        seed: int = 0,
+        plugin: Path | None = None,
+    ) -> None:
+        self._program = program
+        self._constants: Mapping[int, torch.Tensor] | None = constants
+        self._max_lanes = max_lanes
+        self._widths = widths
+        self._seed = seed
+        self._requests = 0
+        self._closed = False
+        self._limits: Limits | None = None
+        self._worker = Worker(_MODULE, timeout_s=timeout_s, plugin=plugin)
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the living measuring process, if there is one."""
+        return self._worker.pid
+
+    @property
+    def limits(self) -> Limits:
+        """As ``base.Session.limits``; the costs are measured at the first use.
+
+        Raises:
+            DeviceError: if they cannot be measured.
+        """
+        if self._limits is None:
+            answer = self._single(LimitsRequest())
+            if not isinstance(answer, LimitsAnswer):
+                raise DeviceError(f"the costs between operators could not be measured: {_reason(answer)}. Run 'autosched doctor'.")
+            self._limits = Limits(
+                max_lanes=self._max_lanes,
+                widths=self._widths,
+                priorities=(0,),
+                lanes_matter=True,
+                launch_gap_us=answer.launch_gap_us,
+                cross_lane_us=answer.cross_lane_us,
+                fixed_us=answer.fixed_us,
+            )
+        return self._limits
+
+    def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:
+        """As ``base.Session.solo``, operators timed where they stand in the program."""
+        count = len(self._program.graph)
+        found: list[list[SoloRecord | Failure | None]] = [[None] * len(widths) for _ in range(count)]
+        skip: list[int] = []
+        while True:
+            try:
+                broken = None
+                for answer in self._ask(SoloRequest(tuple(widths), max(1, repeats), tuple(skip), self._next_seed())):
+                    if isinstance(answer, SoloAnswer):
+                        found[answer.operator][answer.width] = answer.record if answer.record is not None else answer.failure
+                    elif isinstance(answer, Broken):
+                        broken = answer.failure
+                return [[item if item is not None else broken or _NO_ANSWER for item in row] for row in found]
+            except WorkerDied as death:
+                if 0 <= death.item < count:
+                    skip.append(death.item)
+                    found[death.item] = [death.failure] * len(widths)
+
+    def pairs(self, pairs: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
+        """As ``base.Session.pairs``."""
+
+        def request(places: Sequence[int]) -> PairsRequest:
+            return PairsRequest(tuple(pairs[place] for place in places), max(1, repeats), self._next_seed())
+
+        return self._batch(len(pairs), {}, request, PairAnswer)
+
+    def schedules(
+        self, schedules: Sequence[Schedule], *, rounds: int, trace: bool = False, min_block_us: float = 0.0
+    ) -> list[ScheduleRecord | Failure]:
+        """As ``base.Session.schedules``. Peak memory is computed from the plan, see ``CpuMeasurer.schedules``."""
+
+        def request(places: Sequence[int]) -> SchedulesRequest:
+            chosen = tuple(schedules[place] for place in places)
+            return SchedulesRequest(chosen, max(1, rounds), trace, min_block_us, self._next_seed())
+
+        return self._batch(len(schedules), self._illegal(schedules), request, ScheduleAnswer)
+
+    def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+        """As ``base.Session.paired``."""
+        for failure in self._illegal(schedules).values():
+            return failure
+        answer = self._single(PairedRequest(tuple(schedules), max(1, rounds), self._next_seed()))
+        return [list(row) for row in answer.times_us] if isinstance(answer, PairedAnswer) else _failure(answer)
+
+    def compare(
+        self, schedule: Schedule, inputs: Sequence[Sequence[torch.Tensor]], references: Sequence[Sequence[torch.Tensor]]
+    ) -> Comparison | Failure:
+        """As ``base.Session.compare``; ``cpu_numerics`` has the tolerances."""
+        for failure in self._illegal([schedule]).values():
+            return failure
+        files: dict[str, list[Path]] = {"inputs": [], "references": []}
+        try:
+            for kind, sets in (("inputs", inputs), ("references", references)):
+                for number, tensors in enumerate(sets):
+                    named = {str(place): tensor for place, tensor in enumerate(tensors)}
+                    files[kind].append(self._worker.write_tensors(f"{kind}-{number}.safetensors", named))
+            given, wanted = (tuple(str(path) for path in files[kind]) for kind in ("inputs", "references"))
+            answer = self._single(CompareRequest(schedule, given, wanted))
+        finally:
+            for path in (*files["inputs"], *files["references"]):
+                path.unlink(missing_ok=True)
+        if isinstance(answer, CompareAnswer) and answer.comparison is not None:
+            return answer.comparison
+        return answer.failure if isinstance(answer, CompareAnswer) and answer.failure is not None else _failure(answer)
+
+    def close(self) -> None:
+        """As ``base.Session.close``."""
+        self._closed = True
+        self._worker.close()
+
+    def __enter__(self) -> CpuSession:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _illegal(self, schedules: Sequence[Schedule]) -> dict[int, Failure]:
+        found: dict[int, Failure] = {}
+        for place, schedule in enumerate(schedules):
+            if problems := violations(self._program.graph, schedule):
+                found[place] = Failure(FailureKind.ILLEGAL, "; ".join(problems[:3]))
+        return found
+
+    def _batch(
+        self,
+        count: int,
+        known: Mapping[int, Failure],
+        request: Callable[[Sequence[int]], PairsRequest | SchedulesRequest],
+        kind: type[_Indexed[_Record]],
+    ) -> list[_Record | Failure]:
+        results: dict[int, _Record | Failure] = dict(known)
+        while pending := [place for place in range(count) if place not in results]:
+            try:
+                for answer in self._ask(request(pending)):
+                    if isinstance(answer, Broken):
+                        results.update({place: answer.failure for place in pending if place not in results})
+                    elif isinstance(answer, kind):
+                        outcome = answer.record if answer.record is not None else answer.failure
+                        results[pending[answer.index]] = outcome if outcome is not None else _NO_ANSWER
+                results.update({place: _NO_ANSWER for place in pending if place not in results})
+            except WorkerDied as death:
+                if 0 <= death.item < len(pending):
+                    results.setdefault(pending[death.item], death.failure)
+        return [results[place] for place in range(count)]
+
+    def _single(self, request: LimitsRequest | PairedRequest | CompareRequest) -> Answer | Failure:
+        answers: list[Answer] = []
+        try:
+            answers = list(self._ask(request))
+        except WorkerDied as death:
+            return death.failure
+        return answers[-1] if answers else _NO_ANSWER
+
+    def _ask(
+        self, request: LimitsRequest | SoloRequest | PairsRequest | SchedulesRequest | PairedRequest | CompareRequest
+    ) -> Iterator[Answer]:
+        if self._closed:
+            raise DeviceError("the session is closed; open the device again")
+        if self._constants is not None:
+            self._write_program(self._constants)
+            self._constants = None
+        return self._worker.ask(request)
+
+    def _write_program(self, constants: Mapping[int, torch.Tensor]) -> None:
+        program_file = self._worker.folder / "program.json"
+        program_file.write_bytes(msgspec.json.encode(ProgramMessage.of(self._program)))
+        constants_file = self._worker.write_tensors("constants.safetensors", {str(value): tensor for value, tensor in constants.items()})
+        self._worker.opens_with([OpenRequest(str(program_file), str(constants_file), self._seed)])
+
+    def _next_seed(self) -> int:
+        self._requests += 1
+        return self._seed * 1_000_003 + self._requests
+
+
+def _failure(answer: Answer | Failure) -> Failure:
+    if isinstance(answer, Failure):
+        return answer
+    return answer.failure if isinstance(answer, Broken) else _NO_ANSWER
+
+
+def _reason(answer: Answer | Failure) -> str:
+    return _failure(answer).detail

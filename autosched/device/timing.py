@@ -1,0 +1,132 @@
+"""From raw times to statements: medians with intervals, paired ratios, the noise floor, and whether to believe any of it.
+
+Pure functions of their arguments; every random choice takes a seeded generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.core.errors import UsageError
+from autosched.core.records import Samples
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio of two medians (1.0 = equal) with its 95 % interval, from ``count`` paired rounds."""
+
+    ratio: float
+    ci_low: float
+    ci_high: float
+    count: int
+
+    @property
+    def differs(self) -> bool:
+        """Whether the interval excludes 1."""
+        return self.ci_high < 1.0 or self.ci_low > 1.0
+
+
+def summarize(times_us: Sequence[float]) -> Samples:
+    """Median, its 95 % interval by order statistics, 95th percentile and minimum.
+
+    Args:
+        times_us: at least one finite, positive time in microseconds, each an independent round.
+
+    Raises:
+        UsageError: if there is no time, or one is not finite and positive.
+
+    *Source:* the interval is the classic distribution-free one: the number of samples below the median is
+    binomial(n, 1/2). With fewer than 6 samples it cannot reach 95 % and is the whole range.
+
+    >>> summarize([3.0, 1.0, 2.0]).median_us
+    2.0
+    """
+    times = np.sort(_checked(times_us))
+    low, high = _median_ranks(len(times))
+    return Samples(
+        median_us=float(np.median(times)),
+        ci_low_us=float(times[low]),
+        ci_high_us=float(times[high]),
+        p95_us=float(np.percentile(times, 95)),
+        min_us=float(times[0]),
+        count=len(times),
+    )
+
+
+def paired_ratio(times_us: Sequence[float], baseline_us: Sequence[float], rng: np.random.Generator) -> Ratio:
+    """Median of ``times_us`` over median of ``baseline_us``, where entry j of both was taken in round j.
+
+    The interval is a percentile bootstrap over rounds: a round is drawn with both of its times, so that what slowed
+    the whole machine down in that round cancels.
+
+    Raises:
+        UsageError: if the lengths differ or a time is not finite and positive.
+    """
+    above, below = _checked(times_us), _checked(baseline_us)
+    if len(above) != len(below):
+        raise UsageError(f"paired times have {len(above)} and {len(below)} rounds; expected the same number")
+    drawn = rng.integers(0, len(above), size=(_RESAMPLES, len(above)))
+    ratios = np.median(above[drawn], axis=1) / np.median(below[drawn], axis=1)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return Ratio(float(np.median(above) / np.median(below)), float(low), float(high), len(above))
+
+
+def noise_floor_pct(first_us: Sequence[float], again_us: Sequence[float], rng: np.random.Generator) -> float:
+    """What two measurements of one and the same thing may differ by, in percent: an A/A test.
+
+    The larger distance from 1 of the 95 % interval of their paired ratio: a difference below it says nothing.
+
+    Raises:
+        UsageError: as :func:`paired_ratio`.
+    """
+    ratio = paired_ratio(first_us, again_us, rng)
+    return 100.0 * max(ratio.ci_high - 1.0, 1.0 - ratio.ci_low, 0.0)
+
+
+def is_unstable(times_us: Sequence[float], *, limit_pct: float = 10.0) -> bool:
+    """Whether a measurement is too restless for any statement.
+
+    True if the median's 95 % interval is wider than ``limit_pct`` percent of the median to either side, or the medians of
+    its first and second half differ by more than twice that (a clock step, a neighbour that came or went).
+
+    Raises:
+        UsageError: if a time is not finite and positive.
+    """
+    times = _checked(times_us)
+    samples = summarize(times_us)
+    allowed_us = samples.median_us * limit_pct / 100.0
+    if samples.ci_high_us - samples.median_us > allowed_us or samples.median_us - samples.ci_low_us > allowed_us:
+        return True
+    half = len(times) // 2
+    return half >= 3 and abs(float(np.median(times[:half]) - np.median(times[half:]))) > 2 * allowed_us
+
+
+def _checked(times_us: Sequence[float]) -> NDArray[np.float64]:
+    times = np.asarray(times_us, dtype=np.float64)
+    if times.ndim != 1 or times.size == 0 or not np.isfinite(times).all() or (times <= 0).any():
+        raise UsageError(f"expected a non-empty list of finite, positive times in microseconds, got {list(times_us)[:8]}")
+    return times
+
+
+@lru_cache(maxsize=1024)
+def _median_ranks(count: int) -> tuple[int, int]:
+    """0-based ranks whose order statistics bound the median with at least 95 % where that is possible."""
+    if count > 1000:
+        spread = 0.98 * count**0.5  # normal approximation of binomial(n, 1/2): 1.96 * sqrt(n) / 2
+        return max(0, int(count / 2 - spread)), min(count - 1, int(count / 2 + spread) + 1)
+    allowed = 2**count * 25 // 1000  # a tail of 2.5 % on either side
+    below = 0
+    rank = 0
+    while rank <= (count - 1) // 2 and below + comb(count, rank) <= allowed:
+        below += comb(count, rank)
+        rank += 1
+    rank = max(0, rank - 1)
+    return rank, count - 1 - rank

@@ -1,0 +1,208 @@
+"""The parent's side of a measuring process: started when first needed, replaced when it dies, its files private and removed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from autosched.core.errors import WorkerLost
+from autosched.core.records import Failure
+from autosched.device.worker_messages import Answer, Broken, Done, Ready, Request, pack, read_answer
+from autosched.device.worker_process import ChildDied, ChildProcess
+from autosched.device.worker_tensors import write_tensors
+
+_log = logging.getLogger(__name__)
+
+# A bare death says that the machine is at fault; one with a candidate in hand, that the candidate may be.
+MAX_BARE_DEATHS = 3
+MAX_BLAMED_DEATHS = 12
+_PREFIX = "autosched-"
+
+
+class WorkerDied(Exception):
+    """The process died during a request. ``item`` is the part it was working on, -1 if none; a fresh one answers the next request."""
+
+    def __init__(self, failure: Failure, item: int) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+        self.item = item
+
+
+class Worker:
+    """A process that answers requests, and a fresh one after each death.
+
+    Args:
+        module: module whose ``main()`` is the process.
+        timeout_s: how long it may show no progress before it is ended; progress is an answer, or one timed block.
+        opening: requests that a fresh process is sent before anything else.
+        start_timeout_s: the same while it imports what it needs and answers ``opening``.
+        plugin: a Python file that the process runs first; tests inject faults with it.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        timeout_s: float,
+        opening: Sequence[Request] = (),
+        start_timeout_s: float = 120.0,
+        plugin: Path | None = None,
+    ) -> None:
+        self._module = module
+        self._timeout_s = timeout_s
+        self._start_timeout_s = start_timeout_s
+        self._opening = tuple(opening)
+        self._plugin = plugin
+        self._folder: _Folder | None = None
+        self._child: ChildProcess | None = None
+        self._bare_deaths = 0
+        self._blamed_deaths = 0
+
+    @property
+    def folder(self) -> Path:
+        """Private folder for files that the process reads; in shared memory if there is some, removed by :meth:`close`."""
+        if self._folder is None:
+            self._folder = _Folder()
+        return self._folder.path
+
+    @property
+    def pid(self) -> int | None:
+        """Of the living process, if there is one."""
+        return self._child.pid if self._child is not None and self._child.alive else None
+
+    def opens_with(self, opening: Sequence[Request]) -> None:
+        """What a fresh process is sent first, from now on."""
+        self._opening = tuple(opening)
+
+    def ask(self, request: Request) -> Iterator[Answer]:
+        """Send a request and yield its answers as they come. A ``Broken`` answer is yielded last, like any other.
+
+        Raises:
+            WorkerDied: if the process died or hung before the request was answered in full; all of it is gone then.
+            WorkerLost: if that happened too often in a row for the request to be at fault.
+        """
+        try:
+            child = self._ready_child()
+            for answer in self._exchange(child, request, self._timeout_s):
+                if not isinstance(answer, Broken):
+                    self._bare_deaths = self._blamed_deaths = 0
+                yield answer
+            self._bare_deaths = self._blamed_deaths = 0
+        except ChildDied as death:
+            raise self._mourn(death) from None
+        except GeneratorExit:
+            # Whoever asked has stopped listening: the rest of the answers would be taken for those of the next request.
+            self._drop()
+            raise
+
+    def write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> Path:
+        """Put tensors where the process can read them; returns the file."""
+        path = self.folder / name
+        write_tensors(path, tensors)
+        return path
+
+    def close(self) -> None:
+        """End the process and remove its files. May be called twice; a later request starts anew."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
+
+    def _ready_child(self) -> ChildProcess:
+        if self._child is not None and self._child.alive:
+            return self._child
+        if self._child is not None:
+            self._drop()
+        child = ChildProcess(self._module, self.folder, plugin=self._plugin)
+        self._child = child
+        ready = read_answer(child.receive(timeout_s=self._start_timeout_s))
+        if not isinstance(ready, Ready):
+            raise WorkerLost(f"the measuring process greeted with {type(ready).__name__}; expected Ready. Reinstall autosched.")
+        for request in self._opening:
+            for answer in self._exchange(child, request, self._start_timeout_s):
+                if isinstance(answer, Broken):
+                    self._drop()
+                    raise WorkerLost(f"the measuring process cannot open the program: {answer.failure.detail}")
+        return child
+
+    @staticmethod
+    def _exchange(child: ChildProcess, request: Request, timeout_s: float) -> Iterator[Answer]:
+        child.send(pack(request), timeout_s=timeout_s)
+        while True:
+            answer = read_answer(child.receive(timeout_s=timeout_s))
+            if isinstance(answer, Done):
+                return
+            yield answer
+            if isinstance(answer, Broken):
+                return
+
+    def _mourn(self, death: ChildDied) -> WorkerDied | WorkerLost:
+        self._drop()
+        _log.info("measuring process lost: %s", death)
+        if death.item < 0:
+            self._bare_deaths += 1
+        else:
+            self._blamed_deaths += 1
+        if self._bare_deaths >= MAX_BARE_DEATHS or self._blamed_deaths >= MAX_BLAMED_DEATHS:
+            return WorkerLost(
+                f"the measuring process died {self._bare_deaths + self._blamed_deaths} times in a row without answering: {death}. "
+                "Check the machine's memory and its installation of PyTorch ('autosched doctor')."
+            )
+        return WorkerDied(Failure(death.kind, str(death)), death.item)
+
+    def _drop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+
+
+class _Folder:
+    """A folder only we can read, named after this process so that a later one can remove it if we are killed."""
+
+    def __init__(self) -> None:
+        base = _shared_memory()
+        _sweep(base)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
+        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, True)
+
+    def remove(self) -> None:
+        self._finalizer()
+
+
+def _shared_memory() -> Path:
+    shared = Path("/dev/shm")
+    # A quarter stays free for others: a full shared memory breaks programs that have nothing to do with us.
+    if shared.is_dir() and os.access(shared, os.W_OK):
+        usage = shutil.disk_usage(shared)
+        if usage.free > max(usage.total // 4, 1 << 30):
+            return shared
+    return Path(tempfile.gettempdir())
+
+
+def _sweep(base: Path) -> None:
+    """Remove the folders of processes that no longer exist."""
+    with contextlib.suppress(OSError):
+        for folder in base.glob(f"{_PREFIX}*-*"):
+            owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+            if owner.isdigit() and folder.is_dir() and folder.stat().st_uid == os.getuid() and not _exists(int(owner)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

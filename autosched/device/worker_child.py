@@ -1,0 +1,122 @@
+"""The inside of a worker process, whatever it measures: requests in, answers out, beats on the board, and death with the parent."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib.util
+import mmap
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from types import ModuleType
+
+from autosched.core.errors import IllegalSchedule
+from autosched.core.records import Failure, FailureKind
+from autosched.device.worker_messages import BOARD, LENGTH, Answer, Broken, Done, Ready, Request, pack, read_request
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Channel:
+    """The process's end of the conversation. Made once, before anything that may fail."""
+
+    def __init__(self) -> None:
+        self._answers, board, parent, plugin = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+        # Whatever a library reads or prints must not meet our messages.
+        self._requests = os.dup(0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.set_inheritable(self._answers, False)
+        faulthandler.enable()
+        with board.open("r+b") as file:
+            self._board = mmap.mmap(file.fileno(), BOARD.size)
+        self._beats = 0
+        self._queue: SimpleQueue[bytes] = SimpleQueue()
+        # An interrupt is the parent's business: it ends this process itself.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if parent:
+            _die_with(parent)
+        threading.Thread(target=self._read, name="autosched-worker-requests", daemon=True).start()
+        self.plugin = _load_plugin(Path(plugin)) if plugin else None
+
+    def beat(self, item: int) -> None:
+        """Show progress, and what is worked on now (-1: nothing in particular). Costs less than a microsecond."""
+        self._beats += 1
+        BOARD.pack_into(self._board, 0, self._beats, item)
+
+    def answer(self, message: Answer) -> None:
+        """Send one answer."""
+        data = memoryview(pack(message))
+        while data:
+            data = data[os.write(self._answers, data) :]
+
+    def serve(self, handle: Callable[[Request], Iterator[Answer]]) -> None:
+        """Answer requests until the input ends. What ``handle`` raises becomes a ``Broken`` answer."""
+        self.answer(Ready())
+        while True:
+            body = self._queue.get()
+            self.beat(-1)
+            try:
+                for message in handle(read_request(body)):
+                    self.answer(message)
+                self.beat(-1)
+                self.answer(Done())
+            except Exception as error:
+                self.beat(-1)
+                self.answer(Broken(describe(error)))
+
+    def _read(self) -> None:
+        while (head := self._read_exactly(LENGTH.size)) is not None:
+            body = self._read_exactly(int(LENGTH.unpack(head)[0]))
+            if body is None:
+                break
+            self._queue.put(body)
+        # The parent has closed our input or is gone: so go we, with everything we may have started.
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    def _read_exactly(self, count: int) -> bytes | None:
+        found = bytearray()
+        while len(found) < count:
+            data = os.read(self._requests, count - len(found))
+            if not data:
+                return None
+            found += data
+        return bytes(found)
+
+
+def describe(error: BaseException) -> Failure:
+    """The failure that an exception of a candidate means. Never raises, whatever the exception does when it is printed."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = f"{type(error).__name__} (which cannot be printed)"
+    lowered = text.lower()
+    if isinstance(error, MemoryError) or "can't allocate memory" in lowered or "not enough memory" in lowered or "out of memory" in lowered:
+        return Failure(FailureKind.OOM, text[:2000])
+    if isinstance(error, IllegalSchedule):
+        return Failure(FailureKind.ILLEGAL, text[:2000])
+    return Failure(FailureKind.CRASH, text[:2000])
+
+
+def _die_with(parent: int) -> None:
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (OSError, AttributeError):
+        return  # not Linux: the end of our input says the same, a little later
+    if os.getppid() != parent:
+        os._exit(1)  # it died before we asked
+
+
+def _load_plugin(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("autosched_worker_plugin", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load the plugin {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

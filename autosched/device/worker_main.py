@@ -1,0 +1,109 @@
+"""The measuring process of the CPU device: binds one program and times what it is asked to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import torch
+
+from autosched.core.errors import UsageError
+from autosched.device.cpu_measure import CpuMeasurer
+from autosched.device.cpu_pairs import measure_pairs
+from autosched.device.worker_child import Channel, describe
+from autosched.device.worker_messages import (
+    Answer,
+    CompareAnswer,
+    CompareRequest,
+    LimitsAnswer,
+    LimitsRequest,
+    OpenRequest,
+    PairAnswer,
+    PairedAnswer,
+    PairedRequest,
+    PairsRequest,
+    ProgramMessage,
+    Request,
+    ScheduleAnswer,
+    SchedulesRequest,
+    SoloAnswer,
+    SoloRequest,
+)
+from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.kernels import BoundProgram, bind, random_inputs
+
+
+class _Service:
+    """What is open, and how each request is answered."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._measurer: CpuMeasurer | None = None
+
+    def handle(self, request: Request) -> Iterator[Answer]:
+        if isinstance(request, OpenRequest):
+            self._measurer = self._open(request)
+            return
+        measurer = self._measurer
+        if measurer is None:
+            raise UsageError(f"{type(request).__name__} came before a program was opened")
+        match request:
+            case LimitsRequest():
+                costs = measurer.costs()
+                yield LimitsAnswer(costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us)
+            case SoloRequest():
+                for operator, place, record, failure in measurer.solo(request.widths, request.repeats, request.skip, request.seed):
+                    yield SoloAnswer(operator, place, record, failure)
+            case PairsRequest():
+                for index, pair, failure in measure_pairs(measurer, request.pairs, request.repeats, request.seed):
+                    yield PairAnswer(index, pair, failure)
+            case SchedulesRequest():
+                yield from self._schedules(measurer, request)
+            case PairedRequest():
+                yield PairedAnswer(tuple(measurer.paired(request.schedules, request.rounds, request.seed)))
+            case CompareRequest():
+                yield self._compare(measurer, request)
+            case _:
+                raise UsageError(f"the measuring process of the CPU device cannot answer {type(request).__name__}")
+
+    def _open(self, request: OpenRequest) -> CpuMeasurer:
+        program = msgspec.json.decode(Path(request.program_file).read_bytes(), type=ProgramMessage).program()
+        constants = {int(name): tensor for name, tensor in read_tensors(Path(request.constants_file)).items()}
+        self._channel.beat(-1)
+        bound = _with_plugin(bind(program, constants, "cpu"), self._channel.plugin)
+        self._channel.beat(-1)
+        return CpuMeasurer(bound, random_inputs(program, request.seed), self._channel.beat)
+
+    def _schedules(self, measurer: CpuMeasurer, request: SchedulesRequest) -> Iterator[Answer]:
+        found = measurer.schedules(request.schedules, request.rounds, request.trace, request.min_block_us, request.seed)
+        for index, record, failure in found:
+            yield ScheduleAnswer(index, record, failure)
+
+    def _compare(self, measurer: CpuMeasurer, request: CompareRequest) -> Answer:
+        inputs = [_in_order(read_tensors(Path(path))) for path in request.inputs_files]
+        references = [_in_order(read_tensors(Path(path))) for path in request.references_files]
+        try:
+            result = measurer.compare(request.schedule, inputs, references)
+        except Exception as error:
+            return CompareAnswer(failure=describe(error))
+        return result
+
+
+def _in_order(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [tensors[str(place)] for place in range(len(tensors))]
+
+
+def _with_plugin(bound: BoundProgram, plugin: ModuleType | None) -> BoundProgram:
+    if plugin is None:
+        return bound
+    kernels = tuple(plugin.wrap_kernel(index, kernel) for index, kernel in enumerate(bound.kernels))
+    return dataclasses.replace(bound, kernels=kernels)
+
+
+def main() -> None:
+    """Serve until the parent is done."""
+    channel = Channel()
+    channel.serve(_Service(channel).handle)

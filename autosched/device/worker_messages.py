@@ -1,0 +1,253 @@
+"""What the parent and the measuring process say to each other: typed, as JSON, never pickled.
+
+A message is four bytes of length (big-endian) and one JSON object. Tensors travel beside it, as safetensors files in the
+private folder of the worker; opaque (packed) tensors never travel.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+from autosched.core.graph import OpGraph
+from autosched.core.program import Argument, Binding, Call, InputSpec, Program
+from autosched.core.records import Failure, PairRecord, ScheduleRecord, SoloRecord
+from autosched.core.schedule import Schedule
+from autosched.device.base import Comparison, Pair
+
+LENGTH = struct.Struct(">I")
+# Shared between both sides without a system call: beats so far, and the item now worked on (-1: none in particular).
+BOARD = struct.Struct("<qq")
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    pass
+
+
+class ProgramMessage(_Message, frozen=True):
+    """A ``Program``, field by field."""
+
+    graph: OpGraph
+    prologue: tuple[Call, ...]
+    bindings: tuple[Binding, ...]
+    inputs: tuple[InputSpec, ...]
+    input_tree: str
+    output_tree: str
+    input_leaves: tuple[Argument, ...]
+    output_leaves: tuple[Argument, ...]
+    lowering: str
+
+    @staticmethod
+    def of(program: Program) -> ProgramMessage:
+        """The message that carries ``program``."""
+        return ProgramMessage(**{name: getattr(program, name) for name in ProgramMessage.__struct_fields__})
+
+    def program(self) -> Program:
+        """The program carried."""
+        return Program(**{name: getattr(self, name) for name in ProgramMessage.__struct_fields__})
+
+
+class OpenRequest(_Message, frozen=True):
+    """Bind the program in ``program_file`` to the tensors in ``constants_file``."""
+
+    program_file: str
+    constants_file: str
+    seed: int
+
+
+class LimitsRequest(_Message, frozen=True):
+    """Measure the costs between operators."""
+
+
+class SoloRequest(_Message, frozen=True):
+    """Time every operator alone at each width; ``skip`` are operators known to kill the worker."""
+
+    widths: tuple[int, ...]
+    repeats: int
+    skip: tuple[int, ...]
+    seed: int
+
+
+class PairsRequest(_Message, frozen=True):
+    """Time pairs together."""
+
+    pairs: tuple[Pair, ...]
+    repeats: int
+    seed: int
+
+
+class SchedulesRequest(_Message, frozen=True):
+    """Time schedules, interleaved."""
+
+    schedules: tuple[Schedule, ...]
+    rounds: int
+    trace: bool
+    min_block_us: float
+    seed: int
+
+
+class PairedRequest(_Message, frozen=True):
+    """Raw interleaved times of schedules."""
+
+    schedules: tuple[Schedule, ...]
+    rounds: int
+    seed: int
+
+
+class CompareRequest(_Message, frozen=True):
+    """Run one schedule on the input sets in ``inputs_files`` and compare with ``references_files``, pairwise."""
+
+    schedule: Schedule
+    inputs_files: tuple[str, ...]
+    references_files: tuple[str, ...]
+
+
+class CompileRequest(_Message, frozen=True):
+    """Compile a model (``source_kind``: ``pt2`` file, or ``factory`` ``module:function`` called with ``argument``)."""
+
+    source_kind: str
+    source: str
+    argument: str
+    leaves: tuple[Argument, ...]
+    tree: str
+    tensors_file: str
+    references_file: str
+    threads: int
+
+
+class RoundRequest(_Message, frozen=True):
+    """Time one block of the compiled model."""
+
+    min_block_us: float
+
+
+Request = (
+    OpenRequest
+    | LimitsRequest
+    | SoloRequest
+    | PairsRequest
+    | SchedulesRequest
+    | PairedRequest
+    | CompareRequest
+    | CompileRequest
+    | RoundRequest
+)
+
+
+class Ready(_Message, frozen=True):
+    """The process has imported what it needs and waits for requests."""
+
+
+class Done(_Message, frozen=True):
+    """The request is answered in full."""
+
+
+class Broken(_Message, frozen=True):
+    """The request as a whole failed; the process is fine."""
+
+    failure: Failure
+
+
+class LimitsAnswer(_Message, frozen=True):
+    """Costs in microseconds, as in ``Limits``."""
+
+    launch_gap_us: float
+    cross_lane_us: float
+    fixed_us: float
+
+
+class SoloAnswer(_Message, frozen=True):
+    """One operator at one width (places in the request): a record or a failure."""
+
+    operator: int
+    width: int
+    record: SoloRecord | None = None
+    failure: Failure | None = None
+
+
+class PairAnswer(_Message, frozen=True):
+    """One pair, by its place in the request: a record or a failure."""
+
+    index: int
+    record: PairRecord | None = None
+    failure: Failure | None = None
+
+
+class ScheduleAnswer(_Message, frozen=True):
+    """One schedule, by its place in the request: a record or a failure."""
+
+    index: int
+    record: ScheduleRecord | None = None
+    failure: Failure | None = None
+
+
+class PairedAnswer(_Message, frozen=True):
+    """Times in microseconds, ``[len(schedules)][rounds]``."""
+
+    times_us: tuple[tuple[float, ...], ...]
+
+
+class CompareAnswer(_Message, frozen=True):
+    """The comparison asked for: a result or a failure."""
+
+    comparison: Comparison | None = None
+    failure: Failure | None = None
+
+
+class CompileAnswer(_Message, frozen=True):
+    """Largest absolute error against the references, and seconds the compiler took."""
+
+    max_abs_error: float
+    compile_s: float
+
+
+class RoundAnswer(_Message, frozen=True):
+    """Time of one run in microseconds, the mean over a block."""
+
+    time_us: float
+
+
+Answer = (
+    Ready
+    | Done
+    | Broken
+    | LimitsAnswer
+    | SoloAnswer
+    | PairAnswer
+    | ScheduleAnswer
+    | PairedAnswer
+    | CompareAnswer
+    | CompileAnswer
+    | RoundAnswer
+)
+
+_REQUESTS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Request)
+_ANSWERS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Answer)
+
+
+def pack(message: Request | Answer) -> bytes:
+    """Length and JSON of a message."""
+    body = msgspec.json.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def read_request(body: bytes) -> Request:
+    """The request whose JSON is ``body``.
+
+    Raises:
+        msgspec.MsgspecError: if it is none.
+    """
+    request: Request = _REQUESTS.decode(body)
+    return request
+
+
+def read_answer(body: bytes) -> Answer:
+    """The answer whose JSON is ``body``.
+
+    Raises:
+        msgspec.MsgspecError: if it is none.
+    """
+    answer: Answer = _ANSWERS.decode(body)
+    return answer

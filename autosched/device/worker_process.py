@@ -1,0 +1,254 @@
+"""A process that may crash, hang or be killed without harm: started, spoken to, and ended with everything it has started.
+
+It runs in its own session, so that one signal reaches all of its descendants, and dies with its parent: by the
+kernel's parent-death signal where there is one, and because its input ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import autosched
+from autosched.core.records import FailureKind
+from autosched.device.worker_messages import BOARD, LENGTH
+
+_LOG_BYTES = 65536
+_POLL_S = 0.25
+
+
+class ChildDied(Exception):
+    """The process ended, or was ended because it did not answer.
+
+    ``item`` is what it was working on (-1: nothing in particular); ``kind`` is ``crash`` or ``timeout``.
+    """
+
+    def __init__(self, kind: FailureKind, detail: str, item: int) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.item = item
+
+
+class ChildProcess:
+    """One running process; not restarted here.
+
+    Args:
+        module: module whose ``main()`` is the process.
+        folder: private folder, shared with the process.
+        plugin: a Python file the process runs first. For tests that inject faults; nothing a user or a bundle can reach sets it.
+    """
+
+    def __init__(self, module: str, folder: Path, *, plugin: Path | None = None) -> None:
+        board = folder / f"board-{time.monotonic_ns()}"
+        board.write_bytes(BOARD.pack(0, -1))
+        with board.open("r+b") as file:
+            self._board = mmap.mmap(file.fileno(), BOARD.size)
+        # A source checkout may not be installed, and may not come before site-packages: its own datasets/ would hide another's.
+        root = str(Path(autosched.__file__).resolve().parent.parent)
+        code = f"import sys; sys.path.append({root!r}); from {module} import main; main()"
+        answers, answers_theirs = os.pipe()
+        log, log_theirs = os.pipe()
+        # The parent-death signal fires when the *thread* that started the process ends, so only a main thread may ask for it.
+        tied = threading.current_thread() is threading.main_thread()
+        arguments = [str(answers_theirs), str(board), str(os.getpid() if tied else 0), str(plugin or "")]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=log_theirs,
+                stderr=log_theirs,
+                bufsize=0,
+                start_new_session=True,
+                pass_fds=(answers_theirs,),
+            )
+        except BaseException:
+            os.close(answers)
+            os.close(log)
+            raise
+        finally:
+            os.close(answers_theirs)
+            os.close(log_theirs)
+        assert self._process.stdin is not None
+        self._stdin = self._process.stdin
+        os.set_blocking(self._stdin.fileno(), False)
+        self._answers = answers
+        self._buffer = bytearray()
+        self._log = _Log(log)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._stdin, answers, self._log)
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also the id of its group."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._finalizer.alive and self._process.poll() is None
+
+    def send(self, message: bytes, *, timeout_s: float) -> None:
+        """Write one packed message.
+
+        Raises:
+            ChildDied: if the process is gone or does not read for ``timeout_s`` seconds; it has ended then.
+        """
+        deadline = time.monotonic() + timeout_s
+        view = memoryview(message)
+        try:
+            while view:
+                _, writable, _ = select.select([], [self._stdin], [], max(0.0, deadline - time.monotonic()))
+                if not writable:
+                    raise self._timed_out(timeout_s)
+                view = view[os.write(self._stdin.fileno(), view) :]
+        except (BrokenPipeError, ValueError):
+            raise self._dead() from None
+        except BaseException:
+            self.kill()
+            raise
+
+    def receive(self, *, timeout_s: float) -> bytes:
+        """The body of the next message.
+
+        Args:
+            timeout_s: how long the process may show no progress (no answer, no beat on the board).
+
+        Raises:
+            ChildDied: if it ended, or showed no progress; it has ended then.
+        """
+        deadline = time.monotonic() + timeout_s
+        beats = self._read_board()[0]
+        try:
+            while True:
+                if (body := self._take()) is not None:
+                    return body
+                wait_s = min(_POLL_S, max(0.0, deadline - time.monotonic()))
+                readable, _, _ = select.select([self._answers], [], [], wait_s)
+                if readable:
+                    data = os.read(self._answers, 1 << 20)
+                    if not data:
+                        raise self._dead()
+                    self._buffer += data
+                    continue
+                if self._process.poll() is not None:
+                    # A descendant may hold the pipe open after its parent's death: then the end of input never comes.
+                    raise self._dead()
+                if (now := self._read_board()[0]) != beats:
+                    beats = now
+                    deadline = time.monotonic() + timeout_s
+                elif time.monotonic() >= deadline:
+                    raise self._timed_out(timeout_s)
+        except ValueError:
+            raise self._dead() from None
+        except BaseException:
+            # Also an interrupt: whoever started the process is leaving, so it must not work on.
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """End the process and its descendants at once. May be called twice."""
+        self._finalizer()
+
+    def close(self, *, grace_s: float = 0.5) -> None:
+        """End its input, give it a moment to leave by itself, then kill what is left. May be called twice."""
+        if self._finalizer.alive:
+            with contextlib.suppress(OSError):
+                self._stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_s)
+        self.kill()
+
+    def last_words(self, characters: int = 600) -> str:
+        """The end of what it wrote to its output, on one line."""
+        return " | ".join(self._log.text()[-characters:].split("\n")).strip(" |")
+
+    def _take(self) -> bytes | None:
+        if len(self._buffer) < LENGTH.size:
+            return None
+        end = LENGTH.size + int(LENGTH.unpack_from(self._buffer)[0])
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[LENGTH.size : end])
+        del self._buffer[:end]
+        return body
+
+    def _read_board(self) -> tuple[int, int]:
+        beats, item = BOARD.unpack_from(self._board)
+        return beats, item
+
+    def _timed_out(self, timeout_s: float) -> ChildDied:
+        item = self._read_board()[1]
+        self.kill()
+        return ChildDied(FailureKind.TIMEOUT, f"no progress for {timeout_s:g} s, so the measuring process was ended{self._quote()}", item)
+
+    def _dead(self) -> ChildDied:
+        item = self._read_board()[1]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        status = self._process.returncode
+        self.kill()
+        if status is not None and status < 0:
+            how = f"was killed by {_signal_name(-status)}"
+            if -status == signal.SIGKILL:
+                how += " (by someone, or because memory ran out)"
+        else:
+            how = f"ended with status {status}"
+        return ChildDied(FailureKind.CRASH, f"the measuring process {how}{self._quote()}", item)
+
+    def _quote(self) -> str:
+        words = self.last_words()
+        return f"; its last words: {words}" if words else ""
+
+
+class _Log:
+    """Drains a pipe in a thread and keeps the end of it, so that a chatty child neither blocks nor fills a disk."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._tail = bytearray()
+        self._thread = threading.Thread(target=self._drain, name="autosched-worker-log", daemon=True)
+        self._thread.start()
+
+    def text(self) -> str:
+        return self._tail.decode(errors="replace")
+
+    def finish(self) -> None:
+        self._thread.join(timeout=1.0)
+
+    def _drain(self) -> None:
+        try:
+            while data := os.read(self._descriptor, 65536):
+                self._tail += data
+                if len(self._tail) > _LOG_BYTES:
+                    del self._tail[:-_LOG_BYTES]
+        except OSError:
+            pass
+        finally:
+            os.close(self._descriptor)
+
+
+def _end(process: subprocess.Popen[bytes], stdin: object, answers: int, log: _Log) -> None:
+    # The group first: once the leader is reaped, its number may mean somebody else.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        stdin.close()  # type: ignore[attr-defined]
+    process.wait()
+    with contextlib.suppress(OSError):
+        os.close(answers)
+    log.finish()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
