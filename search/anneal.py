@@ -31,9 +31,7 @@ class MoveWeights:
     def cumulative(self, *, lanes: int, widths: int) -> Floats:
         """Chances up to and including each kind: float64 ``[5]``; kinds that cannot change anything get none."""
         several = lanes > 1
-        weights = np.array(
-            [self.lane * several, self.order, self.lane_and_order * several, self.width * (widths > 1), self.wait * several]
-        )
+        weights = np.array([self.lane * several, self.order, self.lane_and_order * several, self.width * (widths > 1), self.wait * several])
         total = float(weights.sum())
         share: Floats = np.cumsum(weights / total) if total > 0 else np.array([0.0, 1.0, 1.0, 1.0, 1.0])
         return share
@@ -53,8 +51,7 @@ class Annealer:
         self._hot, self._cold = hot, cold
         count = problem.count
         self._floats = np.zeros(fluid_numba.float_row(count, lanes))
-        self._ints = np.zeros(fluid_numba.int_row(count, lanes), dtype=np.int32)
-        self._scratch = np.zeros(4 * count + 2 * lanes + 2, dtype=np.int32)
+        self._scratch = np.zeros(fluid_numba.scratch_row(count, lanes), dtype=np.int32)
         self._bound = least_time_to_end_us(problem, widths, lanes)
 
     def run(self, start: Candidate, context: SearchContext, name: str) -> tuple[list[Candidate], int]:
@@ -77,7 +74,7 @@ class Annealer:
             steps = min(_CHUNK, total - step)
             spent += self._compiled.anneal_steps(
                 *self.problem.arrays, self.lanes, current, best, values, self._bound, self.widths, self._moves, temperatures, step,
-                steps, total, random_state, self._floats, self._ints, self._scratch,
+                steps, total, random_state, self._floats, self._scratch,
             )  # fmt: skip
             step += steps
             if values[1] < found[0].makespan_us:

@@ -35,17 +35,21 @@ _F2 = "f8[:,::1]"
 _ARRAYS = f"{_I1},{_I1},{_I1},{_I1},i4[:,::1],{_F1},{_F2},{_F2},{_F1}"
 
 
-def _compiled(signature: str) -> Callable[[Function], Function]:
-    """``numba.njit`` cached on disk; without the cache where neither the package nor the user's cache folder can be written."""
+def _compiled(signature: str, *, internal: bool = False) -> Callable[[Function], Function]:
+    """``numba.njit`` cached on disk; without the cache where neither the package nor the user's cache folder can be written.
+
+    An ``internal`` function is called by compiled code only and gets no entry from Python, which halves its compile time.
+    """
 
     def decorate(function: Function) -> Function:
+        options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if internal else {"no_cfunc_wrapper": True}
         try:
-            return cast(Function, numba.njit(signature, cache=True)(function))
+            return cast(Function, numba.njit(signature, cache=True, **options)(function))
         except RuntimeError as error:
             if "no locator available" not in str(error):
                 raise
             logger.info("compiled code is not cached: %s", error)
-            return cast(Function, numba.njit(signature)(function))
+            return cast(Function, numba.njit(signature, **options)(function))
 
     return decorate
 
@@ -58,6 +62,11 @@ def float_row(count: int, lanes: int) -> int:
 def int_row(count: int, lanes: int) -> int:
     """Length of a state's int row."""
     return HEADER + 4 * lanes + 6 * count
+
+
+def scratch_row(count: int, lanes: int) -> int:
+    """Length of the int row that ``evaluate`` overwrites."""
+    return 5 * count + 7 * lanes + 1
 
 
 @_compiled(f"void({_F1},{_I1},i8,i8,{_I1},{_I1})")
@@ -84,7 +93,7 @@ def reset_state(floats, ints, lanes, count, pred_ptr, pred_idx):  # type: ignore
     ints[4] = ready
 
 
-@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i8,i8,{_I1},{_I1},{_F1})")
+@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i8,i8,{_I1},{_I1},{_F1})", internal=True)
 def start_time(floats, ints, lanes, count, operator, lane, wait, pred_ptr, pred_idx, latency):  # type: ignore[no-untyped-def]
     """Earliest start of ``operator`` on the idle ``lane`` when all it waits for is finished, microseconds."""
     start = 0.0
@@ -109,7 +118,7 @@ def start_time(floats, ints, lanes, count, operator, lane, wait, pred_ptr, pred_
     return start
 
 
-@_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i8,f8,{_F1})")
+@_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i8,f8,{_F1})", internal=True)
 def place_operator(floats, ints, lanes, count, operator, lane, kernel, rank, start, solo):  # type: ignore[no-untyped-def]
     """Put ``operator`` on the idle ``lane``."""
     floats[1 + lane] = start
@@ -122,7 +131,7 @@ def place_operator(floats, ints, lanes, count, operator, lane, kernel, rank, sta
     ints[HEADER + 4 * lanes + count + operator] = lane
 
 
-@_compiled(f"i8({_F1},{_I1},i8,i8,{_F2},{_F2})")
+@_compiled(f"i8({_F1},{_I1},i8,i8,{_F2},{_F2})", internal=True)
 def advance(floats, ints, lanes, count, excess_first, excess_last):  # type: ignore[no-untyped-def]
     """Go to the next event; returns the operator that finished, -1 if one started, -2 if nothing is placed."""
     time = floats[0]
@@ -187,12 +196,14 @@ def advance(floats, ints, lanes, count, excess_first, excess_last):  # type: ign
     return operator
 
 
-@_compiled(f"f8({_ARRAYS},i8,{_I1},{_I1},{_I1},{_I1},{_F1},f8,{_F1},{_F1},{_I1},{_I1})")
+@_compiled(f"f8({_ARRAYS},i8,{_I1},{_I1},{_I1},{_I1},{_F1},f8,{_F1},{_F1},{_I1})")
 def evaluate(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
-    lanes, order, lane_of, width_index, wait, bound, limit, floats, start_us, ints, scratch,
+    lanes, order, lane_of, width_index, wait, bound, limit, floats, start_us, scratch,
 ):  # fmt: skip
     """Makespan of one schedule in microseconds, or ``UNREACHED`` once it must exceed ``limit``.
+
+    One loop without calls, because this is where a search spends its time; ``advance`` is the same arithmetic for prefix states.
 
     Args:
         pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
@@ -201,73 +212,158 @@ def evaluate(  # type: ignore[no-untyped-def]
         wait: int32 ``[n]``, one more operator to wait for, or -1.
         bound: float64 ``[n]``, least time from an operator's start to the end of the run; zeros if not known.
         limit: give up above this makespan.
-        floats, ints: a state's rows, overwritten; ``floats`` ends with the end of each operator.
+        floats: a state's float row, overwritten; its last ``n`` hold the end of each operator.
         start_us: float64 ``[n]``, overwritten with starts (or length 0: not wanted).
-        scratch: int32 ``[4 n + 2 K + 2]``, overwritten.
+        scratch: int32 ``[5 n + 7 K + 1]``, overwritten.
     """
     count = order.shape[0]
-    for lane in range(lanes):
-        floats[1 + 3 * lanes + lane] = -1.0
-        ints[HEADER + lane] = -1
-    floats[0] = 0.0
-    ints[0] = 0
-    base = HEADER + 4 * lanes
-    heads = scratch[: lanes + 1]
-    cursor = scratch[lanes + 1 : 2 * lanes + 2]
-    queue = scratch[2 * lanes + 2 : 2 * lanes + 2 + count]
-    rank = scratch[2 * lanes + 2 + count : 2 * lanes + 2 + 2 * count]
-    first_waiter = scratch[2 * lanes + 2 + 2 * count : 2 * lanes + 2 + 3 * count]
-    next_waiter = scratch[2 * lanes + 2 + 3 * count : 2 * lanes + 2 + 4 * count]
+    gap = latency[0]
+    cross = latency[1]
+    limit -= latency[2]
+    begin = floats[1 : 1 + lanes]
+    remaining = floats[1 + lanes : 1 + 2 * lanes]
+    slowdown = floats[1 + 2 * lanes : 1 + 3 * lanes]
+    free = floats[1 + 3 * lanes : 1 + 4 * lanes]
+    end = floats[1 + 4 * lanes :]
+    running = scratch[:lanes]  # operator on the lane, -1 none
+    row = scratch[lanes : 2 * lanes]
+    sequence = scratch[2 * lanes : 3 * lanes]  # place among starts, -1 while it waits
+    rank = scratch[3 * lanes : 4 * lanes]
+    cursor = scratch[4 * lanes : 5 * lanes]
+    heads = scratch[5 * lanes : 6 * lanes + 1]
+    rest = scratch[7 * lanes + 1 :]
+    queue = rest[:count]
+    place_of = rest[count : 2 * count]
+    pending = rest[2 * count : 3 * count]
+    first_waiter = rest[3 * count : 4 * count]
+    next_waiter = rest[4 * count : 5 * count]
     heads[:] = 0
     for index in range(count):
         first_waiter[index] = -1
         heads[lane_of[index] + 1] += 1
-        ints[base + index] = pred_ptr[index + 1] - pred_ptr[index]
+        pending[index] = pred_ptr[index + 1] - pred_ptr[index]
     for lane in range(lanes):
+        free[lane] = -1.0
+        running[lane] = -1
         heads[lane + 1] += heads[lane]
         cursor[lane] = heads[lane]
     for place in range(count):
         index = order[place]
-        rank[index] = place
+        place_of[index] = place
         lane = lane_of[index]
         queue[cursor[lane]] = index
         cursor[lane] += 1
         before = wait[index]
         if before >= 0:
-            ints[base + index] += 1
+            pending[index] += 1
             next_waiter[index] = first_waiter[before]
             first_waiter[before] = index
     for lane in range(lanes):
         cursor[lane] = heads[lane]
-    limit -= latency[2]
+    time = 0.0
+    started = 0
     finished = 0
     while finished < count:
+        best = UNREACHED
+        best_lane = -1
+        best_kind = 2
+        best_rank = 0
         for lane in range(lanes):
-            if ints[HEADER + lane] < 0 and cursor[lane] < heads[lane + 1]:
+            if running[lane] < 0:
+                if cursor[lane] == heads[lane + 1]:
+                    continue
                 index = queue[cursor[lane]]
-                if ints[base + index] == 0:
-                    cursor[lane] += 1
-                    start = start_time(floats, ints, lanes, count, index, lane, wait[index], pred_ptr, pred_idx, latency)
-                    if start + bound[index] > limit:
-                        return UNREACHED
-                    if start_us.shape[0] > 0:
-                        start_us[index] = start
-                    place_operator(floats, ints, lanes, count, index, lane, kernel[index, width_index[index]], rank[index], start, solo)
-        done = advance(floats, ints, lanes, count, excess_first, excess_last)
-        if done == -2:
+                if pending[index] > 0:
+                    continue
+                cursor[lane] += 1
+                start = 0.0
+                if free[lane] >= 0.0:
+                    start = free[lane] + gap
+                for place in range(pred_ptr[index], pred_ptr[index + 1]):
+                    before = pred_idx[place]
+                    ready = end[before]
+                    if lane_of[before] != lane:
+                        ready += cross
+                    if ready > start:
+                        start = ready
+                before = wait[index]
+                if before >= 0:
+                    ready = end[before]
+                    if lane_of[before] != lane:
+                        ready += cross
+                    if ready > start:
+                        start = ready
+                if start + bound[index] > limit:
+                    return UNREACHED
+                if start_us.shape[0] > 0:
+                    start_us[index] = start
+                running[lane] = index
+                row[lane] = kernel[index, width_index[index]]
+                begin[lane] = start
+                remaining[lane] = solo[row[lane]]
+                slowdown[lane] = 1.0
+                sequence[lane] = -1
+                rank[lane] = place_of[index]
+            if sequence[lane] < 0:
+                when = begin[lane]
+                kind = 1
+            else:
+                when = time + remaining[lane] * max(slowdown[lane], MIN_SLOWDOWN)
+                kind = 0
+            if when < best or (when == best and (kind < best_kind or (kind == best_kind and rank[lane] < best_rank))):
+                best = when
+                best_lane = lane
+                best_kind = kind
+                best_rank = rank[lane]
+        if best_lane < 0:
             return UNREACHED  # order and waits contradict each other: the caller built no legal schedule
-        if done >= 0:
-            finished += 1
-            for place in range(succ_ptr[done], succ_ptr[done + 1]):
-                ints[base + succ_idx[place]] -= 1
-            waiter = first_waiter[done]
-            while waiter >= 0:
-                ints[base + waiter] -= 1
-                waiter = next_waiter[waiter]
-    return floats[0] + latency[2]
+        passed = best - time
+        moved = passed > 0.0
+        if moved:
+            time = best
+        chosen = row[best_lane]
+        if best_kind == 1:
+            own = 1.0
+            for lane in range(lanes):
+                if running[lane] >= 0 and sequence[lane] >= 0:
+                    if moved:
+                        remaining[lane] = max(0.0, remaining[lane] - passed / max(slowdown[lane], MIN_SLOWDOWN))
+                    own += excess_last[chosen, row[lane]]
+                    slowdown[lane] += excess_first[row[lane], chosen]
+            slowdown[best_lane] = own
+            sequence[best_lane] = started
+            started += 1
+            continue
+        done = running[best_lane]
+        since = sequence[best_lane]
+        running[best_lane] = -1
+        others = 0
+        last = 0
+        for lane in range(lanes):
+            if running[lane] >= 0 and sequence[lane] >= 0:
+                if moved:
+                    remaining[lane] = max(0.0, remaining[lane] - passed / max(slowdown[lane], MIN_SLOWDOWN))
+                if sequence[lane] < since:
+                    slowdown[lane] -= excess_first[row[lane], chosen]
+                else:
+                    slowdown[lane] -= excess_last[row[lane], chosen]
+                others += 1
+                last = lane
+        if others == 1:
+            slowdown[last] = 1.0
+        end[done] = time
+        free[best_lane] = time
+        finished += 1
+        for place in range(succ_ptr[done], succ_ptr[done + 1]):
+            pending[succ_idx[place]] -= 1
+        waiter = first_waiter[done]
+        while waiter >= 0:
+            pending[waiter] -= 1
+            waiter = next_waiter[waiter]
+    return time + latency[2]
 
 
-@_compiled(f"f8({_F1},{_I1},i8,i8,i8,{_F1},{_F2},{_F2})")
+@_compiled(f"f8({_F1},{_I1},i8,i8,i8,{_F1},{_F2},{_F2})", internal=True)
 def interference_cost(floats, ints, lanes, count, kernel, solo, excess_first, excess_last):  # type: ignore[no-untyped-def]
     """Time lost in all if ``kernel`` started now beside what is placed, microseconds; both sides counted."""
     cost = 0.0
@@ -279,7 +375,7 @@ def interference_cost(floats, ints, lanes, count, kernel, solo, excess_first, ex
     return cost
 
 
-@_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i4[:,::1],{_F1},{_I1},{_I1},{_F1})")
+@_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i4[:,::1],{_F1},{_I1},{_I1},{_F1})", internal=True)
 def commit(  # type: ignore[no-untyped-def]
     floats, ints, lanes, count, used_lanes, operator, width, kernel, solo, pred_ptr, pred_idx, latency
 ):
@@ -320,10 +416,10 @@ def commit(  # type: ignore[no-untyped-def]
             break
 
 
-@_compiled(f"i8({_F1},{_I1},i8,i8,{_I1},{_I1},{_F2},{_F2})")
+@_compiled(f"i8({_F1},{_I1},i8,i8,{_I1},{_I1},{_F2},{_F2})", internal=True)
 def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last):  # type: ignore[no-untyped-def]
     """Go on until an operator has finished and its successors that became ready are listed; -2 if nothing is placed."""
-    done = advance(floats, ints, lanes, count, excess_first, excess_last)
+    done = -1
     while done == -1:
         done = advance(floats, ints, lanes, count, excess_first, excess_last)
     if done == -2:
@@ -340,7 +436,7 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_fir
     return done
 
 
-@_compiled(f"i8({_I1},i8,i8)")
+@_compiled(f"i8({_I1},i8,i8)", internal=True)
 def idle_lanes(ints, lanes, used_lanes):  # type: ignore[no-untyped-def]
     """How many of the first ``used_lanes`` lanes hold nothing."""
     idle = 0
@@ -412,14 +508,14 @@ def extend(  # type: ignore[no-untyped-def]
     """One decision of a beam: commit, then go on to the next decision (past the next finish if ``hold``). Returns 0."""
     count = kernel.shape[0]
     commit(floats, ints, lanes, count, used, operator, width, kernel, solo, pred_ptr, pred_idx, latency)
-    if hold:
+    go_on = hold
+    while go_on or (ints[2] < count and (ints[4] == 0 or idle_lanes(ints, lanes, used) == 0)):
         advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last)
-    while ints[2] < count and (ints[4] == 0 or idle_lanes(ints, lanes, used) == 0):
-        advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last)
+        go_on = 0
     return 0
 
 
-@_compiled(f"i8({_ARRAYS},{_F1},{_I1},i8,i8,{_F1},{_I1},{_I1},i8)")
+@_compiled(f"i8({_ARRAYS},{_F1},{_I1},i8,i8,{_F1},{_I1},{_I1},i8)", internal=True)
 def branches(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
     floats, ints, lanes, used, priority, widths, out, most,
@@ -478,7 +574,7 @@ def branches(  # type: ignore[no-untyped-def]
     return found
 
 
-@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i4[:,::1],{_F1},{_F1})")
+@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i4[:,::1],{_F1},{_F1})", internal=True)
 def prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom):  # type: ignore[no-untyped-def]
     """Guide of the plain beam: the larger of longest path and evenly shared work from here, microseconds, plus a little of the other."""
     time = floats[0]
@@ -500,7 +596,7 @@ def prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom):  # typ
     return max(path, share) + 0.05 * min(path, share)
 
 
-@_compiled(f"i8({_F1},{_I1},i8,i8,i8[::1])")
+@_compiled(f"i8({_F1},{_I1},i8,i8,i8[::1])", internal=True)
 def prefix_key(floats, ints, lanes, count, words):  # type: ignore[no-untyped-def]
     """A hash of what decides a prefix's future: what is placed, what runs, and how much of it is left. ``words`` int64 ``[n]``."""
     base = HEADER + 4 * lanes
@@ -566,7 +662,7 @@ def expand_level(  # type: ignore[no-untyped-def]
     return found
 
 
-@_compiled("f8(u8[::1])")
+@_compiled("f8(u8[::1])", internal=True)
 def next_uniform(random_state):  # type: ignore[no-untyped-def]
     """Uniform in [0, 1). *Source:* Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (SplitMix64)."""
     random_state[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -577,7 +673,7 @@ def next_uniform(random_state):  # type: ignore[no-untyped-def]
     return float(mixed >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@_compiled(f"i8({_I1},{_I1},i8,{_I1},{_I1},{_I1},{_I1},{_I1},i8,u8[::1])")
+@_compiled(f"i8({_I1},{_I1},i8,{_I1},{_I1},{_I1},{_I1},{_I1},i8,u8[::1])", internal=True)
 def draw_position(  # type: ignore[no-untyped-def]
     order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, random_state
 ):
@@ -600,7 +696,7 @@ def draw_position(  # type: ignore[no-untyped-def]
     return low + 1 + int(next_uniform(random_state) * (high - low - 1))
 
 
-@_compiled(f"void({_I1},{_I1},i8,i8)")
+@_compiled(f"void({_I1},{_I1},i8,i8)", internal=True)
 def move_operator(order, position, source, target):  # type: ignore[no-untyped-def]
     """Move the operator at place ``source`` of the launch order to place ``target``."""
     operator = order[source]
@@ -616,7 +712,7 @@ def move_operator(order, position, source, target):  # type: ignore[no-untyped-d
     position[operator] = target
 
 
-@_compiled(f"i8({_I1},{_I1},{_I1},i8,{_I1},i8,{_I1},{_I1},u8[::1])")
+@_compiled(f"i8({_I1},{_I1},{_I1},i8,{_I1},i8,{_I1},{_I1},u8[::1])", internal=True)
 def draw_wait(order, position, lane_of, operator, wait, window, pred_ptr, pred_idx, random_state):  # type: ignore[no-untyped-def]
     """A new extra wait for ``operator``: -1 (more often if it has one), or a recent operator of another lane."""
     if wait[operator] >= 0 and next_uniform(random_state) < 0.7:
@@ -634,11 +730,11 @@ def draw_wait(order, position, lane_of, operator, wait, window, pred_ptr, pred_i
     return before
 
 
-@_compiled(f"i8({_ARRAYS},i8,i4[:,::1],i4[:,::1],{_F1},{_F1},{_I1},{_F1},{_F1},i8,i8,i8,u8[::1],{_F1},{_I1},{_I1})")
+@_compiled(f"i8({_ARRAYS},i8,i4[:,::1],i4[:,::1],{_F1},{_F1},{_I1},{_F1},{_F1},i8,i8,i8,u8[::1],{_F1},{_I1})")
 def anneal_steps(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
     lanes, current, best, values, bound, widths, moves, temperatures, first_step, steps, total_steps, random_state,
-    floats, ints, scratch,
+    floats, scratch,
 ):  # fmt: skip
     """Simulated annealing on launch order, lanes, widths and extra waits; returns how many schedules were simulated.
 
@@ -653,7 +749,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         temperatures: float64 ``[2]``, first and last, microseconds; geometric between.
         first_step, steps, total_steps: which part of the whole run this call does.
         random_state: uint64 ``[1]``.
-        floats, ints, scratch: as in ``evaluate``.
+        floats, scratch: as in ``evaluate``.
     """
     count = kernel.shape[0]
     no_starts = np.empty(0, dtype=np.float64)
@@ -690,7 +786,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         limit = values[0] - temperature * np.log(max(next_uniform(random_state), 1e-300))
         value = evaluate(
             pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
-            lanes, order, lane_of, width_index, wait, bound, limit, floats, no_starts, ints, scratch,
+            lanes, order, lane_of, width_index, wait, bound, limit, floats, no_starts, scratch,
         )  # fmt: skip
         simulated += 1
         if value <= limit:

@@ -24,8 +24,7 @@ class Evaluator:
         self.evaluations = 0
         count = problem.count
         self._floats = np.zeros(fluid_numba.float_row(count, lanes))
-        self._ints = np.zeros(fluid_numba.int_row(count, lanes), dtype=np.int32)
-        self._scratch = np.zeros(4 * count + 2 * lanes + 2, dtype=np.int32)
+        self._scratch = np.zeros(fluid_numba.scratch_row(count, lanes), dtype=np.int32)
         self._no_bound = np.zeros(count)
         self._no_wait = np.full(count, -1, dtype=np.int32)
         self._no_starts = np.zeros(0)
@@ -51,7 +50,6 @@ class Evaluator:
                 self._compiled.UNREACHED,
                 self._floats,
                 self._no_starts if starts is None else starts,
-                self._ints,
                 self._scratch,
             )
         )

@@ -114,6 +114,7 @@ _SEARCHES = {
     "list_policies": "policies:LIST_POLICIES",
     "beam": "beam:BEAM",
     "pilot_beam": "beam:PILOT_BEAM",
+    "anneal": "anneal:ANNEAL",
     "random": "random_search:RANDOM",
 }
 for _name, _place in _HEURISTICS.items():

@@ -132,6 +132,10 @@ def random_costs(
 def random_problem(seed: int, count: int, *, shape: str = "layered", max_lanes: int = 4, widths: tuple[int, ...] = (1,)) -> Problem:
     """A seeded problem of the named shape (``layered``, ``series_parallel`` or ``wide``)."""
     rng = np.random.default_rng(seed)
-    makers: dict[str, Callable[[np.random.Generator, int], list[list[int]]]] = {"layered": layered, "series_parallel": series_parallel, "wide": wide}
+    makers: dict[str, Callable[[np.random.Generator, int], list[list[int]]]] = {
+        "layered": layered,
+        "series_parallel": series_parallel,
+        "wide": wide,
+    }
     predecessors = makers[shape](rng, count)
     return Problem.from_arrays(predecessors, random_costs(rng, count, widths=widths, max_lanes=max_lanes))
