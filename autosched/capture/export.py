@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # Calls whose result is their argument: without autograd they change nothing.
 _SAME_TENSOR = frozenset({"aten::alias", "aten::detach", "aten::detach_", "aten::lift_fresh", "aten::_conj_physical_identity"})
+# Python's operators, under the names they have everywhere else.
+_RENAMED = {"aten::__and__": "bitwise_and", "aten::__or__": "bitwise_or", "aten::__xor__": "bitwise_xor"}
 _COPIES = frozenset({"aten::clone", "aten::lift_fresh_copy"})
 
 
@@ -219,6 +221,8 @@ class _Reader:
             outputs = (-1,)
         args = tuple(self._argument(item) for item in node.args)
         kwargs = {name: self._argument(item) for name, item in node.kwargs.items()}
+        if op._schema.name in _RENAMED:
+            op = getattr(getattr(torch.ops.aten, _RENAMED[op._schema.name]), op._schema.overload_name)
         self._nodes.append(Node(op, args, kwargs, outputs, node.name, source_of(node.meta.get("stack_trace"))))
 
     def _passes_through(self, node: torch.fx.Node, op: OpOverload[..., Any]) -> bool:

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from autosched.capture.draft import Draft
+from autosched.capture.passes.batch_norm import fold_batch_norm
+from autosched.capture.passes.common_calls import eliminate_common_calls
+from autosched.capture.passes.constants import fold_constants
+from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
+from autosched.capture.passes.cpu_linear import pack_cpu_linears
+from autosched.capture.passes.identities import drop_identities
+from autosched.capture.passes.output_layout import restore_output_layout
+from autosched.capture.passes.pointwise import fuse_pointwise
+from autosched.capture.passes.views import sink_views
+from autosched.core.program import Ref
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +29,45 @@ class RewriteReport:
     applied: int
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One rewrite. ``changes_values``: it makes new values or changes strides, so the draft must be observed again after it."""
+
+    name: str
+    run: Callable[[Draft], int]
+    changes_values: bool = False
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("drop_identities", drop_identities),
+    Pass("eliminate_common_calls", eliminate_common_calls),
+    Pass("fold_constants", fold_constants),
+    Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
+    Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True),
+    Pass("cpu_linear", pack_cpu_linears, changes_values=True),
+)
+GROUPING: tuple[Pass, ...] = (Pass("sink_views", sink_views), Pass("fuse_pointwise", fuse_pointwise))
+
+
 def rewrite_draft(draft: Draft) -> tuple[RewriteReport, ...]:
-    """Run every pass on ``draft``, in order."""
-    return ()
+    """Run every pass on an observed ``draft``, in order; it is observed and grouped into operators afterwards."""
+    reports: list[RewriteReport] = []
+    layouts = [draft.specs[leaf.value] if isinstance(leaf, Ref) else None for leaf in draft.output_leaves]
+    stale = False
+    for item in PASSES:
+        if stale and item.changes_values:
+            draft.observe()
+            stale = False
+        applied = item.run(draft)
+        stale = stale or (item.changes_values and applied > 0)
+        reports.append(RewriteReport(item.name, applied))
+        logger.debug("%s applied %d times", item.name, applied)
+    if stale:
+        draft.observe()
+    restored = restore_output_layout(draft, layouts)
+    reports.append(RewriteReport("restore_output_layout", restored))
+    if restored:
+        draft.observe()
+    for item in GROUPING:
+        reports.append(RewriteReport(item.name, item.run(draft)))
+    return tuple(reports)

@@ -35,13 +35,26 @@ def _gpt2(batch: int) -> Made:
     return GPT2Model(config), (), {"input_ids": _tokens(batch, 32, config.vocab_size)}
 
 
+class _HiddenStates(torch.nn.Module):
+    """An encoder and decoder that returns the decoder's last hidden states instead of transformers' own container."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor) -> torch.Tensor:
+        """Both int64 ``[batch, tokens]``; output float ``[batch, tokens, width]``."""
+        hidden: torch.Tensor = self.model(input_ids=input_ids, decoder_input_ids=decoder_input_ids).last_hidden_state
+        return hidden
+
+
 def _t5(batch: int) -> Made:
     from transformers import T5Config, T5Model
 
     # The sizes of t5-small (Raffel et al., JMLR 2020, section 3.1.2 and its released checkpoints).
-    config = T5Config(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, return_dict=False, use_cache=False)
+    config = T5Config(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, use_cache=False)
     inputs = {"input_ids": _tokens(batch, 32, config.vocab_size), "decoder_input_ids": _tokens(batch, 32, config.vocab_size)}
-    return T5Model(config), (), inputs
+    return _HiddenStates(T5Model(config)), (), inputs
 
 
 def _vit(batch: int) -> Made:

@@ -1,0 +1,79 @@
+"""Fold an inference batch norm into the convolution before it."""
+
+from __future__ import annotations
+
+import torch
+
+from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.convolution import Convolution, read_convolution
+from autosched.core.program import Ref
+
+aten = torch.ops.aten
+
+
+def fold_batch_norm(draft: Draft) -> int:
+    """``batch_norm(conv(x, w, b))`` becomes ``conv(x, w', b')``, with ``w'`` and ``b'`` computed by the prologue.
+
+    ``w' = w s`` and ``b' = (b - mean) s + beta`` with ``s = gamma / sqrt(var + eps)``, in float32 for half precision.
+    A batch norm that follows something else stays one call: it is already a single pass over its input.
+
+    *Source:* Ioffe, Szegedy, "Batch normalization", ICML 2015, section 3.1 (inference).
+    """
+    fixed = draft.fixed_values()
+    producers, users, outputs = draft.producers(), draft.users(), set(draft.output_values())
+    mapping: dict[int, int] = {}
+    folded = 0
+    for norm in draft.nodes:
+        if norm.kind != "aten::_native_batch_norm_legit_no_training" or any(value >= 0 for value in norm.outputs[1:]):
+            continue
+        source = norm.tensor("input")
+        before = producers.get(source) if source is not None else None
+        if before is None or source in outputs or len(users.get(before.outputs[0], ())) != 1:
+            continue
+        convolution = read_convolution(before)
+        statistics = [norm.tensor(name) for name in ("weight", "bias", "running_mean", "running_var")]
+        if convolution is None or convolution.transposed or not _all_fixed(convolution, statistics, fixed):
+            continue
+        _write_folded(draft, before, convolution, norm, statistics)
+        mapping[norm.outputs[0]] = before.outputs[0]
+        folded += 1
+    draft.substitute(mapping)
+    draft.remove_dead()
+    return folded
+
+
+def _all_fixed(convolution: Convolution, statistics: list[int | None], fixed: set[int]) -> bool:
+    needed = [convolution.weight, *(value for value in (convolution.bias, *statistics) if value is not None)]
+    return statistics[2] is not None and statistics[3] is not None and all(value in fixed for value in needed)
+
+
+def _write_folded(draft: Draft, node: Node, convolution: Convolution, norm: Node, statistics: list[int | None]) -> None:
+    gamma, beta, mean, variance = statistics
+    assert mean is not None and variance is not None
+    spec = draft.specs[convolution.weight]
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+    def emit(op: object, *args: object) -> int:
+        value = draft.fresh()
+        draft.prologue.append(Node(op, args, {}, (value,), f"{node.name}_folded", node.source))  # type: ignore[arg-type]
+        return value
+
+    def widen(value: int) -> Ref:
+        return Ref(value if draft.specs[value].dtype == str(wide).removeprefix("torch.") else emit(aten.to.dtype, Ref(value), wide))
+
+    scale = emit(aten.rsqrt.default, Ref(emit(aten.add.Scalar, widen(variance), norm.argument("eps"))))
+    if gamma is not None:
+        scale = emit(aten.mul.Tensor, Ref(scale), widen(gamma))
+    column = emit(aten.reshape.default, Ref(scale), [-1] + [1] * (len(spec.shape) - 1))
+    weight = emit(aten.mul.Tensor, widen(convolution.weight), Ref(column))
+    if convolution.bias is not None:
+        shift = emit(aten.mul.Tensor, Ref(emit(aten.sub.Tensor, widen(convolution.bias), widen(mean))), Ref(scale))
+    else:
+        shift = emit(aten.neg.default, Ref(emit(aten.mul.Tensor, widen(mean), Ref(scale))))
+    if beta is not None:
+        shift = emit(aten.add.Tensor, Ref(shift), widen(beta))
+    if wide is not dtype:
+        weight, shift = emit(aten.to.dtype, Ref(weight), dtype), emit(aten.to.dtype, Ref(shift), dtype)
+    node.args = (node.args[0], Ref(weight), Ref(shift), *node.args[3:])
+    node.kwargs = {name: item for name, item in node.kwargs.items() if name not in ("weight", "bias")}

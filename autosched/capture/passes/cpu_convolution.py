@@ -1,0 +1,149 @@
+"""On a CPU: convolutions with weights packed once for oneDNN, and the activation or residual addition that follows fused in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.activations import NONE, Activation, read_activation
+from autosched.capture.passes.convolution import Convolution, read_convolution
+from autosched.capture.passes.timing import earliest_finish, finish_of
+from autosched.core.program import Ref
+
+# These look at strides; packed convolutions change the strides of everything after them (channels last).
+_STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::view_as_complex", "aten::_reshape_alias", "aten::unfold"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one packed convolution stands for: the call that now ends it, its residual, its activation."""
+
+    last: Node
+    residual: int | None
+    activation: Activation
+
+
+def pack_cpu_convolutions(draft: Draft) -> int:
+    """Each float32 2-d convolution with constant weight becomes ``mkldnn::_convolution_pointwise`` on a weight reordered by the prologue.
+
+    A residual is fused only where it is ready before the convolution starts, so that no branch waits for another.
+    Results come out channels last; ``view`` becomes ``reshape``, which copies where it must.
+    """
+    if draft.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return 0
+    if any(node.kind in _STRIDE_SENSITIVE or node.target == "aten::view.dtype" for node in draft.nodes):
+        return 0
+    fixed = draft.fixed_values()
+    users, outputs, times = draft.users(), set(draft.output_values()), earliest_finish(draft)
+    chosen: dict[Node, tuple[Convolution, _Plan]] = {}
+    taken: set[Node] = set()
+    for node in draft.nodes:
+        convolution = read_convolution(node)
+        if convolution is None or node in taken or not _packable(convolution, node, draft, fixed):
+            continue
+        plan = _epilogue(node, draft, users, outputs, times, taken)
+        chosen[node] = convolution, plan
+        taken.add(plan.last)
+    _replace(draft, chosen)
+    if chosen:
+        _views_to_reshapes(draft)
+        draft.remove_dead()
+    return len(chosen)
+
+
+def _packable(convolution: Convolution, node: Node, draft: Draft, fixed: set[int]) -> bool:
+    specs = [draft.specs[convolution.source], draft.specs[convolution.weight]]
+    constant = convolution.weight in fixed and (convolution.bias is None or convolution.bias in fixed)
+    plain = all(len(spec.shape) == 4 and spec.dtype == "float32" and spec.elements > 0 for spec in specs)
+    return constant and plain and not convolution.transposed and node.outputs[0] >= 0
+
+
+def _epilogue(
+    node: Node,
+    draft: Draft,
+    users: Mapping[int, list[Node]],
+    outputs: set[int],
+    times: Mapping[int, tuple[float, float]],
+    taken: set[Node],
+) -> _Plan:
+    made = node.outputs[0]
+    following = _only_user(made, users, outputs)
+    if following is None or following in taken:
+        return _Plan(node, None, NONE)
+    activation = read_activation(following)
+    if activation is not None and following.args[0] == Ref(made):
+        return _Plan(following, None, activation)
+    residual = _residual(following, made, draft)
+    if residual is None or finish_of(times, residual) > times[made][0]:
+        return _Plan(node, None, NONE)
+    after = _only_user(following.outputs[0], users, outputs)
+    activation = read_activation(after) if after is not None and after not in taken else None
+    if after is not None and activation is not None and activation.name == "relu":
+        return _Plan(after, residual, activation)
+    return _Plan(following, residual, NONE)
+
+
+def _only_user(value: int, users: Mapping[int, list[Node]], outputs: set[int]) -> Node | None:
+    found = users.get(value, [])
+    return found[0] if len(found) == 1 and value not in outputs else None
+
+
+def _residual(node: Node, made: int, draft: Draft) -> int | None:
+    """The other summand, if ``node`` adds a tensor of the same shape and dtype to ``made``."""
+    if node.target != "aten::add.Tensor" or node.argument("alpha") != 1:
+        return None
+    pair = [node.tensor("self"), node.tensor("other")]
+    other = pair[1] if pair[0] == made else pair[0]
+    if other is None or other == made or made not in pair:
+        return None
+    mine, theirs = draft.specs[made], draft.specs[other]
+    return other if mine.shape == theirs.shape and mine.dtype == theirs.dtype else None
+
+
+def _replace(draft: Draft, chosen: Mapping[Node, tuple[Convolution, _Plan]]) -> None:
+    ended = {plan.last: (node, convolution, plan) for node, (convolution, plan) in chosen.items()}
+    # The call between a convolution and the end of its epilogue has no reader left; dead code takes it.
+    nodes: list[Node] = []
+    for node in draft.nodes:
+        if node in ended:
+            first, convolution, plan = ended[node]
+            nodes.append(_packed(draft, first, convolution, plan))
+        elif node not in chosen:
+            nodes.append(node)
+    draft.nodes = _without_orphans(nodes, draft)
+
+
+def _without_orphans(nodes: list[Node], draft: Draft) -> list[Node]:
+    made = {value for node in nodes for value in node.outputs if value >= 0}
+    known = made | set(draft.inputs) | set(draft.constants) | {value for node in draft.prologue for value in node.outputs}
+    return [node for node in nodes if all(value in known for value in node.reads())]
+
+
+def _packed(draft: Draft, node: Node, convolution: Convolution, plan: _Plan) -> Node:
+    mkldnn = torch.ops.mkldnn
+    weight = draft.fresh()
+    padding, stride, dilation = list(convolution.padding), list(convolution.stride), list(convolution.dilation)
+    shape = list(draft.specs[convolution.source].shape)
+    reorder = (Ref(convolution.weight), padding, stride, dilation, convolution.groups, shape)
+    draft.prologue.append(Node(mkldnn._reorder_convolution_weight.default, reorder, {}, (weight,), f"{node.name}_packed", node.source))
+    bias = Ref(convolution.bias) if convolution.bias is not None else None
+    geometry = (padding, stride, dilation, convolution.groups)
+    activation = plan.activation
+    outputs = plan.last.outputs
+    if plan.residual is None:
+        args: tuple[object, ...] = (
+            Ref(convolution.source), Ref(weight), bias, *geometry, activation.name, list(activation.scalars), activation.algorithm,
+        )  # fmt: skip
+        return Node(mkldnn._convolution_pointwise.default, args, {}, outputs, node.name, node.source)
+    unary = None if activation is NONE else activation.name
+    args = (Ref(convolution.source), Ref(plan.residual), Ref(weight), bias, *geometry, "add", 1.0, unary, [], None)
+    return Node(mkldnn._convolution_pointwise.binary, args, {}, outputs, node.name, node.source)
+
+
+def _views_to_reshapes(draft: Draft) -> None:
+    for node in draft.nodes:
+        if node.target in ("aten::view.default", "aten::_unsafe_view.default"):
+            node.op = torch.ops.aten.reshape.default

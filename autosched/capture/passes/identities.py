@@ -1,0 +1,80 @@
+"""Drop calls that give back what they were given."""
+
+from __future__ import annotations
+
+from autosched.capture.draft import Draft, Node
+from autosched.core.graph import TensorSpec
+from autosched.core.program import Ref
+
+_DROPOUTS = frozenset({"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"})
+_SAME_WHEN_SAME_SHAPE = frozenset(
+    {
+        "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::expand", "aten::permute", "aten::transpose", "aten::slice", "aten::squeeze",
+        "aten::unsqueeze", "aten::flatten", "aten::to", "aten::_to_copy", "aten::contiguous", "aten::clone", "aten::repeat", "aten::alias",
+        "aten::expand_as", "aten::view_as", "aten::type_as", "aten::detach",
+    }
+)  # fmt: skip
+# The scalar that changes nothing, and the name of the argument that holds it.
+_NEUTRAL: dict[str, tuple[str, float]] = {
+    "aten::add": ("other", 0), "aten::sub": ("other", 0), "aten::mul": ("other", 1), "aten::div": ("other", 1), "aten::pow": ("exponent", 1),
+}  # fmt: skip
+
+
+def drop_identities(draft: Draft) -> int:
+    """Dropout switched off, views and copies that change neither shape nor layout, ``x + 0``, ``x * 1``, concatenations of one tensor.
+
+    A copy stays if it leaves the model, or if the model changes the memory it was taken from.
+    """
+    outputs = set(draft.output_values())
+    written = {draft.storage[value] for node in draft.nodes for value in node.mutates()}
+    mapping: dict[int, int] = {}
+    for node in draft.nodes:
+        source = _unchanged(node, draft)
+        if source is None:
+            continue
+        made = node.outputs[0]
+        copies = draft.storage[made] != draft.storage[source]
+        if copies and (made in outputs or draft.storage[source] in written):
+            continue
+        mapping[made] = source
+    draft.substitute(mapping)
+    draft.remove_dead()
+    return len(mapping)
+
+
+def _unchanged(node: Node, draft: Draft) -> int | None:
+    """Value id that the call gives back, or None if it computes something."""
+    if len(node.outputs) != 1 or node.outputs[0] < 0 or node.mutates():
+        return None
+    source = _candidate(node)
+    if source is None or not same_layout(draft.specs[source], draft.specs[node.outputs[0]]):
+        return None
+    return source
+
+
+def _candidate(node: Node) -> int | None:
+    first = node.args[0] if node.args else None
+    if node.kind == "aten::cat" and isinstance(first, list) and len(first) == 1 and isinstance(first[0], Ref):
+        return first[0].value
+    if not isinstance(first, Ref):
+        return None
+    if node.kind in _DROPOUTS and (node.argument("train") is False or node.argument("p") == 0):
+        return first.value
+    if node.kind in _SAME_WHEN_SAME_SHAPE and node.op._schema.overload_name != "dtype":
+        return first.value
+    if node.kind == "aten::to":
+        return first.value
+    if node.kind in _NEUTRAL:
+        name, neutral = _NEUTRAL[node.kind]
+        scalar = node.argument(name)
+        rounds = node.kind == "aten::div" and node.op._schema.overload_name.endswith("mode")
+        if isinstance(scalar, int | float) and not isinstance(scalar, bool) and scalar == neutral and not rounds:
+            return first.value
+    return None
+
+
+def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether shape, dtype and strides agree; the stride of a dimension of size one means nothing."""
+    if a.shape != b.shape or a.dtype != b.dtype or len(a.strides) != len(b.strides):
+        return False
+    return all(size == 1 or have == want for size, have, want in zip(a.shape, a.strides, b.strides, strict=False))

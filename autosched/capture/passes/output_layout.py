@@ -1,0 +1,41 @@
+"""Give the model's outputs back the strides they had before rewriting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from autosched.capture.draft import Draft, Node, contiguous_strides
+from autosched.capture.passes.identities import same_layout
+from autosched.core.graph import TensorSpec
+from autosched.core.program import Ref
+
+
+def restore_output_layout(draft: Draft, wanted: Sequence[TensorSpec | None]) -> int:
+    """A copy after each output that packed convolutions made channels last and that was row-major before (or the reverse).
+
+    ``wanted`` has, for each output leaf, its spec before rewriting. Code after the model may call ``view`` on it.
+    """
+    restored = 0
+    leaves: list[object] = []
+    for leaf, spec in zip(draft.output_leaves, wanted, strict=True):
+        if isinstance(leaf, Ref) and spec is not None and not same_layout(draft.specs[leaf.value], spec):
+            layout = _format_of(spec)
+            if layout is not None:
+                value = draft.fresh()
+                options: dict[str, object] = {"memory_format": layout}
+                draft.nodes.append(Node(torch.ops.aten.clone.default, (leaf,), options, (value,), "output_layout"))
+                leaf = Ref(value)
+                restored += 1
+        leaves.append(leaf)
+    draft.output_leaves = leaves
+    return restored
+
+
+def _format_of(spec: TensorSpec) -> torch.memory_format | None:
+    if spec.strides == contiguous_strides(spec.shape):
+        return torch.contiguous_format
+    if len(spec.shape) == 4 and torch.empty(spec.shape, device="meta").to(memory_format=torch.channels_last).stride() == spec.strides:
+        return torch.channels_last
+    return None

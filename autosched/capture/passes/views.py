@@ -1,0 +1,59 @@
+"""Views cost no operator: each operator makes the views it reads."""
+
+from __future__ import annotations
+
+from autosched.capture.draft import Draft, Node
+from autosched.capture.traffic import is_view
+
+
+def sink_views(draft: Draft) -> int:
+    """Clone every view (and the views it is a view of) into each operator that reads it, as that operator's own value.
+
+    A view that leaves the model stays an operator. Returns how many views no longer are one.
+    """
+    outputs = set(draft.output_values())
+    views = {value: node for node in draft.nodes if is_view(node, draft.storage) for value in node.outputs if value >= 0}
+    regions: list[list[Node]] = []
+    sunk: set[Node] = set()
+    for node in draft.nodes:
+        leaves = any(value in outputs for value in node.outputs)
+        if node.outputs and node.outputs[0] in views and not leaves:
+            sunk.add(node)
+            continue
+        if any(value in views and not leaves for value in node.outputs):
+            sunk.add(node)
+            continue
+        made = Node(node.op, node.args, dict(node.kwargs), node.outputs, node.name, node.source)
+        region = _with_views(made, draft, views)
+        regions.append(region)
+    draft.regions = regions
+    draft.nodes = [node for region in regions for node in region]
+    return len(sunk)
+
+
+def _with_views(node: Node, draft: Draft, views: dict[int, Node]) -> list[Node]:
+    """Private copies of the views that ``node`` reads, in order, then ``node`` itself, reading the copies."""
+    needed: dict[Node, dict[int, None]] = {}
+
+    def visit(value: int) -> None:
+        view = views.get(value)
+        if view is None:
+            return
+        for before in view.reads():
+            visit(before)
+        needed.setdefault(view, {})[value] = None
+
+    for value in node.reads():
+        visit(value)
+    mapping: dict[int, int] = {}
+    region: list[Node] = []
+    for view, used in needed.items():
+        for value in used:
+            mapping[value] = draft.fresh()
+            draft.specs[mapping[value]] = draft.specs[value]
+            draft.storage[mapping[value]] = draft.storage[value]
+        copy = view.copy(tuple(mapping[value] if value in used else -1 for value in view.outputs))
+        copy.substitute({value: mapping[value] for value in view.reads() if value in mapping})
+        region.append(copy)
+    node.substitute({value: mapping[value] for value in node.reads() if value in mapping})
+    return [*region, node]
