@@ -19,12 +19,13 @@ from autosched.core.records import Failure, FailureKind, ScheduleRecord, SoloRec
 from autosched.core.schedule import Schedule, canonical_key, sequential
 from autosched.device.base import Comparison
 from autosched.device.contamination import LoadMeter
-from autosched.device.cpu_numerics import bitwise_equal, measure_error, not_finite_where
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import CompareAnswer
+from autosched.runtime.host_key import usable_cores
 from autosched.runtime.kernels import BoundProgram, Kernel, Slots
-from autosched.runtime.lanes import LaneExecutor, LanePool, Trace, usable_cores
+from autosched.runtime.lanes import LaneExecutor, LanePool, Trace
+from autosched.runtime.numerics import Agreement, compare
 from autosched.runtime.plan import Plan, Step, make_plan
 
 _WARM_UPS = 2
@@ -225,12 +226,12 @@ class CpuMeasurer:
             # Each run gets its own copies: a model may change its inputs.
             got = executor.run([tensor.clone() for tensor in given])
             self.beat(0)
-            bitwise = bitwise and bitwise_equal(got, in_order.run([tensor.clone() for tensor in given]))
-            error = measure_error(got, wanted)
-            if isinstance(error, Failure):
-                return CompareAnswer(failure=error)
-            within = within and error.within
-            worst = max(worst, error.max_abs)
+            bitwise = compare(got, in_order.run([tensor.clone() for tensor in given])).bitwise and bitwise
+            agreement = compare(got, wanted)
+            if (failure := _incomparable(agreement, got, wanted)) is not None:
+                return CompareAnswer(failure=failure)
+            within = within and agreement.within_tolerance
+            worst = max(worst, agreement.max_abs_error)
         return CompareAnswer(Comparison(bitwise, worst, within))
 
     def _warm_up(self, executor: LaneExecutor, index: int) -> tuple[Failure | None, float]:
@@ -238,9 +239,8 @@ class CpuMeasurer:
         outputs = executor.run(self.inputs)
         if self._reference is None:
             self._reference = self.bound.run(self.inputs)
-        for place, (ours, theirs) in enumerate(zip(outputs, self._reference, strict=True)):
-            if ours.is_floating_point() and (failure := not_finite_where(place, ours, theirs)) is not None:
-                return failure, 1.0
+        if (failure := _incomparable(compare(outputs, self._reference), outputs, self._reference)) is not None:
+            return failure, 1.0
         del outputs
         self.beat(index)
         return None, min(self._block_us(executor, 1) for _ in range(_WARM_UPS))
@@ -346,6 +346,14 @@ def peak_live_bytes(graph: OpGraph, plan: Plan) -> int:
                 alive.remove(storage)
                 now -= graph.values[storage].spec.bytes
     return peak
+
+
+def _incomparable(agreement: Agreement, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> Failure | None:
+    """The failure of outputs that differ by more than a number can say: in form, or in where they are not finite."""
+    if math.isfinite(agreement.max_abs_error):
+        return None
+    same_form = [(item.shape, item.dtype) for item in got] == [(item.shape, item.dtype) for item in want]
+    return Failure(FailureKind.NONFINITE if same_form else FailureKind.MISMATCH, agreement.reason)
 
 
 def illegal(detail: str) -> Failure:

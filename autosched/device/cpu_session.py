@@ -162,7 +162,7 @@ class CpuSession:
     def compare(
         self, schedule: Schedule, inputs: Sequence[Sequence[torch.Tensor]], references: Sequence[Sequence[torch.Tensor]]
     ) -> Comparison | Failure:
-        """As ``base.Session.compare``; ``cpu_numerics`` has the tolerances."""
+        """As ``base.Session.compare``; ``runtime.numerics`` has the tolerances."""
         for failure in self._illegal([schedule]).values():
             return failure
         files: dict[str, list[Path]] = {"inputs": [], "references": []}

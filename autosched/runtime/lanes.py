@@ -15,6 +15,7 @@ from queue import SimpleQueue
 
 import torch
 
+from autosched.runtime.host_key import usable_cores
 from autosched.runtime.kernels import BoundProgram, Kernel, Slots
 from autosched.runtime.plan import Plan, Step
 from autosched.runtime.walk import walk
@@ -33,12 +34,6 @@ def _sleep_zero() -> None:
 
 # A zero sleep costs the timer slack (tens of microseconds) on Linux; sched_yield costs less than one.
 _give_way: Callable[[], None] = getattr(os, "sched_yield", _sleep_zero)
-
-
-def usable_cores() -> int:
-    """Logical processors this process may run on; at least 1."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 class LaneStopped(Exception):
