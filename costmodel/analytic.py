@@ -67,8 +67,7 @@ def _cpu(columns: KernelColumns, first: Indices, last: Indices, cores: Floats) -
     barriers, so a wide kernel demands its full width whatever its efficiency. *Source:* processor sharing, Kleinrock, Queueing
     Systems II, section 4.4; saturation as in the roofline model (Williams, Waterman, Patterson, CACM 2009).
     """
-    threads = columns.width[first] + columns.width[last]
-    sharing = np.maximum(1.0, threads / cores)
+    sharing = core_sharing(columns, first, last, cores)
     # Slowed-down kernels also ask less of memory.
     demand = (columns.bandwidth[first] + columns.bandwidth[last]) / sharing
     saturation = np.maximum(1.0, demand) - 1.0
@@ -86,14 +85,7 @@ def _cuda(columns: KernelColumns, first: Indices, last: Indices, units: Floats) 
     The kernel started first fills the slots; the last gets what its last wave leaves. *Source:* the block scheduler's rules as
     observed by Amert et al., GPU Scheduling on the NVIDIA TX2, RTSS 2017, section III.
     """
-    waves = columns.waves[first]
-    whole = np.floor(waves)
-    tail = waves - whole
-    count = np.ceil(waves)
-    wanted = columns.units[last]
-    # Share of the first's time in which slots are free, times how much of what the last wants fits into them.
-    tail_rate = np.where(tail > 0, np.minimum(1.0, (1.0 - tail) / wanted) / count, 0.0)
-    rate = np.maximum(tail_rate, 1.0 / MAX_SLOWDOWN)
+    rate = slot_rate(columns, first, last)
     demand = np.maximum(columns.compute[first] + rate * columns.compute[last], columns.bandwidth[first] + rate * columns.bandwidth[last])
     saturation = np.maximum(1.0, demand) - 1.0
     answers = []
@@ -101,3 +93,29 @@ def _cuda(columns: KernelColumns, first: Indices, last: Indices, units: Floats) 
         bound = np.maximum(columns.compute[own], columns.bandwidth[own])
         answers.append(slots * CUDA_BACKGROUND * (1.0 + bound * saturation))
     return answers[0], answers[1]
+
+
+def core_sharing(columns: KernelColumns, first: Indices, last: Indices, cores: Floats) -> Floats:
+    """CPU: threads of both over cores present, at least 1: float64 ``[n_pairs]``."""
+    threads = columns.width[first] + columns.width[last]
+    return np.maximum(1.0, threads / cores)
+
+
+def slot_rate(columns: KernelColumns, first: Indices, last: Indices) -> Floats:
+    """CUDA: rate (0 to 1) of the last beside the first while both run, from block slots alone: float64 ``[n_pairs]``."""
+    waves = columns.waves[first]
+    tail = waves - np.floor(waves)
+    # Share of the first's time in which slots are free, times how much of what the last wants fits into them.
+    fits = np.minimum(1.0, (1.0 - tail) / columns.units[last])
+    rate = np.where(tail > 0, fits / np.ceil(waves), 0.0)
+    return np.maximum(rate, 1.0 / MAX_SLOWDOWN)
+
+
+def structural(query: PairQuery, columns: KernelColumns) -> tuple[Floats, Floats]:
+    """The part of the slowdowns that comes from sharing cores or block slots, without saturation: first and last, ``[n_pairs]``."""
+    place = query.kernel_device[query.first]
+    is_cuda = np.asarray([device.kind == "cuda" for device in query.devices])[place]
+    units = np.asarray([float(device.units) for device in query.devices])[place]
+    sharing = core_sharing(columns, query.first, query.last, units)
+    slots = 1.0 / slot_rate(columns, query.first, query.last)
+    return np.where(is_cuda, 1.0, sharing), np.where(is_cuda, slots, sharing)

@@ -129,6 +129,10 @@ class PairModel(Protocol):
 
 COST_MODELS: Registry[type[PairModel]] = Registry("cost model", "autosched.cost_models")
 COST_MODELS.add("analytic", "autosched.costmodel.analytic:AnalyticModel")
+COST_MODELS.add("graybox", "autosched.costmodel.graybox:GrayboxModel")
+COST_MODELS.add("xgboost", "autosched.costmodel.xgboost_model:XgboostModel")
+COST_MODELS.add("torch", "autosched.costmodel.torch_model:TorchModel")
+COST_MODELS.add("stacked", "autosched.costmodel.stacked:StackedModel")
 
 
 def check_labels(query: PairQuery, labels: PairLabels) -> None:
