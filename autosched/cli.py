@@ -120,6 +120,7 @@ def tune(
             rewrite=rewrite,
             fresh=fresh,
             name=loaded.name,
+            dtype=dtype,
             progress=progress,
         )
     report = tuned.report
@@ -241,10 +242,10 @@ def models(json: JsonOption = False) -> None:
     from rich.table import Table
 
     table = Table(title="models that can be named; any other torchvision, timm or transformers name works too")
-    for heading in ("name", "what it is", "inputs"):
+    for heading in ("name", "what it is", "needs"):
         table.add_column(heading)
     for entry in entries:
-        table.add_row(entry.name, entry.description, entry.inputs)
+        table.add_row(entry.name, entry.description, entry.package)
     Console().print(table)
 
 

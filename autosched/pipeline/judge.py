@@ -25,9 +25,10 @@ class External:
     ``round_us`` returns one time in microseconds, or a ``Failure`` after which it is not called again.
     """
 
-    def __init__(self, name: str, round_us: Callable[[], float | Failure]) -> None:
+    def __init__(self, name: str, round_us: Callable[[], float | Failure], max_abs_error: float | None = None) -> None:
         self.name = name
         self.round_us = round_us
+        self.max_abs_error = max_abs_error
 
 
 @dataclass(frozen=True, slots=True)

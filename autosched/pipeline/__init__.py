@@ -1,0 +1,95 @@
+"""The main job, end to end: a model goes in, a measured and verified schedule comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autosched.config import budget_for
+from autosched.core.progress import Progress, Silent
+from autosched.pipeline.bundles import bench, check, read, trace
+from autosched.pipeline.result import Tuned, check_writable
+
+if TYPE_CHECKING:
+    import torch
+
+    from autosched.core.report import TuneReport
+
+__all__ = ["Tuned", "bench", "check", "check_writable", "compare", "read", "trace", "tune"]
+
+
+def tune(
+    model: torch.nn.Module,
+    example_inputs: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None = None,
+    device: str = "cuda",
+    effort: str = "balanced",
+    budget_s: float | None = None,
+    seed: int = 0,
+    *,
+    rewrite: bool = True,
+    fresh: bool = False,
+    name: str | None = None,
+    dtype: str | None = None,
+    progress: Progress | None = None,
+) -> Tuned:
+    """Measure a model's operators, search schedules, verify the best on the device, and keep the winner.
+
+    Args:
+        model: in inference mode; left unchanged.
+        example_inputs: positional arguments of one call; nested containers are allowed.
+        example_kwargs: keyword arguments of that call.
+        device: ``cuda``, ``cpu`` or ``auto``.
+        effort: ``quick``, ``balanced`` or ``full``: the preset budget.
+        budget_s: seconds for measuring and searching, instead of the preset's.
+        seed: of every random choice.
+        rewrite: whether to fold, simplify and fuse operators first.
+        fresh: whether to measure again what an earlier run has measured.
+        name: of the model, in reports.
+        dtype: of the model, in reports; ``bench`` builds the model with it.
+        progress: told where the job is.
+
+    Raises:
+        AutoschedError: every error a user can cause; its class says which.
+    """
+    from autosched.pipeline.job import Job, Options
+
+    budget = budget_for(effort, budget_s)
+    options = Options(
+        device, effort, budget, seed, rewrite, fresh, None, True, budget.compiled_baseline, name or type(model).__name__, dtype
+    )
+    outcome = Job(model, example_inputs, example_kwargs, options, progress or Silent()).run()
+    return Tuned(outcome, options)
+
+
+def compare(
+    model: torch.nn.Module,
+    example_inputs: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None = None,
+    device: str = "cuda",
+    effort: str = "quick",
+    budget_s: float | None = None,
+    seed: int = 0,
+    *,
+    strategies: Sequence[str] | None = None,
+    rewrite: bool = True,
+    compiled: bool = True,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> TuneReport:
+    """Measure every strategy and baseline side by side in one run.
+
+    Args:
+        strategies: names to compare; ``None`` for all that suit an unattended run, and the device loop.
+        compiled: whether to time ``torch.compile`` too, in its own process.
+
+    The other arguments and the errors are those of :func:`tune`; an unknown strategy raises ``UnknownName``.
+    """
+    from autosched.pipeline.job import Job, Options
+
+    budget = budget_for(effort, budget_s)
+    chosen = tuple(strategies) if strategies is not None else None
+    options = Options(
+        device, effort, budget, seed, rewrite, False, chosen, chosen is None or "tuned" in chosen, compiled, name or type(model).__name__
+    )
+    return Job(model, example_inputs, example_kwargs, options, progress or Silent()).run().report

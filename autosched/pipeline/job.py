@@ -1,0 +1,340 @@
+"""One tuning job or comparison, from a model to a judged table: capture, measure, search, prove, judge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from autosched.capture.export import Captured, capture
+from autosched.config import Budget, cache_dir
+from autosched.core.errors import NoFeasibleCandidate, UnstableMeasurement
+from autosched.core.progress import Progress
+from autosched.core.records import Failure, FailureKind, ScheduleRecord
+from autosched.core.report import StrategyRow, TuneReport
+from autosched.core.schedule import Schedule
+from autosched.datasets.journal import Journal, Scope
+from autosched.device.base import Comparison, Device, Session
+from autosched.device.registry import device_named, resolve_auto
+from autosched.pipeline.baselines import externals_for
+from autosched.pipeline.candidates import Candidate, by_key, propose, prove
+from autosched.pipeline.judge import External, Judgement, Times, interleave, judge
+from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
+from autosched.pipeline.references import References, take_references
+from autosched.pipeline.refine import refine
+from autosched.search.problem import Problem
+from autosched.search.strategy import STRATEGIES, SearchContext
+
+# One worker answer may take this long before the worker is given up: loading a large model included.
+_TIMEOUT_S = 120.0
+TUNED = "tuned"
+_SEQUENTIAL = ("sequential", "sequential_wide")
+# Exact searches explode, and optuna's own overhead dwarfs a quick budget: they run when asked for by name.
+_ON_REQUEST = frozenset({"exact", "brute_force", "cp_sat", "optuna"})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for.
+
+    Args:
+        strategies: names to try; ``None`` for every one that suits an unattended run.
+        refine: whether to spend the rest of the budget on the device loop, the strategy ``tuned``.
+        compiled: whether to time ``torch.compile`` as well.
+        fresh: whether to forget what earlier runs measured.
+    """
+
+    device: str
+    effort: str
+    budget: Budget
+    seed: int
+    rewrite: bool
+    fresh: bool
+    strategies: tuple[str, ...] | None
+    refine: bool
+    compiled: bool
+    name: str
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything a job leaves behind."""
+
+    report: TuneReport
+    captured: Captured
+    schedule: Schedule
+    device: Device
+    trace: ScheduleRecord | None
+    planned_us: tuple[tuple[float, ...], tuple[float, ...]]
+
+
+class Job:
+    """Runs once. Its stages are methods in the order they happen."""
+
+    def __init__(
+        self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options, progress: Progress
+    ) -> None:
+        self._model = model
+        self._args = tuple(args)
+        self._kwargs = dict(kwargs or {})
+        self._options = options
+        self._progress = progress
+        self._ledger = Ledger()
+        self._rng = np.random.default_rng(options.seed)
+
+    def run(self) -> Outcome:
+        """Do all of it.
+
+        Raises:
+            UnsupportedGraph, DeviceMissing, WorkerLost: see their classes.
+            NoFeasibleCandidate: if not even a sequential schedule runs.
+            UnstableMeasurement: if the machine is too restless for any statement.
+        """
+        options = self._options
+        # A missing device is said before a minute is spent on capture.
+        device = device_named(options.device)
+        self._progress.stage("capture")
+        captured = capture(self._model, self._args, self._kwargs, rewrite=options.rewrite)
+        self._progress.stage("reference outputs")
+        references = take_references(self._model, captured.program, self._args, self._kwargs, options.seed)
+        self._progress.stage("starting the worker")
+        session = device.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)
+        try:
+            begin = time.monotonic()
+            deadline = begin + options.budget.total_s
+            self._progress.stage("operators alone", options.budget.total_s)
+            with self._journal(device) as journal:
+                problem = self._measure(session, captured, device, journal)
+                candidates, failures = self._propose(problem, session, deadline)
+                proofs = self._prove(session, captured, candidates, references, failures)
+                if options.refine:
+                    candidates += self._refine(session, problem, candidates, proofs, references, deadline)
+                return self._judge(session, device, captured, problem, candidates, proofs, failures, references, begin, deadline)
+        finally:
+            session.close()
+
+    def _journal(self, device: Device) -> Journal:
+        scope = Scope(device.key, device.software)
+        path = cache_dir() / "measurements" / f"{scope.digest}.jsonl"
+        if self._options.fresh:
+            Path(path).unlink(missing_ok=True)
+        return Journal.open(path, scope)
+
+    def _measure(self, session: Session, captured: Captured, device: Device, journal: Journal) -> Problem:
+        graph, budget = captured.program.graph, self._options.budget
+        solo = measure_solo(session, graph, journal, budget.solo_rounds, self._ledger)
+        self._progress.stage("operators in pairs")
+        pairs = measure_pairs(session, graph, solo, journal, budget.total_s * budget.pair_share, self._ledger, self._progress)
+        return Problem.make(graph, cost_table(session, graph, device.key, solo, pairs))
+
+    def _propose(self, problem: Problem, session: Session, deadline: float) -> tuple[list[Candidate], dict[str, Failure]]:
+        self._progress.stage("search")
+        limits = session.limits
+        wanted = list(self._options.strategies) if self._options.strategies is not None else self._default_names()
+        if limits.widths == (1,):
+            wanted = [name for name in wanted if name != "sequential_wide"]
+        # The static baselines are measured whatever was asked for: without them no speed-up means anything.
+        required = [name for name in _SEQUENTIAL if name == "sequential" or len(limits.widths) > 1]
+        names = [name for name in dict.fromkeys([*required, *wanted]) if name != TUNED]
+        evaluations = self._options.budget.evaluations
+        left_s = max(deadline - time.monotonic(), 0.0)
+        context = SearchContext(self._rng, evaluations, time.monotonic() + 0.3 * left_s, max_lanes=limits.max_lanes, widths=limits.widths)
+        return propose(problem, names, context, lanes_matter=limits.lanes_matter)
+
+    def _default_names(self) -> list[str]:
+        return [name for name in STRATEGIES.names() if name not in _ON_REQUEST]
+
+    def _prove(
+        self,
+        session: Session,
+        captured: Captured,
+        candidates: Sequence[Candidate],
+        references: References,
+        failures: dict[str, Failure],
+    ) -> dict[str, Comparison]:
+        """Prove every distinct candidate; whoever fails moves to ``failures``."""
+        proofs: dict[str, Comparison] = {}
+        groups = by_key(candidates)
+        self._progress.stage("verification")
+        for done, (key, group) in enumerate(groups.items()):
+            answer = prove(session, captured.program.graph, group[0].schedule, references)
+            self._ledger.count(answer)
+            if isinstance(answer, Failure):
+                failures.update({candidate.name: answer for candidate in group})
+            else:
+                proofs[key] = answer
+            self._progress.update(done=done + 1, total=len(groups), measured=self._ledger.measurements, failed=self._ledger.failures)
+        return proofs
+
+    def _refine(
+        self,
+        session: Session,
+        problem: Problem,
+        candidates: Sequence[Candidate],
+        proofs: dict[str, Comparison],
+        references: References,
+        deadline: float,
+    ) -> list[Candidate]:
+        self._progress.stage("device loop")
+        proved = [candidate for candidate in candidates if candidate.key in proofs]
+        return refine(
+            session,
+            problem,
+            proved,
+            proofs,
+            references,
+            budget=self._options.budget,
+            # A quarter of the time is kept for the final comparison.
+            deadline=deadline - 0.25 * self._options.budget.total_s,
+            rng=self._rng,
+            ledger=self._ledger,
+            progress=self._progress,
+        )
+
+    def _judge(
+        self,
+        session: Session,
+        device: Device,
+        captured: Captured,
+        problem: Problem,
+        candidates: Sequence[Candidate],
+        proofs: Mapping[str, Comparison],
+        failures: dict[str, Failure],
+        references: References,
+        begin: float,
+        deadline: float,
+    ) -> Outcome:
+        options = self._options
+        groups = {key: group for key, group in by_key(candidates).items() if key in proofs}
+        static = [group[0].name for group in groups.values() if any(item.name in _SEQUENTIAL for item in group)]
+        if not static:
+            raise NoFeasibleCandidate(
+                f"not even a sequential schedule runs: {_listed(failures)}. Try --no-rewrite, and report the operator."
+            )
+        self._progress.stage("baselines")
+        with externals_for(self._model, self._args, self._kwargs, resolve_auto(options.device), options, self._ledger) as externals:
+            self._progress.stage("final comparison")
+            schedules = [(group[0].name, group[0].schedule) for group in groups.values()]
+            times = interleave(
+                session,
+                schedules,
+                externals,
+                rounds=options.budget.final_rounds,
+                deadline=deadline,
+                progress=self._progress,
+                anchor=static[0],
+            )
+        self._ledger.measurements += sum(len(column) for column in times.columns.values())
+        self._ledger.failures += len(times.failures)
+        if not times.columns.get(static[0]):
+            raise NoFeasibleCandidate(f"the sequential schedule cannot be timed: {_listed({**failures, **times.failures})}")
+        searched = [group[0].name for group in groups.values() if group[0].name not in static]
+        judgement = judge(times, searched, static, [item.name for item in externals], static[0], options.seed)
+        if judgement.unstable and options.refine:
+            raise UnstableMeasurement(
+                f"the same schedule varied too much from round to round (A/A floor {judgement.noise_pct:.0f} %); "
+                "nothing can be said about which is faster. Stop other work on this machine and tune again: finished measurements are kept."
+            )
+        kept = next(group[0] for group in groups.values() if group[0].name == judgement.chosen)
+        traced = session.schedules([kept.schedule], rounds=5, trace=True)[0]
+        rows = self._rows(groups, failures, times, proofs, judgement, externals, session, static)
+        report = TuneReport(
+            model=options.name,
+            graph_hash=captured.program.graph.hash,
+            device=device.key,
+            lowering=captured.program.lowering,
+            operators=len(captured.program.graph),
+            chosen=judgement.chosen,
+            best_baseline=judgement.best_baseline,
+            verdict=judgement.verdict,
+            ratio_low=judgement.ratio.ci_low,
+            ratio_high=judgement.ratio.ci_high,
+            strategies=tuple(rows),
+            measurements=self._ledger.measurements,
+            failures=self._ledger.failures,
+            search_s=time.monotonic() - begin,
+            noise_floor_pct=judgement.noise_pct,
+            seed=options.seed,
+            effort=options.effort,
+            notes=tuple(self._ledger.notes),
+        )
+        trace = None if isinstance(traced, Failure) else traced
+        return Outcome(report, captured, kept.schedule, device, trace, _planned(problem, kept.schedule))
+
+    def _rows(
+        self,
+        groups: Mapping[str, Sequence[Candidate]],
+        failures: Mapping[str, Failure],
+        times: Times,
+        proofs: Mapping[str, Comparison],
+        judgement: Judgement,
+        externals: Sequence[External],
+        session: Session,
+        static: Sequence[str],
+    ) -> list[StrategyRow]:
+        sequential_us = min(sample.median_us for name in static if (sample := times.samples(name)) is not None)
+        best = times.samples(judgement.best_baseline)
+        best_us = best.median_us if best is not None else sequential_us
+        peaks = session.schedules([group[0].schedule for group in groups.values()], rounds=1)
+        rows: list[StrategyRow] = []
+        for (key, group), peak in zip(groups.items(), peaks, strict=True):
+            for candidate in group:
+                rows.append(
+                    self._row(
+                        candidate.name,
+                        times,
+                        group[0].name,
+                        (sequential_us, best_us),
+                        is_baseline=candidate.is_baseline,
+                        predicted_us=candidate.predicted_us,
+                        error=proofs[key].max_abs_error,
+                        peak=None if isinstance(peak, Failure) else peak.peak_memory_bytes,
+                    )
+                )
+        rows += [
+            self._row(item.name, times, item.name, (sequential_us, best_us), is_baseline=True, error=item.max_abs_error)
+            for item in externals
+        ]
+        named = {row.name for row in rows}
+        rows += [
+            StrategyRow(name, False, None, None, None, None, None, None, None, why) for name, why in failures.items() if name not in named
+        ]
+        return rows
+
+    @staticmethod
+    def _row(
+        name: str,
+        times: Times,
+        measured_as: str,
+        references_us: tuple[float, float],
+        *,
+        is_baseline: bool,
+        predicted_us: float | None = None,
+        error: float | None = None,
+        peak: int | None = None,
+    ) -> StrategyRow:
+        samples = times.samples(measured_as)
+        if samples is None:
+            why = times.failures.get(measured_as, Failure(FailureKind.UNSTABLE, "not measured within the budget"))
+            return StrategyRow(name, is_baseline, predicted_us, None, None, None, None, peak, error, why)
+        interval = (samples.ci_low_us, samples.ci_high_us)
+        sequential_us, best_us = references_us
+        speedups = (sequential_us / samples.median_us, best_us / samples.median_us)
+        return StrategyRow(name, is_baseline, predicted_us, samples.median_us, interval, *speedups, peak, error, None)
+
+
+def _planned(problem: Problem, schedule: Schedule) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    from autosched.search.simulate import simulate
+
+    simulation = simulate(problem, schedule)
+    return tuple(float(item) for item in simulation.start_us), tuple(float(item) for item in simulation.end_us)
+
+
+def _listed(failures: Mapping[str, Failure]) -> str:
+    return "; ".join(f"{name}: {failure.kind}, {failure.detail}" for name, failure in failures.items()) or "no reason given"

@@ -1,0 +1,2 @@
+def refine(session, problem, proved, proofs, references, **kw):
+    return []

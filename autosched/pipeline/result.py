@@ -1,0 +1,86 @@
+"""What a tuning job gives back: the kept schedule with its evidence, ready to be saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from autosched.core.errors import UsageError
+from autosched.core.program import ConstantSource
+from autosched.core.report import TuneReport
+from autosched.export.bundle import encode_bundle, make_bundle, write_bundle
+from autosched.pipeline.job import Options, Outcome
+from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
+
+
+class Tuned:
+    """A tuned schedule. ``save`` writes it, ``summary`` says what was found, ``report`` holds every figure."""
+
+    def __init__(self, outcome: Outcome, options: Options) -> None:
+        self._outcome = outcome
+        self._options = options
+        self.report: TuneReport = outcome.report
+
+    @property
+    def bundle(self) -> Bundle:
+        """What :meth:`save` writes."""
+        outcome, options = self._outcome, self._options
+        program = outcome.captured.program
+        literals = {
+            binding.name: outcome.captured.constants[binding.value].detach().cpu()
+            for binding in program.bindings
+            if binding.source is ConstantSource.LITERAL
+        }
+        measured = outcome.trace
+        evidence = Evidence(
+            report=outcome.report,
+            environment=tuple(sorted((("dtype", options.dtype or "float32"), ("effort", options.effort), ("model", options.name)))),
+            seeds=(("tune", options.seed),),
+            planned=OperatorTimes(*outcome.planned_us),
+            measured=OperatorTimes(measured.operator_start_us, measured.operator_end_us) if measured is not None else OperatorTimes(),
+        )
+        return make_bundle(program, outcome.schedule, evidence, literals, outcome.device.key, outcome.device.software)
+
+    def to_bytes(self) -> bytes:
+        """The bundle's bytes; ``autosched.load`` takes them as well as a path."""
+        return encode_bundle(self.bundle)
+
+    def save(self, path: str | os.PathLike[str]) -> TuneReport:
+        """Write the bundle and return the report with its path filled in.
+
+        Raises:
+            UsageError: if the file cannot be written.
+        """
+        written = write_bundle(path, self.bundle)
+        self.report = dataclasses.replace(self.report, bundle=os.fspath(written))
+        return self.report
+
+    def summary(self) -> str:
+        """The verdict and a line for each strategy, as text."""
+        rows = sorted(self.report.strategies, key=lambda row: (row.measured_us is None, row.measured_us or 0.0))
+        lines = [f"{self.report.model} on {self.report.device.name}: {self.report.verdict}"]
+        for row in rows:
+            if row.failure is not None:
+                lines.append(f"  {row.name:<20} {row.failure.kind}: {row.failure.detail}")
+            elif row.measured_us is not None:
+                lines.append(
+                    f"  {row.name:<20} {row.measured_us:12,.1f} us measured  {row.speedup_vs_best_baseline:.3f}x over the best baseline"
+                )
+        return "\n".join(lines)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Find out before an hour of tuning, not after it, that the result cannot be written.
+
+    Raises:
+        UsageError: naming the path and what is wrong with it.
+    """
+    target = Path(path)
+    folder = target.parent
+    if target.is_dir():
+        raise UsageError(f"cannot write {target}: it is a folder; name a file, such as {target / 'model.autosched'}")
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {target}: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"cannot write {target}: the folder {folder} does not allow it; name another")
