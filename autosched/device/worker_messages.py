@@ -123,6 +123,13 @@ class RoundRequest(_Message, frozen=True):
     min_block_us: float
 
 
+class ExtraRequest(_Message, frozen=True):
+    """A question that only one kind of device understands: its name, and its JSON, whose type that device's own file defines."""
+
+    name: str
+    body: msgspec.Raw
+
+
 Request = (
     OpenRequest
     | LimitsRequest
@@ -133,6 +140,7 @@ Request = (
     | CompareRequest
     | CompileRequest
     | RoundRequest
+    | ExtraRequest
 )
 
 
@@ -209,6 +217,13 @@ class RoundAnswer(_Message, frozen=True):
     time_us: float
 
 
+class ExtraAnswer(_Message, frozen=True):
+    """One answer to an ``ExtraRequest``: a name, and its JSON."""
+
+    name: str
+    body: msgspec.Raw
+
+
 Answer = (
     Ready
     | Done
@@ -221,6 +236,7 @@ Answer = (
     | CompareAnswer
     | CompileAnswer
     | RoundAnswer
+    | ExtraAnswer
 )
 
 _REQUESTS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Request)
