@@ -35,21 +35,17 @@ _F2 = "f8[:,::1]"
 _ARRAYS = f"{_I1},{_I1},{_I1},{_I1},i4[:,::1],{_F1},{_F2},{_F2},{_F1}"
 
 
-def _compiled(signature: str, *, internal: bool = False) -> Callable[[Function], Function]:
-    """``numba.njit`` cached on disk; without the cache where neither the package nor the user's cache folder can be written.
-
-    An ``internal`` function is called by compiled code only and gets no entry from Python, which halves its compile time.
-    """
+def _compiled(signature: str) -> Callable[[Function], Function]:
+    """``numba.njit`` cached on disk; without the cache where neither the package nor the user's cache folder can be written."""
 
     def decorate(function: Function) -> Function:
-        options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if internal else {"no_cfunc_wrapper": True}
         try:
-            return cast(Function, numba.njit(signature, cache=True, **options)(function))
+            return cast(Function, numba.njit(signature, cache=True, nogil=True)(function))
         except RuntimeError as error:
             if "no locator available" not in str(error):
                 raise
             logger.info("compiled code is not cached: %s", error)
-            return cast(Function, numba.njit(signature, **options)(function))
+            return cast(Function, numba.njit(signature, nogil=True)(function))
 
     return decorate
 
@@ -93,7 +89,7 @@ def reset_state(floats, ints, lanes, count, pred_ptr, pred_idx):  # type: ignore
     ints[4] = ready
 
 
-@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i8,i8,{_I1},{_I1},{_F1})", internal=True)
+@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i8,i8,{_I1},{_I1},{_F1})")
 def start_time(floats, ints, lanes, count, operator, lane, wait, pred_ptr, pred_idx, latency):  # type: ignore[no-untyped-def]
     """Earliest start of ``operator`` on the idle ``lane`` when all it waits for is finished, microseconds."""
     start = 0.0
@@ -118,7 +114,7 @@ def start_time(floats, ints, lanes, count, operator, lane, wait, pred_ptr, pred_
     return start
 
 
-@_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i8,f8,{_F1})", internal=True)
+@_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i8,f8,{_F1})")
 def place_operator(floats, ints, lanes, count, operator, lane, kernel, rank, start, solo):  # type: ignore[no-untyped-def]
     """Put ``operator`` on the idle ``lane``."""
     floats[1 + lane] = start
@@ -131,7 +127,7 @@ def place_operator(floats, ints, lanes, count, operator, lane, kernel, rank, sta
     ints[HEADER + 4 * lanes + count + operator] = lane
 
 
-@_compiled(f"i8({_F1},{_I1},i8,i8,{_F2},{_F2})", internal=True)
+@_compiled(f"i8({_F1},{_I1},i8,i8,{_F2},{_F2})")
 def advance(floats, ints, lanes, count, excess_first, excess_last):  # type: ignore[no-untyped-def]
     """Go to the next event; returns the operator that finished, -1 if one started, -2 if nothing is placed."""
     time = floats[0]
@@ -363,7 +359,7 @@ def evaluate(  # type: ignore[no-untyped-def]
     return time + latency[2]
 
 
-@_compiled(f"f8({_F1},{_I1},i8,i8,i8,{_F1},{_F2},{_F2})", internal=True)
+@_compiled(f"f8({_F1},{_I1},i8,i8,i8,{_F1},{_F2},{_F2})")
 def interference_cost(floats, ints, lanes, count, kernel, solo, excess_first, excess_last):  # type: ignore[no-untyped-def]
     """Time lost in all if ``kernel`` started now beside what is placed, microseconds; both sides counted."""
     cost = 0.0
@@ -375,7 +371,7 @@ def interference_cost(floats, ints, lanes, count, kernel, solo, excess_first, ex
     return cost
 
 
-@_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i4[:,::1],{_F1},{_I1},{_I1},{_F1})", internal=True)
+@_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i4[:,::1],{_F1},{_I1},{_I1},{_F1})")
 def commit(  # type: ignore[no-untyped-def]
     floats, ints, lanes, count, used_lanes, operator, width, kernel, solo, pred_ptr, pred_idx, latency
 ):
@@ -416,7 +412,7 @@ def commit(  # type: ignore[no-untyped-def]
             break
 
 
-@_compiled(f"i8({_F1},{_I1},i8,i8,{_I1},{_I1},{_F2},{_F2})", internal=True)
+@_compiled(f"i8({_F1},{_I1},i8,i8,{_I1},{_I1},{_F2},{_F2})")
 def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last):  # type: ignore[no-untyped-def]
     """Go on until an operator has finished and its successors that became ready are listed; -2 if nothing is placed."""
     done = -1
@@ -436,7 +432,7 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_fir
     return done
 
 
-@_compiled(f"i8({_I1},i8,i8)", internal=True)
+@_compiled(f"i8({_I1},i8,i8)")
 def idle_lanes(ints, lanes, used_lanes):  # type: ignore[no-untyped-def]
     """How many of the first ``used_lanes`` lanes hold nothing."""
     idle = 0
@@ -515,7 +511,7 @@ def extend(  # type: ignore[no-untyped-def]
     return 0
 
 
-@_compiled(f"i8({_ARRAYS},{_F1},{_I1},i8,i8,{_F1},{_I1},{_I1},i8)", internal=True)
+@_compiled(f"i8({_ARRAYS},{_F1},{_I1},i8,i8,{_F1},{_I1},{_I1},i8)")
 def branches(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
     floats, ints, lanes, used, priority, widths, out, most,
@@ -574,7 +570,7 @@ def branches(  # type: ignore[no-untyped-def]
     return found
 
 
-@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i4[:,::1],{_F1},{_F1})", internal=True)
+@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i4[:,::1],{_F1},{_F1})")
 def prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom):  # type: ignore[no-untyped-def]
     """Guide of the plain beam: the larger of longest path and evenly shared work from here, microseconds, plus a little of the other."""
     time = floats[0]
@@ -596,7 +592,7 @@ def prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom):  # typ
     return max(path, share) + 0.05 * min(path, share)
 
 
-@_compiled(f"i8({_F1},{_I1},i8,i8,i8[::1])", internal=True)
+@_compiled(f"i8({_F1},{_I1},i8,i8,i8[::1])")
 def prefix_key(floats, ints, lanes, count, words):  # type: ignore[no-untyped-def]
     """A hash of what decides a prefix's future: what is placed, what runs, and how much of it is left. ``words`` int64 ``[n]``."""
     base = HEADER + 4 * lanes
@@ -662,7 +658,7 @@ def expand_level(  # type: ignore[no-untyped-def]
     return found
 
 
-@_compiled("f8(u8[::1])", internal=True)
+@_compiled("f8(u8[::1])")
 def next_uniform(random_state):  # type: ignore[no-untyped-def]
     """Uniform in [0, 1). *Source:* Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (SplitMix64)."""
     random_state[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -673,7 +669,7 @@ def next_uniform(random_state):  # type: ignore[no-untyped-def]
     return float(mixed >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@_compiled(f"i8({_I1},{_I1},i8,{_I1},{_I1},{_I1},{_I1},{_I1},i8,u8[::1])", internal=True)
+@_compiled(f"i8({_I1},{_I1},i8,{_I1},{_I1},{_I1},{_I1},{_I1},i8,u8[::1])")
 def draw_position(  # type: ignore[no-untyped-def]
     order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, random_state
 ):
@@ -696,7 +692,7 @@ def draw_position(  # type: ignore[no-untyped-def]
     return low + 1 + int(next_uniform(random_state) * (high - low - 1))
 
 
-@_compiled(f"void({_I1},{_I1},i8,i8)", internal=True)
+@_compiled(f"void({_I1},{_I1},i8,i8)")
 def move_operator(order, position, source, target):  # type: ignore[no-untyped-def]
     """Move the operator at place ``source`` of the launch order to place ``target``."""
     operator = order[source]
@@ -712,7 +708,7 @@ def move_operator(order, position, source, target):  # type: ignore[no-untyped-d
     position[operator] = target
 
 
-@_compiled(f"i8({_I1},{_I1},{_I1},i8,{_I1},i8,{_I1},{_I1},u8[::1])", internal=True)
+@_compiled(f"i8({_I1},{_I1},{_I1},i8,{_I1},i8,{_I1},{_I1},u8[::1])")
 def draw_wait(order, position, lane_of, operator, wait, window, pred_ptr, pred_idx, random_state):  # type: ignore[no-untyped-def]
     """A new extra wait for ``operator``: -1 (more often if it has one), or a recent operator of another lane."""
     if wait[operator] >= 0 and next_uniform(random_state) < 0.7:

@@ -66,15 +66,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
         UsageError: if the schedule uses a width that was not costed.
     """
     width_index = problem.width_indices(schedule)
-    waits: dict[int, list[int]] = {}
-    for before, after in schedule.extra_edges:
-        waits.setdefault(after, []).append(before)
-    if any(len(awaited) > 1 for awaited in waits.values()):
-        problem = _with_edges(problem, schedule.extra_edges)
-        waits = {}
-    wait = np.full(problem.count, -1, dtype=np.int32)
-    for after, awaited in waits.items():
-        wait[after] = awaited[0]
+    problem, wait = split_waits(problem, schedule)
     evaluator = Evaluator(problem, schedule.lane_slots)
     starts = np.zeros(problem.count)
     order, lane = np.array(schedule.order, dtype=np.int32), np.array(schedule.lane, dtype=np.int32)
@@ -85,6 +77,19 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
 def makespan_us(problem: Problem, schedule: Schedule) -> float:
     """Predicted makespan of a legal schedule in microseconds."""
     return simulate(problem, schedule).makespan_us
+
+
+def split_waits(problem: Problem, schedule: Schedule) -> tuple[Problem, Ints]:
+    """The schedule's extra edges as the compiled simulators take them: one wait for each operator, int32 ``[n]``, -1 for none.
+
+    Where an operator has several, all of them become edges of the returned problem instead.
+    """
+    wait = np.full(problem.count, -1, dtype=np.int32)
+    for before, after in schedule.extra_edges:
+        if wait[after] >= 0:
+            return _with_edges(problem, schedule.extra_edges), np.full(problem.count, -1, dtype=np.int32)
+        wait[after] = before
+    return problem, wait
 
 
 def _with_edges(problem: Problem, edges: tuple[tuple[int, int], ...]) -> Problem:

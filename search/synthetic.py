@@ -12,6 +12,7 @@ import numpy as np
 from autosched.core.costs import CostTable
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
+from autosched.search.leftover import BlockKernels
 from autosched.search.problem import Floats, Problem
 
 
@@ -129,13 +130,45 @@ def random_costs(
     return CostTable(widths, kernel, solo, first, last, 0.5, 1.0, 5.0, max_lanes)
 
 
+SHAPES: dict[str, Callable[[np.random.Generator, int], list[list[int]]]] = {
+    "layered": layered,
+    "series_parallel": series_parallel,
+    "wide": wide,
+}
+
+
 def random_problem(seed: int, count: int, *, shape: str = "layered", max_lanes: int = 4, widths: tuple[int, ...] = (1,)) -> Problem:
     """A seeded problem of the named shape (``layered``, ``series_parallel`` or ``wide``)."""
     rng = np.random.default_rng(seed)
-    makers: dict[str, Callable[[np.random.Generator, int], list[list[int]]]] = {
-        "layered": layered,
-        "series_parallel": series_parallel,
-        "wide": wide,
-    }
-    predecessors = makers[shape](rng, count)
+    predecessors = SHAPES[shape](rng, count)
     return Problem.from_arrays(predecessors, random_costs(rng, count, widths=widths, max_lanes=max_lanes))
+
+
+def random_block_kernels(rng: np.random.Generator, count: int) -> BlockKernels:
+    """Kernels of a made-up GPU: from a tenth of the device to three waves, compute- and memory-hungry ones."""
+    capacity = rng.choice(np.array([132, 264, 528, 1056]), size=count).astype(np.int32)
+    filled = rng.lognormal(mean=-0.9, sigma=1.0, size=count).clip(0.05, 3.0)
+    memory_bound = rng.random(count) < 0.5
+    hungry = rng.uniform(0.6, 1.8, size=count) / capacity
+    modest = rng.uniform(0.1, 0.6, size=count) / capacity
+    feels = rng.uniform(0.5, 1.0, size=count)
+    return BlockKernels(
+        blocks=np.maximum(1, filled * capacity).astype(np.int32),
+        capacity=capacity,
+        block_us=rng.lognormal(mean=1.6, sigma=0.5, size=count),
+        compute=np.where(memory_bound, modest, hungry),
+        bandwidth=np.where(memory_bound, hungry, modest),
+        stall_compute=np.where(memory_bound, 0.3, feels),
+        stall_bandwidth=np.where(memory_bound, feels, 0.3),
+    )
+
+
+def random_block_problem(seed: int, count: int, *, shape: str = "layered", max_lanes: int = 4) -> tuple[Problem, BlockKernels]:
+    """A seeded problem whose costs are perfect pair measurements of a made-up GPU, and that GPU's truth."""
+    from autosched.search.leftover import pair_costs
+
+    rng = np.random.default_rng(seed)
+    kernels = random_block_kernels(rng, max(1, count // 3))
+    predecessors = SHAPES[shape](rng, count)
+    chosen = rng.integers(0, len(kernels.blocks), size=(count, 1)).astype(np.int32)
+    return Problem.from_arrays(predecessors, pair_costs(kernels, chosen, max_lanes=max_lanes)), kernels

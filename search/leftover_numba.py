@@ -1,0 +1,237 @@
+"""The compiled twin of :mod:`autosched.search.leftover`. It calls no compiled function of another file (numba's cache would miss edits)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numba
+import numpy as np
+
+UNREACHED = 1e300
+ROOM_DUST = 1e-9
+
+_I1 = "i4[::1]"
+_F1 = "f8[::1]"
+
+
+def int_row(count: int, lanes: int, cohorts: int) -> int:
+    """Length of the int row that ``evaluate_blocks`` overwrites."""
+    return lanes * cohorts + 9 * lanes + 1 + 5 * count
+
+
+def _compiled(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            return cast("Callable[..., Any]", numba.njit(signature, cache=True, nogil=True)(function))
+        except RuntimeError as error:
+            if "no locator available" not in str(error):
+                raise
+            return cast("Callable[..., Any]", numba.njit(signature, nogil=True)(function))
+
+    return decorate
+
+
+@_compiled(
+    f"f8({_I1},{_I1},{_I1},{_I1},i4[:,::1],{_F1},{_I1},{_I1},{_F1},{_F1},{_F1},{_F1},{_F1},i8,i8,{_I1},{_I1},{_I1},{_I1},{_F1},{_F1},{_I1})"
+)
+def evaluate_blocks(  # type: ignore[no-untyped-def]
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, latency,
+    blocks, capacity, block_us, compute, bandwidth, stall_compute, stall_bandwidth,
+    lanes, cohorts, order, lane_of, width_index, wait, floats, start_us, ints,
+):  # fmt: skip
+    """Makespan of one schedule in microseconds; ``floats`` ends with the end of each operator.
+
+    Args:
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, latency: of ``Problem``.
+        blocks, capacity, block_us, compute, bandwidth, stall_compute, stall_bandwidth: ``BlockKernels.arrays``.
+        lanes: lane slots.
+        cohorts: ``leftover.COHORTS``.
+        order, lane_of, width_index, wait: int32 ``[n]``, as in ``fluid_numba.evaluate``.
+        floats: float64 ``[2 K + K cohorts + n]``, overwritten.
+        start_us: float64 ``[n]``, overwritten.
+        ints: int32 ``[int_row(...)]``, overwritten.
+    """
+    count = order.shape[0]
+    begin = floats[:lanes]
+    free = floats[lanes : 2 * lanes]
+    remaining = floats[2 * lanes : 2 * lanes + lanes * cohorts]
+    end = floats[2 * lanes + lanes * cohorts :]
+    size = ints[: lanes * cohorts]
+    small = ints[lanes * cohorts :]
+    running = small[:lanes]
+    row = small[lanes : 2 * lanes]
+    rank = small[2 * lanes : 3 * lanes]
+    sequence = small[3 * lanes : 4 * lanes]
+    left = small[4 * lanes : 5 * lanes]
+    used_cohorts = small[5 * lanes : 6 * lanes]
+    cursor = small[6 * lanes : 7 * lanes]
+    heads = small[7 * lanes : 8 * lanes + 1]
+    rest = small[9 * lanes + 1 :]
+    queue = rest[:count]
+    place_of = rest[count : 2 * count]
+    pending = rest[2 * count : 3 * count]
+    first_waiter = rest[3 * count : 4 * count]
+    next_waiter = rest[4 * count : 5 * count]
+    heads[:] = 0
+    for index in range(count):
+        first_waiter[index] = -1
+        heads[lane_of[index] + 1] += 1
+        pending[index] = pred_ptr[index + 1] - pred_ptr[index]
+    for lane in range(lanes):
+        free[lane] = -1.0
+        running[lane] = -1
+        used_cohorts[lane] = 0
+        heads[lane + 1] += heads[lane]
+        cursor[lane] = heads[lane]
+    for place in range(count):
+        index = order[place]
+        place_of[index] = place
+        lane = lane_of[index]
+        queue[cursor[lane]] = index
+        cursor[lane] += 1
+        before = wait[index]
+        if before >= 0:
+            pending[index] += 1
+            next_waiter[index] = first_waiter[before]
+            first_waiter[before] = index
+    for lane in range(lanes):
+        cursor[lane] = heads[lane]
+    time = 0.0
+    started = 0
+    finished = 0
+    while finished < count:
+        # Heads whose predecessors are finished get a start time.
+        for lane in range(lanes):
+            if running[lane] >= 0 or cursor[lane] == heads[lane + 1]:
+                continue
+            index = queue[cursor[lane]]
+            if pending[index] > 0:
+                continue
+            cursor[lane] += 1
+            start = 0.0
+            if free[lane] >= 0.0:
+                start = free[lane] + latency[0]
+            for place in range(pred_ptr[index], pred_ptr[index + 1]):
+                before = pred_idx[place]
+                ready = end[before]
+                if lane_of[before] != lane:
+                    ready += latency[1]
+                start = max(start, ready)
+            before = wait[index]
+            if before >= 0:
+                ready = end[before]
+                if lane_of[before] != lane:
+                    ready += latency[1]
+                start = max(start, ready)
+            running[lane] = index
+            row[lane] = kernel[index, width_index[index]]
+            rank[lane] = place_of[index]
+            sequence[lane] = -1
+            left[lane] = blocks[row[lane]]
+            used_cohorts[lane] = 0
+            begin[lane] = start
+        # What is resident decides how fast blocks advance.
+        arithmetic = 0.0
+        memory = 0.0
+        for lane in range(lanes):
+            if running[lane] >= 0:
+                for cohort in range(used_cohorts[lane]):
+                    arithmetic += size[lane * cohorts + cohort] * compute[row[lane]]
+                    memory += size[lane * cohorts + cohort] * bandwidth[row[lane]]
+        arithmetic = max(0.0, arithmetic - 1.0)
+        memory = max(0.0, memory - 1.0)
+        best = UNREACHED
+        best_kind = 2
+        best_rank = 0
+        best_lane = -1
+        best_cohort = -1
+        for lane in range(lanes):
+            if running[lane] < 0:
+                continue
+            if sequence[lane] < 0:
+                when = begin[lane]
+                if when < best or (when == best and (best_kind > 1 or (best_kind == 1 and rank[lane] < best_rank))):
+                    best = when
+                    best_kind = 1
+                    best_rank = rank[lane]
+                    best_lane = lane
+                    best_cohort = -1
+                continue
+            slowdown = 1.0 + stall_compute[row[lane]] * arithmetic + stall_bandwidth[row[lane]] * memory
+            for cohort in range(used_cohorts[lane]):
+                when = time + remaining[lane * cohorts + cohort] * slowdown
+                if when < best or (when == best and (best_kind > 0 or rank[lane] < best_rank)):
+                    best = when
+                    best_kind = 0
+                    best_rank = rank[lane]
+                    best_lane = lane
+                    best_cohort = cohort
+        if best_lane < 0:
+            return UNREACHED
+        passed = best - time
+        if passed > 0.0:
+            for lane in range(lanes):
+                if running[lane] >= 0 and sequence[lane] >= 0:
+                    slowdown = 1.0 + stall_compute[row[lane]] * arithmetic + stall_bandwidth[row[lane]] * memory
+                    for cohort in range(used_cohorts[lane]):
+                        place = lane * cohorts + cohort
+                        remaining[place] = max(0.0, remaining[place] - passed / slowdown)
+            time = best
+        if best_kind == 1:
+            sequence[best_lane] = started
+            started += 1
+            start_us[running[best_lane]] = time
+        else:
+            used_cohorts[best_lane] -= 1
+            for cohort in range(best_cohort, used_cohorts[best_lane]):
+                place = best_lane * cohorts + cohort
+                size[place] = size[place + 1]
+                remaining[place] = remaining[place + 1]
+            if left[best_lane] == 0 and used_cohorts[best_lane] == 0:
+                done = running[best_lane]
+                running[best_lane] = -1
+                end[done] = time
+                free[best_lane] = time
+                finished += 1
+                for place in range(succ_ptr[done], succ_ptr[done + 1]):
+                    pending[succ_idx[place]] -= 1
+                waiter = first_waiter[done]
+                while waiter >= 0:
+                    pending[waiter] -= 1
+                    waiter = next_waiter[waiter]
+        # Dispatch into the free room, earliest start first; nobody overtakes a kernel that still has blocks to dispatch.
+        used = 0.0
+        for lane in range(lanes):
+            if running[lane] >= 0:
+                for cohort in range(used_cohorts[lane]):
+                    used += size[lane * cohorts + cohort] / float(capacity[row[lane]])
+        after = -1
+        while True:
+            chosen = -1
+            for lane in range(lanes):
+                if running[lane] >= 0 and sequence[lane] > after and (chosen < 0 or sequence[lane] < sequence[chosen]):
+                    chosen = lane
+            if chosen < 0:
+                break
+            after = sequence[chosen]
+            if left[chosen] == 0:
+                continue
+            fits = float(capacity[row[chosen]])
+            taken = min(left[chosen], max(0, int(np.floor((1.0 - used) * fits + ROOM_DUST))))
+            if taken > 0:
+                left[chosen] -= taken
+                used += taken / fits
+                if used_cohorts[chosen] < cohorts:
+                    place = chosen * cohorts + used_cohorts[chosen]
+                    size[place] = taken
+                    remaining[place] = block_us[row[chosen]]
+                    used_cohorts[chosen] += 1
+                else:
+                    place = chosen * cohorts + cohorts - 1
+                    both = size[place] + taken
+                    remaining[place] = (remaining[place] * size[place] + block_us[row[chosen]] * taken) / both
+                    size[place] = both
+            if left[chosen] > 0:
+                break
+    return time + latency[2]
