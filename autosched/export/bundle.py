@@ -75,7 +75,7 @@ def make_bundle(
         numerics=numerics if numerics is not None else numerics_key(device.kind),
         model=model_fingerprint(program),
     )
-    created_by = CreatedBy(autosched.__version__, torch.__version__, platform.python_version())
+    created_by = CreatedBy(autosched.__version__, str(torch.__version__), platform.python_version())
     # The path of the file is no part of what is in it.
     evidence = dataclasses.replace(evidence, report=dataclasses.replace(evidence.report, bundle=None))
     return Bundle(program, schedule, evidence, key, created_by, dict(literals))

@@ -225,12 +225,13 @@ def read_bundle(source: str | os.PathLike[str] | bytes) -> Bundle:
 
 def _read_file(path: Path) -> bytes:
     try:
+        # Asked before opening: to open a pipe is to wait for its writer.
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"cannot read {path}: not a regular file. Name a file written by 'autosched tune'.")
+        if status.st_size > MAX_BUNDLE_BYTES:
+            raise ArtifactCorrupt(str(path), f"{status.st_size} bytes; a bundle has at most {MAX_BUNDLE_BYTES}")
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise UsageError(f"cannot read {path}: not a regular file. Name a file written by 'autosched tune'.")
-            if status.st_size > MAX_BUNDLE_BYTES:
-                raise ArtifactCorrupt(str(path), f"{status.st_size} bytes; a bundle has at most {MAX_BUNDLE_BYTES}")
             return file.read(MAX_BUNDLE_BYTES + 1)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}. Name a file written by 'autosched tune'.") from error

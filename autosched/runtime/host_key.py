@@ -38,7 +38,7 @@ def software_key() -> SoftwareKey:
     """Versions that decide which kernels run on a CPU and what they compute."""
     versions = {
         "autosched": autosched.__version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "torch_git": str(torch.version.git_version),
         "mkldnn": "yes" if torch.backends.mkldnn.is_available() else "no",  # type: ignore[no-untyped-call]
         "mkl": "yes" if torch.backends.mkl.is_available() else "no",  # type: ignore[no-untyped-call]

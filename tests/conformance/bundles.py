@@ -1,0 +1,54 @@
+"""A bundle of :class:`tests.conformance.graphs.TwoBranches`, made without the tuner."""
+
+from __future__ import annotations
+
+import random
+
+from autosched.core.records import DeviceKey, Failure, FailureKind, SoftwareKey
+from autosched.core.report import StrategyRow, TuneReport
+from autosched.core.schedule import Schedule
+from autosched.export.bundle import make_bundle
+from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
+from autosched.runtime.host_key import cpu_device_key, software_key
+from tests.conformance.graphs import TwoBranches, random_placement, two_branches_program
+
+
+def evidence_for(operators: int, device: DeviceKey, graph_hash: str) -> Evidence:
+    """Evidence with every field filled; its figures are of no run."""
+    rows = (
+        StrategyRow("sequential", True, 12.0, 11.5, (11.0, 12.0), 1.0, 1.0, 4096, 0.0, None),
+        StrategyRow("beam", False, 10.0, 10.5, (10.0, 11.0), 1.095, 1.095, 8192, 1e-7, None),
+        StrategyRow("compiled", True, None, None, None, None, None, None, None, Failure(FailureKind.UNAVAILABLE, "no compiler")),
+    )
+    report = TuneReport(
+        "autosched:two_branches",
+        graph_hash,
+        device,
+        "aten",
+        operators,
+        "beam",
+        "sequential",
+        "beam is faster",
+        0.9,
+        0.95,
+        rows,
+        12,
+        1,
+        1.5,
+        0.7,
+        3,
+        "quick",
+    )
+    starts = tuple(float(index) for index in range(operators))
+    times = OperatorTimes(starts, tuple(start + 0.9 for start in starts))
+    return Evidence(report, (("load", "0.1"),), (("search", 3),), times, times)
+
+
+def two_branches_bundle(model: TwoBranches, *, lanes: int = 2, schedule: Schedule | None = None) -> Bundle:
+    """A bundle for ``model`` on this host, on a random schedule of ``lanes`` lanes by default."""
+    program, literals = two_branches_program(model)
+    chosen = schedule if schedule is not None else random_placement(random.Random(5), program.graph, lanes)
+    device: DeviceKey = cpu_device_key()
+    software: SoftwareKey = software_key()
+    evidence = evidence_for(len(program.graph), device, program.graph.hash)
+    return make_bundle(program, chosen, evidence, literals, device, software)

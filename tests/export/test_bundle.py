@@ -1,0 +1,170 @@
+"""Bundles: what is written is read back, equal content is equal bytes, and a failed write leaves the old file alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from autosched.core.errors import ArtifactCorrupt, IllegalSchedule, UsageError
+from autosched.core.schedule import sequential
+from autosched.export import bundle as writer
+from autosched.export.bundle import encode_bundle, write_bundle
+from autosched.runtime.bundle_format import Bundle, read_bundle
+from autosched.runtime.kernels import bind, gather_constants
+from autosched.runtime.numerics import compare
+from autosched.runtime.plan import make_plan
+from autosched.runtime.trees import flatten_inputs, output_tensors
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches, two_branches_inputs
+
+_GOLDEN = Path(__file__).resolve().parents[1] / "compat" / "bundle" / "schema-1.autosched"
+
+
+@pytest.fixture
+def bundle() -> Bundle:
+    return two_branches_bundle(TwoBranches().eval())
+
+
+def _assert_same(read: Bundle, written: Bundle) -> None:
+    for name in ("program", "schedule", "evidence", "key", "created_by"):
+        assert getattr(read, name) == getattr(written, name)
+    assert read.literals.keys() == written.literals.keys()
+    assert all(torch.equal(read.literals[name], written.literals[name]) for name in read.literals)
+
+
+def test_a_written_bundle_is_read_back(bundle: Bundle, tmp_path: Path) -> None:
+    path = write_bundle(tmp_path / "model.autosched", bundle)
+    _assert_same(read_bundle(path), bundle)
+    _assert_same(read_bundle(str(path)), bundle)
+    _assert_same(read_bundle(path.read_bytes()), bundle)
+
+
+def test_equal_bundles_are_equal_bytes(bundle: Bundle) -> None:
+    data = encode_bundle(bundle)
+    assert encode_bundle(two_branches_bundle(TwoBranches().eval())) == data
+    assert encode_bundle(read_bundle(data)) == data
+
+
+def test_a_bundle_holds_no_weights_and_only_known_files(bundle: Bundle, tmp_path: Path) -> None:
+    path = write_bundle(tmp_path / "model.autosched", bundle)
+    with zipfile.ZipFile(path) as archive:
+        assert sorted(archive.namelist()) == ["evidence.json", "literals.safetensors", "manifest.json", "program.json", "schedule.json"]
+        manifest = json.loads(archive.read("manifest.json"))
+        assert b"left.weight" not in archive.read("literals.safetensors")
+    assert manifest["format"] == "autosched.bundle"
+    assert manifest["schema"] == 1
+    assert set(manifest["key"]) == {"graph", "device", "software", "numerics", "model"}
+    assert set(manifest["files"]) == {"evidence.json", "literals.safetensors", "program.json", "schedule.json"}
+
+
+def test_the_path_of_the_file_is_not_in_the_file(bundle: Bundle) -> None:
+    evidence = dataclasses.replace(bundle.evidence, report=dataclasses.replace(bundle.evidence.report, bundle="/somewhere/private"))
+    made = writer.make_bundle(bundle.program, bundle.schedule, evidence, bundle.literals, bundle.key.device, bundle.key.software)
+    assert b"private" not in encode_bundle(made)
+
+
+@pytest.mark.parametrize("figure", [math.nan, math.inf])
+def test_figures_that_json_cannot_hold_are_refused(bundle: Bundle, figure: float) -> None:
+    report = dataclasses.replace(bundle.evidence.report, noise_floor_pct=figure)
+    broken = dataclasses.replace(bundle, evidence=dataclasses.replace(bundle.evidence, report=report))
+    with pytest.raises(UsageError, match="noise_floor_pct"):
+        encode_bundle(broken)
+
+
+def test_a_schedule_of_another_graph_is_not_written(bundle: Bundle) -> None:
+    schedule = dataclasses.replace(bundle.schedule, graph_hash="0" * 64)
+    with pytest.raises(ArtifactCorrupt, match="made for graph"):
+        encode_bundle(dataclasses.replace(bundle, schedule=schedule))
+    with pytest.raises((ArtifactCorrupt, IllegalSchedule)):
+        encode_bundle(dataclasses.replace(bundle, schedule=dataclasses.replace(bundle.schedule, order=())))
+
+
+def test_a_missing_folder_is_a_usage_error(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot write"):
+        write_bundle(tmp_path / "absent" / "model.autosched", bundle)
+
+
+def test_a_folder_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        read_bundle(tmp_path)
+    with pytest.raises(UsageError, match="cannot read"):
+        read_bundle(tmp_path / "absent.autosched")
+
+
+def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="not a regular file"):
+        read_bundle(path)
+
+
+def test_a_full_disk_leaves_the_old_file(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.autosched"
+    path.write_bytes(b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match="No space left"):
+        write_bundle(path, bundle)
+    assert path.read_bytes() == b"old"
+    assert [item.name for item in tmp_path.iterdir()] == ["model.autosched"]
+
+
+def test_readers_see_old_or_new_but_never_half(tmp_path: Path) -> None:
+    bundles = [two_branches_bundle(TwoBranches().eval(), lanes=lanes) for lanes in (1, 2)]
+    sound = {encode_bundle(bundle) for bundle in bundles}
+    path = write_bundle(tmp_path / "model.autosched", bundles[0])
+    stop = threading.Event()
+
+    def write() -> None:
+        count = 0
+        while not stop.is_set():
+            write_bundle(path, bundles[count % 2])
+            count += 1
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(path.read_bytes() in sound for _ in range(300))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_literal_keeps_its_strides(tmp_path: Path) -> None:
+    bundle = two_branches_bundle(TwoBranches().eval())
+    data = encode_bundle(dataclasses.replace(bundle, literals={"range": torch.arange(16.0)[::2] / 2}))
+    literal = read_bundle(data).literals["range"]
+    assert literal.stride() == (1,)
+    assert torch.equal(literal, torch.arange(8.0))
+
+
+def test_a_sequential_schedule_travels_too() -> None:
+    bundle = two_branches_bundle(TwoBranches().eval())
+    plain = dataclasses.replace(bundle, schedule=sequential(bundle.program.graph, width=2))
+    assert read_bundle(encode_bundle(plain)).schedule == plain.schedule
+
+
+def test_the_golden_bundle_of_schema_1_still_runs() -> None:
+    bundle = read_bundle(_GOLDEN)
+    model = TwoBranches(seed=0).eval()
+    bound = bind(bundle.program, gather_constants(bundle.program, model, bundle.literals))
+    make_plan(bundle.program.graph, bundle.schedule)
+    args, kwargs = two_branches_inputs(9)
+    with torch.no_grad():
+        expected = output_tensors(model(*args, **kwargs))
+    assert compare(bound.run(flatten_inputs(bundle.program, args, kwargs)), expected).within_tolerance
+    assert bundle.evidence.report.chosen == "beam"
+    assert bundle.key.device.name == "golden processor"
