@@ -31,6 +31,7 @@ _OWN = {
 }
 _TORCHVISION = ("googlenet", "inception_v3", "squeezenet1_1", "resnet50", "mobilenet_v2", "densenet121", "resnext50_32x4d")
 _TIMM = ("hrnet_w18", "nasnetalarge", "pnasnet5large", "inception_v4")
+_Made = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -96,7 +97,7 @@ def _cast(leaf: object, dtype: torch.dtype) -> object:
     return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
-def _build(name: str, batch: int | None, dtype: str | None, seed: int) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _build(name: str, batch: int | None, dtype: str | None, seed: int) -> _Made:
     if name.endswith(".pt2"):
         if batch is not None or dtype is not None:
             raise UsageError(f"{name} has the shapes and dtypes it was exported with; leave out --batch and --dtype, or export it again.")
@@ -138,7 +139,7 @@ def _needs(package: str) -> Iterator[None]:
         raise UsageError(f"{package} models need the package {package} ({error}); install it with: pip install autosched[zoo]") from error
 
 
-def _own(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _own(name: str, rest: str, batch: int) -> _Made:
     if rest not in _OWN:
         raise _unknown(name)
     module, _, function = _OWN[rest][1].partition(":")
@@ -147,7 +148,7 @@ def _own(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tuple[Any, 
     return model, args, {}
 
 
-def _torchvision(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _torchvision(name: str, rest: str, batch: int) -> _Made:
     with _needs("torchvision"):
         from autosched.zoo_models.torchvision_schemas import import_torchvision
 
@@ -164,7 +165,7 @@ def _torchvision(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tup
     return model, (torch.randn(batch, 3, size, size),), {}
 
 
-def _timm(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _timm(name: str, rest: str, batch: int) -> _Made:
     with _needs("timm"):
         from autosched.zoo_models.torchvision_schemas import import_torchvision
 
@@ -178,7 +179,7 @@ def _timm(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tuple[Any,
     return model, (torch.randn(batch, *shape),), {}
 
 
-def _transformers(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _transformers(name: str, rest: str, batch: int) -> _Made:
     from autosched.zoo_models.transformer_configs import MODELS
 
     if rest not in MODELS:
@@ -193,15 +194,11 @@ def _transformers(name: str, rest: str, batch: int) -> tuple[torch.nn.Module, tu
         return MODELS[rest][1](batch)
 
 
-def _from_module(
-    name: str, module: str, function: str, options: dict[str, object]
-) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _from_module(name: str, module: str, function: str, options: dict[str, object]) -> _Made:
     make = _find_function(name, module, function)
     accepted = inspect.signature(make).parameters
     if options["batch"] is not None and "batch" not in accepted:
-        raise UsageError(
-            f"{name} takes no argument 'batch', so --batch {options['batch']} cannot be honoured; add the argument to the function."
-        )
+        raise UsageError(f"{name} takes no argument 'batch', so batch {options['batch']} cannot be honoured; add it to the function.")
     given = {key: value for key, value in options.items() if key in accepted and value is not None}
     try:
         made = make(**given)
@@ -230,7 +227,7 @@ def _find_function(name: str, module: str, function: str) -> Callable[..., Any]:
     return make  # type: ignore[no-any-return]
 
 
-def _as_model(name: str, made: object) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+def _as_model(name: str, made: object) -> _Made:
     if isinstance(made, torch.nn.Module) and hasattr(made, "example_inputs"):
         made = (made, made.example_inputs)
     if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], torch.nn.Module):
@@ -239,17 +236,29 @@ def _as_model(name: str, made: object) -> tuple[torch.nn.Module, tuple[Any, ...]
         if isinstance(kwargs, dict):
             return made[0], tuple(inputs), kwargs
     raise UsageError(
-        f"{name} returned {type(made).__name__}; expected (model, example_inputs), (model, example_inputs, example_kwargs), or a model with an "
-        "attribute example_inputs."
+        f"{name} returned {type(made).__name__}; expected (model, example_inputs), (model, example_inputs, example_kwargs), or a model "
+        "with an attribute example_inputs."
     )
 
 
 def _enliven(model: torch.nn.Module) -> None:
-    """Give batch norms statistics as after training: with the initial ones, folding them would change nothing and test nothing."""
+    """Give batch norms statistics as after training: with the initial ones, folding them would change nothing and test nothing.
+
+    The running variance follows the weights of the convolution before it (unit Gaussians behind a ReLU have a mean square of one
+    half), so that activations neither vanish nor explode in deep models.
+    """
+    energy, features = 1.0, 0
     for module in model.modules():
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None:
-            torch.nn.init.normal_(module.running_mean, std=0.1)
-            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
+        if isinstance(module, torch.nn.modules.conv._ConvNd):
+            squares = module.weight.detach().double().square().sum() / module.out_channels
+            # Two digits: the sum's last bits depend on the number of threads, the model must not.
+            energy, features = float(f"{0.5 * float(squares):.2g}"), module.out_channels
+        elif (
+            isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None
+        ):
+            scale = energy if module.num_features == features else 1.0
+            torch.nn.init.normal_(module.running_mean, std=0.1 * scale**0.5)
+            torch.nn.init.uniform_(module.running_var, 0.5 * scale, 1.5 * scale)
             if module.affine:
-                torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+                torch.nn.init.uniform_(module.weight, 0.4, 1.0)
                 torch.nn.init.normal_(module.bias, std=0.1)

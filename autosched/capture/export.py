@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, treespec_dumps
 from autosched.capture.build import build_program
 from autosched.capture.draft import Constant, Draft, Node
 from autosched.capture.rewrite import RewriteReport, rewrite_draft
-from autosched.capture.screen import explain_export_failure, is_check, require_inference, require_schedulable
+from autosched.capture.screen import explain_export_failure, is_check, quiet_torch, require_inference, require_schedulable
 from autosched.capture.sources import source_of
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import ConstantSource, Program, Ref
@@ -73,10 +73,11 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), quiet_torch(), warnings.catch_warnings():
             # torch's own use of its own deprecated class.
             warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
-            return torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
+            exported: ExportedProgram = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
+            return exported
     except Exception as error:  # Whatever the user's model raises is the user's to read.
         raise explain_export_failure(error) from error
 
@@ -117,6 +118,7 @@ class _Reader:
             if node.op == "call_function":
                 self._call(node)
             elif node.op == "get_attr" and node.users:
+                require_schedulable(next(iter(node.users)))
                 raise UnsupportedGraph(
                     f"the model holds a sub-graph or object {node.target!r} that cannot be scheduled. Expected operators on tensors only; "
                     "unroll the control flow."

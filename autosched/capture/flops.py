@@ -32,7 +32,7 @@ def count_flops(
 
     Args:
         op: the operator.
-        args, kwargs: its arguments, tensors with the real shapes.
+        args, kwargs: its arguments, tensors with their real shapes.
         outputs: spec of each tensor returned, None where it is not used.
     """
     name = op._schema.name
@@ -76,4 +76,5 @@ def _composite_flops(op: OpOverload[..., Any], args: Sequence[object], kwargs: M
             op(*args, **kwargs)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return 0
-    return counter.get_total_flops()
+    total: int = counter.get_total_flops()
+    return total

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,7 +35,8 @@ def require_inference(model: torch.nn.Module) -> None:
             if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p == 0:
                 continue
             raise UnsupportedGraph(
-                f"module {name or '(the model)'} ({type(module).__name__}) is in training mode; expected inference. Call model.eval() first."
+                f"module {name or '(the model)'} ({type(module).__name__}) is in training mode; expected inference. "
+                "Call model.eval() first."
             )
 
 
@@ -54,7 +58,7 @@ def require_schedulable(node: torch.fx.Node) -> None:
     place = source_of(node.meta.get("stack_trace")) or "a place export did not record"
     if isinstance(target, HigherOrderOperator):
         raise UnsupportedGraph(
-            f"{target.name()} at {place} runs one of several sub-graphs, or one sub-graph several times, and cannot be scheduled; expected "
+            f"{target!s} at {place} runs one of several sub-graphs, or one sub-graph several times, and cannot be scheduled; expected "
             "operators only. Unroll it, or capture the parts separately."
         )
     if not isinstance(target, OpOverload):
@@ -96,11 +100,25 @@ def _is_symbolic(value: object) -> bool:
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Keep torch from logging, with a traceback, the failure that :func:`explain_export_failure` is about to explain."""
+    loggers = [logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def explain_export_failure(error: Exception) -> UnsupportedGraph:
     """What to raise when ``torch.export`` did: the user's own line, the operator if torch names one, and what to do."""
     place, code = source_of_traceback(error.__traceback__)
     described = str(error).strip().splitlines()
-    first = described[0] if described else type(error).__name__
+    first = (described[0] if described else type(error).__name__).rstrip(".")
     where = f" at {place} ({code})" if place else ""
     kind = type(error).__name__
     if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):

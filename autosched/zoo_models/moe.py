@@ -38,7 +38,8 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """All blocks, one after the other."""
-        return self.blocks(tokens)
+        mixed: Tensor = self.blocks(tokens)
+        return mixed
 
 
 def make_moe(batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -22,18 +22,19 @@ class Unit(nn.Module):
         self.norm = nn.BatchNorm2d(channels_out)
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """Tensors of equal shape ``[batch, channels_in, height, width]`` to one of ``[batch, channels_out, height/stride, width/stride]``."""
+        """Tensors of equal shape ``[batch, channels_in, h, w]`` to one of ``[batch, channels_out, h / stride, w / stride]``."""
         total = tensors[0]
         if self.gates is not None:
             gates = torch.sigmoid(self.gates)
             total = tensors[0] * gates[0]
             for position, tensor in enumerate(tensors[1:], start=1):
                 total = total + tensor * gates[position]
-        return self.norm(self.pointwise(self.depthwise(torch.relu(total))))
+        made: Tensor = self.norm(self.pointwise(self.depthwise(torch.relu(total))))
+        return made
 
 
 class Stage(nn.Module):
-    """One random graph. Nodes without predecessor read the stage's input with stride 2; the output is the mean of nodes without successor."""
+    """One random graph: nodes without predecessor read the stage's input with stride 2, those without successor are averaged."""
 
     def __init__(self, nodes: int, channels_in: int, channels_out: int, seed: int) -> None:
         super().__init__()
@@ -79,7 +80,8 @@ class RandWire(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Stem, stages, mean over the image, classifier."""
-        return self.head(torch.relu(self.stages(self.stem(image))).mean(dim=(2, 3)))
+        scores: Tensor = self.head(torch.relu(self.stages(self.stem(image))).mean(dim=(2, 3)))
+        return scores
 
 
 def make_randwire(batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -14,10 +14,7 @@ from types import ModuleType
 
 import torch
 
-_SCHEMAS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
+_SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms"))
 _declared: list[torch.library.Library] = []
 
 
@@ -31,9 +28,9 @@ def import_torchvision() -> ModuleType:
     if spec is None or not spec.submodule_search_locations:
         raise ImportError("No module named 'torchvision'", name="torchvision")
     if not _declared and not _operators_load(Path(spec.submodule_search_locations[0])):
-        library = torch.library.Library("torchvision", "FRAGMENT")
+        library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for schema in _SCHEMAS:
-            library.define(schema)
+            library.define(schema)  # type: ignore[no-untyped-call]
         _declared.append(library)
     importlib.import_module("torchvision.models")
     return importlib.import_module("torchvision")
@@ -46,7 +43,7 @@ def _operators_load(folder: Path) -> bool:
         file = folder / f"_C{suffix}"
         if file.exists():
             try:
-                torch.ops.load_library(str(file))
+                torch.ops.load_library(str(file))  # type: ignore[no-untyped-call]
             except OSError:
                 return False
             return hasattr(torch.ops.torchvision, "nms")

@@ -29,7 +29,8 @@ class Toy(nn.Module):
         base = self.stem(image)
         joined = torch.cat([self.narrow(base), self.middle(base), self.wide(base)], dim=1)
         mixed = torch.relu(self.residual(joined) + joined)
-        return self.head(mixed.mean(dim=(2, 3)))
+        scores: Tensor = self.head(mixed.mean(dim=(2, 3)))
+        return scores
 
 
 def make_toy(batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:

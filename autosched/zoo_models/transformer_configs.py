@@ -61,7 +61,7 @@ def _vit(batch: int) -> Made:
     from transformers import ViTConfig, ViTModel
 
     config = ViTConfig(return_dict=False)
-    return ViTModel(config), (), {"pixel_values": torch.randn(batch, 3, config.image_size, config.image_size)}
+    return ViTModel(config), (), {"pixel_values": torch.randn(batch, 3, 224, 224)}
 
 
 MODELS: dict[str, tuple[str, Callable[[int], Made]]] = {

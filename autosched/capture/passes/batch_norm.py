@@ -49,7 +49,8 @@ def _all_fixed(convolution: Convolution, statistics: list[int | None], fixed: se
 
 def _write_folded(draft: Draft, node: Node, convolution: Convolution, norm: Node, statistics: list[int | None]) -> None:
     gamma, beta, mean, variance = statistics
-    assert mean is not None and variance is not None
+    assert mean is not None
+    assert variance is not None
     spec = draft.specs[convolution.weight]
     dtype: torch.dtype = getattr(torch, spec.dtype)
     wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32

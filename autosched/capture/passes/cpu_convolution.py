@@ -32,7 +32,7 @@ def pack_cpu_convolutions(draft: Draft) -> int:
     A residual is fused only where it is ready before the convolution starts, so that no branch waits for another.
     Results come out channels last; ``view`` becomes ``reshape``, which copies where it must.
     """
-    if draft.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if draft.device.type != "cpu" or not torch._C._has_mkldnn:
         return 0
     if any(node.kind in _STRIDE_SENSITIVE or node.target == "aten::view.dtype" for node in draft.nodes):
         return 0

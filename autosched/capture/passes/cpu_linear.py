@@ -30,7 +30,7 @@ def pack_cpu_linears(draft: Draft) -> int:
 
     Only ReLU is fused: oneDNN's other epilogues were no faster here than the separate call.
     """
-    if draft.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if draft.device.type != "cpu" or not torch._C._has_mkldnn:
         return 0
     fixed = draft.fixed_values()
     users, outputs = draft.users(), set(draft.output_values())
@@ -49,7 +49,7 @@ def pack_cpu_linears(draft: Draft) -> int:
             last, name = following[0], "relu"
             gone.add(node)
         bias = Ref(linear.bias) if linear.bias is not None else None
-        args = (Ref(linear.source), Ref(weight), bias, name, [], "")
+        args: tuple[object, ...] = (Ref(linear.source), Ref(weight), bias, name, [], "")
         replaced[last] = Node(torch.ops.mkldnn._linear_pointwise.default, args, {}, last.outputs, node.name, node.source)
     draft.nodes = [replaced.get(node, node) for node in draft.nodes if node not in gone]
     draft.remove_dead()

@@ -9,14 +9,15 @@ from autosched.core.program import Ref
 _DROPOUTS = frozenset({"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"})
 _SAME_WHEN_SAME_SHAPE = frozenset(
     {
-        "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::expand", "aten::permute", "aten::transpose", "aten::slice", "aten::squeeze",
-        "aten::unsqueeze", "aten::flatten", "aten::to", "aten::_to_copy", "aten::contiguous", "aten::clone", "aten::repeat", "aten::alias",
-        "aten::expand_as", "aten::view_as", "aten::type_as", "aten::detach",
+        "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::expand", "aten::permute", "aten::transpose", "aten::slice",
+        "aten::squeeze", "aten::unsqueeze", "aten::flatten", "aten::to", "aten::_to_copy", "aten::contiguous", "aten::clone",
+        "aten::repeat", "aten::alias", "aten::expand_as", "aten::view_as", "aten::type_as", "aten::detach",
     }
 )  # fmt: skip
 # The scalar that changes nothing, and the name of the argument that holds it.
 _NEUTRAL: dict[str, tuple[str, float]] = {
-    "aten::add": ("other", 0), "aten::sub": ("other", 0), "aten::mul": ("other", 1), "aten::div": ("other", 1), "aten::pow": ("exponent", 1),
+    "aten::add": ("other", 0), "aten::sub": ("other", 0), "aten::mul": ("other", 1), "aten::div": ("other", 1),
+    "aten::pow": ("exponent", 1),
 }  # fmt: skip
 
 
@@ -60,9 +61,7 @@ def _candidate(node: Node) -> int | None:
         return None
     if node.kind in _DROPOUTS and (node.argument("train") is False or node.argument("p") == 0):
         return first.value
-    if node.kind in _SAME_WHEN_SAME_SHAPE and node.op._schema.overload_name != "dtype":
-        return first.value
-    if node.kind == "aten::to":
+    if node.kind in _SAME_WHEN_SAME_SHAPE and node.target != "aten::view.dtype":
         return first.value
     if node.kind in _NEUTRAL:
         name, neutral = _NEUTRAL[node.kind]
@@ -77,4 +76,4 @@ def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
     """Whether shape, dtype and strides agree; the stride of a dimension of size one means nothing."""
     if a.shape != b.shape or a.dtype != b.dtype or len(a.strides) != len(b.strides):
         return False
-    return all(size == 1 or have == want for size, have, want in zip(a.shape, a.strides, b.strides, strict=False))
+    return all(size == 1 or have == want for size, have, want in zip(a.shape, a.strides, b.strides, strict=True))

@@ -155,9 +155,6 @@ class _Regions:
         self._after[keep].discard(gone)
         self._pointwise[keep] = self._pointwise[keep] and self._pointwise[gone]
         self._small[keep] = self._small[keep] and self._small[gone]
-        self._start[keep] = max(
-            [self._start[keep], *(self._finish[item] for item in self._before[keep] if self._finish[item] <= self._start[gone])]
-        )
         self._finish[keep] = max(self._finish[keep], self._finish[gone])
 
     def ordered(self) -> list[list[Node]]:
