@@ -24,6 +24,7 @@ from autosched.costmodel.analytic import structural
 from autosched.costmodel.design import log_targets
 from autosched.costmodel.features import FEATURE_SET, KernelColumns, kernel_columns
 from autosched.costmodel.model import Floats, Indices, PairLabels, PairQuery, Prediction, check_labels, point_prediction
+from autosched.costmodel.threads import threads_for
 
 if TYPE_CHECKING:
     import torch
@@ -168,7 +169,7 @@ class GrayboxModel:
         parameters = [{"params": [table], "lr": 0.05}] + ([{"params": [base], "lr": 0.02}] if shared else [])
         optimiser = torch.optim.Adam(parameters)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
-        with torch.enable_grad():
+        with threads_for(len(target)), torch.enable_grad():
             for _ in range(STEPS):
                 error = huber_loss(form.log_slowdowns(base, table), target, delta=3 * NOISE, reduction="none")
                 loss = (error * weight).sum() / NOISE**2 + (table**2).sum() / (2 * DEVIATION**2) + ((base - start) ** 2).sum() / 2

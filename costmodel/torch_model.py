@@ -12,6 +12,7 @@ from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageEr
 from autosched.costmodel.design import design, log_targets
 from autosched.costmodel.features import PAIR_FEATURES
 from autosched.costmodel.model import Floats, PairLabels, PairQuery, Prediction, check_labels, point_prediction
+from autosched.costmodel.threads import threads_for
 
 if TYPE_CHECKING:
     import torch
@@ -127,24 +128,18 @@ def _optimise(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
     averaged = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     tail = STEPS // 4
-    # A step is too small to be split over threads, and a second pool would take cores from whoever measures beside us.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.enable_grad():
-            for step in range(STEPS):
-                rows = torch.randint(len(inputs), (min(BATCH, len(inputs)),), generator=generator)
-                hidden = silu(inputs[rows] @ tensors["weight1"] + tensors["bias1"])
-                hidden = silu(hidden @ tensors["weight2"] + tensors["bias2"])
-                answer = (hidden @ tensors["weight3"] + tensors["bias3"])[:, 0]
-                loss = (huber_loss(answer, target[rows], delta=0.5, reduction="none") * weight[rows]).mean()
-                optimiser.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimiser.step()
-                schedule.step()
-                if step >= STEPS - tail:
-                    for name, tensor in tensors.items():
-                        averaged[name] += tensor.detach() / tail
-    finally:
-        torch.set_num_threads(threads)
+    with threads_for(BATCH), torch.enable_grad():
+        for step in range(STEPS):
+            rows = torch.randint(len(inputs), (min(BATCH, len(inputs)),), generator=generator)
+            hidden = silu(inputs[rows] @ tensors["weight1"] + tensors["bias1"])
+            hidden = silu(hidden @ tensors["weight2"] + tensors["bias2"])
+            answer = (hidden @ tensors["weight3"] + tensors["bias3"])[:, 0]
+            loss = (huber_loss(answer, target[rows], delta=0.5, reduction="none") * weight[rows]).mean()
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            schedule.step()
+            if step >= STEPS - tail:
+                for name, tensor in tensors.items():
+                    averaged[name] += tensor.detach() / tail
     return averaged

@@ -1,0 +1,80 @@
+"""Intervals that hold what they promise: widths taken from errors on held-out model families, not from the model's own opinion.
+
+*Source:* split conformal prediction with a condition on the predicted class (Mondrian), Vovk, Gammerman, Shafer, Algorithmic Learning
+in a Random World, sections 2.2 and 4.5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autosched.costmodel.model import Floats, PairLabels, Prediction
+
+LEVEL = 0.90
+EDGES = (0.095, 0.70)
+"""Predicted log slowdowns that part undisturbed, contended and queued rows: slowdowns of 1.1 and 2; their errors differ in size."""
+
+LEAST_ROWS = 40
+"""A class with fewer errors uses those of all classes of its direction: its tails would be guesses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conformal:
+    """Signed errors of log slowdown that bound ``LEVEL`` of the held-out rows, by direction (first, last) and predicted class.
+
+    Args:
+        low, high: ``[2][len(EDGES) + 1]``, added to the predicted log slowdown.
+        rows: errors it was made from.
+    """
+
+    low: tuple[tuple[float, ...], ...]
+    high: tuple[tuple[float, ...], ...]
+    rows: int
+
+    def apply(self, prediction: Prediction) -> Prediction:
+        """The same prediction with its interval. ``low`` may lie under 1: measured slowdowns do, by noise."""
+        low, high = [], []
+        for direction, slowdowns in enumerate((prediction.slowdown_first, prediction.slowdown_last)):
+            logs = np.log(slowdowns)
+            place = np.digitize(logs, EDGES)
+            low.append(np.exp(logs + np.asarray(self.low[direction])[place]))
+            high.append(np.exp(logs + np.asarray(self.high[direction])[place]))
+        return replace(prediction, low=np.stack(low, axis=1), high=np.stack(high, axis=1))
+
+
+def calibrate(prediction: Prediction, labels: PairLabels) -> Conformal:
+    """Make intervals from predictions for rows the model was not fitted on.
+
+    Raises:
+        ValueError: no rows.
+    """
+    lows: list[tuple[float, ...]] = []
+    highs: list[tuple[float, ...]] = []
+    for guess, truth in ((prediction.slowdown_first, labels.slowdown_first), (prediction.slowdown_last, labels.slowdown_last)):
+        if not len(guess):
+            raise ValueError("no rows to calibrate on")
+        errors = np.log(truth) - np.log(guess)
+        place = np.digitize(np.log(guess), EDGES)
+        bounds = []
+        for part in range(len(EDGES) + 1):
+            mine = errors[place == part]
+            bounds.append(_bounds(mine if len(mine) >= LEAST_ROWS else errors))
+        lows.append(tuple(low for low, _ in bounds))
+        highs.append(tuple(high for _, high in bounds))
+    return Conformal(tuple(lows), tuple(highs), 2 * len(labels.slowdown_first))
+
+
+def _bounds(errors: Floats) -> tuple[float, float]:
+    """Order statistics that hold a new error with probability ``LEVEL``, half of the rest on each side."""
+    ordered = np.sort(errors)
+    count = len(ordered)
+    tail = (1.0 - LEVEL) / 2
+    below = math.floor((count + 1) * tail) - 1
+    above = math.ceil((count + 1) * (1.0 - tail)) - 1
+    # Too few rows to bound a tail at all: twice the largest error stands for "unknown".
+    low = float(ordered[below]) if below >= 0 else 2.0 * min(0.0, float(ordered[0]))
+    high = float(ordered[above]) if above < count else 2.0 * max(0.0, float(ordered[-1]))
+    return min(low, 0.0), max(high, 0.0)

@@ -1,0 +1,155 @@
+"""A trained model on disk: a folder whose manifest holds the hash of every file, checked before any parser runs.
+
+UBJSON, safetensors and JSON only. The folder is written beside its place and renamed, so that a reader never sees half of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
+from autosched.costmodel.conformal import Conformal
+from autosched.costmodel.features import FEATURE_SET, PAIR_FEATURES
+from autosched.costmodel.model import COST_MODELS
+from autosched.costmodel.trained import Card, TrainedModel
+
+FORMAT = "autosched.costmodel"
+SCHEMA = 1
+LARGEST_BYTES = 1 << 30
+"""A file beyond this is not one of ours; it is not read."""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sha256: str
+    bytes: int
+
+
+class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    schema: int
+    model: str
+    feature_set: int
+    features: tuple[str, ...]
+    files: dict[str, _File]
+
+
+class _Version(msgspec.Struct, frozen=True):
+    format: str
+    schema: int
+
+
+def save_model(model: TrainedModel, folder: Path) -> None:
+    """Write ``folder`` anew: the model's files, ``intervals.json``, ``card.json``, ``card.md`` and the manifest.
+
+    Raises:
+        UsageError: a model that was not fitted.
+        OSError: the place cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        (fresh / "model").mkdir()
+        model.inner.save(fresh / "model")
+        (fresh / "intervals.json").write_bytes(msgspec.json.encode(model.intervals))
+        (fresh / "card.json").write_bytes(msgspec.json.encode(model.card))
+        (fresh / "card.md").write_text(model.card.markdown(), encoding="utf-8")
+        files = {}
+        for path in sorted(path for path in fresh.rglob("*") if path.is_file()):
+            content = path.read_bytes()
+            files[path.relative_to(fresh).as_posix()] = _File(hashlib.sha256(content).hexdigest(), len(content))
+        manifest = _Manifest(FORMAT, SCHEMA, model.inner.name, FEATURE_SET, PAIR_FEATURES, files)
+        (fresh / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        for path in (*fresh.rglob("*"), fresh):
+            _sync(path)
+        _exchange(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def load_model(folder: Path) -> TrainedModel:
+    """Read what :func:`save_model` wrote.
+
+    Raises:
+        ArtifactCorrupt: no such folder, a missing, added or altered file, or content that is not ours.
+        IncompatibleArtifact: a newer schema, or features of another version.
+        UnknownName: a kind of model that is not registered here.
+    """
+    manifest = _read_manifest(folder)
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {"manifest.json"}
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if name not in present:
+            raise ArtifactCorrupt(str(path), "the file is missing")
+        size = path.stat().st_size
+        if size != expected.bytes or size > LARGEST_BYTES:
+            raise ArtifactCorrupt(str(path), f"it has {size} bytes instead of {expected.bytes}")
+        if hashlib.sha256(path.read_bytes()).hexdigest() != expected.sha256:
+            raise ArtifactCorrupt(str(path), "its content is not what the manifest promises")
+    differences = []
+    if manifest.feature_set != FEATURE_SET:
+        differences.append(f"feature set: {manifest.feature_set} there, {FEATURE_SET} here")
+    elif manifest.features != PAIR_FEATURES:
+        differences.append(f"features: {', '.join(sorted(set(manifest.features) ^ set(PAIR_FEATURES))) or 'another order'} differ")
+    if differences:
+        raise IncompatibleArtifact(str(folder), [*differences, "train again on the stored runs with 'autosched train'"])
+    intervals: Conformal | None = _decode(folder / "intervals.json", Conformal | None)
+    card: Card = _decode(folder / "card.json", Card)
+    return TrainedModel(COST_MODELS.get(manifest.model).load(folder / "model"), intervals, card)
+
+
+def fingerprint(folder: Path) -> str:
+    """sha256 of the manifest, which holds the hash of everything else: names a model in a tuning record."""
+    return hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+
+
+def _read_manifest(folder: Path) -> _Manifest:
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise ArtifactCorrupt(str(folder), "it is not a folder with a manifest.json (make one with 'autosched train')")
+    content = path.read_bytes()
+    version: _Version = _decode(path, _Version)
+    if version.format != FORMAT:
+        raise ArtifactCorrupt(str(path), f"its format is {version.format!r}; expected {FORMAT!r}")
+    if version.schema > SCHEMA:
+        raise IncompatibleArtifact(str(path), [f"schema: {version.schema} there, at most {SCHEMA} here (install a newer autosched)"])
+    try:
+        manifest = msgspec.json.decode(content, type=_Manifest)
+    except msgspec.DecodeError as error:
+        raise ArtifactCorrupt(str(path), str(error)) from error
+    needed = {"intervals.json", "card.json"}
+    if not needed <= set(manifest.files) or any(".." in name or name.startswith("/") for name in manifest.files):
+        raise ArtifactCorrupt(str(path), "its list of files is not one that is ever written")
+    return manifest
+
+
+def _decode(path: Path, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArtifactCorrupt(str(path), str(error)) from error
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _exchange(fresh: Path, folder: Path) -> None:
+    """Put ``fresh`` in the place of ``folder``; a former one is moved away first, because a full folder cannot be renamed over."""
+    if folder.exists():
+        former = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+        folder.rename(former / "model")
+        fresh.rename(folder)
+        shutil.rmtree(former, ignore_errors=True)
+    else:
+        fresh.rename(folder)

@@ -1,0 +1,180 @@
+"""Training: hold families out, compare every model with the baselines, let the gate choose, and fit the chosen one on everything."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from autosched.core.errors import UsageError
+from autosched.costmodel.baselines import Constant, NoInterference
+from autosched.costmodel.conformal import calibrate
+from autosched.costmodel.crossval import FAMILY_FOLDS, KERNEL_FOLDS, Factory, HeldOut, cross_validate, folds_of
+from autosched.costmodel.gate import LEAST_PAIRS, GateDecision, decide
+from autosched.costmodel.metrics import Metrics
+from autosched.costmodel.model import COST_MODELS, PairLabels, PairModel, PairQuery, Prediction
+from autosched.costmodel.pair_set import PairSet
+from autosched.costmodel.stacked import StackedModel
+from autosched.costmodel.trained import Card, TrainedModel
+from autosched.datasets.splits import Fold
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_KINDS = ("graybox", "xgboost", "torch", "stacked")
+CURVE_SIZES = (25, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+CURVE_FOLDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Held-out errors of a model fitted on ``pairs`` measured pairs."""
+
+    model: str
+    pairs: int
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What training made: the model, the errors of every candidate and baseline on held-out rows, and the learning curve."""
+
+    model: TrainedModel
+    held_out: dict[str, Metrics]
+    decision: GateDecision
+    curve: tuple[CurvePoint, ...]
+
+
+class _Unchanged:
+    """The model given by ``start``, as it is: what retraining must beat."""
+
+    def __init__(self, model: PairModel) -> None:
+        self.model = model
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    def fit(self, query: PairQuery, labels: PairLabels, *, rng: np.random.Generator) -> None:
+        """Nothing: it stays as it is."""
+
+    def predict(self, query: PairQuery) -> Prediction:
+        return self.model.predict(query)
+
+    def save(self, directory: object) -> None:
+        raise UsageError("save the model itself")
+
+    @classmethod
+    def load(cls, directory: object) -> _Unchanged:
+        raise UsageError("load the model itself")
+
+
+def train(
+    pairs: PairSet,
+    *,
+    seed: int,
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    start: TrainedModel | None = None,
+    curve: bool = True,
+    report: Callable[[str], None] | None = None,
+) -> Training:
+    """Fit, judge and choose.
+
+    Args:
+        pairs: measured pairs.
+        seed: of everything random in it.
+        kinds: names in ``COST_MODELS`` to try; ``analytic`` and the baselines always take part.
+        start: a model trained elsewhere: it competes as it is (``start``) and with a residual fitted here (``start+residual``).
+        curve: whether to compute the learning curve, which fits the chosen model up to thirty times more.
+        report: told in one line what is done next.
+
+    Returns:
+        A model that is never worse on held-out families than the analytic prior, by measurement; with too few rows, the prior itself.
+
+    Raises:
+        UnknownName: a kind that is not registered.
+        UsageError: a start model of another kind of device.
+    """
+    say = report or logger.info
+    factories = _factories(kinds, start, pairs)
+    if len(pairs) < LEAST_PAIRS:
+        reason = f"only {len(pairs)} measured pairs; a learned model needs at least {LEAST_PAIRS} to be judged"
+        decision = GateDecision("analytic", reason, "nothing")
+        return Training(_finish(pairs, decision, factories, {}, seed), {}, decision, ())
+    name, folds = folds_of(pairs, np.random.default_rng(seed))
+    if name == KERNEL_FOLDS:
+        logger.warning(
+            "all pairs are of one model family (%s): errors and intervals are for unseen kernels of it, not for unseen families",
+            ", ".join(sorted(set(pairs.labels.family))),
+        )
+    held_out: dict[str, HeldOut] = {}
+    for kind, factory in factories.items():
+        say(f"{kind}: {len(folds)} folds by {name}")
+        held_out[kind] = cross_validate(factory, pairs, folds, seed=seed)
+    decision = decide(held_out, name)
+    say(f"chosen: {decision.chosen}; {decision.reason}")
+    model = _finish(pairs, decision, factories, held_out, seed)
+    metrics = {kind: rows.metrics() for kind, rows in held_out.items()}
+    points: tuple[CurvePoint, ...] = ()
+    if curve:
+        learned = decision.chosen if decision.chosen != "analytic" else "xgboost"
+        say(f"learning curve of {learned}")
+        points = learning_curve(pairs, {learned: factories.get(learned) or COST_MODELS.get(learned)}, folds, seed=seed)
+    return Training(model, metrics, decision, points)
+
+
+def learning_curve(pairs: PairSet, factories: dict[str, Factory], folds: Sequence[Fold], *, seed: int) -> tuple[CurvePoint, ...]:
+    """Held-out errors against the number of measured pairs, on at most ``CURVE_FOLDS`` folds (the largest ones)."""
+    used = sorted(folds, key=lambda fold: -len(fold.test))[:CURVE_FOLDS]
+    most = min(len(fold.train) for fold in used)
+    points = []
+    for size in [*(size for size in CURVE_SIZES if size < most), most]:
+        for name, factory in factories.items():
+            points.append(CurvePoint(name, size, cross_validate(factory, pairs, used, seed=seed, limit=size).metrics()))
+    return tuple(points)
+
+
+def _factories(kinds: Sequence[str], start: TrainedModel | None, pairs: PairSet) -> dict[str, Factory]:
+    factories: dict[str, Factory] = {
+        "no interference": NoInterference,
+        "constant": Constant,
+        "analytic": COST_MODELS.get("analytic"),
+    }
+    for kind in kinds:
+        factories[kind] = COST_MODELS.get(kind)
+    if start is not None:
+        missing = sorted({device.kind for device in pairs.query.devices} - set(start.card.kinds))
+        if missing:
+            raise UsageError(
+                f"the start model was trained on {', '.join(start.card.kinds)}, the runs are of {', '.join(missing)}: train without --from"
+            )
+        factories["start"] = partial(_Unchanged, start.inner)
+        factories["start+residual"] = partial(StackedModel, start.inner)
+    return factories
+
+
+def _finish(pairs: PairSet, decision: GateDecision, factories: dict[str, Factory], held_out: dict[str, HeldOut], seed: int) -> TrainedModel:
+    """Fit the chosen model on every row, with intervals from its held-out errors."""
+    model = factories[decision.chosen]()
+    model.fit(pairs.query, pairs.labels, rng=np.random.default_rng(seed))
+    rows = held_out.get(decision.chosen)
+    floor = pairs.audit.noise_floor_pct
+    card = Card(
+        devices=tuple(sorted({device.name for device in pairs.query.devices})),
+        kinds=tuple(sorted({device.kind for device in pairs.query.devices})),
+        families=tuple(sorted(set(pairs.labels.family))),
+        pairs=len(pairs),
+        simulated=pairs.simulated,
+        noise_floor_pct=None if math.isnan(floor) else floor,
+        decision=decision,
+        held_out={kind: item.metrics() for kind, item in held_out.items()},
+        seed=seed,
+    )
+    inner = model.model if isinstance(model, _Unchanged) else model
+    return TrainedModel(inner, calibrate(rows.prediction, rows.labels) if rows is not None else None, card)
+
+
+__all__ = ["CURVE_SIZES", "DEFAULT_KINDS", "FAMILY_FOLDS", "CurvePoint", "Training", "learning_curve", "train"]
