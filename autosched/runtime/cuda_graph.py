@@ -449,6 +449,8 @@ class GraphCapturer:
                 slots.clear()
             if graph is not None:
                 self._unwind(graph, origin, side, pool)
+        if failure.kind is FailureKind.OOM and not self.tainted:
+            backend.release_cached()
         log.debug("capture failed: %s", failure.detail)
         return failure
 

@@ -139,6 +139,9 @@ class StreamBackend(Protocol):
     def same(self, tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
         """Whether all are equal to the bit; waits for the device."""
 
+    def release_cached(self) -> None:
+        """Give memory that no tensor holds back to the device; never in a capture."""
+
     def allocated_bytes(self) -> int:
         """Bytes that tensors hold now."""
 
@@ -371,6 +374,10 @@ class TorchStreams:
     def same(self, tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
         """By the one rule for outputs."""
         return compare(tensors, others).bitwise
+
+    def release_cached(self) -> None:
+        """``empty_cache``."""
+        torch.cuda.empty_cache()
 
     def allocated_bytes(self) -> int:
         """``memory_allocated``: captured allocations count."""

@@ -165,6 +165,7 @@ class FakeCuda:
         self.duration_us: float = 10.0
         self.native = True
         self.abandoned = 0
+        self.released = 0
         self.start_order: list[int] = []
 
     # -- streams and events -------------------------------------------------------------------------------------------
@@ -472,6 +473,11 @@ class FakeCuda:
     def poison(self, spans: Iterable[Span]) -> None:
         for span in spans:
             self.memory.write(span, POISON)
+
+    def release_cached(self) -> None:
+        if self._capture is not None:
+            raise CaptureError("the cache was emptied in a capture")
+        self.released += 1
 
     def allocated_bytes(self) -> int:
         return self._allocated

@@ -89,8 +89,8 @@ class CudaMeasurer:
         if self._values is None:
             slots = self.program.new_slots(self.static)
             with torch.inference_mode(), self.backend.on(self.capturer.streams.named("warm-up")):
-                for index, kernel in enumerate(self.program.kernels):
-                    self.beat(index)
+                for kernel in self.program.kernels:
+                    self.beat(-1)
                     kernel(slots)
             self.backend.synchronize()
             self._values = slots
@@ -224,11 +224,11 @@ class CudaMeasurer:
         self, schedules: Sequence[Schedule], rounds: int, trace: bool, min_block_us: float, seed: int
     ) -> Iterator[tuple[int, ScheduleRecord | Failure]]:
         """Time schedules, interleaved in a random order in every round."""
-        runners = [self._try_runner(schedule) for schedule in schedules]
+        runners = [self._try_runner(index, schedule) for index, schedule in enumerate(schedules)]
         times = self._interleave(runners, rounds, min_block_us, seed)
         contamination = self.contamination()
         for index, (schedule, runner) in enumerate(zip(schedules, runners, strict=True)):
-            self.beat(-1)
+            self.beat(index)
             if isinstance(runner, Failure):
                 yield index, runner
                 continue
@@ -240,15 +240,15 @@ class CudaMeasurer:
     def paired(self, schedules: Sequence[Schedule], rounds: int, seed: int) -> list[list[float]] | Failure:
         """Raw times, ``[len(schedules)][rounds]``; a failure of one is a failure of all."""
         runners = []
-        for schedule in schedules:
-            runner = self._try_runner(schedule)
+        for index, schedule in enumerate(schedules):
+            runner = self._try_runner(index, schedule)
             if isinstance(runner, Failure):
                 return runner
             runners.append(runner)
         return self._interleave(runners, rounds, 0.0, seed)
 
-    def _try_runner(self, schedule: Schedule) -> GraphRunner | Failure:
-        self.beat(-1)
+    def _try_runner(self, index: int, schedule: Schedule) -> GraphRunner | Failure:
+        self.beat(index)
         try:
             return self.runner(schedule)
         except Exception as error:
@@ -260,8 +260,8 @@ class CudaMeasurer:
         alive = [(index, runner) for index, runner in enumerate(runners) if isinstance(runner, GraphRunner)]
         blocks = {index: self._block_length(runner, min_block_us) for index, runner in alive}
         for _ in range(rounds):
-            self.beat(-1)
             for index, runner in rng.sample(alive, len(alive)):
+                self.beat(index)
                 times[index].append(max(self._block_us(runner, blocks[index]), _RESOLUTION_US))
         return times
 

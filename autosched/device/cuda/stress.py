@@ -7,7 +7,7 @@ A graph that passes proves nothing by itself; the delays decide what can be seen
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autosched.core.graph import ValueRole
@@ -78,6 +78,7 @@ def stress_plan(
             mismatches += not measurer.backend.same(made, references[chosen])
         runner.close()
         yield StressOutcome(replays, mismatches)
+    measurer.backend.release_cached()
 
 
 def poison(measurer: CudaMeasurer, runner: GraphRunner) -> None:
@@ -101,8 +102,3 @@ def calibrate_us(measurer: CudaMeasurer, schedule: Schedule) -> float | Failure:
     times = measurer.paired([schedule], 3, 0)
     measurer.drop_runners()
     return times if isinstance(times, Failure) else min(times[0])
-
-
-def delay_map(delay_set: DelaySet) -> Mapping[int, float]:
-    """Operator -> microseconds."""
-    return dict(delay_set.delays)

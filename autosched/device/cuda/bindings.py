@@ -1,0 +1,197 @@
+"""The only file that touches ``cuda.bindings``: reads CUDA graphs, during and after capture, and the kernels in them.
+
+Everything used exists in cuda-bindings 13.0.3; what is there is asked for by feature, never by version, because an unpinned install
+may be newer than the driver. The driver's interface is used throughout: its handles are the runtime's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from autosched.runtime.captured import NodeKind
+from autosched.runtime.streams import Graph, Stream
+
+_NEEDED = (
+    "cuStreamGetCaptureInfo",
+    "cuGraphGetNodes",
+    "cuGraphGetEdges",
+    "cuGraphNodeGetDependencies",
+    "cuGraphNodeGetType",
+    "cuGraphKernelNodeGetParams",
+    "cuFuncGetAttribute",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelNode:
+    """One kernel of a captured graph, as it will be launched.
+
+    Args:
+        grid, block: blocks in the grid, threads in a block.
+        registers: for each thread.
+        static_shared_bytes, dynamic_shared_bytes: for each block.
+        local_bytes: for each thread; above zero usually means spilled registers.
+        resident_blocks: most blocks of it that one multiprocessor holds at once; 0 if unknown.
+        cluster: blocks in a cluster; 1 without clusters.
+        priority: of the node, 0 the default, negative more urgent.
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers: int
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+    local_bytes: int
+    resident_blocks: int
+    cluster: int
+    priority: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    def waves(self, multiprocessors: int) -> float:
+        """How often the whole device fills up with its blocks; 0 if unknown."""
+        capacity = self.resident_blocks * multiprocessors
+        return self.blocks / capacity if capacity else 0.0
+
+
+def open_bindings() -> GraphBindings | None:
+    """The reader, or None where cuda-bindings or the driver is missing or lacks something."""
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+    except ImportError:
+        return None
+    if any(not hasattr(driver, name) for name in _NEEDED):
+        return None
+    try:
+        error, _ = driver.cuDriverGetVersion()
+    except RuntimeError:  # no libcuda on this machine
+        return None
+    return GraphBindings(driver) if int(error) == 0 else None
+
+
+class GraphBindings:
+    """:class:`~autosched.runtime.cuda_graph.GraphReader` over the driver, and more about kernels."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        kinds = driver.CUgraphNodeType
+        self._kinds = {
+            int(kinds.CU_GRAPH_NODE_TYPE_KERNEL): NodeKind.KERNEL,
+            int(kinds.CU_GRAPH_NODE_TYPE_MEMCPY): NodeKind.MEMCPY,
+            int(kinds.CU_GRAPH_NODE_TYPE_MEMSET): NodeKind.MEMSET,
+            int(kinds.CU_GRAPH_NODE_TYPE_EMPTY): NodeKind.EMPTY,
+            int(kinds.CU_GRAPH_NODE_TYPE_WAIT_EVENT): NodeKind.EVENT,
+            int(kinds.CU_GRAPH_NODE_TYPE_EVENT_RECORD): NodeKind.EVENT,
+        }
+
+    def driver_version(self) -> str:
+        """For example ``13.0``."""
+        version = int(self._call("cuDriverGetVersion"))
+        return f"{version // 1000}.{version % 1000 // 10}"
+
+    def frontier(self, stream: Stream) -> tuple[int, ...]:
+        """From ``cuStreamGetCaptureInfo``; empty for a stream that is not capturing."""
+        status, _, _, nodes, _, count = self._call("cuStreamGetCaptureInfo", self._driver.CUstream(int(stream.cuda_stream)))
+        if int(status) != 1:  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+            return ()
+        return tuple(int(node) for node in (nodes or [])[: int(count)])
+
+    def dependencies(self, node: int) -> tuple[int, ...]:
+        """From ``cuGraphNodeGetDependencies``."""
+        handle = self._driver.CUgraphNode(init_value=node)
+        _, _, count = self._call("cuGraphNodeGetDependencies", handle, 0)
+        if not int(count):
+            return ()
+        nodes, _, count = self._call("cuGraphNodeGetDependencies", handle, int(count))
+        return tuple(int(item) for item in nodes[: int(count)])
+
+    def read(self, graph: Graph) -> tuple[tuple[tuple[int, NodeKind], ...], tuple[tuple[int, int], ...]]:
+        """From ``cuGraphGetNodes`` and ``cuGraphGetEdges``, in the order the driver returns them."""
+        handle = self._graph(graph)
+        nodes = tuple((int(node), self._kind(node)) for node in self._nodes(handle))
+        _, _, _, count = self._call("cuGraphGetEdges", handle, 0)
+        if not int(count):
+            return nodes, ()
+        before, after, _, count = self._call("cuGraphGetEdges", handle, int(count))
+        return nodes, tuple((int(before[place]), int(after[place])) for place in range(int(count)))
+
+    def kernels(self, graph: Graph) -> tuple[KernelNode, ...]:
+        """Every kernel node of a graph."""
+        return tuple(self._kernel(node) for node in self._nodes(self._graph(graph)) if self._kind(node) is NodeKind.KERNEL)
+
+    def _graph(self, graph: Graph) -> Any:
+        return self._driver.CUgraph(init_value=int(graph.raw_cuda_graph()))
+
+    def _nodes(self, handle: Any) -> list[Any]:
+        _, count = self._call("cuGraphGetNodes", handle, 0)
+        if not int(count):
+            return []
+        nodes, count = self._call("cuGraphGetNodes", handle, int(count))
+        return list(nodes[: int(count)])
+
+    def _kind(self, node: Any) -> NodeKind:
+        return self._kinds.get(int(self._call("cuGraphNodeGetType", node)), NodeKind.OTHER)
+
+    def _kernel(self, node: Any) -> KernelNode:
+        params = self._call("cuGraphKernelNodeGetParams", node)
+        function = self._function(params)
+        grid = (int(params.gridDimX), int(params.gridDimY), int(params.gridDimZ))
+        block = (int(params.blockDimX), int(params.blockDimY), int(params.blockDimZ))
+        dynamic = int(params.sharedMemBytes)
+        registers, static, local = (self._attribute(function, name) for name in ("NUM_REGS", "SHARED_SIZE_BYTES", "LOCAL_SIZE_BYTES"))
+        resident = 0
+        if function is not None:
+            resident = int(self._try("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, block[0] * block[1] * block[2], dynamic) or 0)
+        return KernelNode(grid, block, registers, static, dynamic, local, resident, self._cluster(node), self._priority(node))
+
+    def _function(self, params: Any) -> Any:
+        """Kernels of a library come as ``kern`` with no ``func``."""
+        if int(params.func):
+            return params.func
+        if int(params.kern):
+            return self._try("cuKernelGetFunction", params.kern)
+        return None
+
+    def _attribute(self, function: Any, name: str) -> int:
+        if function is None:
+            return 0
+        wanted = getattr(self._driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+        return int(self._try("cuFuncGetAttribute", wanted, function) or 0)
+
+    def _cluster(self, node: Any) -> int:
+        value = self._node_attribute(node, "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION")
+        if value is None:
+            return 1
+        size = value.clusterDim
+        return max(1, int(size.x)) * max(1, int(size.y)) * max(1, int(size.z))
+
+    def _priority(self, node: Any) -> int:
+        value = self._node_attribute(node, "CU_LAUNCH_ATTRIBUTE_PRIORITY")
+        return 0 if value is None else int(value.priority)
+
+    def _node_attribute(self, node: Any, name: str) -> Any:
+        wanted = getattr(getattr(self._driver, "CUkernelNodeAttrID", None), name, None)
+        return None if wanted is None else self._try("cuGraphKernelNodeGetAttribute", node, wanted)
+
+    def _try(self, name: str, *arguments: Any) -> Any:
+        try:
+            return self._call(name, *arguments)
+        except (AttributeError, RuntimeError):
+            return None
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        error, *results = getattr(self._driver, name)(*arguments)
+        if int(error) != 0:
+            raise RuntimeError(f"CUDA error: {name} returned {error}")
+        return results[0] if len(results) == 1 else results

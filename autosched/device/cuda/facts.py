@@ -1,0 +1,132 @@
+"""Facts about a GPU, read from the driver without creating a context: the process that tunes must never own one."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from autosched.core.errors import DeviceMissing
+from autosched.core.records import Contamination
+
+# CUdevice_attribute numbers, from the CUDA driver's header.
+_ATTRIBUTES = {
+    "sm_count": 16,
+    "integrated": 18,
+    "ecc": 32,
+    "memory_bus_bits": 37,
+    "l2_bytes": 38,
+    "threads_per_sm": 39,
+    "compute_major": 75,
+    "compute_minor": 76,
+    "shared_bytes_per_sm": 81,
+    "registers_per_sm": 82,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """What a schedule's speed on a GPU depends on. ``attributes`` are ``(name, value)`` as the driver names them."""
+
+    name: str
+    memory_bytes: int
+    attributes: tuple[tuple[str, int], ...]
+    driver: str
+
+    def attribute(self, name: str) -> int:
+        """One attribute, 0 if the driver did not tell."""
+        return dict(self.attributes).get(name, 0)
+
+    def details(self) -> dict[str, str]:
+        """The fields of a device key: compute capability, multiprocessors, caches, memory (in GiB), bus, ECC, MIG, integrated.
+
+        Not the UUID, nor the index: two GPUs of one model are one device to a schedule.
+        """
+        found = {name: str(value) for name, value in self.attributes if not name.startswith("compute_")}
+        found["compute_capability"] = f"{self.attribute('compute_major')}.{self.attribute('compute_minor')}"
+        # The last MiBs differ between machines with what the driver keeps for itself.
+        found["memory_gib"] = str(round(self.memory_bytes / 2**30))
+        found["mig"] = self.name.partition("MIG ")[2] or "none"
+        return found
+
+
+@lru_cache(maxsize=4)
+def gpu_facts(index: int = 0) -> GpuFacts:
+    """Ask the driver about visible GPU ``index``.
+
+    Raises:
+        DeviceMissing: saying what is missing (the driver, a GPU, a CUDA build of PyTorch) and what to do.
+    """
+    library = _driver()
+    count = ctypes.c_int()
+    if (code := library.cuInit(0)) != 0:
+        raise DeviceMissing(f"the NVIDIA driver does not start (cuInit gave error {code}); check 'nvidia-smi', or use --device cpu")
+    library.cuDeviceGetCount(ctypes.byref(count))
+    if count.value <= index:
+        raise DeviceMissing(
+            f"the NVIDIA driver sees {count.value} GPUs; expected at least {index + 1}. Check CUDA_VISIBLE_DEVICES, or use --device cpu"
+        )
+    handle, total, version = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_int()
+    name = ctypes.create_string_buffer(128)
+    library.cuDeviceGet(ctypes.byref(handle), index)
+    library.cuDeviceGetName(name, 128, handle)
+    library.cuDeviceTotalMem_v2(ctypes.byref(total), handle)
+    library.cuDriverGetVersion(ctypes.byref(version))
+    attributes = []
+    for field, number in _ATTRIBUTES.items():
+        value = ctypes.c_int()
+        if library.cuDeviceGetAttribute(ctypes.byref(value), number, handle) == 0:
+            attributes.append((field, value.value))
+    driver = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    return GpuFacts(name.value.decode(errors="replace"), total.value, tuple(attributes), driver)
+
+
+def require_cuda_build() -> None:
+    """Check the parts that are missing most often, in the order in which they are found missing.
+
+    Raises:
+        DeviceMissing: naming the first one.
+    """
+    import torch
+
+    if torch.version.cuda is None:
+        raise DeviceMissing(
+            f"torch {torch.__version__} is built without CUDA; install a CUDA build of it (and an NVIDIA driver), or use --device cpu"
+        )
+    gpu_facts()
+
+
+def _driver() -> Any:
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        raise DeviceMissing(f"there is no NVIDIA driver here ({name} cannot be loaded); install one, or use --device cpu") from error
+
+
+class GpuMeter:
+    """The clock beside each sample, through NVML where nvidia-ml-py is installed; reads only, changes nothing."""
+
+    def __init__(self, index: int = 0) -> None:
+        self._handle: Any = None
+        self._nvml: Any = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            self._nvml = pynvml
+        except Exception:  # NVML raises errors of its own for every way a machine can lack it
+            self._handle = None
+
+    def read(self) -> Contamination:
+        """The multiprocessors' clock now; other processes' share of a GPU is not something NVML tells."""
+        if self._handle is None:
+            return Contamination()
+        try:
+            clock = self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
+        except Exception:
+            return Contamination()
+        return Contamination(clock_mhz=float(clock))

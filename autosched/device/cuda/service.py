@@ -1,0 +1,280 @@
+"""How the measuring process of the CUDA device answers each request. What it measures with is handed in, so a double will do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from autosched.core.errors import UsageError
+from autosched.core.records import Failure, FailureKind
+from autosched.core.schedule import Schedule, sequential
+from autosched.device.base import Comparison
+from autosched.device.cuda.bindings import GraphBindings
+from autosched.device.cuda.limits import measure_costs
+from autosched.device.cuda.measure import CudaMeasurer
+from autosched.device.cuda.messages import (
+    CapturedBody,
+    CapturedResult,
+    FailedResult,
+    MemoryBody,
+    MemoryResult,
+    ProfileResult,
+    ProfilesBody,
+    SettingsBody,
+    StressedBody,
+    StressedResult,
+    TaintedResult,
+    unwrap,
+    wrap_answer,
+)
+from autosched.device.cuda.pairs import measure_pair
+from autosched.device.cuda.profile import profile_operator
+from autosched.device.cuda.stress import stress_schedule
+from autosched.device.worker_child import describe
+from autosched.device.worker_messages import (
+    Answer,
+    CompareAnswer,
+    CompareRequest,
+    ExtraAnswer,
+    ExtraRequest,
+    LimitsAnswer,
+    LimitsRequest,
+    OpenRequest,
+    PairAnswer,
+    PairedAnswer,
+    PairedRequest,
+    PairsRequest,
+    Request,
+    ScheduleAnswer,
+    SchedulesRequest,
+    SoloAnswer,
+    SoloRequest,
+)
+from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.cuda_graph import CaptureOptions, failure_of
+from autosched.runtime.numerics import compare
+from autosched.runtime.plan import FreeRule
+from autosched.runtime.streams import Tensor
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything one open program is measured with.
+
+    Args:
+        to_device: moves CPU tensors to the device.
+        draw: inputs on the device for a seed.
+        exact: calls a function with reduced float32 precision (TF32) off; None where that makes no difference.
+        bindings: None where cuda-bindings is missing.
+        flush: launches something that displaces the L2 cache.
+    """
+
+    measurer: CudaMeasurer
+    inputs: Sequence[Tensor]
+    to_device: Callable[[Sequence[torch.Tensor]], list[Tensor]]
+    draw: Callable[[int], list[Tensor]]
+    exact: Callable[[Callable[[], list[Tensor]]], list[Tensor]] | None = None
+    bindings: GraphBindings | None = None
+    flush: Callable[[], None] | None = None
+
+
+class CudaService:
+    """Answers requests about one program.
+
+    Args:
+        build: opens a program; called at the ``OpenRequest``.
+        settings: applies the parent's settings; called before.
+        beat: told the item worked on.
+    """
+
+    def __init__(
+        self, build: Callable[[OpenRequest], Bench], settings: Callable[[SettingsBody], None], beat: Callable[[int], None]
+    ) -> None:
+        self._build = build
+        self._settings = settings
+        self._beat = beat
+        self._bench: Bench | None = None
+
+    def handle(self, request: Request) -> Iterator[Answer]:
+        """Answer one request; afterwards look whether this process may go on."""
+        troubled = False
+        try:
+            for answer in self._answers(request):
+                troubled = troubled or isinstance(answer, ExtraAnswer) or getattr(answer, "failure", None) is not None
+                yield answer
+        except Exception:
+            # Whoever serves us turns the exception into the last answer, so this must come before.
+            if reason := self._taint():
+                yield wrap_answer(TaintedResult(reason))
+            raise
+        if troubled and (reason := self._taint()):
+            yield wrap_answer(TaintedResult(reason))
+
+    def _taint(self) -> str:
+        bench = self._bench
+        if bench is None:
+            return ""
+        if bench.measurer.capturer.tainted:
+            return "a capture could not be ended in order"
+        try:
+            bench.measurer.backend.synchronize()
+        except Exception as error:
+            # An illegal access, say: every later call of this process would give the same error.
+            return f"the device reports {type(error).__name__}: {error}"
+        return ""
+
+    def _answers(self, request: Request) -> Iterator[Answer]:
+        if isinstance(request, ExtraRequest) and (settings := unwrap(request, SettingsBody)) is not None:
+            self._settings(settings)
+            return
+        if isinstance(request, OpenRequest):
+            self._bench = self._build(request)
+            return
+        if self._bench is None:
+            raise UsageError(f"{type(request).__name__} came before a program was opened")
+        measurer = self._bench.measurer
+        match request:
+            case LimitsRequest():
+                costs = measure_costs(measurer)
+                yield LimitsAnswer(costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us)
+            case SoloRequest():
+                yield from self._solo(measurer, request)
+            case PairsRequest():
+                yield from self._pairs(measurer, request)
+            case SchedulesRequest():
+                for index, made in measurer.schedules(request.schedules, request.rounds, request.trace, request.min_block_us, request.seed):
+                    yield ScheduleAnswer(index, failure=made) if isinstance(made, Failure) else ScheduleAnswer(index, made)
+            case PairedRequest():
+                times = measurer.paired(request.schedules, request.rounds, request.seed)
+                measurer.drop_runners()
+                yield wrap_answer(FailedResult(times)) if isinstance(times, Failure) else PairedAnswer(tuple(tuple(row) for row in times))
+            case CompareRequest():
+                inputs = [_in_order(read_tensors(Path(path))) for path in request.inputs_files]
+                references = [_in_order(read_tensors(Path(path))) for path in request.references_files]
+                yield self.compare(request.schedule, inputs, references)
+            case ExtraRequest():
+                yield from self._extra(self._bench, request)
+            case _:
+                raise UsageError(f"the measuring process of the CUDA device cannot answer {type(request).__name__}")
+
+    @staticmethod
+    def _solo(measurer: CudaMeasurer, request: SoloRequest) -> Iterator[Answer]:
+        for place, width in enumerate(request.widths):
+            if width != 1:
+                for operator in measurer.graph.operators:
+                    yield SoloAnswer(operator.index, place, failure=Failure(FailureKind.ILLEGAL, f"width {width}; expected 1 on CUDA"))
+                continue
+            for operator_index, made in measurer.solo(request.repeats, request.skip):
+                if isinstance(made, Failure):
+                    yield SoloAnswer(operator_index, place, failure=made)
+                else:
+                    yield SoloAnswer(operator_index, place, made)
+
+    def _pairs(self, measurer: CudaMeasurer, request: PairsRequest) -> Iterator[Answer]:
+        for index, pair in enumerate(request.pairs):
+            self._beat(index)
+            try:
+                made = measure_pair(measurer, pair, request.repeats, index)
+            except Exception as error:
+                made = describe(error)
+            yield PairAnswer(index, failure=made) if isinstance(made, Failure) else PairAnswer(index, made)
+
+    def compare(
+        self, schedule: Schedule, inputs: Sequence[Sequence[torch.Tensor]], references: Sequence[Sequence[torch.Tensor]]
+    ) -> CompareAnswer:
+        """Bitwise against the same operators on one stream; within tolerance against the original model's outputs.
+
+        The model's outputs come from a CPU in full float32. Where this device rounds float32 products to fewer bits (TF32), the
+        tolerance is judged on the same operators without that rounding: it is a setting of the user's, not an error of the program.
+        """
+        bench = self._bench
+        assert bench is not None
+        measurer = bench.measurer
+        runner = measurer.runner(schedule)
+        if isinstance(runner, Failure):
+            return CompareAnswer(failure=runner)
+        bitwise, within, worst = True, True, 0.0
+        try:
+            for given, wanted in zip(inputs, references, strict=True):
+                self._beat(-1)
+                tensors = bench.to_device(given)
+                alone = measurer.reference(tensors)
+                made = measurer.outputs(runner, tensors)
+                bitwise = bitwise and measurer.backend.same(made, alone)
+                agreement = compare([tensor.cpu() for tensor in made], wanted)
+                worst = max(worst, agreement.max_abs_error)
+                if not agreement.within_tolerance and bench.exact is not None:
+                    exact = bench.exact(lambda tensors=tensors: measurer.reference(tensors))  # type: ignore[misc]
+                    agreement = compare([tensor.cpu() for tensor in exact], wanted)
+                within = within and agreement.within_tolerance
+        except Exception as error:
+            return CompareAnswer(failure=failure_of(error, "comparing with the model"))
+        finally:
+            measurer.load_inputs(bench.inputs)
+            measurer.drop_runners()
+        return CompareAnswer(Comparison(bitwise, worst, within))
+
+    def _extra(self, bench: Bench, request: ExtraRequest) -> Iterator[Answer]:
+        if (captured := unwrap(request, CapturedBody)) is not None:
+            yield wrap_answer(_captured(bench, captured))
+        elif (stressed := unwrap(request, StressedBody)) is not None:
+            sets = [bench.draw(stressed.seed + place) for place in range(3)]
+            outcomes = stress_schedule(
+                bench.measurer, stressed.schedule, stressed.delay_sets, sets, replays=stressed.replays, seed=stressed.seed
+            )
+            for index, outcome in enumerate(outcomes):
+                failed = isinstance(outcome, Failure)
+                yield wrap_answer(StressedResult(index, None, outcome) if failed else StressedResult(index, outcome))  # type: ignore[arg-type]
+            bench.measurer.load_inputs(bench.inputs)
+        elif (profiles := unwrap(request, ProfilesBody)) is not None:
+            yield from self._profiles(bench, profiles)
+        elif (memory := unwrap(request, MemoryBody)) is not None:
+            yield wrap_answer(_memory(bench, memory.schedule))
+        else:
+            raise UsageError(f"the measuring process of the CUDA device cannot answer {request.name}")
+
+    def _profiles(self, bench: Bench, body: ProfilesBody) -> Iterator[Answer]:
+        for operator in body.operators:
+            self._beat(operator)
+            try:
+                made = profile_operator(bench.measurer, operator, bindings=bench.bindings, flush=bench.flush if body.cold else None)
+            except Exception as error:
+                made = describe(error)
+            failed = isinstance(made, Failure)
+            yield wrap_answer(ProfileResult(operator, None, made) if failed else ProfileResult(operator, made))  # type: ignore[arg-type]
+
+
+def _captured(bench: Bench, body: CapturedBody) -> CapturedResult:
+    runner = bench.measurer.capture(body.schedule, rule=body.rule, options=CaptureOptions(observe=True), private=True)
+    if isinstance(runner, Failure):
+        return CapturedResult(failure=runner)
+    graph = runner.captured
+    runner.close()
+    bench.measurer.backend.release_cached()
+    return CapturedResult(graph)
+
+
+def _memory(bench: Bench, schedule: Schedule) -> MemoryResult:
+    peaks: list[int] = []
+    for rule in (FreeRule.VECTOR_CLOCK, FreeRule.HOLD_ALL):
+        runner = bench.measurer.capture(schedule, rule=rule, private=True)
+        if isinstance(runner, Failure):
+            raise RuntimeError(runner.detail)
+        peaks.append(runner.peak_bytes)
+        runner.close()
+    measurer = bench.measurer
+    alone = measurer.capture(sequential(measurer.graph), private=True)
+    if isinstance(alone, Failure):
+        raise RuntimeError(alone.detail)
+    # What an eager program holds is what one stream holds: it frees each value after its last reader, in program order.
+    eager = alone.peak_bytes
+    alone.close()
+    measurer.backend.release_cached()
+    return MemoryResult(peaks[0], peaks[1], eager)
+
+
+def _in_order(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [tensors[str(place)] for place in range(len(tensors))]

@@ -1,0 +1,225 @@
+"""A program opened on the CUDA device. The measuring process owns the context; this one never creates any."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from autosched.core.errors import DeviceError
+from autosched.core.program import Program
+from autosched.core.records import Failure, FailureKind
+from autosched.core.schedule import Schedule
+from autosched.device.base import Limits
+from autosched.device.cpu_session import CpuSession
+from autosched.device.cuda.limits import MOST_LANES
+from autosched.device.cuda.messages import (
+    CapturedBody,
+    CapturedResult,
+    FailedResult,
+    MemoryBody,
+    MemoryResult,
+    ProfileResult,
+    ProfilesBody,
+    SettingsBody,
+    StressedBody,
+    StressedResult,
+    TaintedResult,
+    unwrap,
+    wrap_request,
+)
+from autosched.device.cuda.profile import OperatorProfile
+from autosched.device.cuda.stress import DelaySet, StressOutcome
+from autosched.device.worker import Worker, WorkerDied
+from autosched.device.worker_messages import (
+    Answer,
+    Broken,
+    CompareRequest,
+    ExtraAnswer,
+    LimitsAnswer,
+    LimitsRequest,
+    OpenRequest,
+    PairedRequest,
+    PairsRequest,
+    ProgramMessage,
+    SchedulesRequest,
+    SoloRequest,
+)
+from autosched.runtime.captured import CapturedGraph
+from autosched.runtime.plan import FreeRule
+
+if TYPE_CHECKING:
+    import torch
+
+MODULE = "autosched.device.cuda.worker_main"
+_NO_ANSWER = Failure(FailureKind.CRASH, "the measuring process gave no answer for this one")
+_GRACE_S = 5.0
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_Asked = LimitsRequest | SoloRequest | PairsRequest | SchedulesRequest | PairedRequest | CompareRequest
+
+
+class CudaSession(CpuSession):
+    """See ``base.Session``: the same conversation with another measuring process, and questions that only a GPU has answers to.
+
+    A process that a failed capture or a device error has left unusable says so after its answer, and is replaced before the next
+    request: one ``Failure``, and the job goes on.
+
+    Args:
+        program, constants: as in ``Device.open``; constants are CPU tensors.
+        timeout_s: how long the process may show no progress.
+        device_index: which visible GPU.
+        settings: what the process sets before it binds the program.
+        module, plugin: for tests.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        constants: Mapping[int, torch.Tensor],
+        *,
+        timeout_s: float,
+        settings: SettingsBody,
+        seed: int = 0,
+        module: str = MODULE,
+        plugin: Path | None = None,
+    ) -> None:
+        self._settings = settings
+        lanes = max(1, min(program.graph.width, MOST_LANES))
+        super().__init__(program, constants, timeout_s=timeout_s, max_lanes=lanes, widths=(1,), seed=seed)
+        # Starting CUDA and loading a large model's modules takes longer than anything measured.
+        self._worker = Worker(module, timeout_s=timeout_s, start_timeout_s=max(300.0, timeout_s), plugin=plugin)
+
+    @property
+    def limits(self) -> Limits:
+        """As ``base.Session.limits``; the costs are measured at the first use.
+
+        Raises:
+            DeviceError: if they cannot be measured.
+        """
+        if self._limits is None:
+            answer = self._single(LimitsRequest())
+            if not isinstance(answer, LimitsAnswer):
+                detail = answer.failure.detail if isinstance(answer, Broken) else getattr(answer, "detail", "no answer")
+                raise DeviceError(f"the costs between operators could not be measured: {detail}. Run 'autosched doctor'.")
+            self._limits = Limits(
+                max_lanes=self._max_lanes,
+                widths=(1,),
+                priorities=(0, 1, 2, 3),
+                lanes_matter=False,
+                launch_gap_us=answer.launch_gap_us,
+                cross_lane_us=answer.cross_lane_us,
+                fixed_us=answer.fixed_us,
+            )
+        return self._limits
+
+    def replay_us(self, schedule: Schedule) -> float | Failure:
+        """Time of one undisturbed replay, microseconds."""
+        times = self.paired([schedule], rounds=5)
+        return times if isinstance(times, Failure) else min(times[0])
+
+    def captured(self, schedule: Schedule, rule: FreeRule = FreeRule.VECTOR_CLOCK) -> CapturedGraph | Failure:
+        """Capture ``schedule`` and describe its nodes, edges and memory, for ``verify.graph_audit``."""
+        for failure in self._illegal([schedule]).values():
+            return failure
+        found = self._extra(CapturedBody(schedule, rule), CapturedResult)
+        if isinstance(found, Failure):
+            return found
+        result = found[-1] if found else CapturedResult()
+        return result.graph if result.graph is not None else result.failure or _NO_ANSWER
+
+    def stressed(self, schedule: Schedule, delay_sets: Sequence[DelaySet], *, replays: int) -> list[StressOutcome | Failure]:
+        """Replay ``schedule`` under each delay set, see ``verify.race_stress``."""
+        for failure in self._illegal([schedule]).values():
+            return [failure] * len(delay_sets)
+        answers = self._extra(StressedBody(schedule, tuple(delay_sets), replays, self._next_seed()), StressedResult)
+        if isinstance(answers, Failure):
+            return [answers] * len(delay_sets)
+        found: dict[int, StressOutcome | Failure] = {}
+        for item in answers:
+            found[item.index] = item.outcome if item.outcome is not None else item.failure or _NO_ANSWER
+        return [found.get(place, _NO_ANSWER) for place in range(len(delay_sets))]
+
+    def profiles(self, *, cold: bool = True) -> list[OperatorProfile | Failure]:
+        """What every operator launches, by operator; operators of one signature share a profile."""
+        operators = self._program.graph.operators
+        first: dict[str, int] = {}
+        for operator in operators:
+            first.setdefault(operator.signature, operator.index)
+        found: dict[int, OperatorProfile | Failure] = {}
+        while pending := tuple(index for index in first.values() if index not in found):
+            try:
+                for item in self._extra_answers(ProfilesBody(pending, cold), ProfileResult):
+                    found[item.operator] = item.profile if item.profile is not None else item.failure or _NO_ANSWER
+                found.update({index: _NO_ANSWER for index in pending if index not in found})
+            except WorkerDied as death:
+                if death.item in pending:
+                    found.setdefault(death.item, death.failure)
+        return [found[first[operator.signature]] for operator in operators]
+
+    def memory(self, schedule: Schedule) -> MemoryResult | Failure:
+        """Peak memory with vector-clock frees, with none, and of the eager program; bytes."""
+        found = self._extra(MemoryBody(schedule), MemoryResult)
+        if isinstance(found, Failure):
+            return found
+        return found[-1] if found else _NO_ANSWER
+
+    def _extra(self, body: msgspec.Struct, kind: type[_T]) -> list[_T] | Failure:
+        try:
+            return list(self._extra_answers(body, kind))
+        except WorkerDied as death:
+            return death.failure
+
+    def _extra_answers(self, body: msgspec.Struct, kind: type[_T]) -> Iterator[_T]:
+        self._prepare()
+        for answer in self._filtered(self._worker.ask(wrap_request(body))):
+            if isinstance(answer, Broken):
+                raise WorkerDied(answer.failure, -1) if kind is not ProfileResult else DeviceError(answer.failure.detail)
+            if isinstance(answer, ExtraAnswer) and (found := unwrap(answer, kind)) is not None:
+                yield found
+
+    def _ask(self, request: _Asked) -> Iterator[Answer]:
+        self._prepare()
+        return self._filtered(self._worker.ask(request))
+
+    def _prepare(self) -> None:
+        if self._closed:
+            raise DeviceError("the session is closed; open the device again")
+        if self._constants is not None:
+            self._write_program(self._constants)
+            self._constants = None
+
+    def _filtered(self, answers: Iterator[Answer]) -> Iterator[Answer]:
+        tainted = False
+        for answer in answers:
+            if isinstance(answer, ExtraAnswer):
+                if unwrap(answer, TaintedResult) is not None:
+                    tainted = True
+                    continue
+                if (failed := unwrap(answer, FailedResult)) is not None:
+                    answer = Broken(failed.failure)
+            yield answer
+        if tainted:
+            self._replace_worker()
+
+    def _replace_worker(self) -> None:
+        """End the process; the next request starts a fresh one, with the same files."""
+        pid = self._worker.pid
+        if pid is None:
+            return
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _GRACE_S
+        while self._worker.pid is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _write_program(self, constants: Mapping[int, torch.Tensor]) -> None:
+        program_file = self._worker.folder / "program.json"
+        program_file.write_bytes(msgspec.json.encode(ProgramMessage.of(self._program)))
+        tensors = {str(value): tensor.cpu() for value, tensor in constants.items()}
+        constants_file = self._worker.write_tensors("constants.safetensors", tensors)
+        self._worker.opens_with([wrap_request(self._settings), OpenRequest(str(program_file), str(constants_file), self._seed)])

@@ -1,0 +1,113 @@
+"""The measuring process of the CUDA device: the only process of a tuning job that owns a CUDA context."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from autosched.core.errors import UnsupportedGraph
+from autosched.device.cuda.bindings import open_bindings
+from autosched.device.cuda.facts import GpuMeter
+from autosched.device.cuda.measure import CudaMeasurer
+from autosched.device.cuda.messages import SettingsBody
+from autosched.device.cuda.screen import observe_synchronising
+from autosched.device.cuda.service import Bench, CudaService
+from autosched.device.worker_child import Channel
+from autosched.device.worker_messages import OpenRequest, ProgramMessage
+from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.cuda_graph import GraphCapturer
+from autosched.runtime.kernels import bind, random_inputs
+from autosched.runtime.streams import Tensor, TorchStreams
+
+# Several times the L2 cache of any GPU of compute capability 9.0 or 10.0.
+_FLUSH_BYTES = 256 << 20
+
+
+class _Builder:
+    """Opens a program on the device chosen in the settings."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._index = 0
+
+    def apply(self, settings: SettingsBody) -> None:
+        """Set what the parent has set: it decides which kernels run."""
+        torch.backends.cudnn.benchmark = settings.cudnn_benchmark
+        torch.backends.cudnn.deterministic = settings.cudnn_deterministic
+        torch.backends.cudnn.allow_tf32 = settings.cudnn_allow_tf32
+        torch.set_float32_matmul_precision(settings.float32_matmul_precision)
+        self._index = settings.device_index
+
+    def build(self, request: OpenRequest) -> Bench:
+        """Bind, warm up, and find the operators that cannot be captured.
+
+        Raises:
+            UnsupportedGraph: naming them.
+        """
+        beat = self._channel.beat
+        backend = TorchStreams(f"cuda:{self._index}")
+        device = backend.device
+        program = msgspec.json.decode(Path(request.program_file).read_bytes(), type=ProgramMessage).program()
+        beat(-1)
+        constants = {int(name): tensor.to(device) for name, tensor in read_tensors(Path(request.constants_file)).items()}
+        beat(-1)
+        bound = bind(program, constants, device)
+        if self._channel.plugin is not None:
+            kernels = tuple(self._channel.plugin.wrap_kernel(index, kernel) for index, kernel in enumerate(bound.kernels))
+            bound = dataclasses.replace(bound, kernels=kernels)
+        inputs = random_inputs(program, request.seed, device)
+        bindings = open_bindings()
+        meter = GpuMeter(self._index)
+        capturer = GraphCapturer(backend, reader=bindings)
+        measurer = CudaMeasurer(capturer, bound, program.graph, inputs, beat=beat, contamination=meter.read)
+        failure = capturer.warm_up(bound, measurer.static)
+        beat(-1)
+        if failure is not None:
+            raise RuntimeError(f"the program does not run on the device: {failure.detail}")
+        if found := observe_synchronising(measurer):
+            named = ", ".join(f"{item.name} {item.reason}" for item in found[:5])
+            raise UnsupportedGraph(
+                f"operators that a CUDA graph cannot hold: {named}. Move them out of the model, or tune for --device cpu."
+            )
+        beat(-1)
+        flush_buffer = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+
+        def flush() -> None:
+            flush_buffer.zero_()
+
+        def to_device(tensors: Sequence[torch.Tensor]) -> list[Tensor]:
+            return [tensor.to(device) for tensor in tensors]
+
+        return Bench(
+            measurer,
+            inputs,
+            to_device,
+            draw=lambda seed: random_inputs(program, seed, device),
+            exact=_with_full_float32,
+            bindings=bindings,
+            flush=flush,
+        )
+
+
+def _with_full_float32(run: Callable[[], list[Tensor]]) -> list[Tensor]:
+    backends: Any = torch.backends
+    before = backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    try:
+        return run()
+    finally:
+        backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
+
+
+def main() -> None:
+    """Serve until the parent is done."""
+    channel = Channel()
+    builder = _Builder(channel)
+    channel.serve(CudaService(builder.build, builder.apply, channel.beat).handle)
