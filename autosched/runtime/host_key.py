@@ -55,11 +55,12 @@ def numerics_key(kind: str = "cpu") -> tuple[tuple[str, str], ...]:
         kind: device kind; settings that only matter on CUDA are left out elsewhere.
     """
     settings = {
-        "autocast": str(torch.is_autocast_enabled(kind)),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
+    if kind in ("cpu", "cuda"):
+        settings["autocast"] = str(torch.is_autocast_enabled(kind))
     if kind == "cpu":
         settings["mkldnn_enabled"] = str(bool(torch.backends.mkldnn.enabled))
     if kind == "cuda":

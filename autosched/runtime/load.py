@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autosched.core.errors import AutoschedError, IncompatibleArtifact, UsageError
+from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.audit import audit_run, changes_callers_memory
 from autosched.runtime.bundle_format import Bundle, read_bundle
@@ -60,6 +60,10 @@ def load(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, *, stri
     facts = _Facts()
     try:
         prepared = _prepare(source, model, label, facts)
+    except (UnsupportedGraph, InputMismatch) as error:
+        if strict:
+            raise IncompatibleArtifact(label, [str(error)]) from error
+        return _as_it_came(model, str(error), facts)
     except UsageError:
         raise
     except AutoschedError as error:

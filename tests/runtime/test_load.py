@@ -1,0 +1,237 @@
+"""Loading: the schedule runs where it fits, and on any doubt the model runs as it came, with one warning that says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
+from autosched.core.graph import Operator, OpGraph
+from autosched.core.program import Program
+from autosched.core.schedule import sequential
+from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.load import FallbackWarning, LoadedModel, load
+from autosched.runtime.numerics import compare
+from autosched.runtime.trees import output_tensors
+from tests.conformance.bundles import evidence_for, two_branches_bundle
+from tests.conformance.graphs import Recorder, TwoBranches, two_branches_inputs, two_branches_program
+
+
+@pytest.fixture
+def model() -> TwoBranches:
+    return TwoBranches().eval()
+
+
+def assert_like_the_model(loaded: LoadedModel, model: torch.nn.Module, seed: int = 3) -> None:
+    args, kwargs = two_branches_inputs(seed)
+    with torch.no_grad():
+        result, expected = loaded(*args, **kwargs), model(*args, **kwargs)
+    assert result.keys() == expected.keys()
+    assert result["name"] == "two"
+    assert isinstance(result["parts"], tuple)
+    assert compare(output_tensors(result), output_tensors(expected)).within_tolerance
+
+
+def rebuilt(bundle: Bundle, **changes: Any) -> bytes:
+    """The bundle with another program, keys made to match: what a forger, or a bug in capture, would write."""
+    program: Program = dataclasses.replace(bundle.program, **changes)
+    schedule = dataclasses.replace(bundle.schedule, graph_hash=program.graph.hash)
+    evidence = dataclasses.replace(bundle.evidence)
+    return encode_bundle(make_bundle(program, schedule, evidence, bundle.literals, bundle.key.device, bundle.key.software))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_the_schedule_computes_what_the_model_computes(model: TwoBranches, lanes: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.autosched"
+    path.write_bytes(encode_bundle(two_branches_bundle(model, lanes=lanes)))
+    loaded = load(path, model, strict=True)
+    for seed in range(5):
+        assert_like_the_model(loaded, model, seed)
+    report = loaded.report()
+    assert report.scheduled
+    assert report.calls == 5
+    assert report.verdict == "exact"
+    assert report.lanes == lanes
+    assert report.schedule == "beam"
+    assert report.stepped_aside == ()
+    assert "beam" in repr(loaded)
+
+
+_DOUBTS: dict[str, tuple[Callable[[TwoBranches, bytes], tuple[bytes, torch.nn.Module]], type[Exception], str]] = {
+    "damaged": (lambda model, data: (data[:-50], model), ArtifactCorrupt, "not a complete bundle"),
+    "another model": (lambda model, data: (data, torch.nn.Linear(3, 3).eval()), IncompatibleArtifact, "left.weight"),
+    "training": (lambda model, data: (data, model.train()), IncompatibleArtifact, "model.eval"),
+    "another dtype": (lambda model, data: (data, model.half()), IncompatibleArtifact, "float32 there, .* float16 here"),
+    "inference tensors": (lambda model, data: (data, _made_in_inference_mode()), IncompatibleArtifact, "inference_mode"),
+}
+
+
+def _made_in_inference_mode() -> TwoBranches:
+    with torch.inference_mode():
+        return TwoBranches().eval()
+
+
+@pytest.mark.parametrize("name", _DOUBTS)
+def test_on_any_doubt_the_model_runs_as_it_came(model: TwoBranches, name: str) -> None:
+    change, error, words = _DOUBTS[name]
+    data, changed = change(model, encode_bundle(two_branches_bundle(model)))
+    with pytest.raises(error, match=words):
+        load(data, changed, strict=True)
+    with pytest.warns(FallbackWarning, match=words) as caught:
+        loaded = load(data, changed)
+    assert len(caught) == 1
+    report = loaded.report()
+    assert not report.scheduled
+    assert report.reason
+    assert "as it came" in repr(loaded)
+    if isinstance(changed, TwoBranches) and name not in ("another dtype",):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_like_the_model(loaded, changed)
+
+
+def test_what_only_the_caller_can_mend_is_raised_in_any_case(model: TwoBranches, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        load(tmp_path / "absent.autosched", model)
+    with pytest.raises(UsageError, match=r"expected the torch\.nn\.Module"):
+        load(b"", lambda x: x)  # type: ignore[arg-type]
+
+
+def test_a_device_that_differs_is_incompatible(model: TwoBranches) -> None:
+    bundle = two_branches_bundle(model)
+    device = dataclasses.replace(bundle.key.device, name="another processor")
+    other = make_bundle(bundle.program, bundle.schedule, bundle.evidence, bundle.literals, device, bundle.key.software)
+    with pytest.raises(IncompatibleArtifact, match="another processor there"):
+        load(encode_bundle(other), model, strict=True)
+
+
+def test_a_device_kind_that_nobody_knows_is_incompatible(model: TwoBranches) -> None:
+    bundle = two_branches_bundle(model)
+    device = dataclasses.replace(bundle.key.device, kind="abacus")
+    other = make_bundle(bundle.program, bundle.schedule, bundle.evidence, bundle.literals, device, bundle.key.software, numerics=())
+    with pytest.raises(IncompatibleArtifact, match="abacus"):
+        load(encode_bundle(other), model, strict=True)
+
+
+def test_another_version_of_torch_is_verified_and_used(model: TwoBranches) -> None:
+    bundle = two_branches_bundle(model)
+    software = dataclasses.replace(bundle.key.software, versions=(*bundle.key.software.versions, ("zlib", "9")))
+    other = make_bundle(bundle.program, bundle.schedule, bundle.evidence, bundle.literals, bundle.key.device, software)
+    loaded = load(encode_bundle(other), model, strict=True)
+    assert loaded.report().verdict == "degraded"
+    assert loaded.report().differences == ("software zlib: 9 there, absent here",)
+    assert_like_the_model(loaded, model)
+
+
+def test_a_model_that_computes_something_else_with_equal_parameters_is_refused(model: TwoBranches) -> None:
+    class Twin(TwoBranches):
+        def forward(self, x: torch.Tensor, *, more: dict[str, Any]) -> dict[str, Any]:
+            result = super().forward(x, more=more)
+            return {**result, "sum": result["sum"] * 1.5}
+
+    data = encode_bundle(two_branches_bundle(model))
+    with pytest.raises(IncompatibleArtifact, match="something else than the model"):
+        load(data, Twin().eval(), strict=True)
+    with pytest.warns(FallbackWarning, match="something else"):
+        loaded = load(data, Twin().eval())
+    assert_like_the_model(loaded, Twin().eval())
+
+
+def test_a_model_with_other_containers_is_refused(model: TwoBranches) -> None:
+    class Renamed(TwoBranches):
+        def forward(self, x: torch.Tensor, *, more: dict[str, Any]) -> dict[str, Any]:
+            return {**super().forward(x, more=more), "name": "three"}
+
+    with pytest.raises(IncompatibleArtifact, match="other containers or other plain values"):
+        load(encode_bundle(two_branches_bundle(model)), Renamed().eval(), strict=True)
+
+
+def test_a_graph_that_hides_an_in_place_change_is_refused(model: TwoBranches) -> None:
+    bundle = two_branches_bundle(model)
+    graph = bundle.program.graph
+    operators = [dataclasses.replace(operator, mutates=()) for operator in graph.operators]
+    with pytest.raises(IncompatibleArtifact, match="in place and the graph does not say so"):
+        load(rebuilt(bundle, graph=OpGraph(tuple(operators), graph.values, graph.inputs, graph.outputs)), model, strict=True)
+
+
+def test_a_graph_that_hides_a_view_is_refused(model: TwoBranches) -> None:
+    bundle = two_branches_bundle(model)
+    graph = bundle.program.graph
+    values = tuple(dataclasses.replace(value, storage=value.index) for value in graph.values)
+    with pytest.raises(IncompatibleArtifact, match="does not say so"):
+        load(rebuilt(bundle, graph=OpGraph(graph.operators, values, graph.inputs, graph.outputs)), model, strict=True)
+
+
+def test_a_schedule_that_changes_its_input_in_place_is_refused() -> None:
+    recorder = Recorder()
+    x = recorder.input(torch.randn(3))
+    program = recorder.build([recorder.run("aten::relu_.default", x)], result=None)
+    bundle = two_branches_bundle(TwoBranches().eval())
+    evidence = evidence_for(1, bundle.key.device, program.graph.hash)
+    data = encode_bundle(make_bundle(program, sequential(program.graph), evidence, {}, bundle.key.device, bundle.key.software))
+
+    class InPlace(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (torch.relu_(x),)
+
+    with pytest.raises(IncompatibleArtifact, match="in place"):
+        load(data, InPlace().eval(), strict=True)
+
+
+def test_an_operator_outside_the_allow_list_never_runs(model: TwoBranches) -> None:
+    bundle = two_branches_bundle(model)
+    text = msgspec.json.encode(bundle.program.graph.operators).replace(b"aten::mm.default", b"aten::from_file.default")
+    operators = msgspec.json.decode(text, type=tuple[Operator, ...])
+    graph = dataclasses.replace(bundle.program.graph, operators=operators)
+    with pytest.warns(FallbackWarning, match="may not run"):
+        loaded = load(rebuilt(bundle, graph=graph), model)
+    assert_like_the_model(loaded, model)
+
+
+_LEAN = """
+import sys
+before = set(sys.modules)
+import torch
+with_torch = set(sys.modules)
+from autosched.runtime.load import load
+from tests.conformance.graphs import TwoBranches, two_branches_inputs
+model = TwoBranches().eval()
+loaded = load(sys.argv[1], model, strict=True)
+args, kwargs = two_branches_inputs()
+loaded(*args, **kwargs)
+heavy = {"xgboost", "optuna", "pandas", "sklearn", "numba", "pyarrow", "scipy", "networkx", "autosched.search", "autosched.costmodel",
+         "autosched.datasets", "autosched.device", "autosched.capture", "torch._dynamo", "torch._inductor"}
+bad = sorted(heavy & (set(sys.modules) - with_torch))
+assert not bad, bad
+assert not torch.cuda.is_initialized()
+print("lean", loaded.report().scheduled)
+"""
+
+
+def test_loading_imports_no_tuning_stack_and_touches_no_cuda(model: TwoBranches, tmp_path: Path) -> None:
+    path = tmp_path / "model.autosched"
+    path.write_bytes(encode_bundle(two_branches_bundle(model)))
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", _LEAN, str(path)], capture_output=True, text=True, timeout=120, cwd=root, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "lean True"
+
+
+def test_programs_are_only_read_never_changed_by_a_load(model: TwoBranches) -> None:
+    bundle = two_branches_bundle(model)
+    data = encode_bundle(bundle)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    load(data, model, strict=True)
+    assert encode_bundle(bundle) == data
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert two_branches_program(model)[0] == bundle.program
