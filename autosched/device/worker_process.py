@@ -167,8 +167,11 @@ class ChildProcess:
         self.kill()
 
     def last_words(self, characters: int = 600) -> str:
-        """The end of what it wrote to its output, on one line."""
-        return " | ".join(self._log.text()[-characters:].split("\n")).strip(" |")
+        """The end of what it wrote to its output, on one line; of a fatal error's long report, what led to it and its beginning."""
+        text = self._log.text()
+        fatal = text.rfind("Fatal Python error")
+        quoted = text[-characters:] if fatal < 0 else text[max(0, fatal - characters // 2) : fatal + characters // 2]
+        return " | ".join(line.strip() for line in quoted.splitlines() if line.strip())
 
     def _take(self) -> bytes | None:
         if len(self._buffer) < LENGTH.size:

@@ -1,0 +1,56 @@
+"""The CPU device against the contract of every device, and what is its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from autosched.core.graph import OpGraph
+from autosched.core.schedule import sequential
+from autosched.device.base import Device
+from autosched.device.cpu import CpuDevice
+from autosched.device.cpu_measure import peak_live_bytes
+from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.plan import FreeRule, make_plan
+from tests.conformance.device_suite import DeviceSuite
+from tests.conformance.programs import branches_program, chain_program, not_finite_program
+
+
+class TestCpuDevice(DeviceSuite):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def device(cls) -> Device:
+        return CpuDevice(seed=3)
+
+    def test_keys_are_those_a_loader_computes(self, device: Device) -> None:
+        assert device.key == cpu_device_key()
+        assert device.software == software_key()
+
+
+def test_nothing_starts_before_the_first_request() -> None:
+    with CpuDevice().open(*chain_program(), timeout_s=10) as session:
+        assert session.worker_pid is None
+
+
+def test_a_program_that_is_itself_not_finite_can_be_timed() -> None:
+    program, constants = not_finite_program()
+    with CpuDevice().open(program, constants, timeout_s=60) as session:
+        record = session.schedules([sequential(program.graph)], rounds=2)[0]
+    assert hasattr(record, "samples"), record
+
+
+def test_live_bytes_follow_the_frees() -> None:
+    program, _ = chain_program(length=5, size=16)
+    graph = program.graph
+    one = 16 * 16 * 4
+    assert peak_live_bytes(graph, make_plan(graph, sequential(graph))) == 2 * one
+    assert peak_live_bytes(graph, make_plan(graph, sequential(graph), FreeRule.HOLD_ALL)) == 5 * one
+
+
+def test_live_bytes_of_branches_in_two_orders() -> None:
+    program, _ = branches_program(branches=3, depth=1, size=8)
+    graph: OpGraph = program.graph
+    one = 8 * 8 * 4
+    deep = peak_live_bytes(graph, make_plan(graph, sequential(graph)))
+    wide = peak_live_bytes(graph, make_plan(graph, sequential(graph, order=[0, 2, 4, 1, 3, 5, 6])))
+    assert deep == 3 * one + 3 * one  # three branch ends and their concatenation
+    assert wide == deep

@@ -1,0 +1,111 @@
+"""Statements from raw times: what must hold for any samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosched.core.errors import UsageError
+from autosched.device.timing import is_unstable, noise_floor_pct, paired_ratio, summarize
+
+times = st.lists(st.floats(1.0, 1e6, allow_nan=False), min_size=1, max_size=60)
+quick = settings(deadline=None, derandomize=True, max_examples=60)
+
+
+@quick
+@given(times)
+def test_figures_are_in_order_and_among_the_samples(values: list[float]) -> None:
+    found = summarize(values)
+    assert found.min_us == min(values)
+    assert found.count == len(values)
+    assert found.min_us <= found.ci_low_us <= found.median_us <= found.ci_high_us <= max(values)
+    assert found.ci_low_us in values
+    assert found.ci_high_us in values
+    assert found.median_us == pytest.approx(float(np.median(values)))
+
+
+@quick
+@given(times, st.randoms(use_true_random=False))
+def test_the_order_of_samples_does_not_matter(values: list[float], shuffler: object) -> None:
+    shuffled = list(values)
+    shuffler.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert summarize(shuffled) == summarize(values)
+
+
+@quick
+@given(times, st.floats(0.01, 100.0))
+def test_a_ratio_scales_and_an_equal_column_is_one(values: list[float], factor: float) -> None:
+    scaled = paired_ratio([value * factor for value in values], values, np.random.default_rng(0))
+    for figure in (scaled.ratio, scaled.ci_low, scaled.ci_high):
+        assert figure == pytest.approx(factor)
+    assert noise_floor_pct(values, values, np.random.default_rng(0)) == 0.0
+
+
+@quick
+@given(times, st.integers(0, 1000))
+def test_a_seed_gives_one_answer(values: list[float], seed: int) -> None:
+    other = values[::-1]
+    first = paired_ratio(values, other, np.random.default_rng(seed))
+    assert first == paired_ratio(values, other, np.random.default_rng(seed))
+    assert first.ci_low <= first.ci_high
+
+
+@pytest.mark.parametrize("count", [6, 9, 15, 31, 200, 1500])
+def test_the_interval_of_the_median_covers_at_least_its_promise(count: int) -> None:
+    rng = np.random.default_rng(count)
+    hits = 0
+    for _ in range(400):
+        found = summarize((100.0 + rng.exponential(10.0, size=count)).tolist())
+        hits += found.ci_low_us <= 100.0 + 10.0 * math.log(2.0) <= found.ci_high_us
+    assert hits / 400 >= 0.92
+
+
+def test_drift_cancels_in_pairs() -> None:
+    rng = np.random.default_rng(1)
+    drift = np.linspace(1.0, 2.0, 40)
+    base = 100.0 * drift * rng.normal(1.0, 0.003, 40)
+    faster = 98.0 * drift * rng.normal(1.0, 0.003, 40)
+    found = paired_ratio(faster.tolist(), base.tolist(), np.random.default_rng(2))
+    assert found.differs
+    assert found.ratio == pytest.approx(0.98, abs=0.03)
+
+
+def test_noise_says_nothing() -> None:
+    rng = np.random.default_rng(3)
+    found = paired_ratio(rng.normal(100, 5, 30).tolist(), rng.normal(100, 5, 30).tolist(), np.random.default_rng(4))
+    assert not found.differs
+
+
+def test_more_noise_raises_the_floor() -> None:
+    rng = np.random.default_rng(5)
+    floors = [
+        noise_floor_pct(rng.normal(100, s, 40).tolist(), rng.normal(100, s, 40).tolist(), np.random.default_rng(6)) for s in (0.1, 1, 10)
+    ]
+    assert floors == sorted(floors)
+    assert floors[0] < 1 < floors[2]
+
+
+def test_unstable_is_said_of_jitter_and_of_a_step_but_not_of_calm() -> None:
+    rng = np.random.default_rng(7)
+    calm = rng.normal(100, 1, 30)
+    assert not is_unstable(calm.tolist())
+    assert is_unstable(rng.uniform(50, 200, 12).tolist())
+    assert is_unstable((calm * np.where(np.arange(30) < 15, 1.0, 1.5)).tolist())
+    assert not is_unstable([*calm.tolist(), 500.0])  # one outlier is what medians are for
+
+
+@pytest.mark.parametrize("bad", [[], [math.nan], [math.inf, 1.0], [0.0], [-1.0, 2.0]])
+def test_impossible_times_are_refused(bad: list[float]) -> None:
+    with pytest.raises(UsageError):
+        summarize(bad)
+    with pytest.raises(UsageError):
+        is_unstable(bad)
+
+
+def test_columns_of_different_length_are_no_pairs() -> None:
+    with pytest.raises(UsageError, match="2 and 1"):
+        paired_ratio([1.0, 2.0], [1.0], np.random.default_rng(0))

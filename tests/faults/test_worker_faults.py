@@ -1,0 +1,364 @@
+"""Every way a measuring process can go wrong, injected: one failure as a value, a fresh process, and the job goes on.
+
+Faults come from a plugin file that the process runs first; it wraps the operators. Only tests can name one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autosched.core.errors import DeviceError, WorkerLost
+from autosched.core.program import Program
+from autosched.core.records import Failure, FailureKind, PairRecord, ScheduleRecord, SoloRecord
+from autosched.core.schedule import Schedule, make_schedule, sequential
+from autosched.device.base import Pair
+from autosched.device.cpu_session import CpuSession
+from autosched.device.worker import Worker
+from tests.conformance.programs import branches_program
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc to see who is alive")
+
+# Operators of the test program: two branches of (mm, relu); the last operator joins them.
+BRANCHES, DEPTH = 2, 2
+BAD = 3
+
+Open = Callable[..., CpuSession]
+
+
+@pytest.fixture
+def program() -> Program:
+    return branches_program(branches=BRANCHES, depth=DEPTH, size=16)[0]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Open a session whose operator ``BAD`` first runs ``code``, in which ``once()`` is true the first time on this machine."""
+    sessions: list[CpuSession] = []
+
+    def make(code: str, *, timeout_s: float = 60.0, index: int = BAD) -> CpuSession:
+        plugin = tmp_path / f"plugin{len(sessions)}.py"
+        marker = tmp_path / f"marker{len(sessions)}"
+        plugin.write_text(
+            textwrap.dedent(
+                """
+                import os, signal, subprocess, sys, threading, time
+                import torch
+
+                def once():
+                    try:
+                        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+                    except FileExistsError:
+                        return False
+                    return True
+
+                def fault(kernel, slots, folder={folder!r}):
+                {code}
+
+                def wrap_kernel(index, kernel):
+                    return (lambda slots: fault(kernel, slots)) if index == {index} else kernel
+                """
+            ).format(marker=str(marker), folder=str(tmp_path), index=index, code=textwrap.indent(textwrap.dedent(code), "    "))
+        )
+        session = CpuSession(
+            *branches_program(branches=BRANCHES, depth=DEPTH, size=16), timeout_s=timeout_s, max_lanes=2, widths=(1,), plugin=plugin
+        )
+        sessions.append(session)
+        return session
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+def state(pid: int) -> str:
+    """The state letter of a process, empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def wait_gone(pid: int, within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while state(pid) not in ("", "Z") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return state(pid) in ("", "Z")
+
+
+def lane_schedules(program: Program) -> list[Schedule]:
+    graph = program.graph
+    return [sequential(graph), make_schedule(graph, range(len(graph)), [index // 4 % 2 for index in range(len(graph))])]
+
+
+def expect_failure(found: object, kind: FailureKind, words: str = "") -> None:
+    assert isinstance(found, Failure), found
+    assert found.kind is kind
+    assert words in found.detail
+
+
+@pytest.mark.parametrize(("how", "words"), [("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV")])
+def test_killed_by_a_signal_is_one_failure(opened: Open, program: Program, how: str, words: str) -> None:
+    session = opened(f"if once(): os.kill(os.getpid(), signal.{how})\nkernel(slots)")
+    found = session.schedules(lane_schedules(program), rounds=2)
+    expect_failure(found[0], FailureKind.CRASH, words)
+    assert isinstance(found[1], ScheduleRecord)
+    again = session.schedules(lane_schedules(program), rounds=2)
+    assert all(isinstance(item, ScheduleRecord) for item in again)
+
+
+def test_killed_from_outside_in_the_middle_goes_on(opened: Open, program: Program) -> None:
+    session = opened("kernel(slots)")
+    session.schedules(lane_schedules(program), rounds=1)
+    first = session.worker_pid
+    assert first is not None
+    killer = threading.Timer(0.3, os.kill, (first, signal.SIGKILL))
+    killer.start()
+    found = session.schedules(lane_schedules(program), rounds=2000)
+    killer.join()
+    assert sorted(type(item).__name__ for item in found) in (["Failure", "ScheduleRecord"], ["ScheduleRecord", "ScheduleRecord"])
+    assert session.worker_pid != first
+    assert state(first) == ""  # reaped, no zombie
+
+
+def test_the_crash_report_quotes_the_last_words(opened: Open, program: Program) -> None:
+    session = opened("print('these were my last words', flush=True)\nos.abort()")
+    expect_failure(session.schedules([sequential(program.graph)], rounds=1)[0], FailureKind.CRASH, "these were my last words")
+
+
+def test_a_flood_of_output_blocks_nobody(opened: Open, program: Program) -> None:
+    session = opened("sys.stdout.write('x' * 300_000)\nsys.stdout.flush()\nkernel(slots)")
+    assert isinstance(session.schedules([sequential(program.graph)], rounds=2)[0], ScheduleRecord)
+
+
+def test_exit_in_the_middle_is_a_crash(opened: Open, program: Program) -> None:
+    session = opened("os._exit(7)")
+    expect_failure(session.schedules([sequential(program.graph)], rounds=1)[0], FailureKind.CRASH, "status 7")
+
+
+def test_hang_is_a_timeout_and_the_process_is_gone(opened: Open, program: Program) -> None:
+    session = opened("if once(): time.sleep(1000)\nkernel(slots)", timeout_s=2.0)
+    found = session.schedules(lane_schedules(program), rounds=1)
+    expect_failure(found[0], FailureKind.TIMEOUT, "2 s")
+    assert isinstance(found[1], ScheduleRecord)
+
+
+def test_hang_with_the_interpreter_lock_held_is_a_timeout(opened: Open, program: Program) -> None:
+    # A native loop that never lets another thread run: nothing inside the process could end it.
+    session = opened("import ctypes\nif once(): ctypes.PyDLL(None).sleep(1000)\nkernel(slots)", timeout_s=2.0)
+    expect_failure(session.schedules([sequential(program.graph)], rounds=1)[0], FailureKind.TIMEOUT)
+
+
+def test_hang_with_a_grandchild_ends_both(opened: Open, program: Program, tmp_path: Path) -> None:
+    code = """
+    if once():
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            grandchild = subprocess.Popen(["sleep", "1000"])
+            with open(folder + "/pids", "w") as file:
+                file.write(f"{os.getpid()} {grandchild.pid}")
+            time.sleep(1000)
+        time.sleep(1000)
+    kernel(slots)
+    """
+    session = opened(code, timeout_s=2.0)
+    expect_failure(session.schedules([sequential(program.graph)], rounds=1)[0], FailureKind.TIMEOUT)
+    pids = [int(item) for item in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert all(wait_gone(pid, 1.0) for pid in pids)
+
+
+def test_a_slow_worker_that_makes_progress_is_left_alone(opened: Open, program: Program) -> None:
+    session = opened("time.sleep(0.2)\nkernel(slots)", timeout_s=1.0)
+    assert isinstance(session.schedules([sequential(program.graph)], rounds=6)[0], ScheduleRecord)  # some 3 s in all
+
+
+ODD_EXCEPTIONS = """
+class Local(Exception):
+    lock = threading.Lock()
+class Mute(Exception):
+    def __str__(self): raise TypeError("never")
+which = int(open(folder + "/which").read())
+if which == 0: raise MemoryError("no more")
+if which == 1: raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+if which == 2: torch.empty(1 << 60)
+if which == 3: raise ValueError("unusual shape")
+if which == 4: raise Local(threading.Lock())
+if which == 5: raise Mute()
+kernel(slots)
+"""
+
+
+def test_an_exception_arrives_as_text_and_kills_nobody(opened: Open, program: Program, tmp_path: Path) -> None:
+    session = opened(ODD_EXCEPTIONS)
+    pids = set()
+    for which, (kind, words) in enumerate(
+        [
+            (FailureKind.OOM, "no more"),
+            (FailureKind.OOM, "can't allocate memory"),
+            (FailureKind.OOM, "RuntimeError"),
+            (FailureKind.CRASH, "ValueError: unusual shape"),
+            (FailureKind.CRASH, "Local"),
+            (FailureKind.CRASH, "Mute"),
+        ]
+    ):
+        (tmp_path / "which").write_text(str(which))
+        for item in session.schedules(lane_schedules(program), rounds=1):
+            expect_failure(item, kind, words)
+        expect_failure(session.paired(lane_schedules(program), rounds=1), kind, words)
+        expect_failure(session.pairs([Pair(0, 4)], repeats=1)[0], kind, words)
+        solo = session.solo((1,), repeats=2)
+        expect_failure(solo[BAD][0], kind, words)
+        assert all(isinstance(row[0], SoloRecord) for index, row in enumerate(solo) if index != BAD)
+        pids.add(session.worker_pid)
+    (tmp_path / "which").write_text("-1")
+    assert all(isinstance(item, ScheduleRecord) for item in session.schedules(lane_schedules(program), rounds=1))
+    pids.add(session.worker_pid)
+    assert len(pids) == 1
+
+
+NAN_AT_FIRST = """
+kernel(slots)
+if once():
+    for place, item in enumerate(slots):
+        if torch.is_tensor(item): slots[place] = item * float("nan")
+"""
+
+
+def test_nan_where_the_reference_is_finite(opened: Open, program: Program) -> None:
+    # The first run is the candidate's, the second is the reference in order.
+    session = opened(NAN_AT_FIRST, index=len(program.graph) - 1)
+    found = session.schedules(lane_schedules(program), rounds=1)
+    expect_failure(found[0], FailureKind.NONFINITE)
+    assert isinstance(found[1], ScheduleRecord)
+
+
+def test_death_in_the_middle_of_a_batch_keeps_what_was_answered(opened: Open, program: Program) -> None:
+    # Pairs are answered one by one; only a pair with the bad operator meets the fault a second time.
+    session = opened(
+        "fault.calls = getattr(fault, 'calls', 0) + 1\nif fault.calls > 1: os.kill(os.getpid(), signal.SIGKILL)\nkernel(slots)"
+    )
+    asked = [Pair(0, 4), Pair(1, 5), Pair(BAD, 4), Pair(2, 6)]
+    found = session.pairs(asked, repeats=2)
+    assert [type(item) for item in found] == [PairRecord, PairRecord, Failure, PairRecord]
+    expect_failure(found[2], FailureKind.CRASH, "SIGKILL")
+    assert isinstance(session.pairs([Pair(0, 4)], repeats=2)[0], PairRecord)
+
+
+def test_an_operator_that_kills_does_not_hide_the_others(opened: Open, program: Program) -> None:
+    session = opened("os.kill(os.getpid(), signal.SIGKILL)")
+    found = session.solo((1,), repeats=2)
+    expect_failure(found[BAD][0], FailureKind.CRASH, "SIGKILL")
+    assert all(isinstance(row[0], SoloRecord) for index, row in enumerate(found) if index != BAD)
+
+
+def test_a_worker_that_always_dies_is_lost_not_retried_for_ever(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("import os\nprint('cannot live here', flush=True)\nos._exit(3)\n")
+    session = CpuSession(*branches_program(), timeout_s=60, max_lanes=2, widths=(1,), plugin=plugin)
+    try:
+        with pytest.raises(WorkerLost, match="cannot live here"):
+            session.pairs([Pair(0, 4)], repeats=1)
+    finally:
+        session.close()
+
+
+def test_a_program_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    program, constants = branches_program()
+    constants.popitem()
+    with (
+        CpuSession(program, constants, timeout_s=60, max_lanes=2, widths=(1,)) as session,
+        pytest.raises(DeviceError, match=r"constant .* is missing"),
+    ):
+        session.pairs([Pair(0, 4)], repeats=1)
+
+
+def test_close_leaves_no_process_and_no_file(opened: Open, program: Program) -> None:
+    session = opened("kernel(slots)")
+    session.schedules([sequential(program.graph)], rounds=1)
+    pid, folder = session.worker_pid, session._worker.folder
+    assert pid is not None
+    assert folder.exists()
+    assert folder.stat().st_mode & 0o077 == 0
+    session.close()
+    assert state(pid) == ""
+    assert not folder.exists()
+
+
+def test_folders_of_dead_processes_are_removed() -> None:
+    from autosched.device.worker import _shared_memory
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = _shared_memory() / f"autosched-{ended.pid}-left"
+    mine = _shared_memory() / f"autosched-{os.getpid()}-mine"
+    left.mkdir()
+    mine.mkdir()
+    try:
+        worker = Worker("autosched.device.worker_main", timeout_s=1)
+        assert worker.folder.exists()
+        worker.close()
+        assert not left.exists()
+        assert mine.exists()
+    finally:
+        mine.rmdir()
+
+
+PARENT = """
+import sys, time
+sys.path.append({root!r})
+from pathlib import Path
+from autosched.core.schedule import sequential
+from autosched.device.cpu_session import CpuSession
+from tests.conformance.programs import branches_program
+
+program, constants = branches_program(branches=2, depth=2, size=16)
+session = CpuSession(program, constants, timeout_s=100, max_lanes=2, widths=(1,))
+session.schedules([sequential(program.graph)], rounds=1)
+print(session.worker_pid, session._worker.folder, flush=True)
+{then}
+"""
+
+
+def run_parent(then: str) -> tuple[subprocess.Popen[str], int, Path]:
+    root = str(Path(__file__).resolve().parents[2])
+    # No guard for the main module and no installation: the way a user's script in a source checkout looks.
+    parent = subprocess.Popen(
+        [sys.executable, "-P", "-c", PARENT.format(root=root, then=then)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid, folder = parent.stdout.readline().split()
+    return parent, int(pid), Path(folder)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_child_survives_its_parent(how: signal.Signals) -> None:
+    parent, pid, folder = run_parent("session.schedules([sequential(program.graph)], rounds=10**7)")
+    time.sleep(0.2)
+    assert state(pid) not in ("", "Z")
+    parent.send_signal(how)
+    parent.communicate(timeout=20)
+    assert wait_gone(pid)
+    if how is signal.SIGINT:
+        assert not folder.exists()
+    elif folder.exists():
+        import shutil
+
+        shutil.rmtree(folder)
+
+
+def test_a_parent_that_forgets_to_close_leaves_nothing() -> None:
+    parent, pid, folder = run_parent("")
+    _, errors = parent.communicate(timeout=20)
+    assert parent.returncode == 0, errors
+    assert wait_gone(pid)
+    assert not folder.exists()
