@@ -27,7 +27,9 @@ class Budget:
         solo_rounds: rounds of timing every operator alone, at each width.
         pair_share: share of ``total_s`` spent on pairs.
         evaluations: simulator evaluations for one search.
-        candidates: schedules that reach the device in a round of verification.
+        loop_rounds: rounds of the device loop (search, measure, correct).
+        candidates: schedules that reach the device in each of them.
+        first_rounds, finalists: of successive halving among those candidates.
         final_rounds: interleaved rounds of the final comparison, if time allows.
         compiled_baseline: whether ``torch.compile`` with freezing is measured too; it takes a minute or more to compile.
     """
@@ -36,15 +38,18 @@ class Budget:
     solo_rounds: int
     pair_share: float
     evaluations: int
+    loop_rounds: int
     candidates: int
+    first_rounds: int
+    finalists: int
     final_rounds: int
     compiled_baseline: bool
 
 
 _PRESETS = {
-    Effort.QUICK: Budget(40.0, 12, 0.15, 20_000, 12, 24, False),
-    Effort.BALANCED: Budget(150.0, 30, 0.25, 100_000, 32, 40, True),
-    Effort.FULL: Budget(1200.0, 60, 0.30, 400_000, 48, 80, True),
+    Effort.QUICK: Budget(40.0, 12, 0.15, 20_000, 1, 12, 2, 4, 24, False),
+    Effort.BALANCED: Budget(150.0, 30, 0.25, 100_000, 3, 32, 2, 4, 40, True),
+    Effort.FULL: Budget(1200.0, 60, 0.30, 400_000, 6, 48, 4, 6, 80, True),
 }
 
 

@@ -26,13 +26,12 @@ from autosched.pipeline.candidates import Candidate, by_key, propose, prove
 from autosched.pipeline.judge import External, Judgement, Times, interleave, judge
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
 from autosched.pipeline.references import References, take_references
-from autosched.pipeline.refine import refine
+from autosched.pipeline.refine import TUNED, refine
 from autosched.search.problem import Problem
 from autosched.search.strategy import STRATEGIES, SearchContext
 
 # One worker answer may take this long before the worker is given up: loading a large model included.
 _TIMEOUT_S = 120.0
-TUNED = "tuned"
 _SEQUENTIAL = ("sequential", "sequential_wide")
 # Exact searches explode, and optuna's own overhead dwarfs a quick budget: they run when asked for by name.
 _ON_REQUEST = frozenset({"exact", "brute_force", "cp_sat", "optuna"})
