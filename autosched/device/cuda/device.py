@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autosched.core.program import Program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.device.cuda.facts import gpu_facts, require_cuda_build
-from autosched.device.cuda.messages import SettingsBody
 from autosched.device.cuda.screen import require_capturable
 from autosched.device.cuda.session import CudaSession
+from autosched.device.cuda.settings import current_settings
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +48,12 @@ class CudaDevice:
         """Versions of PyTorch, the CUDA runtime, cuDNN, Triton and the driver, and the schema of our records."""
         import torch
 
+        cudnn: Any = torch.backends.cudnn
         versions = {
             "torch": str(torch.__version__),
             "torch_git": str(torch.version.git_version or "unknown"),
             "cuda_runtime": str(torch.version.cuda),
-            "cudnn": str(torch.backends.cudnn.version()),
+            "cudnn": str(cudnn.version()),
             "triton": _version("triton"),
             "cuda_driver": self._facts.driver,
             "python": ".".join(str(part) for part in sys.version_info[:2]),
@@ -68,19 +69,6 @@ class CudaDevice:
         """
         require_capturable(program.graph)
         return CudaSession(program, constants, timeout_s=timeout_s, settings=current_settings(self._index), seed=self._seed)
-
-
-def current_settings(index: int) -> SettingsBody:
-    """This process's settings that decide which kernels run on a GPU."""
-    import torch
-
-    return SettingsBody(
-        cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
-        cudnn_deterministic=bool(torch.backends.cudnn.deterministic),
-        cudnn_allow_tf32=bool(torch.backends.cudnn.allow_tf32),
-        float32_matmul_precision=torch.get_float32_matmul_precision(),
-        device_index=index,
-    )
 
 
 def _version(package: str) -> str:

@@ -89,6 +89,20 @@ class MemoryResult(_Body, frozen=True):
     eager_bytes: int
 
 
+class BaselineBody(_Body, frozen=True):
+    """Prepare the baseline called ``kind``."""
+
+    kind: str
+
+
+class BaselineResult(_Body, frozen=True):
+    """Largest absolute difference from the program itself, seconds of compiling and capturing, and peak memory."""
+
+    max_abs_error: float
+    prepare_s: float
+    peak_memory_bytes: int
+
+
 class FailedResult(_Body, frozen=True):
     """The request as a whole failed, in a way that an exception's text would not tell."""
 

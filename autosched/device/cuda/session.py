@@ -64,6 +64,14 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 _Asked = LimitsRequest | SoloRequest | PairsRequest | SchedulesRequest | PairedRequest | CompareRequest
 
 
+class _Refused(Exception):
+    """The process is fine and answered that it cannot."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+
+
 class CudaSession(CpuSession):
     """See ``base.Session``: the same conversation with another measuring process, and questions that only a GPU has answers to.
 
@@ -160,6 +168,8 @@ class CudaSession(CpuSession):
             except WorkerDied as death:
                 if death.item in pending:
                     found.setdefault(death.item, death.failure)
+            except _Refused as refused:
+                found.update({index: refused.failure for index in pending if index not in found})
         return [found[first[operator.signature]] for operator in operators]
 
     def memory(self, schedule: Schedule) -> MemoryResult | Failure:
@@ -172,14 +182,14 @@ class CudaSession(CpuSession):
     def _extra(self, body: msgspec.Struct, kind: type[_T]) -> list[_T] | Failure:
         try:
             return list(self._extra_answers(body, kind))
-        except WorkerDied as death:
-            return death.failure
+        except (WorkerDied, _Refused) as error:
+            return error.failure
 
     def _extra_answers(self, body: msgspec.Struct, kind: type[_T]) -> Iterator[_T]:
         self._prepare()
         for answer in self._filtered(self._worker.ask(wrap_request(body))):
             if isinstance(answer, Broken):
-                raise WorkerDied(answer.failure, -1) if kind is not ProfileResult else DeviceError(answer.failure.detail)
+                raise _Refused(answer.failure)
             if isinstance(answer, ExtraAnswer) and (found := unwrap(answer, kind)) is not None:
                 yield found
 

@@ -17,6 +17,7 @@ from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.messages import SettingsBody
 from autosched.device.cuda.screen import observe_synchronising
 from autosched.device.cuda.service import Bench, CudaService
+from autosched.device.cuda.settings import apply_settings
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import OpenRequest, ProgramMessage
 from autosched.device.worker_tensors import read_tensors
@@ -37,10 +38,7 @@ class _Builder:
 
     def apply(self, settings: SettingsBody) -> None:
         """Set what the parent has set: it decides which kernels run."""
-        torch.backends.cudnn.benchmark = settings.cudnn_benchmark
-        torch.backends.cudnn.deterministic = settings.cudnn_deterministic
-        torch.backends.cudnn.allow_tf32 = settings.cudnn_allow_tf32
-        torch.set_float32_matmul_precision(settings.float32_matmul_precision)
+        apply_settings(settings)
         self._index = settings.device_index
 
     def build(self, request: OpenRequest) -> Bench:

@@ -1,0 +1,148 @@
+"""What a schedule has to beat on a GPU: the program eagerly, as one sequential CUDA graph, and compiled by PyTorch.
+
+Each runs in a process of its own: the compiler's CUDA graph trees clear cuBLAS workspaces that live graphs of ours would still
+read. Compiled programs are captured into one CUDA graph here rather than by the compiler, so that neither guards nor input copies
+nor Python are on their clock: that favours them, and compares device time with device time.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from autosched.core.errors import UsageError
+from autosched.core.program import Argument, Call, Many, Ref
+from autosched.runtime.kernels import BoundProgram, _literal, resolve
+from autosched.runtime.streams import StreamBackend, Tensor
+
+_WARM_UPS = 3
+_BLOCK_US = 1000.0
+
+
+class BaselineKind(enum.StrEnum):
+    """How the program is run."""
+
+    EAGER = "eager"  # operator by operator, as PyTorch does
+    CUDA_GRAPH = "cuda_graph"  # the same operators, one stream, one graph
+    COMPILED = "compiled"  # torch.compile with its defaults, in a CUDA graph
+    MAX_AUTOTUNE = "max_autotune"  # mode max-autotune, in a CUDA graph
+    MAX_AUTOTUNE_COMBO = "max_autotune_combo"  # the same, with combo kernels and frozen weights
+
+
+def compile_options(kind: BaselineKind) -> dict[str, Any]:
+    """Inductor options of a compiled baseline.
+
+    Raises:
+        UsageError: for a kind that is not compiled.
+    """
+    options: dict[str, Any] = {"triton.cudagraphs": False}
+    if kind is BaselineKind.COMPILED:
+        return options
+    if kind not in (BaselineKind.MAX_AUTOTUNE, BaselineKind.MAX_AUTOTUNE_COMBO):
+        raise UsageError(f"baseline {kind} is not compiled; expected compiled, max_autotune or max_autotune_combo")
+    options |= {"max_autotune": True, "coordinate_descent_tuning": True}
+    if kind is BaselineKind.MAX_AUTOTUNE_COMBO:
+        options |= {"combo_kernels": True, "benchmark_combo_kernel": True, "freezing": True}
+    return options
+
+
+def program_module(bound: BoundProgram) -> torch.fx.GraphModule:
+    """The program as a module that a compiler can read: one node for each call, constants as buffers. It returns a list of tensors."""
+    graph = torch.fx.Graph()
+    program = bound.program
+    made: dict[int, Any] = {value: graph.placeholder(f"input_{value}") for value in program.graph.inputs}
+    root = torch.nn.Module()
+    for value, tensor in enumerate(bound.constants):
+        if tensor is not None:
+            root.register_buffer(f"constant_{value}", tensor)
+            made[value] = graph.get_attr(f"constant_{value}")
+    for item in program.graph.operators:
+        for call in item.calls:
+            _add_call(graph, call, made, bound.device)
+    graph.output([made[value] for value in program.graph.outputs])
+    return torch.fx.GraphModule(root, graph)
+
+
+def _add_call(graph: torch.fx.Graph, call: Call, made: dict[int, Any], device: torch.device) -> None:
+    def real(argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            return made[argument.value]
+        if isinstance(argument, Many):
+            return [real(item) for item in argument.items]
+        return _literal(argument, device)
+
+    function: Any = resolve(call.target)
+    result = graph.call_function(function, tuple(real(item) for item in call.args), {name: real(item) for name, item in call.kwargs})
+    returns = function._schema.returns
+    single = len(returns) == 1 and "[]" not in str(returns[0].type)
+    for position, value in enumerate(call.outputs):
+        if value >= 0:
+            made[value] = result if single else graph.call_function(operator.getitem, (result, position))
+
+
+class TimedBaseline:
+    """One baseline, ready to be timed.
+
+    Args:
+        module: takes the inputs, returns a list of tensors.
+        inputs: on the device; captured ones are read where they are.
+    """
+
+    def __init__(self, backend: StreamBackend, module: Callable[..., Any], inputs: Sequence[Tensor], kind: BaselineKind) -> None:
+        self._backend = backend
+        self._inputs = list(inputs)
+        self._graph: Any = None
+        self._stream = backend.new_stream(0)
+        run = module if kind in (BaselineKind.EAGER, BaselineKind.CUDA_GRAPH) else _compiled(module, kind)
+        self._run = run
+        with torch.inference_mode(), backend.on(self._stream):
+            for _ in range(_WARM_UPS):
+                self.outputs = list(run(*self._inputs))
+        backend.synchronize()
+        if kind is not BaselineKind.EAGER:
+            self._capture()
+
+    def _capture(self) -> None:
+        # A process of its own, one graph in it: the convenient interface will do, and is what a user would write.
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self.outputs = list(self._run(*self._inputs))
+        self._graph = graph
+        self._once()
+        self._backend.synchronize()
+
+    def _once(self) -> None:
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self.outputs = list(self._run(*self._inputs))
+
+    def block_us(self, min_block_us: float) -> float:
+        """Time of one run, the mean over a block of back-to-back runs of at least ``min_block_us`` microseconds."""
+        wanted_us = max(min_block_us, _BLOCK_US)
+        once_us = self._time(2)
+        return self._time(max(1, min(2000, int(wanted_us / max(once_us, 1.0)) + 1)))
+
+    def _time(self, runs: int) -> float:
+        backend = self._backend
+        start, end = backend.new_event(timing=True), backend.new_event(timing=True)
+        with torch.inference_mode(), backend.on(self._stream):
+            self._once()
+            backend.record(start, self._stream)
+            for _ in range(runs):
+                self._once()
+            backend.record(end, self._stream)
+        backend.synchronize()
+        return backend.elapsed_us(start, end) / runs
+
+
+def _compiled(module: Callable[..., Any], kind: BaselineKind) -> Callable[..., Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run: Callable[..., Any] = torch.compile(module, options=compile_options(kind), dynamic=False)
+    return run
