@@ -1,0 +1,288 @@
+"""At call time: other inputs, modes and weights never get a stale or foreign answer, and the caller owns the outputs."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from autosched.core.errors import AutoschedError, InputMismatch
+from autosched.export.bundle import encode_bundle
+from autosched.runtime.load import FallbackWarning, LoadedModel, load
+from autosched.runtime.numerics import compare
+from autosched.runtime.trees import output_tensors
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches, two_branches_inputs
+
+
+@pytest.fixture
+def model() -> TwoBranches:
+    return TwoBranches().eval()
+
+
+@pytest.fixture
+def loaded(model: TwoBranches) -> LoadedModel:
+    return load(encode_bundle(two_branches_bundle(model)), model)
+
+
+@pytest.fixture
+def strict(model: TwoBranches) -> LoadedModel:
+    return load(encode_bundle(two_branches_bundle(model)), model, strict=True)
+
+
+def _agrees(loaded: LoadedModel, model: torch.nn.Module, seed: int = 3) -> bool:
+    args, kwargs = two_branches_inputs(seed)
+    with torch.no_grad():
+        return compare(output_tensors(loaded(*args, **kwargs)), output_tensors(model(*args, **kwargs))).within_tolerance
+
+
+def _inputs(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    (x,), kwargs = two_branches_inputs()
+    x = changes.pop("x", x)
+    return (x,), {"more": {**kwargs["more"], **changes}}
+
+
+_UNFIT: dict[str, tuple[Callable[[], tuple[tuple[Any, ...], dict[str, Any]]], str]] = {
+    "shape": (lambda: two_branches_inputs(rows=3), r"\[3, 8\]"),
+    "dtype": (lambda: _inputs(shift=torch.ones(4, 8, dtype=torch.float64)), "float64"),
+    "structure": (lambda: _inputs(new=torch.ones(1)), "inputs arranged as"),
+    "gradients": (lambda: _inputs(x=torch.randn(4, 8, requires_grad=True)), "gradients"),
+    "parameter": (lambda: _inputs(x=torch.nn.Parameter(torch.randn(4, 8))), "gradients"),
+    "subclass": (lambda: _inputs(x=torch.randn(4, 8).as_subclass(type("Own", (torch.Tensor,), {}))), "Own"),
+}
+
+
+@pytest.mark.parametrize("name", _UNFIT)
+def test_inputs_the_schedule_was_not_made_for_go_to_the_model(loaded: LoadedModel, model: TwoBranches, name: str) -> None:
+    make, words = _UNFIT[name]
+    args, kwargs = make()
+    expected = output_tensors(model(*args, **kwargs))
+    with pytest.warns(FallbackWarning, match=words) as caught:
+        results = [loaded(*args, **kwargs) for _ in range(3)]
+    assert len(caught) == 1
+    for result in results:
+        assert compare(output_tensors(result), expected).bitwise
+        assert [item.requires_grad for item in output_tensors(result)] == [item.requires_grad for item in expected]
+    report = loaded.report()
+    assert report.scheduled
+    assert [count for _, count in report.stepped_aside] == [3]
+    assert _agrees(loaded, model)
+
+
+@pytest.mark.parametrize("name", _UNFIT)
+def test_strict_raises_what_was_expected_and_given(strict: LoadedModel, name: str) -> None:
+    make, words = _UNFIT[name]
+    args, kwargs = make()
+    with pytest.raises(InputMismatch, match=words):
+        strict(*args, **kwargs)
+
+
+def test_a_flag_that_was_baked_in_must_be_repeated(strict: LoadedModel) -> None:
+    args, kwargs = _inputs(flag=False)
+    with pytest.raises(InputMismatch, match="False"):
+        strict(*args, **kwargs)
+
+
+def test_another_layout_of_the_same_shape_is_laid_out_again(strict: LoadedModel, model: TwoBranches) -> None:
+    base = torch.randn(8, 4)
+    for x in (base.t(), torch.randn(8, 8)[::2], torch.randn(1, 8).expand(4, 8), torch.randn(40)[3:35].view(4, 8)):
+        args, kwargs = _inputs(x=x)
+        with torch.no_grad():
+            assert compare(output_tensors(strict(*args, **kwargs)), output_tensors(model(*args, **kwargs))).within_tolerance
+
+
+def test_training_mode_steps_aside_and_back(loaded: LoadedModel, model: TwoBranches) -> None:
+    args, kwargs = two_branches_inputs()
+    model.right.train()
+    with pytest.warns(FallbackWarning, match=r"model\.eval"):
+        assert loaded(*args, **kwargs)["sum"].requires_grad
+    model.eval()
+    assert not loaded(*args, **kwargs)["sum"].requires_grad
+    assert loaded.report().calls == 1
+
+
+def test_strict_refuses_training_mode(strict: LoadedModel, model: TwoBranches) -> None:
+    model.train()
+    args, kwargs = two_branches_inputs()
+    with pytest.raises(AutoschedError, match=r"model\.eval"):
+        strict(*args, **kwargs)
+
+
+def test_autocast_and_function_transforms_step_aside(loaded: LoadedModel, model: TwoBranches) -> None:
+    args, kwargs = two_branches_inputs()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.warns(FallbackWarning, match="autocast"):
+            result = loaded(*args, **kwargs)
+        assert compare(output_tensors(result), output_tensors(model(*args, **kwargs))).bitwise
+    stacked = torch.randn(2, 4, 8)
+    with torch.no_grad():
+        mapped = torch.vmap(lambda x: loaded(x, **kwargs)["sum"])(stacked)
+        assert torch.allclose(mapped[1], model(stacked[1], **kwargs)["sum"], atol=1e-5)
+
+
+def test_a_state_dict_loaded_in_place_is_honoured(strict: LoadedModel, model: TwoBranches) -> None:
+    assert _agrees(strict, model)
+    model.load_state_dict(TwoBranches(seed=8).state_dict())
+    assert _agrees(strict, model)
+    assert _agrees(strict, TwoBranches(seed=8).eval())
+
+
+def test_every_kind_of_weight_is_followed_in_place(strict: LoadedModel, model: TwoBranches) -> None:
+    # Two are read directly, one is folded ahead of time, one is a buffer.
+    for tensor in (model.left.weight, model.left.bias, model.right.weight, model.offset):
+        before = strict(*two_branches_inputs()[0], **two_branches_inputs()[1])["sum"]
+        with torch.no_grad():
+            tensor.mul_(-2.0)
+        after = strict(*two_branches_inputs()[0], **two_branches_inputs()[1])["sum"]
+        assert not torch.allclose(before, after)
+        assert _agrees(strict, model)
+
+
+def test_replaced_parameters_and_modules_are_followed(strict: LoadedModel, model: TwoBranches) -> None:
+    other = TwoBranches(seed=4)
+    model.right.weight = torch.nn.Parameter(other.right.weight.detach().clone())
+    assert _agrees(strict, model)
+    model.left = other.left.eval()
+    assert _agrees(strict, model)
+    model.load_state_dict(TwoBranches(seed=6).state_dict(), assign=True)
+    assert _agrees(strict, model)
+    model.offset = torch.ones(8)
+    assert _agrees(strict, model)
+    model.right.weight.data = torch.ones(8, 8)
+    assert _agrees(strict, model)
+    assert strict.report().scheduled
+
+
+def test_an_unseen_change_is_read_by_refresh(strict: LoadedModel, model: TwoBranches) -> None:
+    model.right.weight.data.mul_(3.0)
+    strict.refresh()
+    assert _agrees(strict, model)
+
+
+def test_a_replacement_that_computes_something_else_retires_the_schedule(loaded: LoadedModel, model: TwoBranches) -> None:
+    model.left = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval()
+    args, kwargs = two_branches_inputs()
+    with pytest.warns(FallbackWarning, match="no longer fits"):
+        result = loaded(*args, **kwargs)
+    assert compare(output_tensors(result), output_tensors(model(*args, **kwargs))).bitwise
+    assert not loaded.report().scheduled
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _agrees(loaded, model)
+
+
+def test_an_activation_that_is_swapped_is_noticed(model: TwoBranches) -> None:
+    class Wrapped(TwoBranches):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last: torch.nn.Module = torch.nn.Identity()
+
+        def forward(self, x: torch.Tensor, *, more: dict[str, Any]) -> dict[str, Any]:
+            result = super().forward(x, more=more)
+            return {**result, "sum": self.last(result["sum"])}
+
+    wrapped = Wrapped().eval()
+    loaded = load(encode_bundle(two_branches_bundle(wrapped)), wrapped)
+    assert _agrees(loaded, wrapped)
+    wrapped.last = torch.nn.Tanh()
+    with pytest.warns(FallbackWarning, match="no longer fits"):
+        assert _agrees(loaded, wrapped)
+
+
+def test_hooks_added_after_load_still_run(loaded: LoadedModel, model: TwoBranches) -> None:
+    seen: list[torch.nn.Module] = []
+    handle = model.left.register_forward_hook(lambda module, args, output: seen.append(module))
+    with pytest.warns(FallbackWarning, match="hooks"):
+        assert _agrees(loaded, model)
+    assert len(seen) == 2
+    handle.remove()
+    assert _agrees(loaded, model)
+    assert loaded.report().calls == 1
+
+
+def test_outputs_belong_to_the_caller(strict: LoadedModel, model: TwoBranches) -> None:
+    args, kwargs = two_branches_inputs(1)
+    first = strict(*args, **kwargs)
+    kept = copy.deepcopy(first)
+    strict(*two_branches_inputs(2)[0], **two_branches_inputs(2)[1])
+    assert compare(output_tensors(first), output_tensors(kept)).bitwise
+    # As from the model: outputs may be changed in place and used where gradients are recorded.
+    first["sum"].add_(1.0)
+    weight = torch.ones(8, requires_grad=True)
+    (first["sum"] * weight).sum().backward()
+    assert weight.grad is not None
+    with torch.inference_mode():
+        assert strict(*args, **kwargs)["sum"].is_inference()
+
+
+def test_inputs_are_left_alone(strict: LoadedModel) -> None:
+    args, kwargs = two_branches_inputs()
+    before = copy.deepcopy((args, kwargs))
+    strict(*args, **kwargs)
+    assert torch.equal(args[0], before[0][0])
+    assert torch.equal(kwargs["more"]["shift"], before[1]["more"]["shift"])
+
+
+def test_many_threads_get_their_own_answers(strict: LoadedModel, model: TwoBranches) -> None:
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for step in range(20):
+            if not _agrees(strict, model, seed * 100 + step):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert strict.report().calls == 120
+
+
+def test_an_error_of_the_model_itself_is_the_models_own(model: TwoBranches) -> None:
+    from autosched.core.schedule import sequential
+    from autosched.export.bundle import make_bundle
+    from tests.conformance.bundles import evidence_for
+    from tests.conformance.graphs import Recorder
+
+    class Table(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.arange(12.0).view(4, 3))
+
+        def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor]:
+            return (torch.nn.functional.embedding(rows, self.weight),)
+
+    table = Table().eval()
+    recorder = Recorder()
+    rows = recorder.input(torch.tensor([0, 1]))
+    program = recorder.build([recorder.run("aten::embedding.default", recorder.constant("weight", table.weight), rows)])
+    base = two_branches_bundle(model)
+    evidence = evidence_for(1, base.key.device, program.graph.hash)
+    loaded = load(
+        encode_bundle(make_bundle(program, sequential(program.graph), evidence, {}, base.key.device, base.key.software)), table, strict=True
+    )
+    with pytest.raises(IndexError):
+        loaded(torch.tensor([0, 9]))
+    assert torch.equal(loaded(torch.tensor([3, 2]))[0], table.weight[[3, 2]])
+    assert loaded.report().scheduled
+
+
+def test_an_operator_that_fails_alone_retires_the_schedule(loaded: LoadedModel, model: TwoBranches) -> None:
+    prepared = loaded._prepared
+    assert prepared is not None
+
+    def fails(inputs: object) -> list[torch.Tensor]:
+        raise RuntimeError("out of luck")
+
+    prepared.runner = fails
+    with pytest.warns(FallbackWarning, match="out of luck"):
+        assert _agrees(loaded, model)
+    assert not loaded.report().scheduled
+    assert _agrees(loaded, model)

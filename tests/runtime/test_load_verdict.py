@@ -1,0 +1,132 @@
+"""Verdicts: every field of the key that differs gives one line and the documented grade; and when outputs agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
+from autosched.runtime.numerics import compare, tolerance
+from autosched.runtime.verdict import Compatibility, check_bundle, printable
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches
+
+
+@pytest.fixture
+def bundle() -> Bundle:
+    return two_branches_bundle(TwoBranches().eval())
+
+
+def test_where_it_was_made_a_bundle_is_exact(bundle: Bundle) -> None:
+    verdict = check_bundle(bundle, cpu_device_key(), software_key(), TwoBranches())
+    assert verdict.compatibility is Compatibility.EXACT
+    assert verdict.lines == ()
+
+
+def test_every_field_of_the_device_matters(bundle: Bundle) -> None:
+    device = bundle.key.device
+    edited = [dataclasses.replace(device, kind="cuda"), dataclasses.replace(device, name="x"), dataclasses.replace(device, details=())]
+    for position, (name, value) in enumerate(device.details):
+        details = list(device.details)
+        details[position] = (name, value + "!")
+        edited.append(dataclasses.replace(device, details=tuple(details)))
+    for other in edited:
+        verdict = check_bundle(bundle, other, software_key())
+        assert verdict.compatibility is Compatibility.INCOMPATIBLE
+        assert len(verdict.lines) == (len(device.details) if other.details == () else 1)
+
+
+def test_every_version_degrades(bundle: Bundle) -> None:
+    versions = software_key().versions
+    for position, (name, value) in enumerate(versions):
+        changed = (*versions[:position], (name, value + "!"), *versions[position + 1 :])
+        verdict = check_bundle(bundle, cpu_device_key(), dataclasses.replace(software_key(), versions=changed))
+        assert verdict.compatibility is Compatibility.DEGRADED
+        assert verdict.lines == (f"software {name}: {value} there, {value}! here",)
+
+
+def test_settings_that_change_numerics_are_incompatible(bundle: Bundle) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        verdict = check_bundle(bundle, cpu_device_key(), software_key())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert verdict.compatibility is Compatibility.INCOMPATIBLE
+    assert verdict.lines == ("setting deterministic: False there, True here",)
+
+
+def test_parameters_are_compared_by_name_shape_dtype_and_layout(bundle: Bundle) -> None:
+    model = TwoBranches()
+    model.left = torch.nn.Linear(8, 9)
+    model.right.weight = torch.nn.Parameter(torch.ones(8, 8).t().contiguous().t())
+    del model.offset
+    verdict = check_bundle(bundle, cpu_device_key(), software_key(), model)
+    assert verdict.compatibility is Compatibility.INCOMPATIBLE
+    assert verdict.lines == (
+        "parameter left.weight: [8, 8] float32 there, [9, 8] float32 here",
+        "parameter left.bias: [8] float32 there, [9] float32 here",
+        "buffer offset: [8] float32 there, absent here",
+        "parameter right.weight: strides (8, 1) there, (1, 8) here",
+    )
+
+
+def test_keys_are_stable_and_read_no_device() -> None:
+    assert cpu_device_key() == cpu_device_key()
+    assert software_key() == software_key()
+    assert numerics_key() == tuple(sorted(numerics_key()))
+    assert usable_cores() >= 1
+    assert dict(cpu_device_key().details)["cores"] == str(usable_cores())
+
+
+def test_lines_are_safe_to_print() -> None:
+    assert printable("a\x1b[31mb\n") == "a?[31mb?"
+    assert len(printable("x" * 10_000)) == 300
+
+
+def test_outputs_agree_within_the_tolerance_of_their_dtype() -> None:
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        reference = torch.linspace(-4, 4, 101).to(dtype)
+        allowed = tolerance(dtype)
+        near = (reference.double() * (1 + allowed.relative / 2)).to(dtype)
+        far = (reference.double() + 8 * (allowed.relative + allowed.of_scale)).to(dtype)
+        assert compare([reference], [reference]).bitwise
+        assert compare([near], [reference]).within_tolerance
+        agreement = compare([far], [reference])
+        assert not agreement.within_tolerance
+        assert agreement.max_abs_error > 0
+        assert "output 0" in agreement.reason
+
+
+def test_zero_beside_large_values_is_compared_by_scale() -> None:
+    reference = torch.tensor([0.0, 1000.0])
+    assert compare([torch.tensor([1e-3, 1000.0])], [reference]).within_tolerance
+    assert not compare([torch.tensor([1.0, 1000.0])], [reference]).within_tolerance
+
+
+@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
+def test_special_values_must_be_in_the_same_places(special: float) -> None:
+    reference = torch.tensor([1.0, special, 2.0])
+    assert compare([reference.clone()], [reference]).bitwise
+    assert not compare([torch.tensor([1.0, 5.0, 2.0])], [reference]).within_tolerance
+    assert not compare([torch.tensor([special, 1.0, 2.0])], [reference]).within_tolerance
+    assert not compare([reference], [torch.tensor([1.0, 5.0, 2.0])]).within_tolerance
+    assert not compare([-reference], [reference]).within_tolerance
+
+
+def test_integers_counts_shapes_and_dtypes_must_be_equal() -> None:
+    whole = torch.tensor([1, 2])
+    assert compare([whole], [whole.clone()]).bitwise
+    assert not compare([whole + 1], [whole]).within_tolerance
+    assert not compare([whole], [whole, whole]).within_tolerance
+    assert not compare([whole.float()], [whole]).within_tolerance
+    assert not compare([whole.view(2, 1)], [whole]).within_tolerance
+    assert compare([], []).within_tolerance
+    assert compare([torch.empty(0)], [torch.empty(0)]).bitwise
+    assert compare([torch.tensor([1 + 2j])], [torch.tensor([1 + 2j])]).bitwise
+    assert not compare([torch.tensor([1 - 2j])], [torch.tensor([1 + 2j])]).within_tolerance
+    assert compare([torch.tensor([True])], [torch.tensor([True])]).bitwise
+    assert not compare([torch.tensor([-0.0])], [torch.tensor([0.0])]).bitwise
