@@ -15,7 +15,7 @@ from autosched.costmodel.baselines import Constant, NoInterference
 from autosched.costmodel.conformal import calibrate
 from autosched.costmodel.crossval import FAMILY_FOLDS, KERNEL_FOLDS, Factory, HeldOut, cross_validate, folds_of
 from autosched.costmodel.gate import LEAST_PAIRS, GateDecision, decide
-from autosched.costmodel.metrics import Metrics
+from autosched.costmodel.metrics import Metrics, measure
 from autosched.costmodel.model import COST_MODELS, PairLabels, PairModel, PairQuery, Prediction
 from autosched.costmodel.pair_set import PairSet
 from autosched.costmodel.stacked import StackedModel
@@ -101,8 +101,7 @@ def train(
     say = report or logger.info
     factories = _factories(kinds, start, pairs)
     if len(pairs) < LEAST_PAIRS:
-        reason = f"only {len(pairs)} measured pairs; a learned model needs at least {LEAST_PAIRS} to be judged"
-        decision = GateDecision("analytic", reason, "nothing")
+        decision = _too_few(pairs, start)
         return Training(_finish(pairs, decision, factories, {}, seed), {}, decision, ())
     name, folds = folds_of(pairs, np.random.default_rng(seed))
     if name == KERNEL_FOLDS:
@@ -124,6 +123,17 @@ def train(
         say(f"learning curve of {learned}")
         points = learning_curve(pairs, {learned: factories.get(learned) or COST_MODELS.get(learned)}, folds, seed=seed)
     return Training(model, metrics, decision, points)
+
+
+def _too_few(pairs: PairSet, start: TrainedModel | None) -> GateDecision:
+    """Too few rows to fit or judge anything fitted; but a model from elsewhere and the prior, both unfitted, can be compared on them."""
+    reason = f"only {len(pairs)} measured pairs; a learned model needs at least {LEAST_PAIRS} to be judged"
+    if start is not None:
+        errors = [measure(pairs.labels, item.predict(pairs.query)).mean_abs_log for item in (start.inner, COST_MODELS.get("analytic")())]
+        reason += f"; mean absolute log error on them: start {errors[0]:.3f}, analytic {errors[1]:.3f}"
+        if errors[0] < errors[1]:
+            return GateDecision("start", reason, "nothing")
+    return GateDecision("analytic", reason, "nothing")
 
 
 def learning_curve(pairs: PairSet, factories: dict[str, Factory], folds: Sequence[Fold], *, seed: int) -> tuple[CurvePoint, ...]:

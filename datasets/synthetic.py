@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -41,9 +42,8 @@ class HiddenKernel:
 
 def synthetic_device(name: str = "synthetic-a", multiprocessors: int = 32) -> DeviceFacts:
     """A device of kind ``cuda`` whose name says that it does not exist."""
-    return DeviceFacts(
-        f"{name}" if name.startswith("synthetic") else f"synthetic-{name}", "cuda", multiprocessors, 10_000.0, 1_000.0, 8 << 20, 2048
-    )
+    honest = name if name.startswith("synthetic") else f"synthetic-{name}"
+    return DeviceFacts(honest, "cuda", multiprocessors, 10_000.0, 1_000.0, 8 << 20, 2048)
 
 
 def synthetic_kernels(count: int, device: DeviceFacts, rng: np.random.Generator, *, prefix: str = "k") -> list[HiddenKernel]:
@@ -60,10 +60,11 @@ def synthetic_kernels(count: int, device: DeviceFacts, rng: np.random.Generator,
         compute = fill * float(rng.beta(4, 3) if dense else rng.beta(1.2, 8))
         memory = fill * float(rng.beta(2, 5) if dense else rng.beta(4, 2))
         solo_us = math.ceil(blocks / capacity) * block_us
-        facts = KernelFacts(
-            f"{prefix}{index}", 1, kind, int(compute * device.peak_gflops * 1e3 * solo_us), int(memory * device.bandwidth_gb_s * 1e3 * solo_us * 0.6),
-            int(memory * device.bandwidth_gb_s * 1e3 * solo_us * 0.4), blocks * 1024, solo_us, 1, LaunchFacts(blocks, 256, 32, 0, per_unit),
-        )  # fmt: skip
+        flops = int(compute * device.peak_gflops * 1e3 * solo_us)
+        moved = int(memory * device.bandwidth_gb_s * 1e3 * solo_us)
+        launch = LaunchFacts(blocks, 256, 32, 0, per_unit)
+        read = moved * 3 // 5
+        facts = KernelFacts(f"{prefix}{index}", 1, kind, flops, read, moved - read, blocks * 1024, solo_us, 1, launch)
         bound = float(rng.uniform(0.3, 1.0))
         share = compute / max(compute + memory, 1e-9)
         kernels.append(
@@ -137,7 +138,7 @@ def pair_record(first: HiddenKernel, last: HiddenKernel, rng: np.random.Generato
 
 
 def synthetic_store(
-    folder: object,
+    folder: Path,
     *,
     families: Sequence[str] = ("alpha", "beta", "gamma", "delta"),
     kernels: int = 12,
@@ -145,9 +146,7 @@ def synthetic_store(
     seed: int = 0,
     device: str = "synthetic-a",
 ) -> Store:
-    """A store full of simulated rows: ``pairs`` ordered pairs and four groups for each family; ``folder`` is a path."""
-    from pathlib import Path
-
+    """A store full of simulated rows: ``pairs`` ordered pairs and four groups for each family."""
     rng = np.random.default_rng(seed)
     facts = synthetic_device(device)
     key = DeviceKey("cuda", facts.name, (("sm_count", str(facts.units)), ("synthetic", "true")))
@@ -176,6 +175,6 @@ def synthetic_store(
             a, b = (int(i) for i in rng.choice(kernels, 2, replace=False))
             for number in range(repeat, repeat + 2):
                 rows.append(PairRow(scope, family, model, pair_record(hidden[a], hidden[b], rng), number))
-    store = Store.create(Path(str(folder)))
+    store = Store.create(folder)
     store.append(rows)
     return store

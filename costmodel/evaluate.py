@@ -1,0 +1,191 @@
+"""What a trained model is worth on a store of runs: tables with baselines beside, by family and by class of pair, and for groups."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.costmodel.baselines import Constant, NoInterference
+from autosched.costmodel.composition import finish_times
+from autosched.costmodel.crossval import some
+from autosched.costmodel.design import design, log_targets, take_labels
+from autosched.costmodel.features import PAIR_FEATURES
+from autosched.costmodel.metrics import Metrics, measure, pair_classes
+from autosched.costmodel.model import COST_MODELS, Floats, Indices, PairModel, PairQuery, Prediction
+from autosched.costmodel.pair_set import PairSet
+from autosched.costmodel.torch_model import TorchModel
+from autosched.costmodel.trained import TrainedModel
+from autosched.costmodel.xgboost_model import XgboostModel
+from autosched.datasets.schema import GroupRow
+from autosched.datasets.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Error of the time that ``k`` operators take together, from pair predictions; percent of the measured time."""
+
+    k: int
+    groups: int
+    model_mape_pct: float
+    no_interference_mape_pct: float
+    sequential_mape_pct: float
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationBin:
+    """Rows by predicted slowdown: how far predictions and measurements agree, and how many lie inside the interval."""
+
+    predicted_from: float
+    predicted_to: float
+    rows: int
+    predicted_mean: float
+    measured_mean: float
+    inside_pct: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Everything ``autosched evaluate`` prints and saves.
+
+    ``seen_families`` lists families that were in the training data: errors on them say nothing about unseen models.
+    """
+
+    model: str
+    rows: int
+    simulated: int
+    noise_floor_pct: float | None
+    seen_families: tuple[str, ...]
+    unseen_families: tuple[str, ...]
+    overall: dict[str, Metrics]
+    unseen: dict[str, Metrics]
+    by_family: dict[str, Metrics]
+    by_class: dict[str, Metrics]
+    calibration: tuple[CalibrationBin, ...]
+    importance: tuple[tuple[str, float], ...]
+    composition: tuple[Composition, ...]
+
+    def to_json(self) -> bytes:
+        """Canonical bytes."""
+        return msgspec.json.format(msgspec.json.encode(self, order="sorted"))
+
+
+def evaluate(model: TrainedModel, pairs: PairSet, store: Store, *, seed: int) -> Evaluation:
+    """Predict every pair and group of a store and compare; ``seed`` is of the permutations."""
+    models: dict[str, PairModel] = {model.name: model, "analytic": COST_MODELS.get("analytic")(), "no interference": NoInterference()}
+    predictions = {name: item.predict(pairs.query) for name, item in models.items()}
+    predictions["constant"] = _best_constant(pairs)
+    seen = set(model.card.families)
+    families = np.asarray(pairs.labels.family)
+    unseen_rows = np.flatnonzero(~np.isin(families, sorted(seen)))
+    own = predictions[model.name]
+    floor = pairs.audit.noise_floor_pct
+    return Evaluation(
+        model=model.name,
+        rows=2 * len(pairs),
+        simulated=pairs.simulated,
+        noise_floor_pct=None if np.isnan(floor) else floor,
+        seen_families=tuple(sorted(set(families.tolist()) & seen)),
+        unseen_families=tuple(sorted(set(families.tolist()) - seen)),
+        overall={name: measure(pairs.labels, prediction) for name, prediction in predictions.items()},
+        unseen={name: _on(pairs, prediction, unseen_rows) for name, prediction in predictions.items()} if len(unseen_rows) else {},
+        by_family={name: _on(pairs, own, np.flatnonzero(families == name)) for name in sorted(set(families.tolist()))},
+        by_class=_by_class(pairs, own),
+        calibration=_calibration(pairs, own),
+        importance=permutation_importance(model.inner, pairs, seed=seed),
+        composition=composition(model, pairs.query, store.groups(), store),
+    )
+
+
+def permutation_importance(model: PairModel, pairs: PairSet, *, seed: int) -> tuple[tuple[str, float], ...]:
+    """Rise of the mean absolute log error when one feature's column is shuffled, largest first; empty for models without columns."""
+    made = design(pairs.query)
+    truth = log_targets(pairs.labels)
+    rng = np.random.default_rng(seed)
+
+    def error(rows: NDArray[np.float32]) -> float | None:
+        guess: Floats
+        if isinstance(model, XgboostModel):
+            guess = model.predict_rows(rows)
+        elif isinstance(model, TorchModel):
+            guess = model.predict_rows(rows, made.prior_log)
+        else:
+            return None
+        return float(np.abs(np.maximum(0.0, guess) - truth).mean())
+
+    base = error(made.rows)
+    if base is None:
+        return ()
+    found = []
+    for column, name in enumerate(PAIR_FEATURES):
+        rows = made.rows.copy()
+        rows[:, column] = rng.permutation(rows[:, column])
+        shuffled = error(rows)
+        assert shuffled is not None
+        found.append((name, shuffled - base))
+    return tuple(sorted(found, key=lambda item: -item[1]))
+
+
+def composition(model: PairModel, query: PairQuery, groups: Sequence[GroupRow], store: Store) -> tuple[Composition, ...]:
+    """Predict when the last of each group is done, from its pairs; by size of the group."""
+    place: dict[tuple[str, str, int], int] = {}
+    scopes = {row.scope: row.facts.name for row in store.scopes()}
+    for index, (kernel, device) in enumerate(zip(query.kernels, query.kernel_device.tolist(), strict=True)):
+        place[query.devices[device].name, kernel.signature, kernel.width] = index
+    errors: dict[int, list[tuple[float, float, float]]] = {}
+    for group in groups:
+        keys = [(scopes.get(group.scope, ""), name, width) for name, width in zip(group.signatures, group.widths, strict=True)]
+        if not all(key in place for key in keys):
+            continue
+        members = np.asarray([place[key] for key in keys], dtype=np.int64)
+        size = len(members)
+        a, b = np.triu_indices(size, 1)
+        asked = PairQuery(query.kernels, query.devices, query.kernel_device, members[a], members[b])
+        answer = model.predict(asked)
+        first, last = np.ones((size, size)), np.ones((size, size))
+        first[a, b], last[b, a] = answer.slowdown_first, answer.slowdown_last
+        truth = max(group.finish_us)
+        guess = float(finish_times(group.solo_us, first, last).max())
+        errors.setdefault(size, []).append(
+            (abs(guess - truth) / truth, abs(max(group.solo_us) - truth) / truth, abs(sum(group.solo_us) - truth) / truth)
+        )
+    return tuple(
+        Composition(size, len(rows), *(float(np.mean([row[part] for row in rows]) * 100) for part in range(3)))
+        for size, rows in sorted(errors.items())
+    )
+
+
+def _on(pairs: PairSet, prediction: Prediction, rows: Indices) -> Metrics:
+    return measure(take_labels(pairs.labels, rows), some(prediction, rows))
+
+
+def _by_class(pairs: PairSet, prediction: Prediction) -> dict[str, Metrics]:
+    classes = np.asarray(pair_classes(pairs.query))
+    return {name: _on(pairs, prediction, np.flatnonzero(classes == name)) for name in sorted(set(classes.tolist()))}
+
+
+def _best_constant(pairs: PairSet) -> Prediction:
+    """The best constant *for these very rows*: a baseline that knows the answer's middle, and still must be beaten."""
+    constant = Constant()
+    constant.fit(pairs.query, pairs.labels, rng=np.random.default_rng(0))
+    return constant.predict(pairs.query)
+
+
+def _calibration(pairs: PairSet, prediction: Prediction) -> tuple[CalibrationBin, ...]:
+    guess = np.concatenate([prediction.slowdown_first, prediction.slowdown_last])
+    truth = np.concatenate([pairs.labels.slowdown_first, pairs.labels.slowdown_last])
+    low, high = prediction.low.T.reshape(-1), prediction.high.T.reshape(-1)
+    has_intervals = bool((high > low).any())
+    edges = (1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, float("inf"))
+    bins = []
+    for start, end in itertools.pairwise(edges):
+        rows = (guess >= start) & (guess < end)
+        if rows.any():
+            inside = float(((truth >= low) & (truth <= high))[rows].mean() * 100) if has_intervals else None
+            top = end if np.isfinite(end) else float(guess[rows].max())
+            bins.append(CalibrationBin(start, top, int(rows.sum()), float(guess[rows].mean()), float(truth[rows].mean()), inside))
+    return tuple(bins)

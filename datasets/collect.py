@@ -1,0 +1,360 @@
+"""Collecting runs: every kernel of a model alone, a chosen set of pairs in both start orders, and groups of three and four.
+
+The plan is data; measuring is the caller's (a :class:`Measurer`). What is in the store is not measured again, so a collection that was
+killed goes on where it stopped. First pairs that differ most from each other, then those a model is least sure of.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.core.graph import OpGraph
+from autosched.core.records import Contamination, Failure, FailureKind, PairRecord, SoloRecord, Source
+from autosched.datasets.choices import GroupChoice, PairChoice, independence
+from autosched.datasets.facts import KernelFacts, LaunchFacts, kernel_facts
+from autosched.datasets.journal import Journal, Scope
+from autosched.datasets.schema import GroupRow, PairRow, ScopeRow, SoloRow, content_key, group_key, pair_key
+from autosched.datasets.splits import family_of
+from autosched.datasets.store import Store
+
+logger = logging.getLogger(__name__)
+
+BATCH = 16
+REPEAT_EVERY = 16
+"""One pair in so many is measured a second time: the spread of repeats is the noise floor every error is read against."""
+
+DIVERSE_SHARE = 0.5
+CANDIDATES = 20_000
+"""Pairs that the diverse choice looks at; more are thinned at random first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTimes:
+    """When each member of a group was done, microseconds from the common start, and how often it was repeated."""
+
+    finish_us: tuple[float, ...]
+    count: int
+    contamination: Contamination
+    source: Source = Source.MEASURED
+
+
+class Measurer(Protocol):
+    """A device opened for one model. Answers in the order asked; raises only if the device is gone for good."""
+
+    def solo(self, widths: Sequence[int]) -> Sequence[Sequence[SoloRecord | Failure]]:
+        """Every operator alone: ``[n_operators][len(widths)]``."""
+
+    def pairs(self, choices: Sequence[PairChoice]) -> Sequence[PairRecord | Failure]:
+        """Pairs, each in its start order."""
+
+    def groups(self, choices: Sequence[GroupChoice]) -> Sequence[GroupTimes | Failure]:
+        """Groups, each in its start order; a device that cannot answers with ``Failure`` of kind ``unavailable``."""
+
+
+Uncertainty: TypeAlias = Callable[[Sequence[PairChoice]], Sequence[float]]
+"""How unsure a model is of each pair: the ratio of its interval's ends, larger is less sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What one collection added to the store; ``finished`` is false where the budget ended it."""
+
+    solo: int
+    pairs: int
+    groups: int
+    failures: int
+    spent_s: float
+    finished: bool
+
+
+def collect_model(
+    graph: OpGraph,
+    measurer: Measurer,
+    store: Store,
+    scope: ScopeRow,
+    *,
+    model: str,
+    widths: Sequence[int],
+    max_pairs: int,
+    max_groups: int,
+    budget_s: float,
+    rng: np.random.Generator,
+    uncertainty: Uncertainty | None = None,
+    launches: dict[str, LaunchFacts] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Collected:
+    """Measure one model's kernels, pairs and groups into ``store``, until all is there or ``budget_s`` seconds are spent.
+
+    Args:
+        graph: the model's operators.
+        scope: device and software; written to the store if it is not there.
+        model: zoo name; its family decides the folds it will be held out in.
+        widths: widths to time every operator at.
+        max_pairs, max_groups: most ordered pairs and groups of this model the store should hold afterwards.
+        uncertainty: ranks the second half of the pairs; without it all are chosen for diversity.
+        launches: CUDA launch facts by signature.
+        progress: told what, how many are done, of how many.
+    """
+    job = _Job(graph, measurer, store, scope, model, tuple(widths), rng, clock, clock() + budget_s, launches or {}, progress)
+    started = clock()
+    with Journal.open(store.folder / "failures.jsonl", Scope(scope.device, scope.software)) as failures:
+        store.append([scope])
+        added_solo, times = job.solo(failures)
+        added_pairs, pairs_done = job.pairs(failures, times, max_pairs, uncertainty)
+        added_groups, groups_done = job.groups(times, max_groups) if pairs_done else (0, False)
+    return Collected(added_solo, added_pairs, added_groups, job.failed, clock() - started, pairs_done and groups_done)
+
+
+@dataclass(slots=True)
+class _Job:
+    graph: OpGraph
+    measurer: Measurer
+    store: Store
+    scope: ScopeRow
+    model: str
+    widths: tuple[int, ...]
+    rng: np.random.Generator
+    clock: Callable[[], float]
+    deadline: float
+    launches: dict[str, LaunchFacts]
+    progress: Callable[[str, int, int], None] | None
+    failed: int = 0
+
+    def solo(self, failures: Journal) -> tuple[int, dict[tuple[str, int], KernelFacts]]:
+        """Time what is not timed yet; the facts of every kernel that has a time."""
+        times = {(row.kernel.signature, row.kernel.width): row.kernel for row in self.store.solo() if row.scope == self.scope.scope}
+        wanted = {(operator.signature, width) for operator in self.graph.operators for width in self.widths}
+        missing = {key for key in wanted - set(times) if failures.solo(*key) is None}
+        if not missing:
+            return 0, times
+        self._tell("solo", 0, len(missing))
+        rows: dict[str, SoloRow] = {}
+        for operator, records in zip(self.graph.operators, self.measurer.solo(self.widths), strict=True):
+            for width, record in zip(self.widths, records, strict=True):
+                if (operator.signature, width) not in missing:
+                    continue
+                if isinstance(record, Failure):
+                    failures.add_solo(operator.signature, width, record)
+                    self.failed += 1
+                    continue
+                facts = kernel_facts(operator, self.graph, width, record.samples.median_us, self.launches.get(operator.signature))
+                row = SoloRow(
+                    self.scope.scope, family_of(self.model), self.model, facts, record.samples, record.contamination, record.source
+                )
+                rows.setdefault(row.key, row)
+                times[operator.signature, width] = facts
+        self._tell("solo", len(missing), len(missing))
+        return self.store.append(list(rows.values())), times
+
+    def pairs(
+        self, failures: Journal, times: dict[tuple[str, int], KernelFacts], max_pairs: int, uncertainty: Uncertainty | None
+    ) -> tuple[int, bool]:
+        """Measure pairs in batches until there are enough; how many were new, and whether time was left."""
+        known = self.store.keys("pairs")
+        open_pairs = [choice for choice in pair_candidates(self.graph, times, self.widths) if not self._settled(choice, known, failures)]
+        mine = sum(row.model == self.model and row.scope == self.scope.scope and row.repeat == 0 for row in self.store.pairs())
+        wanted = max(0, max_pairs - mine)
+        descriptors = self._descriptors(open_pairs, times)
+        share = 1.0 if uncertainty is None else DIVERSE_SHARE
+        order = diverse_order(descriptors, int(wanted * share + 0.5), self.rng)
+        chosen = [open_pairs[index] for index in order]
+        added, finished = self._measure_pairs(chosen, failures, wanted)
+        if uncertainty is None or not finished or len(chosen) >= wanted:
+            return added, finished
+        taken = set(order)
+        rest = [choice for index, choice in enumerate(open_pairs) if index not in taken]
+        unsure = np.asarray(uncertainty(rest), dtype=np.float64)
+        ranked = [rest[index] for index in np.argsort(-unsure, kind="stable")[: wanted - len(chosen)].tolist()]
+        more, finished = self._measure_pairs(ranked, failures, wanted, done=len(chosen))
+        return added + more, finished
+
+    def groups(self, times: dict[tuple[str, int], KernelFacts], max_groups: int) -> tuple[int, bool]:
+        """Measure groups of three and four, each kernel at width 1."""
+        known = self.store.keys("groups")
+        added = 0
+        chosen = group_candidates(self.graph, times, max_groups, self.rng)
+        for start in range(0, len(chosen), BATCH):
+            if self.clock() >= self.deadline:
+                return added, False
+            batch = []
+            for choice in chosen[start : start + BATCH]:
+                names = [self.graph.operators[index].signature for index in choice.operators]
+                if group_key(self.scope.scope, names, choice.widths) not in known:
+                    batch.append(choice)
+            if not batch:
+                continue
+            rows = []
+            for choice, answer in zip(batch, self.measurer.groups(batch), strict=True):
+                if isinstance(answer, Failure):
+                    self.failed += 1
+                    if answer.kind is FailureKind.UNAVAILABLE:
+                        logger.warning("no groups are collected: %s", answer.detail)
+                        return added, True
+                    continue
+                names = [self.graph.operators[index].signature for index in choice.operators]
+                solo = tuple(times[name, width].solo_us for name, width in zip(names, choice.widths, strict=True))
+                rows.append(
+                    GroupRow(
+                        self.scope.scope,
+                        family_of(self.model),
+                        self.model,
+                        tuple(names),
+                        choice.widths,
+                        solo,
+                        answer.finish_us,
+                        answer.count,
+                        answer.contamination,
+                        answer.source,
+                    )
+                )
+            added += self.store.append(rows)
+            self._tell("groups", added, len(chosen))
+        return added, True
+
+    def _measure_pairs(self, chosen: Sequence[PairChoice], failures: Journal, wanted: int, done: int = 0) -> tuple[int, bool]:
+        """Rows added, and whether the time sufficed."""
+        added = 0
+        for start in range(0, len(chosen), BATCH):
+            if self.clock() >= self.deadline:
+                return added, False
+            batch = list(chosen[start : start + BATCH])
+            again = batch[::REPEAT_EVERY]
+            rows = []
+            answers = self.measurer.pairs([*batch, *again])
+            for number, (choice, answer) in enumerate(zip([*batch, *again], answers, strict=True)):
+                if isinstance(answer, Failure):
+                    self.failed += 1
+                    first, last = self.graph.operators[choice.first].signature, self.graph.operators[choice.last].signature
+                    failures.add_pair(first, choice.first_width, last, choice.last_width, answer)
+                else:
+                    rows.append(PairRow(self.scope.scope, family_of(self.model), self.model, answer, int(number >= len(batch))))
+            added += self.store.append(rows)
+            self._tell("pairs", done + min(len(chosen), start + BATCH), wanted)
+        return added, True
+
+    def _settled(self, choice: PairChoice, known: set[str], failures: Journal) -> bool:
+        first, last = self.graph.operators[choice.first].signature, self.graph.operators[choice.last].signature
+        if pair_key(self.scope.scope, first, choice.first_width, last, choice.last_width) in known:
+            return True
+        return failures.pair(first, choice.first_width, last, choice.last_width) is not None
+
+    def _descriptors(self, choices: Sequence[PairChoice], times: dict[tuple[str, int], KernelFacts]) -> NDArray[np.float64]:
+        rows = []
+        for choice in choices:
+            first = times[self.graph.operators[choice.first].signature, choice.first_width]
+            last = times[self.graph.operators[choice.last].signature, choice.last_width]
+            rows.append([*_descriptor(first), *_descriptor(last), np.log(first.solo_us / last.solo_us)])
+        return np.asarray(rows, dtype=np.float64).reshape(len(rows), -1)
+
+    def _tell(self, what: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(what, done, total)
+
+
+def pair_candidates(graph: OpGraph, times: dict[tuple[str, int], KernelFacts], widths: Sequence[int]) -> list[PairChoice]:
+    """Every ordered pair of distinct kernels that the graph allows at the same time, once, in a fixed order."""
+    free = independence(graph)
+    found: dict[str, PairChoice] = {}
+    for a, b in np.argwhere(free).tolist():
+        first, last = graph.operators[a].signature, graph.operators[b].signature
+        for first_width in widths:
+            for last_width in widths:
+                key = content_key(first, first_width, last, last_width)
+                if key not in found and (first, first_width) in times and (last, last_width) in times:
+                    shorter = min(times[first, first_width].solo_us, times[last, last_width].solo_us)
+                    found[key] = PairChoice(a, b, first_width, last_width, shorter)
+    return list(found.values())
+
+
+def group_candidates(graph: OpGraph, times: dict[tuple[str, int], KernelFacts], count: int, rng: np.random.Generator) -> list[GroupChoice]:
+    """Random sets of three and four operators that may all run at once, alternating; fewer where the graph has no more."""
+    free = independence(graph)
+    timed = [operator.index for operator in graph.operators if (operator.signature, 1) in times]
+    found: dict[tuple[int, ...], GroupChoice] = {}
+    for attempt in range(20 * count):
+        if len(found) >= count:
+            break
+        size = 3 + attempt % 2
+        members: list[int] = []
+        allowed = np.zeros(len(graph), dtype=np.bool_)
+        allowed[timed] = True
+        while len(members) < size and allowed.any():
+            pick = int(rng.choice(np.flatnonzero(allowed)))
+            members.append(pick)
+            allowed &= free[pick]
+        if len(members) == size:
+            found.setdefault(tuple(members), GroupChoice(tuple(members), (1,) * size))
+    return list(found.values())
+
+
+def diverse_order(points: NDArray[np.float64], count: int, rng: np.random.Generator) -> list[int]:
+    """Indices of at most ``count`` rows, each as far as possible from those before it.
+
+    Args:
+        points: float64 ``[n, d]``; columns are scaled to equal spread.
+
+    *Source:* farthest-point sampling, Gonzalez, Clustering to minimize the maximum intercluster distance, 1985.
+    """
+    if not len(points) or count <= 0:
+        return []
+    candidates = np.arange(len(points))
+    if len(points) > CANDIDATES:
+        candidates = np.sort(rng.choice(len(points), CANDIDATES, replace=False))
+    scaled = points[candidates]
+    scaled = (scaled - scaled.mean(axis=0)) / np.maximum(scaled.std(axis=0), 1e-9)
+    nearest = np.full(len(scaled), np.inf)
+    pick = int(rng.integers(len(scaled)))
+    order: list[int] = []
+    for _ in range(min(count, len(scaled))):
+        order.append(int(candidates[pick]))
+        nearest = np.minimum(nearest, ((scaled - scaled[pick]) ** 2).sum(axis=1))
+        nearest[pick] = -1.0
+        pick = int(np.argmax(nearest))
+    return order
+
+
+def rows_of_tuning(
+    graph: OpGraph,
+    scope: ScopeRow,
+    *,
+    model: str,
+    widths: Sequence[int],
+    solo: Sequence[Sequence[SoloRecord | Failure]],
+    pairs: Sequence[PairRecord],
+    launches: dict[str, LaunchFacts] | None = None,
+) -> list[ScopeRow | SoloRow | PairRow]:
+    """What a tuning job measured, as rows: appended to a store, the next training learns from it."""
+    rows: dict[str, ScopeRow | SoloRow | PairRow] = {"": scope}
+    family = family_of(model)
+    for operator, records in zip(graph.operators, solo, strict=True):
+        for width, record in zip(widths, records, strict=True):
+            if isinstance(record, SoloRecord):
+                facts = kernel_facts(operator, graph, width, record.samples.median_us, (launches or {}).get(operator.signature))
+                row = SoloRow(scope.scope, family, model, facts, record.samples, record.contamination, record.source)
+                rows.setdefault(row.key, row)
+    for pair in pairs:
+        row_of_pair = PairRow(scope.scope, family, model, pair)
+        rows.setdefault(row_of_pair.key, row_of_pair)
+    return list(rows.values())
+
+
+def _descriptor(kernel: KernelFacts) -> tuple[float, ...]:
+    moved = kernel.bytes_read + kernel.bytes_written
+    blocks = kernel.launch.blocks if kernel.launch is not None else 0
+    values = (
+        kernel.solo_us,
+        (kernel.flops + 1.0) / (moved + 1.0),
+        (kernel.flops + 1.0) / kernel.solo_us,
+        (moved + 1.0) / kernel.solo_us,
+        1.0 + blocks,
+        kernel.width,
+    )
+    return tuple(float(np.log(value)) for value in values)
