@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
-from torch.utils._pytree import tree_leaves, treespec_dumps
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps
 
 from autosched.capture.build import build_program
 from autosched.capture.draft import Constant, Draft, Node
@@ -111,9 +111,14 @@ class _Reader:
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         graph = self._exported.graph
-        leaves = tree_leaves((args, self._ordered(kwargs)))
+        given, in_spec = tree_flatten((args, kwargs))
+        # Export may put keyword arguments in the order of the model's signature; the program keeps the caller's.
+        numbered_args, numbered_kwargs = tree_unflatten(list(range(len(given))), in_spec)
+        places: list[int] = tree_leaves((numbered_args, self._ordered(numbered_kwargs)))
+        leaves = [given[place] for place in places]
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         constants, inputs, input_leaves, examples = self._placeholders(placeholders, leaves)
+        caller_leaves = [leaf for _, leaf in sorted(zip(places, input_leaves, strict=True), key=lambda pair: pair[0])]
         for node in graph.nodes:
             if node.op == "call_function":
                 self._call(node)
@@ -124,16 +129,15 @@ class _Reader:
                     "unroll the control flow."
                 )
         output_leaves = self._outputs(next(node for node in graph.nodes if node.op == "output"))
-        spec = self._exported.call_spec
         return Draft(
-            inputs=inputs,
+            inputs=sorted(inputs, key=lambda value: caller_leaves.index(Ref(value))),
             constants=constants,
             prologue=[],
             nodes=self._nodes,
-            input_leaves=input_leaves,
+            input_leaves=caller_leaves,
             output_leaves=output_leaves,
-            input_tree=_tree(spec.in_spec, "inputs"),
-            output_tree=_tree(spec.out_spec, "outputs"),
+            input_tree=_tree(in_spec, "inputs"),
+            output_tree=_tree(self._exported.call_spec.out_spec, "outputs"),
             examples=examples,
             next_value=self._next,
         )
@@ -143,7 +147,6 @@ class _Reader:
         return self._next - 1
 
     def _ordered(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        # Export may keep keyword arguments in the order of the model's signature.
         spec = self._exported.call_spec.in_spec
         names = spec.children()[1].context if spec is not None else None
         return {name: kwargs[name] for name in names} if names and set(names) == set(kwargs) else kwargs

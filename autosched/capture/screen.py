@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -102,16 +104,22 @@ def _is_symbolic(value: object) -> bool:
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Keep torch from logging, with a traceback, the failure that :func:`explain_export_failure` is about to explain."""
+    """Keep torch from logging and printing, with tracebacks and graphs, the failure that :func:`explain_export_failure` explains.
+
+    What the model itself writes to stderr is passed on when the model is captured.
+    """
     loggers = [logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")]
     levels = [logger.level for logger in loggers]
+    written = io.StringIO()
     try:
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
-        yield
+        with redirect_stderr(written):
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+    sys.stderr.write(written.getvalue())
 
 
 def explain_export_failure(error: Exception) -> UnsupportedGraph:

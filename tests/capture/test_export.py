@@ -1,0 +1,221 @@
+"""Capture without rewriting: one operator for each ATen call, run against eager."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from autosched.capture.export import Captured, capture
+from autosched.core.graph import EdgeKind, ValueRole
+from autosched.core.program import ConstantSource, NonFinite, Ref
+from autosched.runtime.kernels import bind, gather_constants
+from autosched.runtime.trees import flatten_inputs
+
+
+def operator(captured: Captured, target: str):
+    found = [item for item in captured.program.graph.operators if any(call.target.startswith(target) for call in item.calls)]
+    assert found, f"no operator calls {target}"
+    return found[0]
+
+
+class Mixed(nn.Module):
+    """Tied weights, a mutated buffer, a lifted constant, views, multiple outputs, an unused output, an infinite argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.first = nn.Linear(8, 4)
+        self.second = nn.Linear(8, 4)
+        self.second.weight = self.first.weight
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, image, options):
+        mixed = torch.relu(self.norm(self.conv(image)))
+        low, high = mixed.split(4, 1)
+        self.count.add_(1)
+        joined = torch.cat([high, low], 1) + torch.tensor([1.0])
+        best, _ = joined.max(1)
+        pooled = joined.mean((2, 3)).masked_fill(joined.mean((2, 3)) > 5, float("-inf"))
+        return {"sum": self.first(pooled) + self.second(pooled), "best": best, "scale": options["scale"], "view": mixed.permute(0, 2, 3, 1)}
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    torch.manual_seed(0)
+    model = Mixed().eval()
+    args = (torch.randn(2, 3, 8, 8), {"scale": 2.0})
+    return model, args, capture(model, args, rewrite=False)
+
+
+def test_outputs_equal_eager_bit_for_bit(mixed):
+    model, args, captured = mixed
+    outputs = bind(captured.program, captured.constants).run(flatten_inputs(captured.program, args))
+    expected = model(*args)
+    for output, name in zip(outputs, ("sum", "best", "view"), strict=True):
+        assert torch.equal(output, expected[name])
+    assert outputs[2].stride() == expected["view"].stride()
+
+
+def test_leaves_hold_tensors_and_literals(mixed):
+    _, _, captured = mixed
+    program = captured.program
+    assert isinstance(program.input_leaves[0], Ref)
+    assert program.input_leaves[1] == 2.0
+    assert sorted(type(leaf).__name__ for leaf in program.output_leaves) == ["Ref", "Ref", "Ref", "float"]
+    assert program.lowering == "aten"
+    assert captured.rewrites == ()
+
+
+def test_constants_keep_the_names_of_the_model(mixed):
+    model, _, captured = mixed
+    sources = {binding.name: binding.source for binding in captured.program.bindings}
+    assert sources["conv.weight"] is ConstantSource.PARAMETER
+    assert sources["norm.running_mean"] is ConstantSource.BUFFER
+    assert ConstantSource.LITERAL in sources.values()
+    # Tied weights are one constant, under a name the model knows.
+    assert len({"first.weight", "second.weight"} & set(sources)) == 1
+    literals = {item.name: captured.constants[item.value] for item in captured.program.bindings if item.source is ConstantSource.LITERAL}
+    again = gather_constants(captured.program, model, literals)
+    assert all(again[value].data_ptr() == tensor.data_ptr() for value, tensor in captured.constants.items())
+
+
+def test_views_share_the_storage_of_what_they_show(mixed):
+    graph = mixed[2].program.graph
+    split = operator(mixed[2], "aten::split")
+    owner = graph.values[operator(mixed[2], "aten::relu").writes[0]].index
+    assert [graph.values[value].storage for value in split.writes] == [owner, owner]
+    assert split.bytes_read == 0
+    assert split.flops == 0
+
+
+def test_a_buffer_update_is_an_operator_that_mutates_after_every_reader(mixed):
+    graph = mixed[2].program.graph
+    write, read = operator(mixed[2], "aten::copy_"), operator(mixed[2], "aten::add.Tensor")
+    assert write.mutates == (read.reads[0],)
+    assert graph.values[write.mutates[0]].role is ValueRole.CONSTANT
+    assert read.index in graph.predecessors[write.index]
+
+
+def test_capturing_leaves_the_model_as_it_was():
+    model = Mixed().eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    capture(model, (torch.randn(2, 3, 8, 8), {"scale": 2.0}), rewrite=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_running_twice_counts_twice():
+    model = Mixed().eval()
+    args = (torch.randn(2, 3, 8, 8), {"scale": 2.0})
+    captured = capture(model, args)
+    bound = bind(captured.program, captured.constants)
+    bound.run([args[0]])
+    bound.run([args[0]])
+    assert model.count.item() == 2
+
+
+def test_unused_results_and_non_finite_arguments(mixed):
+    maximum = operator(mixed[2], "aten::max.dim").calls[0]
+    assert maximum.outputs[1] == -1
+    assert NonFinite("-inf") in operator(mixed[2], "aten::masked_fill").calls[0].args
+
+
+def test_flops_and_bytes_of_a_convolution_and_a_product(mixed):
+    convolution = operator(mixed[2], "aten::conv2d")
+    assert convolution.flops == 2 * (2 * 8 * 8 * 8) * (3 * 3 * 3)
+    assert convolution.bytes_read == 4 * (2 * 3 * 8 * 8 + 8 * 3 * 3 * 3 + 8)
+    assert convolution.bytes_written == 4 * 2 * 8 * 8 * 8
+    assert operator(mixed[2], "aten::linear").flops == 2 * 2 * 8 * 4
+
+
+def test_sources_name_the_line_of_the_model(mixed):
+    file, _, line = operator(mixed[2], "aten::cat").source.rpartition(":")
+    assert file.endswith("test_export.py")
+    assert not file.startswith("/")
+    assert "torch.cat" in Path(__file__).read_text().splitlines()[int(line) - 1]
+
+
+def test_the_hash_depends_on_the_computation_only():
+    torch.manual_seed(0)
+    args = (torch.randn(2, 3, 8, 8), {"scale": 2.0})
+    hashes = {capture(Mixed().eval(), args, rewrite=rewrite).program.graph.hash for rewrite in (False, False, True)}
+    assert len(hashes) == 2
+
+
+def test_keyword_arguments_keep_the_order_of_the_caller():
+    class Keywords(nn.Module):
+        def forward(self, first, *, left, right):
+            return first + 2 * left - right
+
+    kwargs = {"right": torch.randn(3), "left": torch.randn(3)}
+    args = (torch.randn(3),)
+    captured = capture(Keywords(), args, kwargs)
+    inputs = flatten_inputs(captured.program, args, kwargs)
+    output = bind(captured.program, captured.constants).run(inputs)[0]
+    assert torch.allclose(output, args[0] + 2 * kwargs["left"] - kwargs["right"])
+
+
+def test_inputs_and_parameters_may_be_outputs():
+    class Passes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+
+        def forward(self, value):
+            return value, value.view(2, 2), self.weight, None, 3
+
+    model = Passes()
+    value = torch.randn(4)
+    for rewrite in (False, True):
+        captured = capture(model, (value,), rewrite=rewrite)
+        outputs = bind(captured.program, captured.constants).run([value])
+        assert torch.equal(outputs[1].flatten(), value)
+        assert outputs[2].data_ptr() == model.weight.data_ptr()
+        assert captured.program.output_leaves[3:] == (None, 3)
+
+
+def test_integer_inputs_keep_their_range():
+    class Picks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(1000, 4)
+
+        def forward(self, index):
+            return self.table(index)
+
+    captured = capture(Picks().eval(), (torch.tensor([3, 7]),))
+    assert (captured.program.inputs[0].low, captured.program.inputs[0].high) == (3, 7)
+    # Two rows of the table are read, not all of it.
+    assert captured.program.graph.operators[0].bytes_read == 2 * 4 * 4 + 2 * 8
+
+
+def test_python_operators_get_names_a_schedule_may_use():
+    class Logic(nn.Module):
+        def forward(self, a, b):
+            return (a > 0) & (b > 0), (a > 0) | (b > 0)
+
+    captured = capture(Logic(), (torch.randn(3), torch.randn(3)), rewrite=False)
+    assert all(not call.target.startswith("aten::__") for item in captured.program.graph.operators for call in item.calls)
+
+
+def test_edges_of_reads_before_and_after_an_update():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.zeros(4))
+
+        def forward(self, value):
+            old = self.state * 2
+            self.state.copy_(value)
+            return old
+
+    model = Counts()
+    captured = capture(model, (torch.ones(4),))
+    graph = captured.program.graph
+    edges = [edge for edge in graph.edges if edge.kind is EdgeKind.MUTATION]
+    assert len(edges) == 1
+    assert graph.operators[edges[0].after].mutates
+    bound = bind(captured.program, captured.constants)
+    assert torch.equal(bound.run([torch.ones(4)])[0], torch.zeros(4))
+    assert torch.equal(bound.run([torch.ones(4)])[0], torch.full((4,), 2.0))
