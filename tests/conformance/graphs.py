@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
 from autosched.core.program import Argument, Binding, Call, ConstantSource, InputSpec, Many, Program, Ref
@@ -261,3 +262,38 @@ def two_branches_program(model: TwoBranches) -> tuple[Program, dict[str, torch.T
         result={"sum": total, "parts": parts, "name": "two"},
     )
     return program, literals
+
+
+@st.composite
+def op_graphs(draw: st.DrawFn, max_operators: int = 14) -> OpGraph:
+    """Abstract graphs: views, in-place changes, several results, results that nobody reads, operators that read constants only."""
+    values = [Value(index, _SPEC, ValueRole.INPUT if index < 2 else ValueRole.CONSTANT, index) for index in range(3)]
+    operators: list[Operator] = []
+    for index in range(draw(st.integers(1, max_operators))):
+        reads = draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=3, unique=True))
+        own = [value for value in reads if values[values[value].storage].role is ValueRole.INTERMEDIATE]
+        kind = draw(st.sampled_from(("plain", "plain", "view", "mutate", "mutate_view", "many")))
+        mutates = tuple(own[:1]) if kind.startswith("mutate") else ()
+        writes: list[int] = []
+        for _ in range(draw(st.integers(2, 3)) if kind == "many" else 1):
+            alias = kind in ("view", "mutate_view") or (kind == "many" and draw(st.booleans()))
+            storage = values[(mutates or reads)[0]].storage if alias else len(values)
+            writes.append(len(values))
+            values.append(Value(len(values), _SPEC, ValueRole.INTERMEDIATE, storage))
+        call = Call(f"aten::fake{kind}.default", tuple(Ref(value) for value in reads), (), tuple(writes))
+        operators.append(Operator(index, f"op{index}", (call,), tuple(reads), tuple(writes), mutates, 0, 0, 0, "", ""))
+    made = [value.index for value in values if value.role is ValueRole.INTERMEDIATE]
+    outputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=3, unique=True))
+    graph = OpGraph(tuple(operators), tuple(values), (0, 1), tuple(outputs))
+    graph.validate()
+    return graph
+
+
+@st.composite
+def placements(draw: st.DrawFn, graph: OpGraph, max_lanes: int = 4, extra_edges: bool = True) -> Schedule:
+    """Legal schedules of ``graph``: a random launch order, random lanes, and now and then edges on purpose."""
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    return random_placement(rng, graph, draw(st.integers(1, max_lanes)), draw(st.integers(0, 3)) if extra_edges else 0)
+
+
+_SPEC = TensorSpec((4,), "float32", (1,))
