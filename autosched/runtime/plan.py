@@ -67,8 +67,8 @@ def make_plan(graph: OpGraph, schedule: Schedule, rule: FreeRule = FreeRule.VECT
     require_legal(graph, schedule)
     lanes = schedule.lane_slots
     direct: list[list[int]] = [list(before) for before in graph.predecessors]
-    for before, after in schedule.extra_edges:
-        direct[after].append(before)
+    for first, last in schedule.extra_edges:
+        direct[last].append(first)
 
     position: dict[int, int] = {}  # operator -> its 1-based place on its lane
     clocks = [[0] * lanes for _ in range(lanes)]  # what each lane has absorbed
