@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from autosched.core.errors import AutoschedError
 from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.records import Failure, FailureKind, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, canonical_key, sequential
@@ -31,7 +30,8 @@ from autosched.runtime.plan import Plan, Step, make_plan
 _WARM_UPS = 2
 # After a wide operator the threads of OpenMP's team spin for some milliseconds (libgomp's default, 300,000 turns) and would take
 # a core from whatever is timed next.
-_TEAM_SPIN_S = 0.008
+TEAM_SPIN_S = 0.008
+_MOST_PREPARED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,15 @@ class LaneCosts:
     launch_gap_us: float
     cross_lane_us: float
     fixed_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A schedule ready to be timed; ``run_us`` is a first idea of its length."""
+
+    executor: LaneExecutor
+    peak_bytes: int
+    run_us: float
 
 
 @contextlib.contextmanager
@@ -73,11 +82,12 @@ class CpuMeasurer:
         self.meter = LoadMeter()
         self._reference: list[torch.Tensor] | None = None
         self._was_wide = False
+        self._prepared: dict[Schedule, _Prepared] = {}
 
     def settle(self, *, wide: bool) -> None:
         """Let the threads of an earlier wide measurement fall asleep. ``wide``: whether the next one uses more than one thread."""
         if self._was_wide:
-            time.sleep(_TEAM_SPIN_S)
+            time.sleep(TEAM_SPIN_S)
         self._was_wide = wide
 
     @property
@@ -165,17 +175,12 @@ class CpuMeasurer:
         block: dict[int, int] = {}
         peaks: dict[int, int] = {}
         for index, schedule in enumerate(schedules):
-            try:
-                plan = make_plan(self.graph, schedule)
-                executors[index] = LaneExecutor(self.bound, plan, self.pool)
-                peaks[index] = peak_live_bytes(self.graph, plan)
-                failure, warm_us = self._warm_up(executors[index], index)
-            except Exception as error:
-                failure, warm_us = describe(error), 1.0
-            block[index] = max(1, math.ceil(min_block_us / warm_us))
-            if failure is not None:
-                executors.pop(index, None)
-                yield index, None, failure
+            prepared = self._prepare(schedule, index)
+            if isinstance(prepared, Failure):
+                yield index, None, prepared
+                continue
+            executors[index], peaks[index] = prepared.executor, prepared.peak_bytes
+            block[index] = max(1, math.ceil(min_block_us / prepared.run_us))
         times_us: dict[int, list[float]] = {index: [] for index in executors}
         start = self.meter.start()
         with no_collector():
@@ -190,27 +195,32 @@ class CpuMeasurer:
                         del executors[index]
                         yield index, None, describe(error)
         load = self.meter.read(start)
+        self.settle(wide=False)
         for index, executor in executors.items():
             self.beat(index)
             starts, ends = self._traced(executor) if trace else ((), ())
             key = canonical_key(self.graph, schedules[index], lanes_matter=True)
             yield index, ScheduleRecord(key, summarize(times_us[index]), peaks[index], load, starts, ends), None
 
-    def paired(self, schedules: Sequence[Schedule], rounds: int, seed: int) -> list[tuple[float, ...]]:
-        """Times in microseconds, ``[len(schedules)][rounds]``; each round times every schedule once, in a random order."""
+    def paired(self, schedules: Sequence[Schedule], rounds: int, seed: int) -> list[tuple[float, ...]] | Failure:
+        """Times in microseconds, ``[len(schedules)][rounds]``, or the failure of the first schedule that fails.
+
+        Each round times every schedule once, in a random order.
+        """
         rng = np.random.default_rng(seed)
-        executors = [LaneExecutor(self.bound, make_plan(self.graph, schedule), self.pool) for schedule in schedules]
-        for index, executor in enumerate(executors):
-            self.beat(index)
-            failure, _ = self._warm_up(executor, index)
-            if failure is not None:
-                raise AutoschedError(f"schedule {index}: {failure.detail}")
+        executors: list[LaneExecutor] = []
+        for index, schedule in enumerate(schedules):
+            prepared = self._prepare(schedule, index)
+            if isinstance(prepared, Failure):
+                return Failure(prepared.kind, f"schedule {index}: {prepared.detail}")
+            executors.append(prepared.executor)
         times_us = np.zeros((len(executors), rounds))
         with no_collector():
             for turn in range(rounds):
                 for index in rng.permutation(len(executors)):
                     self.beat(int(index))
                     times_us[index, turn] = self._fresh_block_us(executors[index], 1)
+        self.settle(wide=False)
         return [tuple(row) for row in times_us.tolist()]
 
     def compare(
@@ -234,16 +244,30 @@ class CpuMeasurer:
             worst = max(worst, agreement.max_abs_error)
         return CompareAnswer(Comparison(bitwise, worst, within))
 
-    def _warm_up(self, executor: LaneExecutor, index: int) -> tuple[Failure | None, float]:
+    def _prepare(self, schedule: Schedule, index: int) -> _Prepared | Failure:
+        """Plan, run and check a schedule once, however often it is timed."""
         self.beat(index)
-        outputs = executor.run(self.inputs)
-        if self._reference is None:
-            self._reference = self.bound.run(self.inputs)
-        if (failure := _incomparable(compare(outputs, self._reference), outputs, self._reference)) is not None:
-            return failure, 1.0
-        del outputs
-        self.beat(index)
-        return None, min(self._block_us(executor, 1) for _ in range(_WARM_UPS))
+        known = self._prepared.pop(schedule, None)
+        if known is None:
+            try:
+                plan = make_plan(self.graph, schedule)
+                executor = LaneExecutor(self.bound, plan, self.pool)
+                outputs = executor.run(self.inputs)
+                if self._reference is None:
+                    self._reference = self.bound.run(self.inputs)
+                if (failure := _incomparable(compare(outputs, self._reference), outputs, self._reference)) is not None:
+                    return failure
+                del outputs
+                self.beat(index)
+                run_us = min(self._block_us(executor, 1) for _ in range(_WARM_UPS))
+            except Exception as error:
+                return describe(error)
+            known = _Prepared(executor, peak_live_bytes(self.graph, plan), run_us)
+            self._was_wide = executor.widest > 1
+        self._prepared[schedule] = known
+        while len(self._prepared) > _MOST_PREPARED:
+            del self._prepared[next(iter(self._prepared))]
+        return known
 
     def _fresh_block_us(self, executor: LaneExecutor, runs: int) -> float:
         # What ran before left its own data in the caches and its own threads awake: one run is not counted.

@@ -57,16 +57,22 @@ class Channel:
             data = data[os.write(self._answers, data) :]
 
     def serve(self, handle: Callable[[Request], Iterator[Answer]]) -> None:
-        """Answer requests until the input ends. What ``handle`` raises becomes a ``Broken`` answer."""
+        """Answer requests until the input ends. What ``handle`` raises becomes a ``Broken`` answer.
+
+        A ``Broken`` answer, also one that ``handle`` yields, is the last of its request; any other request ends with ``Done``.
+        """
         self.answer(Ready())
         while True:
             body = self._queue.get()
             self.beat(-1)
             try:
+                broken = False
                 for message in handle(read_request(body)):
                     self.answer(message)
+                    broken = isinstance(message, Broken)
                 self.beat(-1)
-                self.answer(Done())
+                if not broken:
+                    self.answer(Done())
             except Exception as error:
                 self.beat(-1)
                 self.answer(Broken(describe(error)))

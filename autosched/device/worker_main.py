@@ -11,11 +11,13 @@ import msgspec
 import torch
 
 from autosched.core.errors import UsageError
+from autosched.core.records import Failure
 from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.cpu_pairs import measure_pairs
 from autosched.device.worker_child import Channel, describe
 from autosched.device.worker_messages import (
     Answer,
+    Broken,
     CompareAnswer,
     CompareRequest,
     LimitsAnswer,
@@ -63,7 +65,8 @@ class _Service:
             case SchedulesRequest():
                 yield from self._schedules(measurer, request)
             case PairedRequest():
-                yield PairedAnswer(tuple(measurer.paired(request.schedules, request.rounds, request.seed)))
+                times_us = measurer.paired(request.schedules, request.rounds, request.seed)
+                yield Broken(times_us) if isinstance(times_us, Failure) else PairedAnswer(tuple(times_us))
             case CompareRequest():
                 yield self._compare(measurer, request)
             case _:

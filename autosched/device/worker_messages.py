@@ -105,13 +105,16 @@ class CompareRequest(_Message, frozen=True):
 
 
 class CompileRequest(_Message, frozen=True):
-    """Compile a model (``source_kind``: ``pt2`` file, or ``factory`` ``module:function`` called with ``argument``)."""
+    """Compile a model for ``threads`` threads.
 
-    source_kind: str
+    ``source`` is a ``.pt2`` file, or ``module:function`` that makes a model when called with ``options``. Its call is described by
+    ``tree`` and ``leaves``, where ``Ref(i)`` is tensor ``i`` of ``tensors_file``; its right answer is in ``references_file``.
+    """
+
     source: str
-    argument: str
-    leaves: tuple[Argument, ...]
+    options: tuple[tuple[str, str | int | None], ...]
     tree: str
+    leaves: tuple[Argument, ...]
     tensors_file: str
     references_file: str
     threads: int

@@ -1,0 +1,98 @@
+"""The model as it came, timed in this process: a baseline that is no schedule, one round at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from autosched.core.records import Failure, Samples
+from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector
+from autosched.device.timing import summarize
+from autosched.device.worker_child import describe
+
+
+class Baseline(Protocol):
+    """Something to compare with that no schedule of ours runs."""
+
+    @property
+    def name(self) -> str:
+        """For tables, for example ``eager_2``."""
+
+    def round_us(self) -> float | Failure:
+        """One time in microseconds, so that the caller can interleave it with others'; after a ``Failure``, only failures come."""
+
+    def close(self) -> None:
+        """Give everything back. May be called twice."""
+
+
+def measure_baseline(baseline: Baseline, rounds: int) -> Samples | Failure:
+    """``rounds`` rounds in a row, for callers with nothing to interleave."""
+    times_us: list[float] = []
+    for _ in range(max(1, rounds)):
+        taken = baseline.round_us()
+        if isinstance(taken, Failure):
+            return taken
+        times_us.append(taken)
+    return summarize(times_us)
+
+
+class EagerBaseline:
+    """The user's own model object, called in inference mode with a number of threads.
+
+    Args:
+        model, args, kwargs: the call that is timed.
+        threads: intra-operator threads; this thread's own count is restored after each round.
+        min_block_us: a round is the mean over as many calls as last at least this long, after one call that is not timed.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *, threads: int, min_block_us: float = 0.0
+    ) -> None:
+        self.name = f"eager_{threads}"
+        self._model = model
+        self._args = tuple(args)
+        self._kwargs = dict(kwargs or {})
+        self._threads = threads
+        self._min_block_us = min_block_us
+        self._failure: Failure | None = None
+
+    def round_us(self) -> float | Failure:
+        """As ``Baseline.round_us``. An exception of the model is a failure, an interrupt is not."""
+        if self._failure is not None:
+            return self._failure
+        try:
+            with _threads(self._threads), torch.inference_mode(), no_collector():
+                once_us = self._calls_us(1)
+                taken_us = self._calls_us(max(1, math.ceil(self._min_block_us / once_us)))
+        except Exception as error:
+            self._failure = describe(error)
+            return self._failure
+        if self._threads > 1:
+            # Our team's threads spin on for a moment, and would slow down whatever another process times next.
+            time.sleep(TEAM_SPIN_S)
+        return taken_us
+
+    def close(self) -> None:
+        """As ``Baseline.close``."""
+
+    def _calls_us(self, calls: int) -> float:
+        model, args, kwargs = self._model, self._args, self._kwargs
+        start_ns = time.perf_counter_ns()
+        for _ in range(calls):
+            model(*args, **kwargs)
+        return max(1, time.perf_counter_ns() - start_ns) / (1000.0 * calls)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

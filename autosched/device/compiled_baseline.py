@@ -1,0 +1,170 @@
+"""The best static rival on a CPU: the model under ``torch.compile`` with frozen weights, in a process of its own.
+
+Its own process, because a copy compiled under a changed configuration in ours may silently reuse the code of another, and because a
+compiler may crash or hang.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosched.core.errors import DeviceError, UsageError
+from autosched.core.program import Argument, NonFinite, Ref
+from autosched.core.records import Failure, FailureKind
+from autosched.device.worker import Worker, WorkerDied
+from autosched.device.worker_child import describe
+from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, RoundAnswer, RoundRequest
+from autosched.runtime.trees import describe_tree
+
+_MODULE = "autosched.device.worker_compile"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where another process gets the model from.
+
+    Args:
+        place: a ``.pt2`` file, or ``module:function`` that, called with ``options`` as keywords, returns a model or something with
+            a ``model``.
+        options: keyword arguments; plain values.
+    """
+
+    place: str
+    options: tuple[tuple[str, str | int | None], ...] = ()
+
+
+def from_zoo(name: str, *, batch: int | None = None, dtype: str | None = None, seed: int = 0) -> ModelSource:
+    """The zoo's model of that name, built with the same arguments in the other process."""
+    return ModelSource("autosched.zoo:load", (("name", name), ("batch", batch), ("dtype", dtype), ("seed", seed)))
+
+
+class CompiledBaseline:
+    """See ``baselines.Baseline``. Compiles at the first round, which may take minutes.
+
+    Args:
+        source: where the process gets the model; ``None`` exports the model given instead, at the first round.
+        model: used only if ``source`` is ``None``.
+        args, kwargs: the call that is timed; nested containers of tensors and plain values.
+        references: tensors of the model's output for that call, flattened.
+        threads: intra-operator threads.
+        timeout_s: how long compiling, or one round, may take.
+        min_block_us: as in ``EagerBaseline``.
+        plugin: as in ``Worker``.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        references: Sequence[torch.Tensor],
+        *,
+        threads: int,
+        model: torch.nn.Module | None = None,
+        timeout_s: float = 600.0,
+        min_block_us: float = 0.0,
+        plugin: Path | None = None,
+    ) -> None:
+        self.name = f"compiled_{threads}"
+        self.max_abs_error: float | None = None
+        self.compile_s: float | None = None
+        self._source = source
+        self._model = model
+        self._args = tuple(args)
+        self._kwargs = dict(kwargs or {})
+        self._references = tuple(references)
+        self._threads = threads
+        self._min_block_us = min_block_us
+        self._failure: Failure | None = None
+        self._worker = Worker(_MODULE, timeout_s=timeout_s, plugin=plugin)
+
+    def prepare(self) -> Failure | None:
+        """Compile now rather than at the first round. Afterwards ``max_abs_error`` and ``compile_s`` (seconds) are known."""
+        if self._failure is None and self.max_abs_error is None:
+            answer = self._ask_compile()
+            if isinstance(answer, CompileAnswer):
+                self.max_abs_error, self.compile_s = answer.max_abs_error, answer.compile_s
+            else:
+                self._fail(answer)
+        return self._failure
+
+    def round_us(self) -> float | Failure:
+        """As ``Baseline.round_us``. Without a working compiler: ``Failure(unavailable)``."""
+        if (failure := self.prepare()) is not None:
+            return failure
+        answer = self._single(RoundRequest(self._min_block_us))
+        return answer.time_us if isinstance(answer, RoundAnswer) else self._fail(answer)
+
+    def close(self) -> None:
+        """As ``Baseline.close``."""
+        self._worker.close()
+
+    def _ask_compile(self) -> Answer | Failure:
+        try:
+            source = self._source if self._source is not None else self._export()
+            tensors, leaves, tree = _describe_call(self._args, self._kwargs)
+            request = CompileRequest(
+                source=source.place,
+                options=source.options,
+                tree=tree,
+                leaves=leaves,
+                tensors_file=str(self._worker.write_tensors("call.safetensors", tensors)),
+                references_file=str(
+                    self._worker.write_tensors("references.safetensors", {str(i): item for i, item in enumerate(self._references)})
+                ),
+                threads=self._threads,
+            )
+        except Exception as error:
+            # The model itself is fine: it only cannot be brought to where it would be compiled.
+            return Failure(FailureKind.UNAVAILABLE, f"the model cannot be handed to another process: {describe(error).detail}")
+        return self._single(request)
+
+    def _export(self) -> ModelSource:
+        if self._model is None:
+            raise UsageError("neither a source nor a model was given; expected one of them")
+        with torch.no_grad():
+            exported = torch.export.export(self._model, self._args, self._kwargs, strict=False)
+        path = self._worker.folder / "model.pt2"
+        torch.export.save(exported, path)
+        return ModelSource(str(path))
+
+    def _single(self, request: CompileRequest | RoundRequest) -> Answer | Failure:
+        try:
+            answers: Iterator[Answer] = self._worker.ask(request)
+            found = list(answers)
+        except WorkerDied as death:
+            return death.failure
+        except DeviceError as error:
+            return Failure(FailureKind.CRASH, str(error))
+        return found[-1] if found else Failure(FailureKind.CRASH, "the compiling process gave no answer")
+
+    def _fail(self, answer: Answer | Failure) -> Failure:
+        if isinstance(answer, Failure):
+            self._failure = answer
+        else:
+            self._failure = answer.failure if isinstance(answer, Broken) else Failure(FailureKind.CRASH, "an answer to another question")
+        self._worker.close()
+        return self._failure
+
+
+def _describe_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], tuple[Argument, ...], str]:
+    leaves, tree = describe_tree((tuple(args), dict(kwargs)))
+    tensors: dict[str, torch.Tensor] = {}
+    described: list[Argument] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            described.append(Ref(len(tensors)))
+            tensors[str(len(tensors))] = leaf
+        elif isinstance(leaf, float) and not math.isfinite(leaf):
+            described.append(NonFinite("nan" if math.isnan(leaf) else "inf" if leaf > 0 else "-inf"))
+        elif leaf is None or isinstance(leaf, (bool, int, float, str)):
+            described.append(leaf)
+        else:
+            raise UsageError(f"an argument is a {type(leaf).__name__}; expected tensors and plain values")
+    return tensors, tuple(described), tree

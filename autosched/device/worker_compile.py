@@ -1,0 +1,133 @@
+"""The compiling process: one model under ``torch.compile`` with frozen weights, checked once and timed round by round."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autosched.capture.pt2 import load_pt2
+from autosched.core.errors import UsageError
+from autosched.core.program import Argument, NonFinite, Ref
+from autosched.core.records import Failure, FailureKind
+from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector
+from autosched.device.worker_child import Channel
+from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, Request, RoundAnswer, RoundRequest
+from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.numerics import compare
+
+
+class _Service:
+    """The compiled model, once there is one."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._call: Callable[[], Any] | None = None
+        self._threads = 1
+
+    def handle(self, request: Request) -> Iterator[Answer]:
+        match request:
+            case CompileRequest():
+                yield self._compile(request)
+            case RoundRequest():
+                if self._call is None:
+                    raise UsageError("a round was asked for before a model was compiled")
+                yield RoundAnswer(self._round_us(self._call, request.min_block_us))
+            case _:
+                raise UsageError(f"the compiling process cannot answer {type(request).__name__}")
+
+    def _compile(self, request: CompileRequest) -> Answer:
+        if (why := _missing_compiler()) is not None:
+            return Broken(Failure(FailureKind.UNAVAILABLE, why))
+        model = _load_model(request)
+        tensors = read_tensors(Path(request.tensors_file))
+        leaves = [_leaf(item, tensors) for item in request.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, pytree.treespec_loads(request.tree))
+        self._threads = request.threads
+        torch.set_num_threads(request.threads)
+        start_s = time.monotonic()
+        try:
+            outputs = self._compile_and_run(model, args, kwargs)
+        except Exception as error:
+            if "compil" in type(error).__name__.lower() or "CppCompileError" in str(error) or "C++ compiler" in str(error):
+                first = (str(error).splitlines() or [""])[0]
+                return Broken(Failure(FailureKind.UNAVAILABLE, f"the C++ compiler here cannot build what Inductor wrote: {first}"))
+            raise
+        compile_s = time.monotonic() - start_s
+        references = read_tensors(Path(request.references_file))
+        got = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        agreement = compare(got, [references[str(place)] for place in range(len(references))])
+        if not math.isfinite(agreement.max_abs_error):
+            return Broken(Failure(FailureKind.MISMATCH, f"the compiled model's outputs differ in form: {agreement.reason}"))
+        return CompileAnswer(agreement.max_abs_error, compile_s)
+
+    def _compile_and_run(self, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        import torch._inductor.config
+
+        torch._inductor.config.freezing = True
+        # Freezing needs gradients off when compiling and when running.
+        with torch.no_grad():
+            compiled = torch.compile(model, dynamic=False)
+            outputs = compiled(*args, **kwargs)
+            compiled(*args, **kwargs)
+        self._call = lambda: compiled(*args, **kwargs)
+        return outputs
+
+    def _round_us(self, call: Callable[[], Any], min_block_us: float) -> float:
+        self._channel.beat(-1)
+        with torch.no_grad(), no_collector():
+            once_us = _calls_us(call, 1)
+            taken_us = _calls_us(call, max(1, math.ceil(min_block_us / once_us)))
+        if self._threads > 1:
+            time.sleep(TEAM_SPIN_S)
+        return taken_us
+
+
+def _calls_us(call: Callable[[], Any], calls: int) -> float:
+    start_ns = time.perf_counter_ns()
+    for _ in range(calls):
+        call()
+    return max(1, time.perf_counter_ns() - start_ns) / (1000.0 * calls)
+
+
+def _missing_compiler() -> str | None:
+    """Why nothing can be compiled here, or ``None``."""
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        compiler = get_cpp_compiler()
+    except Exception as error:
+        return f"torch.compile finds no C++ compiler here ({type(error).__name__}); install g++ or clang++ to have this baseline"
+    if shutil.which(compiler) is None:
+        return f"the C++ compiler {compiler} does not exist; install g++ or clang++ to have this baseline"
+    return None
+
+
+def _load_model(request: CompileRequest) -> torch.nn.Module:
+    if request.source.endswith(".pt2"):
+        return load_pt2(request.source)[0]
+    module, _, function = request.source.partition(":")
+    made = getattr(importlib.import_module(module), function)(**dict(request.options))
+    model = getattr(made, "model", made)
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{request.source} made a {type(made).__name__}; expected a model")
+    return model
+
+
+def _leaf(argument: Argument, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(argument, Ref):
+        return tensors[str(argument.value)]
+    return float(argument.name) if isinstance(argument, NonFinite) else argument
+
+
+def main() -> None:
+    """Serve until the parent is done."""
+    channel = Channel()
+    channel.serve(_Service(channel).handle)

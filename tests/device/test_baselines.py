@@ -1,0 +1,138 @@
+"""Baselines that are no schedules: eager in this process, compiled in another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from autosched.core.records import Failure, FailureKind, Samples
+from autosched.device.baselines import EagerBaseline, measure_baseline
+from autosched.device.compiled_baseline import CompiledBaseline, ModelSource, from_zoo
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        return torch.relu(self.linear(x)) * scale
+
+
+@pytest.fixture
+def call() -> tuple[Small, tuple[torch.Tensor], dict[str, float], list[torch.Tensor]]:
+    torch.manual_seed(0)
+    model = Small().eval()
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        return model, (x,), {"scale": 2.0}, [model(x, scale=2.0)]
+
+
+def test_eager_uses_its_threads_and_gives_them_back() -> None:
+    seen: list[tuple[int, bool]] = []
+
+    class Watch(torch.nn.Module):
+        def forward(self) -> None:
+            seen.append((torch.get_num_threads(), torch.is_inference_mode_enabled()))
+
+    before = torch.get_num_threads()
+    baseline = EagerBaseline(Watch(), (), None, threads=before + 1, min_block_us=50.0)
+    found = measure_baseline(baseline, rounds=3)
+    assert isinstance(found, Samples)
+    assert found.count == 3
+    assert set(seen) == {(before + 1, True)}
+    assert torch.get_num_threads() == before
+    assert baseline.name == f"eager_{before + 1}"
+
+
+def test_an_eager_model_that_raises_is_a_failure_for_good() -> None:
+    calls: list[int] = []
+
+    class Bad(torch.nn.Module):
+        def forward(self) -> None:
+            calls.append(1)
+            raise ValueError("not today")
+
+    baseline = EagerBaseline(Bad(), (), None, threads=1)
+    found = measure_baseline(baseline, rounds=3)
+    assert isinstance(found, Failure)
+    assert "not today" in found.detail
+    assert baseline.round_us() == found
+    assert calls == [1]
+
+
+def test_an_interrupt_is_no_failure() -> None:
+    class Interrupted(torch.nn.Module):
+        def forward(self) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        EagerBaseline(Interrupted(), (), None, threads=1).round_us()
+
+
+@pytest.mark.slow
+def test_compiled_runs_the_models_own_call(call: tuple[Small, tuple[torch.Tensor], dict[str, float], list[torch.Tensor]]) -> None:
+    model, args, kwargs, references = call
+    baseline = CompiledBaseline(None, args, kwargs, references, threads=1, model=model, timeout_s=200)
+    try:
+        first = baseline.round_us()
+        if isinstance(first, Failure) and first.kind is FailureKind.UNAVAILABLE:
+            pytest.skip(first.detail)
+        assert isinstance(first, float), first
+        assert first > 0
+        assert baseline.max_abs_error is not None
+        assert baseline.max_abs_error < 1e-4
+        assert isinstance(measure_baseline(baseline, rounds=2), Samples)
+    finally:
+        baseline.close()
+
+
+HEAD = "import os, signal, time\nimport autosched.device.worker_compile as it\n"
+PLUGINS = {
+    "no compiler": HEAD + "it.shutil.which = lambda name: None\n",
+    "killed": HEAD + "it._load_model = lambda request: os.kill(os.getpid(), signal.SIGKILL)\n",
+    "hangs": HEAD + "it._load_model = lambda request: time.sleep(1000)\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("no compiler", FailureKind.UNAVAILABLE), ("killed", FailureKind.CRASH), ("hangs", FailureKind.TIMEOUT)]
+)
+def test_a_compiler_that_fails_is_a_failure_for_good(
+    call: tuple[Small, tuple[torch.Tensor], dict[str, float], list[torch.Tensor]], tmp_path: Path, fault: str, kind: FailureKind
+) -> None:
+    _, args, kwargs, references = call
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(PLUGINS[fault])
+    baseline = CompiledBaseline(from_zoo("autosched:toy"), args, kwargs, references, threads=1, timeout_s=2.0, plugin=plugin)
+    found = baseline.round_us()
+    assert isinstance(found, Failure)
+    assert found.kind is kind
+    assert baseline.round_us() == found
+    assert baseline._worker.pid is None
+    baseline.close()
+
+
+def test_what_cannot_travel_is_unavailable(call: tuple[Small, tuple[torch.Tensor], dict[str, float], list[torch.Tensor]]) -> None:
+    _, args, _, references = call
+    baseline = CompiledBaseline(ModelSource("model.pt2"), args, {"lock": object()}, references, threads=1)
+    found = baseline.round_us()
+    assert isinstance(found, Failure)
+    assert found.kind is FailureKind.UNAVAILABLE
+    baseline.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_child_left() -> Iterator[None]:
+    before = _children()
+    yield
+    assert _children() <= before
+
+
+def _children() -> set[str]:
+    path = Path(f"/proc/self/task/{os.getpid()}/children")
+    return set(path.read_text().split()) if path.exists() else set()
