@@ -6,13 +6,14 @@ runs only lose what the start had. *Source:* Kirkpatrick, Gelatt and Vecchi, "Op
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from autosched.core.schedule import Schedule
 from autosched.search.policies import Candidate, Decoder, best_policies
 from autosched.search.problem import Floats, Ints, Problem
+from autosched.search.simulate import Evaluator
 from autosched.search.strategy import SearchContext
 
 _CHUNK = 2000
@@ -80,7 +81,22 @@ class Annealer:
             if values[1] < found[0].makespan_us:
                 found.insert(0, Candidate(float(values[1]), best[0].copy(), best[2].copy(), best[3].copy(), best[4].copy()))
             context.progress(name, spent, float(values[1]))
+        found[0] = self._without_needless_waits(found[0])
         return found, spent
+
+    def _without_needless_waits(self, candidate: Candidate) -> Candidate:
+        """Drop every extra wait that the schedule is no slower without: each one is a real edge for the device to honour."""
+        evaluator = Evaluator(self.problem, self.lanes)
+        wait, best_us = candidate.wait.copy(), candidate.makespan_us
+        for index in np.flatnonzero(wait >= 0).tolist():
+            kept = int(wait[index])
+            wait[index] = -1
+            without_us = evaluator.makespan_us(candidate.order, candidate.lane, candidate.width_index, wait)
+            if without_us <= best_us:
+                best_us = without_us
+            else:
+                wait[index] = kept
+        return replace(candidate, makespan_us=best_us, wait=wait)
 
 
 def least_time_to_end_us(problem: Problem, widths: Ints, lanes: int) -> Floats:

@@ -115,6 +115,7 @@ _SEARCHES = {
     "beam": "beam:BEAM",
     "pilot_beam": "beam:PILOT_BEAM",
     "anneal": "anneal:ANNEAL",
+    "portfolio": "portfolio:PORTFOLIO",
     "random": "random_search:RANDOM",
 }
 for _name, _place in _HEURISTICS.items():

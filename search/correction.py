@@ -1,0 +1,235 @@
+"""Measured schedules correct the cost table: what the model got wrong where the search looked is what must be repaired.
+
+Each traced operator gives one equation: the work it did, ``sum over intervals of length / S`` with ``S = 1 + sum of the excesses`` of what
+ran beside it then, is its time alone. The equations are linearised in the logarithms of the slowdowns and swept a few times by
+Kaczmarz projections; no slowdown may leave a band around what it was before.
+
+*Source:* Kaczmarz, "Angenäherte Auflösung von Systemen linearer Gleichungen", Bull. Acad. Pol. Sci. Lett. A 35, 1937; with relaxation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autosched.core.costs import CostTable
+from autosched.core.schedule import Schedule
+from autosched.search.fluid import MIN_SLOWDOWN
+from autosched.search.problem import Problem
+from autosched.search.simulate import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """When each operator ran, by operator index, microseconds from the start of the run."""
+
+    start_us: tuple[float, ...]
+    end_us: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionLimits:
+    """How far measurements may move the table.
+
+    Args:
+        slowdown_band: a slowdown stays within this factor of its old value, and above ``1 / band`` of it.
+        solo_band: the same for times alone, which were measured with more care.
+        relaxation: share of each equation's residual that one step removes.
+        sweeps: passes over all equations.
+        alone_share: an operator overlapped for less than this share of its duration corrects its time alone.
+        longest_step: most that one step changes the logarithm of a slowdown.
+    """
+
+    slowdown_band: float = 2.0
+    solo_band: float = 1.25
+    relaxation: float = 0.3
+    sweeps: int = 10
+    alone_share: float = 0.05
+    longest_step: float = 0.1
+
+
+_Pair = tuple[int, int, bool]
+"""Kernel, the kernel beside it, and whether the first one started first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Equation:
+    """One operator's run: for each interval its length and the pairs that slowed it then."""
+
+    operator: int
+    kernel: int
+    duration_us: float
+    intervals: tuple[tuple[float, tuple[_Pair, ...]], ...]
+
+    @property
+    def overlapped_us(self) -> float:
+        """Time with company."""
+        return sum(length for length, pairs in self.intervals if pairs)
+
+
+class _Tables:
+    """The corrected table in the making: times alone, and logarithms of those slowdowns that were touched."""
+
+    def __init__(self, problem: Problem, limits: CorrectionLimits) -> None:
+        self.problem, self.limits = problem, limits
+        self.solo_us = problem.solo_us.copy()
+        self.logs: dict[_Pair, float] = {}
+
+    def original(self, pair: _Pair) -> float:
+        """The slowdown before correction."""
+        excess = self.problem.excess_first if pair[2] else self.problem.excess_last
+        return max(1e-3, 1.0 + float(excess[pair[0], pair[1]]))
+
+    def slowdown(self, pair: _Pair) -> float:
+        """The slowdown now."""
+        return self.original(pair) * math.exp(self.logs.get(pair, 0.0))
+
+    def move(self, changes: Iterable[tuple[_Pair, float]]) -> None:
+        """Change logarithms of slowdowns, within the step and the band."""
+        longest, band = self.limits.longest_step, math.log(self.limits.slowdown_band)
+        for pair, change in changes:
+            moved = self.logs.get(pair, 0.0) + min(max(change, -longest), longest)
+            self.logs[pair] = min(max(moved, -band), band)
+
+    def costs(self) -> CostTable:
+        """The table."""
+        first, last = self.problem.excess_first + 1.0, self.problem.excess_last + 1.0
+        for pair in self.logs:
+            (first if pair[2] else last)[pair[0], pair[1]] = self.slowdown(pair)
+        return replace(
+            self.problem.costs,
+            solo_us=self.solo_us.copy(),
+            slowdown_first=np.maximum(first, 1e-3),
+            slowdown_last=np.maximum(last, 1e-3),
+        )
+
+
+def correct_with_traces(problem: Problem, traced: Sequence[tuple[Schedule, Trace]], limits: CorrectionLimits | None = None) -> CostTable:
+    """The problem's cost table, corrected by when operators really ran.
+
+    Args:
+        problem: whose table to correct.
+        traced: schedules and what was measured of each.
+        limits: how far to go.
+    """
+    tables = _Tables(problem, limits or CorrectionLimits())
+    equations = [equation for schedule, trace in traced for equation in _equations(problem, schedule, trace)]
+    _correct_solo(tables, equations)
+    for _ in range(tables.limits.sweeps):
+        for equation in equations:
+            if equation.overlapped_us >= tables.limits.alone_share * equation.duration_us:
+                _project(tables, equation)
+    return tables.costs()
+
+
+def correct_with_times(problem: Problem, timed: Sequence[tuple[Schedule, float]], limits: CorrectionLimits | None = None) -> CostTable:
+    """The same where a device gives no traces: the error of each makespan is laid on the overlaps along its critical chain.
+
+    Args:
+        problem: whose table to correct.
+        timed: schedules and their measured medians, microseconds.
+        limits: how far to go.
+    """
+    tables = _Tables(problem, limits or CorrectionLimits())
+    for _ in range(min(3, tables.limits.sweeps)):
+        for schedule, measured_us in timed:
+            run = simulate(Problem.make(problem.graph, tables.costs()), schedule)
+            chain = _critical_chain(problem, schedule, run.end_us)
+            gradient: dict[_Pair, float] = {}
+            for equation in _equations(problem, schedule, Trace(run.start_us, run.end_us)):
+                if equation.operator in chain:
+                    for pair, lost in _sensitivity(tables, equation).items():
+                        gradient[pair] = gradient.get(pair, 0.0) + lost
+            norm = sum(value * value for value in gradient.values())
+            if norm > 0.0:
+                step = tables.limits.relaxation * (measured_us - run.makespan_us) / norm
+                tables.move((pair, step * value) for pair, value in gradient.items())
+    return tables.costs()
+
+
+def _equations(problem: Problem, schedule: Schedule, trace: Trace) -> list[_Equation]:
+    start, end = np.array(trace.start_us), np.array(trace.end_us)
+    kernels = problem.kernel[np.arange(problem.count), problem.width_indices(schedule)]
+    rank = np.empty(problem.count, dtype=np.int64)
+    rank[np.array(schedule.order)] = np.arange(problem.count)
+    found: list[_Equation] = []
+    for index in range(problem.count):
+        duration = float(end[index] - start[index])
+        if duration <= 0.0:
+            continue
+        others = np.flatnonzero((start < end[index]) & (end > start[index]))
+        others = others[others != index]
+        earlier = (start[index] < start[others]) | ((start[index] == start[others]) & (rank[index] < rank[others]))
+        cuts = np.unique(np.clip(np.concatenate([start[others], end[others], [start[index], end[index]]]), start[index], end[index]))
+        intervals: list[tuple[float, tuple[_Pair, ...]]] = []
+        for left, right in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+            middle = 0.5 * (left + right)
+            beside = np.flatnonzero((start[others] <= middle) & (end[others] > middle))
+            pairs = tuple((int(kernels[index]), int(kernels[others[place]]), bool(earlier[place])) for place in beside)
+            intervals.append((right - left, pairs))
+        found.append(_Equation(index, int(kernels[index]), duration, tuple(intervals)))
+    return found
+
+
+def _correct_solo(tables: _Tables, equations: Sequence[_Equation]) -> None:
+    limits = tables.limits
+    alone: dict[int, list[float]] = {}
+    for equation in equations:
+        if equation.overlapped_us < limits.alone_share * equation.duration_us:
+            alone.setdefault(equation.kernel, []).append(equation.duration_us)
+    for kernel, durations in alone.items():
+        old = float(tables.solo_us[kernel])
+        wanted = old + limits.relaxation * (float(np.median(durations)) - old)
+        tables.solo_us[kernel] = min(max(wanted, old / limits.solo_band), old * limits.solo_band)
+
+
+def _summed(tables: _Tables, pairs: Sequence[_Pair]) -> float:
+    return max(MIN_SLOWDOWN, 1.0 + sum(tables.slowdown(pair) - 1.0 for pair in pairs))
+
+
+def _project(tables: _Tables, equation: _Equation) -> None:
+    solo = float(tables.solo_us[equation.kernel])
+    if solo <= 0.0:
+        return
+    work = 0.0
+    gradient: dict[_Pair, float] = {}  # of the work done, with the opposite sign, in the logarithm of each slowdown
+    for length, pairs in equation.intervals:
+        summed = _summed(tables, pairs)
+        work += length / summed / solo
+        for pair in pairs:
+            gradient[pair] = gradient.get(pair, 0.0) + length / (summed * summed) * tables.slowdown(pair) / solo
+    norm = sum(value * value for value in gradient.values()) + 1e-2
+    step = tables.limits.relaxation * (work - 1.0) / norm
+    tables.move((pair, step * value) for pair, value in gradient.items())
+
+
+def _sensitivity(tables: _Tables, equation: _Equation) -> dict[_Pair, float]:
+    """Microseconds by which the operator gets longer for each unit of the logarithm of each slowdown, to first order."""
+    found: dict[_Pair, float] = {}
+    for length, pairs in equation.intervals:
+        summed = _summed(tables, pairs)
+        for pair in pairs:
+            found[pair] = found.get(pair, 0.0) + length * tables.slowdown(pair) / summed
+    return found
+
+
+def _critical_chain(problem: Problem, schedule: Schedule, end_us: Sequence[float]) -> set[int]:
+    """Operators that decide the makespan: from the last end back through whatever each one waited for."""
+    before: list[list[int]] = [problem.predecessors(index) for index in range(problem.count)]
+    for first, second in schedule.extra_edges:
+        before[second].append(first)
+    last: dict[int, int] = {}
+    for index in schedule.order:
+        lane = schedule.lane[index]
+        if lane in last:
+            before[index].append(last[lane])
+        last[lane] = index
+    index = max(range(problem.count), key=lambda item: end_us[item])
+    chain = {index}
+    while before[index]:
+        index = max(before[index], key=lambda item: end_us[item])
+        chain.add(index)
+    return chain

@@ -1,0 +1,45 @@
+"""How much work a tuning job does: one source of the numbers behind ``--effort``."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from autosched.search.loop import LoopSettings
+
+
+class Effort(enum.StrEnum):
+    """What a user asks for."""
+
+    QUICK = "quick"
+    BALANCED = "balanced"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class EffortProfile:
+    """What one effort means: simulated schedules for each round of search, and the device loop's measurements."""
+
+    evaluations: int
+    rounds: int
+    candidates: int
+    first_rounds: int
+    finalists: int
+
+    def loop(self, *, lanes_matter: bool) -> LoopSettings:
+        """The device loop's settings."""
+        return LoopSettings(
+            lanes_matter=lanes_matter,
+            rounds=self.rounds,
+            candidates=self.candidates,
+            first_rounds=self.first_rounds,
+            finalists=self.finalists,
+        )
+
+
+PROFILES = {
+    Effort.QUICK: EffortProfile(evaluations=20_000, rounds=1, candidates=12, first_rounds=2, finalists=4),
+    Effort.BALANCED: EffortProfile(evaluations=100_000, rounds=3, candidates=32, first_rounds=2, finalists=4),
+    Effort.FULL: EffortProfile(evaluations=400_000, rounds=6, candidates=48, first_rounds=4, finalists=6),
+}
+"""Source: budgets from the selection experiments (halving over 32 candidates, 30 to 100 thousand evaluations); simulated."""

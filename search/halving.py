@@ -1,0 +1,148 @@
+"""Successive halving on a device: measure all candidates a little, the better half more, until few are left.
+
+Candidates are compared by the median of their ratio to a reference measured in the same round, so that a drifting clock changes
+nothing. *Source:* Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autosched.core.records import Failure
+from autosched.core.schedule import Schedule
+from autosched.search.portfolio import Proposal
+
+logger = logging.getLogger(__name__)
+
+Measure = Callable[[Sequence[Schedule], int], Sequence[Sequence[float] | Failure]]
+"""``measure(schedules, rounds)``: for each schedule its times in microseconds, one for each round, all schedules once in each round, or
+why there are none."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Every time measured so far, by canonical key; what a resumed run is given to start from.
+
+    A resumed run asks for the same measurements in the same order; ``take`` answers from what is known and measures only the rest.
+    ``measured`` counts the runs that were really made.
+    """
+
+    known: dict[str, list[float]] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    measured: int = 0
+    _used: dict[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def resume(times_us: Mapping[str, Sequence[float]], failures: Mapping[str, Failure] | None = None) -> Ledger:
+        """A ledger that knows what an interrupted run measured."""
+        return Ledger({key: list(times) for key, times in times_us.items()}, dict(failures or {}))
+
+    def take(self, proposals: Sequence[Proposal], rounds: int, measure: Measure) -> dict[str, list[float]]:
+        """The next ``rounds`` times of each proposal that does not fail, microseconds, by key."""
+        missing = [
+            proposal
+            for proposal in proposals
+            if proposal.key not in self.failures and len(self.known.get(proposal.key, ())) < self._used.get(proposal.key, 0) + rounds
+        ]
+        if missing:
+            answers = measure([proposal.schedule for proposal in missing], rounds)
+            for proposal, answer in zip(missing, answers, strict=True):
+                if isinstance(answer, Failure):
+                    self.failures[proposal.key] = answer
+                    logger.warning("%s failed: %s: %s", "/".join(proposal.strategies), answer.kind, answer.detail)
+                else:
+                    # Times known from before the interruption come first; a half-known round is completed, not repeated.
+                    self.known.setdefault(proposal.key, []).extend(float(time) for time in answer)
+                    self.measured += len(answer)
+        taken: dict[str, list[float]] = {}
+        for proposal in proposals:
+            if proposal.key in self.failures:
+                continue
+            begin = self._used.get(proposal.key, 0)
+            taken[proposal.key] = self.known[proposal.key][begin : begin + rounds]
+            self._used[proposal.key] = begin + rounds
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A measured proposal.
+
+    ``ratio`` is the median ratio to the reference (less is faster), ``median_us`` the plain median of ``rounds`` times.
+    """
+
+    proposal: Proposal
+    ratio: float
+    median_us: float
+    rounds: int
+
+
+def halve(
+    proposals: Sequence[Proposal],
+    measure: Measure,
+    ledger: Ledger,
+    *,
+    first_rounds: int = 2,
+    finalists: int = 4,
+    factor: int = 2,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Ranked]:
+    """Rank proposals by measurement; the best first, those measured longest before those dropped early.
+
+    The reference is the first baseline (or the first proposal); it and the best baseline are never dropped.
+
+    Args:
+        proposals: keys must be unique: a duplicate would be measured twice.
+        measure: see :data:`Measure`.
+        ledger: what is known; updated.
+        first_rounds: rounds in the first rung; each rung has ``factor`` times as many for one in ``factor`` of the candidates.
+        finalists: stop when at most so many are left.
+        factor: how strongly a rung cuts.
+        stop: asked before each rung but the first; true ends the halving.
+
+    Returns:
+        Every proposal that did not fail; empty if all did.
+    """
+    if len({proposal.key for proposal in proposals}) != len(proposals):
+        raise ValueError("two proposals have one canonical key; merge them before measuring")
+    alive, rounds = list(proposals), first_rounds
+    ratios: dict[str, list[float]] = {proposal.key: [] for proposal in proposals}
+    times: dict[str, list[float]] = {proposal.key: [] for proposal in proposals}
+    dropped: list[Ranked] = []
+    while alive:
+        taken = ledger.take(alive, rounds, measure)
+        alive = [proposal for proposal in alive if proposal.key in taken]
+        if not alive:
+            break
+        reference = taken[next((proposal for proposal in alive if proposal.is_baseline), alive[0]).key]
+        for proposal in alive:
+            times[proposal.key] += taken[proposal.key]
+            ratios[proposal.key] += [time / max(other, 1e-12) for time, other in zip(taken[proposal.key], reference, strict=True)]
+        ranked = sorted((_ranked(proposal, ratios, times) for proposal in alive), key=lambda item: (item.ratio, item.proposal.key))
+        if len(alive) <= finalists or stop():
+            return ranked + dropped
+        kept = ranked[: max(finalists, len(ranked) // factor)]
+        for must in _always_kept(ranked):
+            if must not in kept:
+                kept.append(must)
+        dropped = [item for item in ranked if item not in kept] + dropped
+        if len(kept) == len(alive):
+            return ranked + dropped
+        alive = [item.proposal for item in kept]
+        rounds *= factor
+    return dropped
+
+
+def _ranked(proposal: Proposal, ratios: Mapping[str, list[float]], times: Mapping[str, list[float]]) -> Ranked:
+    key = proposal.key
+    return Ranked(proposal, statistics.median(ratios[key]), statistics.median(times[key]), len(times[key]))
+
+
+def _always_kept(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """The reference and the fastest baseline."""
+    based = [item for item in ranked if item.proposal.is_baseline]
+    reference = [item for item in ranked if item.ratio == 1.0 and item.proposal.is_baseline]
+    return [*based[:1], *reference[:1]]

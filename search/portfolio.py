@@ -1,0 +1,173 @@
+"""The default search: list policies, then a pilot beam, then annealing; and the candidate set that goes to the device.
+
+A search that trusts its model exploits the model's errors, so what is measured is never only the predicted best: every baseline is in
+the set, and the rest must differ from each other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from autosched.core.schedule import Schedule, canonical_key
+from autosched.search.anneal import Annealer, MoveWeights
+from autosched.search.beam import PILOT_BEAM, Beam
+from autosched.search.policies import Candidate, Decoder, best_policies
+from autosched.search.problem import Problem
+from autosched.search.simulate import makespan_us
+from autosched.search.strategy import SearchContext, Strategy, baselines
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A schedule to measure: which strategies proposed it, what the model says, and its canonical key.
+
+    ``predicted_us`` is simulated, in microseconds. ``is_baseline`` is true if any of ``strategies`` is a baseline.
+    """
+
+    strategies: tuple[str, ...]
+    is_baseline: bool
+    schedule: Schedule
+    predicted_us: float
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Portfolio:
+    """List policies -> pilot beam -> annealing.
+
+    Args:
+        pilot_share: share of the evaluations for the pilot beam.
+        main_share: share of the rest for the annealing chain from the best start; the others share what remains.
+        chains: annealing chains in all.
+    """
+
+    name: str = "portfolio"
+    is_baseline: bool = False
+    pilot: Beam = PILOT_BEAM
+    moves: MoveWeights = field(default_factory=MoveWeights)
+    pilot_share: float = 0.1
+    main_share: float = 0.5
+    chains: int = 4
+
+    def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
+        """Every schedule the three steps ended with, best predicted first."""
+        return list(dict.fromkeys(candidate.schedule(problem) for candidate in self.candidates(problem, context)))
+
+    def candidates(self, problem: Problem, context: SearchContext, starts: Sequence[Candidate] = ()) -> list[Candidate]:
+        """As :meth:`propose`, as arrays; ``starts`` are more schedules to anneal from."""
+        lanes, widths = context.lanes(problem), context.width_indices(problem)
+        decoder = Decoder(problem, lanes, widths)
+        found = [candidate for candidate, _ in best_policies(problem, context, decoder)] + list(starts)
+        left = context.max_evaluations - decoder.evaluations
+        if left > 0 and not context.expired():
+            found += self.pilot.candidates(problem, context.share(int(left * self.pilot_share), seconds_share=0.2))
+        left = int(left * (1.0 - self.pilot_share))
+        annealer = Annealer(problem, lanes, widths, moves=self.moves)
+        ranked = _distinct(sorted(found, key=lambda candidate: candidate.makespan_us))
+        for chain, start in enumerate(ranked[: self.chains]):
+            if left <= 0 or context.expired():
+                break
+            share = self.main_share if chain == 0 and self.chains > 1 else 1.0 / max(1, min(self.chains, len(ranked)) - chain)
+            spend = context.share(int(left * share), seconds_share=share)
+            # The second half of a chain's improvements is near the first; its end and middle are enough.
+            improved, _ = annealer.run(start, spend, self.name)
+            found += improved
+            left -= spend.max_evaluations
+        return sorted(found, key=lambda candidate: candidate.makespan_us)
+
+
+def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Drop candidates whose makespan another has already: nearly always the same schedule on renamed lanes."""
+    kept: dict[float, Candidate] = {}
+    for candidate in candidates:
+        kept.setdefault(round(candidate.makespan_us, 6), candidate)
+    return list(kept.values())
+
+
+def difference(first: Schedule, second: Schedule) -> float:
+    """Share (0 to 1) of operators that follow another operator on their lane, or run at another width, in the second schedule."""
+    mine, theirs = _followed(first), _followed(second)
+    count = len(first.order)
+    changed = sum(1 for index in range(count) if mine[index] != theirs[index] or first.width[index] != second.width[index])
+    return changed / max(1, count)
+
+
+def _followed(schedule: Schedule) -> list[int]:
+    last: dict[int, int] = {}
+    followed = [-1] * len(schedule.order)
+    for index in schedule.order:
+        lane = schedule.lane[index]
+        followed[index] = last.get(lane, -1)
+        last[lane] = index
+    return followed
+
+
+def proposals(
+    problem: Problem,
+    context: SearchContext,
+    *,
+    lanes_matter: bool,
+    count: int = 32,
+    strategies: Sequence[Strategy] | None = None,
+    search: Strategy | None = None,
+    least_difference: float = 0.1,
+) -> list[Proposal]:
+    """The candidate set for the device: every baseline, and a diverse choice of what the search found, best predicted first.
+
+    Args:
+        problem: what to schedule.
+        context: the budget of the search; baselines get a share of it where they need one.
+        lanes_matter: as in ``core.schedule.canonical_key``; schedules with one key are one proposal.
+        count: most proposals; all baselines are kept even beyond it.
+        strategies: what must be in the set; default every registered baseline.
+        search: what finds the rest; default :class:`Portfolio`.
+        least_difference: see :func:`difference`; relaxed only if the set could not be filled otherwise.
+    """
+    required = list(baselines() if strategies is None else strategies)
+    merged: dict[str, Proposal] = {}
+    for strategy in required:
+        share = context.share(context.max_evaluations // 10, seconds_share=0.1)
+        schedules = strategy.propose(problem, share)
+        # A baseline is what its authors would run: its first proposal, or each of its documented variants.
+        for schedule in schedules if strategy.is_baseline else schedules[:1]:
+            _merge(problem, merged, strategy.name, strategy.is_baseline, schedule, lanes_matter)
+    must = list(merged)
+    finder = Portfolio() if search is None else search
+    pool: dict[str, Proposal] = {}
+    for schedule in finder.propose(problem, context):
+        _merge(problem, pool, finder.name, False, schedule, lanes_matter)
+    for key in must:
+        if key in pool:
+            merged[key] = replace(merged[key], strategies=(*merged[key].strategies, *pool.pop(key).strategies))
+    kept = _diverse(sorted(pool.values(), key=lambda proposal: proposal.predicted_us), max(0, count - len(must)), least_difference)
+    logger.info("%d candidates: %d baselines, %d of %d found by %s", len(must) + len(kept), len(must), len(kept), len(pool), finder.name)
+    return sorted([*merged.values(), *kept], key=lambda proposal: proposal.predicted_us)
+
+
+def _merge(problem: Problem, into: dict[str, Proposal], name: str, is_baseline: bool, schedule: Schedule, lanes_matter: bool) -> None:
+    key = canonical_key(problem.graph, schedule, lanes_matter=lanes_matter)
+    known = into.get(key)
+    if known is None:
+        into[key] = Proposal((name,), is_baseline, schedule, makespan_us(problem, schedule), key)
+    elif name not in known.strategies:
+        into[key] = replace(known, strategies=(*known.strategies, name), is_baseline=known.is_baseline or is_baseline)
+
+
+def _diverse(ranked: Sequence[Proposal], count: int, least_difference: float) -> list[Proposal]:
+    kept: list[Proposal] = []
+    passed_over: list[Proposal] = []
+    for proposal in ranked:
+        if len(kept) == count:
+            break
+        if all(difference(proposal.schedule, other.schedule) >= least_difference for other in kept):
+            kept.append(proposal)
+        else:
+            passed_over.append(proposal)
+    return kept + passed_over[: count - len(kept)]
+
+
+PORTFOLIO = Portfolio()

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import dataclasses
+import statistics
+
+import numpy as np
+import pytest
+from bench_double import FakeBench, Killed
+
+from autosched.core.errors import NoFeasibleCandidate
+from autosched.core.records import Failure, FailureKind
+from autosched.core.schedule import violations
+from autosched.search import leftover, synthetic
+from autosched.search.correction import CorrectionLimits, Trace, correct_with_times, correct_with_traces
+from autosched.search.effort import PROFILES, Effort
+from autosched.search.halving import Ledger, halve
+from autosched.search.loop import LoopSettings, LoopState, search_on_device
+from autosched.search.portfolio import Proposal, difference, proposals
+from autosched.search.problem import Problem
+from autosched.search.simulate import makespan_us
+from autosched.search.strategy import STRATEGIES, SearchContext, baselines
+
+SETTINGS = LoopSettings(lanes_matter=False, rounds=3, candidates=14)
+
+
+def context(evaluations: int = 4000, seed: int = 3) -> SearchContext:
+    return SearchContext(np.random.default_rng(seed), max_evaluations=evaluations)
+
+
+def test_every_baseline_is_a_candidate_and_no_canonical_form_comes_twice() -> None:
+    problem = synthetic.random_problem(1, 30)
+    found = proposals(problem, context(), lanes_matter=False, count=24)
+    assert len({proposal.key for proposal in found}) == len(found)
+    named = {name for proposal in found for name in proposal.strategies}
+    assert {strategy.name for strategy in baselines()} <= named
+    assert "portfolio" in named
+    assert [proposal.predicted_us for proposal in found] == sorted(proposal.predicted_us for proposal in found)
+    for proposal in found:
+        assert violations(problem.graph, proposal.schedule) == []
+
+
+def test_candidates_differ_from_each_other_where_that_is_possible() -> None:
+    problem = synthetic.random_problem(2, 40)
+    found = proposals(problem, context(), lanes_matter=False, count=6, strategies=())
+    pairs = [(a, b) for a in found for b in found if a is not b]
+    assert len(found) == 6
+    assert all(difference(a.schedule, b.schedule) >= 0.1 for a, b in pairs)
+    same = problem.schedule(found[0].schedule.order, [3 - lane for lane in found[0].schedule.lane])
+    assert difference(found[0].schedule, same) == 0.0
+
+
+def test_the_portfolio_beats_every_heuristic_in_its_own_model() -> None:
+    problem = synthetic.random_problem(4, 60)
+    best = makespan_us(problem, STRATEGIES.get("portfolio").propose(problem, context(20_000))[0])
+    for strategy in baselines():
+        assert best <= makespan_us(problem, strategy.propose(problem, context())[0]) * (1 + 1e-9)
+
+
+def made_up(count: int) -> list[Proposal]:
+    """Proposals that differ; the first is the baseline."""
+    problem = synthetic.random_problem(0, count + 1, shape="wide")
+    schedules = [problem.schedule(range(count + 1), [int(place == index) for place in range(count + 1)]) for index in range(count)]
+    return [Proposal((f"s{index}",), index == 0, schedule, 0.0, f"key{index}") for index, schedule in enumerate(schedules)]
+
+
+class Table:
+    """Answers from a list of times by proposal; every round has a drift that all schedules share."""
+
+    def __init__(self, chosen: list[Proposal], times: list[float], *, failing: int = -1) -> None:
+        self.truth = {proposal.schedule: time for proposal, time in zip(chosen, times, strict=True)}
+        self.failing = chosen[failing].schedule if failing >= 0 else None
+        self.rng = np.random.default_rng(0)
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(self, schedules, rounds):  # type: ignore[no-untyped-def]
+        self.calls.append((len(schedules), rounds))
+        drift = 1.0 + 0.5 * self.rng.random(rounds)
+        noise = 1.0 + 0.002 * self.rng.standard_normal((len(schedules), rounds))
+        return [
+            Failure(FailureKind.CRASH, "made to") if schedule == self.failing else list(self.truth[schedule] * drift * noise[place])
+            for place, schedule in enumerate(schedules)
+        ]
+
+
+def test_halving_finds_the_fastest_under_drift_and_spends_most_on_the_best() -> None:
+    chosen = made_up(16)
+    times = [100.0 + 3.0 * ((place * 7 + 5) % 16) for place in range(16)]
+    table = Table(chosen, times)
+    ranked = halve(chosen, table, Ledger())
+    assert ranked[0].proposal is chosen[int(np.argmin(times))]
+    assert len(ranked) == 16
+    assert ranked[0].rounds == max(item.rounds for item in ranked) > ranked[-1].rounds
+    assert table.calls[0] == (16, 2)
+    assert any(item.proposal.is_baseline and item.rounds == ranked[0].rounds for item in ranked)  # the reference stays to the end
+
+
+def test_a_failing_candidate_leaves_the_halving_and_is_not_asked_again() -> None:
+    chosen = made_up(6)
+    table = Table(chosen, [10.0, 9.0, 8.0, 7.0, 6.0, 5.0], failing=5)
+    ledger = Ledger()
+    ranked = halve(chosen, table, ledger, finalists=2)
+    assert ranked[0].proposal is chosen[4]
+    assert ledger.failures == {"key5": Failure(FailureKind.CRASH, "made to")}
+    assert [count for count, _ in table.calls] == sorted((count for count, _ in table.calls), reverse=True)
+    assert halve([chosen[5]], table, ledger) == []
+
+
+def test_a_ledger_answers_from_what_is_known_and_measures_only_the_rest() -> None:
+    chosen = made_up(3)
+    table = Table(chosen, [10.0, 20.0, 30.0])
+    ledger = Ledger.resume({"key0": [1.0, 2.0], "key1": [3.0]})
+    taken = ledger.take(chosen, 2, table)
+    assert taken["key0"] == [1.0, 2.0]
+    assert taken["key1"][0] == 3.0
+    assert table.calls == [(2, 2)]
+    assert ledger.measured == 4
+
+
+def test_two_proposals_with_one_key_are_refused() -> None:
+    chosen = made_up(2)
+    with pytest.raises(ValueError, match="canonical"):
+        halve([chosen[0], dataclasses.replace(chosen[1], key="key0")], Table(chosen, [1.0, 1.0]), Ledger())
+
+
+def test_the_loop_ends_with_the_fastest_measured_and_never_worse_than_a_baseline() -> None:
+    problem, kernels = synthetic.random_block_problem(5, 40)
+    seen: list[LoopState] = []
+    result = search_on_device(problem, FakeBench(problem, kernels), context(), SETTINGS, progress=seen.append)
+    truth = leftover.simulate_compiled(problem, kernels, result.best.schedule).makespan_us
+    based = min(
+        leftover.simulate_compiled(problem, kernels, strategy.propose(problem, context(300))[0]).makespan_us for strategy in baselines()
+    )
+    assert truth <= based * 1.01
+    assert result.best_us <= result.baseline_us * 1.01
+    assert len(seen) == len(result.rounds) >= 2
+    assert seen[-1].measurements == result.ledger.measured > 0
+    assert seen[-1].incumbent_us == result.best_us
+
+
+def test_correction_from_traces_brings_predictions_nearer_to_the_device() -> None:
+    problem, kernels = synthetic.random_block_problem(6, 50)
+    bench = FakeBench(problem, kernels)
+    found = [proposal.schedule for proposal in proposals(problem, context(), lanes_matter=False, count=12)]
+    traces = [trace for trace in bench.trace(found[:6]) if isinstance(trace, Trace)]
+    for costs in (
+        correct_with_traces(problem, list(zip(found[:6], traces, strict=True))),
+        correct_with_times(problem, [(schedule, max(trace.end_us) + 5.0) for schedule, trace in zip(found[:6], traces, strict=True)]),
+    ):
+        better = Problem.make(problem.graph, costs)
+
+        def error(table: Problem) -> float:
+            truth = [leftover.simulate_compiled(problem, kernels, schedule).makespan_us for schedule in found]
+            return statistics.mean(abs(makespan_us(table, item) / true - 1.0) for item, true in zip(found, truth, strict=True))
+
+        assert error(better) < error(problem)
+
+
+def test_correction_stays_within_its_band() -> None:
+    problem, _ = synthetic.random_block_problem(7, 20)
+    schedule = problem.schedule(range(20), [index % 4 for index in range(20)])
+    absurd = Trace(tuple(float(index) for index in range(20)), tuple(1e6 + index for index in range(20)))
+    costs = correct_with_traces(problem, [(schedule, absurd)], CorrectionLimits(slowdown_band=1.5, solo_band=1.1))
+    assert (costs.slowdown_last <= problem.costs.slowdown_last * 1.5 * (1 + 1e-12)).all()
+    assert (costs.slowdown_first >= problem.costs.slowdown_first / 1.5 * (1 - 1e-12)).all()
+    assert (costs.solo_us <= problem.solo_us * 1.1 * (1 + 1e-12)).all()
+    assert (costs.slowdown_last != problem.costs.slowdown_last).any()
+
+
+def test_a_killed_loop_goes_on_to_the_same_result() -> None:
+    problem, kernels = synthetic.random_block_problem(8, 25)
+    whole = FakeBench(problem, kernels)
+    expected = search_on_device(problem, whole, context(2000), SETTINGS)
+    broken = FakeBench(problem, kernels, die_after=whole.runs // 2)
+    with pytest.raises(Killed):
+        search_on_device(problem, broken, context(2000), SETTINGS)
+    known = {key: list(times) for key, times in broken.times.items() if times}
+    resumed_bench = FakeBench(problem, kernels)
+    resumed_bench.times = {key: list(times) for key, times in known.items()}
+    result = search_on_device(problem, resumed_bench, context(2000), SETTINGS, known_times_us=known, known_traces=dict(broken.known_traces))
+    assert result.best.key == expected.best.key
+    assert result.best_us == expected.best_us
+    again = result.ledger.measured - (expected.ledger.measured - sum(len(times) for times in known.values()))
+    assert 0 <= again <= 8  # at most one interrupted round is completed by whole rounds
+
+
+def test_a_loop_without_traces_still_corrects_and_a_failing_best_is_replaced() -> None:
+    problem, kernels = synthetic.random_block_problem(9, 25)
+    first = search_on_device(problem, FakeBench(problem, kernels, traces=False), context(2000), SETTINGS)
+    assert (first.costs.slowdown_last != problem.costs.slowdown_last).any()
+    again = search_on_device(problem, FakeBench(problem, kernels, traces=False, fail=frozenset([first.best.key])), context(2000), SETTINGS)
+    assert again.best.key != first.best.key
+    assert first.best.key in again.ledger.failures
+
+
+def test_a_loop_in_which_everything_fails_says_why() -> None:
+    problem, kernels = synthetic.random_block_problem(9, 10)
+
+    class Broken(FakeBench):
+        def measure(self, schedules, rounds):  # type: ignore[no-untyped-def]
+            return [Failure(FailureKind.OOM, "out of memory")] * len(schedules)
+
+    with pytest.raises(NoFeasibleCandidate, match="oom: out of memory"):
+        search_on_device(problem, Broken(problem, kernels), context(500), SETTINGS)
+
+
+def test_every_effort_has_a_profile_and_more_effort_measures_more() -> None:
+    quick, balanced, full = (PROFILES[effort] for effort in Effort)
+    assert quick.evaluations < balanced.evaluations < full.evaluations
+    assert quick.loop(lanes_matter=True).rounds < full.loop(lanes_matter=True).rounds
