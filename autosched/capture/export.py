@@ -58,11 +58,7 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     Raises:
         UnsupportedGraph: if the model cannot be captured or scheduled, naming the operator, its source line and what to do.
     """
-    require_inference(model)
-    exported = _export(model, args, dict(kwargs or {}))
-    draft = _draft_from(exported, model, args, dict(kwargs or {}))
-    draft.remove_dead()
-    _observe(draft)
+    draft = draft_of(model, args, kwargs)
     reports: tuple[RewriteReport, ...] = ()
     if rewrite:
         reports = rewrite_draft(draft)
@@ -93,8 +89,18 @@ def _observe(draft: Draft) -> None:
         ) from error
 
 
-def _draft_from(exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
-    return _Reader(exported, model).read(args, kwargs)
+def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Draft:
+    """The observed draft of a model, one node for each ATen call, without dead code.
+
+    Raises:
+        UnsupportedGraph: as :func:`capture`.
+    """
+    require_inference(model)
+    given = dict(kwargs or {})
+    draft = _Reader(_export(model, args, given), model).read(args, given)
+    draft.remove_dead()
+    _observe(draft)
+    return draft
 
 
 class _Reader:

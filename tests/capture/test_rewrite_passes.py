@@ -1,0 +1,265 @@
+"""Each rewrite on its own: it applies where it should, computes the same, and leaves alone what it must."""
+
+import pytest
+import torch
+from torch import nn
+
+from autosched.capture.draft import Draft, is_contiguous
+from autosched.capture.export import draft_of
+from autosched.capture.passes.batch_norm import fold_batch_norm
+from autosched.capture.passes.common_calls import eliminate_common_calls
+from autosched.capture.passes.constants import fold_constants
+from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
+from autosched.capture.passes.cpu_linear import pack_cpu_linears
+from autosched.capture.passes.identities import drop_identities
+from autosched.capture.passes.output_layout import restore_output_layout
+from autosched.core.program import Ref
+
+
+class Apply(nn.Module):
+    """A function as a model; layers by keyword become its sub-modules."""
+
+    def __init__(self, function, **layers: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, *tensors):
+        return self.function(self, *tensors)
+
+
+def lively_norm(features: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(features)
+    with torch.no_grad():
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2.0)
+        norm.weight.normal_()
+        norm.bias.normal_()
+    return norm
+
+
+def check(model: nn.Module, inputs: tuple[torch.Tensor, ...], rewrite, expected: int, tolerance: float = 1e-5) -> Draft:
+    """Run one pass; outputs must agree with eager's. Returns the draft, observed."""
+    model = model.eval()
+    draft = draft_of(model, inputs)
+    assert rewrite(draft) == expected
+    made = draft.observe()
+    with torch.no_grad():
+        eager = torch.utils._pytree.tree_leaves(model(*inputs))
+    for leaf, reference in zip(draft.output_leaves, eager, strict=True):
+        assert isinstance(leaf, Ref)
+        torch.testing.assert_close(made[leaf.value].clone(), reference, rtol=tolerance, atol=tolerance)
+    return draft
+
+
+def kinds(draft: Draft) -> list[str]:
+    return [node.kind.partition("::")[2] for node in draft.nodes]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def test_identities_go():
+    def run(m, x):
+        x = m.drop(x)
+        x = (x + 0) * 1
+        x = x.expand(2, 4).contiguous().reshape(2, 4)
+        return torch.cat([x.to(torch.float32)], 0).relu()
+
+    draft = check(Apply(run, drop=nn.Dropout(0.5)), (torch.randn(2, 4),), drop_identities, expected=5)
+    assert kinds(draft) == ["relu"]
+
+
+def test_look_alikes_of_identities_stay():
+    def run(m, x):
+        turned = x.permute(1, 0)  # square: same shape, other strides
+        wider = (x > 0) + 0.0  # adds nothing but changes the dtype
+        other = torch.flip(x, [0])
+        return turned.relu(), wider.relu(), other.relu(), torch.div(x, 1, rounding_mode="floor").relu()
+
+    check(Apply(run), (torch.randn(3, 3),), drop_identities, expected=0)
+
+
+def test_a_copy_that_leaves_the_model_stays():
+    draft = check(Apply(lambda m, x: x.clone()), (torch.randn(3),), drop_identities, expected=0)
+    assert kinds(draft) == ["clone"]
+
+
+def test_a_copy_of_memory_that_changes_stays():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.ones(3))
+
+        def forward(self, x):
+            old = self.state.clone()
+            self.state.copy_(x)
+            return old + 1
+
+    draft = draft_of(Counts().eval(), (torch.zeros(3),))
+    assert drop_identities(draft) == 0
+
+
+def test_equal_calls_run_once():
+    draft = check(Apply(lambda m, x: torch.relu(x + 1) + torch.relu(x + 1)), (torch.randn(3),), eliminate_common_calls, expected=2)
+    assert kinds(draft) == ["add", "relu", "add"]
+
+
+def test_calls_with_other_numbers_and_two_outputs_are_not_equal():
+    check(Apply(lambda m, x: (x + 1, x + 1)), (torch.randn(3),), eliminate_common_calls, expected=0)
+    check(Apply(lambda m, x: (x + 1).relu() + (x + 1.5).relu()), (torch.randn(3),), eliminate_common_calls, expected=0)
+
+
+def test_what_depends_on_parameters_alone_moves_to_the_prologue():
+    def run(m, x):
+        return x @ torch.tanh(m.lin.weight.t()) + torch.arange(4)
+
+    draft = check(Apply(run, lin=nn.Linear(4, 4)), (torch.randn(2, 4),), fold_constants, expected=3)
+    assert kinds(draft) == ["matmul", "add"]
+    assert len(draft.prologue) == 3
+
+
+def test_an_output_is_computed_anew_each_time():
+    draft = check(Apply(lambda m, x: (torch.tanh(m.lin.weight), x + 1), lin=nn.Linear(2, 2)), (torch.randn(2),), fold_constants, expected=0)
+    assert "tanh" in kinds(draft)
+
+
+def test_a_buffer_that_changes_is_no_constant():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.ones(3))
+
+        def forward(self, x):
+            seen = torch.tanh(self.state) + x
+            self.state.copy_(x)
+            return seen
+
+    assert fold_constants(draft_of(Counts().eval(), (torch.zeros(3),))) == 0
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_batch_norm_folds_into_the_convolution(bias, groups):
+    layers = {"conv": nn.Conv2d(4, 8, 3, bias=bias, groups=groups), "norm": lively_norm(8)}
+    draft = check(Apply(lambda m, x: m.norm(m.conv(x)), **layers), (torch.randn(2, 4, 8, 8),), fold_batch_norm, expected=1, tolerance=1e-4)
+    assert kinds(draft) == ["conv2d"]
+
+
+def test_batch_norm_folds_in_half_precision_without_losing_more():
+    model = Apply(lambda m, x: m.norm(m.conv(x)), conv=nn.Conv2d(4, 8, 3), norm=lively_norm(8)).to(torch.bfloat16)
+    check(model, (torch.randn(2, 4, 8, 8).to(torch.bfloat16),), fold_batch_norm, expected=1, tolerance=5e-2)
+
+
+def test_batch_norm_stays_where_the_convolution_is_read_twice_or_absent():
+    layers = {"conv": nn.Conv2d(4, 4, 1), "norm": lively_norm(4)}
+
+    def twice(m, x):
+        made = m.conv(x)
+        return m.norm(made) + made
+
+    check(Apply(twice, **layers), (torch.randn(1, 4, 5, 5),), fold_batch_norm, expected=0)
+    check(Apply(lambda m, x: m.norm(x), **layers), (torch.randn(1, 4, 5, 5),), fold_batch_norm, expected=0)
+    transposed = {"conv": nn.ConvTranspose2d(4, 4, 3), "norm": lively_norm(4)}
+    check(Apply(lambda m, x: m.norm(m.conv(x)), **transposed), (torch.randn(1, 4, 5, 5),), fold_batch_norm, expected=0)
+
+
+ACTIVATIONS = {
+    "none": nn.Identity(), "relu": nn.ReLU(), "relu6": nn.ReLU6(), "hardtanh": nn.Hardtanh(-0.5, 0.25), "silu": nn.SiLU(),
+    "gelu": nn.GELU(), "gelu_tanh": nn.GELU(approximate="tanh"), "leaky_relu": nn.LeakyReLU(0.2), "sigmoid": nn.Sigmoid(),
+    "tanh": nn.Tanh(), "hardswish": nn.Hardswish(), "hardsigmoid": nn.Hardsigmoid(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_convolution_packed_with_its_activation(name):
+    model = Apply(lambda m, x: m.act(m.conv(x)), conv=nn.Conv2d(3, 8, 3, padding=1), act=ACTIVATIONS[name])
+    draft = check(model, (torch.randn(2, 3, 9, 9),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+    assert kinds(draft) == ["_convolution_pointwise"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stride": 2}, {"dilation": 2}, {"groups": 2}, {"groups": 8, "out_channels": 8}, {"padding": (1, 2)}, {"bias": False},
+        {"kernel_size": (1, 5)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_convolution_packed_for_every_geometry(options):
+    conv = nn.Conv2d(**{"in_channels": 8, "out_channels": 16, "kernel_size": 3, **options})
+    check(Apply(lambda m, x: m.conv(x), conv=conv), (torch.randn(1, 8, 12, 12),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_residual_fused_where_it_is_ready_before(relu):
+    def run(m, x):
+        made = m.conv(torch.relu(m.stem(x))) + x
+        return torch.relu(made) if relu else made
+
+    layers = {"stem": nn.Conv2d(8, 8, 3, padding=1), "conv": nn.Conv2d(8, 8, 3, padding=1)}
+    draft = check(Apply(run, **layers), (torch.randn(1, 8, 10, 10),), pack_cpu_convolutions, expected=2, tolerance=1e-4)
+    assert kinds(draft) == ["_convolution_pointwise", "_convolution_pointwise"]
+    assert draft.nodes[1].target.endswith(".binary")
+
+
+def test_a_residual_that_is_late_is_added_on_its_own():
+    def run(m, x):
+        return m.short(x) + m.late(torch.relu(m.long(x)))
+
+    layers = {"short": nn.Conv2d(8, 8, 1), "long": nn.Conv2d(8, 8, 5, padding=2), "late": nn.Conv2d(8, 8, 1)}
+    draft = check(Apply(run, **layers), (torch.randn(1, 8, 10, 10),), pack_cpu_convolutions, expected=3, tolerance=1e-4)
+    # Fused into the late branch, never into the short one: that would make it wait.
+    binary = [node for node in draft.nodes if node.target.endswith(".binary")]
+    assert len(binary) == 1
+    assert binary[0] is draft.nodes[-1]
+
+
+def test_convolutions_that_cannot_be_packed_stay():
+    double = Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)).double()
+    check(double, (torch.randn(1, 3, 8, 8).double(),), pack_cpu_convolutions, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv1d(3, 4, 3)), (torch.randn(1, 3, 8),), pack_cpu_convolutions, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)), (torch.randn(3, 8, 8),), pack_cpu_convolutions, expected=0)
+    check(
+        Apply(lambda m, x, w: nn.functional.conv2d(x, w)),
+        (torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)),
+        pack_cpu_convolutions,
+        expected=0,
+    )
+    strided = Apply(lambda m, x: torch.as_strided(m.conv(x), (2, 2), (1, 2)), conv=nn.Conv2d(3, 4, 3))
+    check(strided, (torch.randn(1, 3, 8, 8),), pack_cpu_convolutions, expected=0)
+
+
+def test_views_of_packed_results_copy_where_they_must():
+    model = Apply(lambda m, x: m.conv(x).view(1, -1) * 2, conv=nn.Conv2d(3, 4, 3))
+    check(model, (torch.randn(1, 3, 8, 8),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+
+
+def test_outputs_get_their_layout_back():
+    model = Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)).eval()
+    draft = draft_of(model, (torch.randn(2, 3, 8, 8),))
+    wanted = [draft.specs[leaf.value] for leaf in draft.output_leaves]
+    pack_cpu_convolutions(draft)
+    draft.observe()
+    assert not is_contiguous(draft.specs[draft.output_leaves[0].value])
+    assert restore_output_layout(draft, wanted) == 1
+    draft.observe()
+    assert draft.specs[draft.output_leaves[0].value] == wanted[0]
+
+
+@pytest.mark.parametrize("shape", [(32, 512), (2, 16, 512)])
+@pytest.mark.parametrize("relu", [False, True])
+def test_large_linears_are_packed(shape, relu):
+    model = Apply(lambda m, x: torch.relu(m.lin(x)) if relu else m.lin(x), lin=nn.Linear(512, 512))
+    draft = check(model, (torch.randn(shape),), pack_cpu_linears, expected=1, tolerance=1e-4)
+    assert kinds(draft) == ["_linear_pointwise"]
+
+
+def test_products_with_a_parameter_are_packed_and_with_an_input_not():
+    model = Apply(lambda m, x: torch.addmm(m.lin.bias, x, m.lin.weight) + torch.mm(x, m.lin.weight), lin=nn.Linear(512, 512))
+    check(model, (torch.randn(32, 512),), pack_cpu_linears, expected=2, tolerance=1e-4)
+    check(Apply(lambda m, x, w: torch.mm(x, w)), (torch.randn(32, 512), torch.randn(512, 512)), pack_cpu_linears, expected=0)
+    check(Apply(lambda m, x: m.lin(x), lin=nn.Linear(64, 64)), (torch.randn(32, 64),), pack_cpu_linears, expected=0)

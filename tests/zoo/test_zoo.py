@@ -1,0 +1,221 @@
+import builtins
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+from autosched import zoo
+from autosched.capture.export import capture
+from autosched.core.errors import UnknownModel, UsageError
+from autosched.runtime.kernels import bind
+from autosched.runtime.trees import flatten_inputs
+
+OWN = [entry.name for entry in zoo.names() if entry.name.startswith("autosched:")]
+
+
+def needs(name):
+    # Importing to see would bypass the zoo's own way of importing torchvision.
+    package = name.partition(":")[0]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+def run_both(made: zoo.ZooModel, *, rewrite: bool = True):
+    captured = capture(made.model, made.args, made.kwargs, rewrite=rewrite)
+    inputs = flatten_inputs(captured.program, made.args, made.kwargs)
+    outputs = bind(captured.program, captured.constants).run(inputs)
+    with torch.inference_mode():
+        expected = torch.utils._pytree.tree_leaves(made.model(*made.args, **made.kwargs))
+    return captured, outputs, expected
+
+
+def assert_close(outputs, expected):
+    for output, reference in zip(outputs, expected, strict=True):
+        scale = float(reference.abs().max())
+        assert scale > 1e-3
+        torch.testing.assert_close(output, reference, rtol=1e-3, atol=1e-4 * scale)
+
+
+def test_names_are_unique_and_need_no_library():
+    names = [entry.name for entry in zoo.names()]
+    assert len(set(names)) == len(names)
+    assert {"torchvision:googlenet", "timm:hrnet_w18", "transformers:t5", "autosched:toy"} <= set(names)
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if name != "autosched:randwire"])
+def test_own_models_captured_and_rewritten_equal_eager(name):
+    captured, outputs, expected = run_both(zoo.load(name))
+    captured.program.graph.validate()
+    assert_close(outputs, expected)
+
+
+def test_a_small_randwire_equals_eager():
+    from autosched.zoo_models.randwire import RandWire
+
+    torch.manual_seed(0)
+    made = zoo.ZooModel("small", RandWire(nodes=8, channels=(8, 16), classes=10).eval(), (torch.randn(1, 3, 64, 64),), {})
+    zoo._enliven(made.model)
+    captured, outputs, expected = run_both(made)
+    assert_close(outputs, expected)
+    assert captured.program.graph.width >= 2
+
+
+def test_the_wide_models_are_wide():
+    assert capture(*_of("autosched:deepfm")).program.graph.width >= 64
+    assert capture(*_of("autosched:moe")).program.graph.width >= 8
+
+
+def _of(name):
+    made = zoo.load(name)
+    return made.model, made.args
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["torchvision:googlenet", "torchvision:squeezenet1_1", "transformers:bert"])
+def test_larger_models_captured_and_rewritten_equal_eager(name):
+    needs(name)
+    captured, outputs, expected = run_both(zoo.load(name))
+    assert_close(outputs, expected)
+    assert captured.program.lowering == "rewritten"
+    if name == "torchvision:googlenet":
+        applied = {report.name: report.applied for report in captured.rewrites}
+        assert applied["fold_batch_norm"] == 57
+        assert applied["cpu_convolution"] == 57
+
+
+def test_a_seed_decides_weights_and_inputs_and_nothing_else_changes():
+    torch.manual_seed(7)
+    state = torch.random.get_rng_state()
+    first, again, other = (zoo.load("autosched:toy", seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(first.args[0], again.args[0])
+    pairs = [(a, b) for a, b in zip(first.model.state_dict().values(), again.model.state_dict().values(), strict=True)]
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not torch.equal(first.args[0], other.args[0])
+    assert not torch.equal(first.model.stem[0].weight, other.model.stem[0].weight)
+    assert not first.model.training
+
+
+def test_batch_and_dtype_are_honoured():
+    made = zoo.load("autosched:toy", batch=3, dtype="bfloat16")
+    assert made.args[0].shape == (3, 3, 32, 32)
+    assert made.args[0].dtype == torch.bfloat16
+    assert made.model.stem[0].weight.dtype == torch.bfloat16
+    deep = zoo.load("autosched:deepfm", batch=2, dtype="float64")
+    assert deep.args[0].dtype == torch.int64
+    assert deep.args[1].dtype == torch.float64
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"dtype": "int8"}])
+def test_bad_options_are_usage_errors(options):
+    with pytest.raises(UsageError, match="expected"):
+        zoo.load("autosched:toy", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("autosched:toi", "autosched:toy"),
+        ("googlenet", "torchvision:googlenet"),
+        ("transformers:bort", "transformers:bert"),
+        ("nothing_like_this:at_all", "autosched"),
+    ],
+)
+def test_unknown_names_list_the_closest(name, close):
+    with pytest.raises(UnknownModel, match=close) as caught:
+        zoo.load(name)
+    assert caught.value.exit_code == 2
+
+
+def test_unknown_library_models_list_the_closest():
+    needs("torchvision:")
+    needs("timm:")
+    with pytest.raises(UnknownModel, match="torchvision:googlenet"):
+        zoo.load("torchvision:goglenet")
+    with pytest.raises(UnknownModel, match="timm:hrnet_w18"):
+        zoo.load("timm:hrnet_w1")
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *rest, **named):
+        if name.partition(".")[0] == "transformers":
+            raise ImportError("No module named 'transformers'")
+        return real(name, *rest, **named)
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(UsageError, match=r"pip install autosched\[zoo\]"):
+        zoo.load("transformers:bert")
+
+
+MODULE = """
+import torch
+
+def make(batch=1):
+    return torch.nn.Linear(4, 2), (torch.ones(batch, 4),)
+
+def plain():
+    return torch.nn.Linear(4, 2), torch.ones(1, 4)
+
+def with_kwargs():
+    return torch.nn.Linear(4, 2), (), {"input": torch.ones(1, 4)}
+
+def attribute():
+    model = torch.nn.Linear(4, 2)
+    model.example_inputs = (torch.ones(5, 4),)
+    return model
+
+def wrong():
+    return 3
+
+def fails():
+    raise ValueError("no weights here")
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    (tmp_path / "users_models.py").write_text(MODULE)
+    (tmp_path / "broken_models.py").write_text("import a_package_nobody_has\n")
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("users_models", None)
+
+
+@pytest.mark.parametrize("function", ["make", "plain", "with_kwargs", "attribute"])
+def test_a_function_of_the_users_module(user_module, function):
+    path = list(sys.path)
+    made = zoo.load(f"users_models:{function}")
+    assert made.model(*made.args, **made.kwargs).shape[1] == 2
+    assert sys.path == path
+
+
+def test_batch_reaches_a_function_that_takes_it_and_is_refused_otherwise(user_module):
+    assert zoo.load("users_models:make", batch=7).args[0].shape == (7, 4)
+    with pytest.raises(UsageError, match="batch 7 cannot be honoured"):
+        zoo.load("users_models:plain", batch=7)
+
+
+def test_mistakes_in_the_users_module_are_explained(user_module):
+    with pytest.raises(UnknownModel, match="make"):
+        zoo.load("users_models:mak")
+    with pytest.raises(UsageError, match="expected"):
+        zoo.load("users_models:wrong")
+    with pytest.raises(UsageError, match="no weights here"):
+        zoo.load("users_models:fails")
+    with pytest.raises(UsageError, match="a_package_nobody_has"):
+        zoo.load("broken_models:make")
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_a_saved_program(tmp_path):
+    model, inputs = torch.nn.Linear(4, 2).eval(), torch.randn(3, 4)
+    path = tmp_path / "saved.pt2"
+    torch.export.save(torch.export.export(model, (inputs,)), path)
+    _, outputs, _ = run_both(zoo.load(str(path)))
+    assert torch.allclose(outputs[0], model(inputs))
+    with pytest.raises(UsageError, match="dtype"):
+        zoo.load(str(path), batch=2)
