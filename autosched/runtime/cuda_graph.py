@@ -28,7 +28,7 @@ from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.records import Failure, FailureKind
 from autosched.runtime.captured import CapturedGraph, GraphNode, NodeKind, Span, StorageSpan
 from autosched.runtime.plan import Plan, Step
-from autosched.runtime.streams import Event, Graph, Pool, Stream, StreamBackend, StreamSet, Tensor, no_garbage_collection
+from autosched.runtime.streams import EmptyCapture, Event, Graph, Pool, Stream, StreamBackend, StreamSet, Tensor, no_garbage_collection
 from autosched.runtime.walk import walk
 
 log = logging.getLogger(__name__)
@@ -430,25 +430,29 @@ class GraphCapturer:
         origin = self.streams.named("origin")
         backend.synchronize()
         with no_garbage_collection(), torch.inference_mode(), backend.on(origin):
-            graph = None
+            graph, ended = None, False
             try:
                 graph = backend.begin_capture(pool)
                 self._fork(origin, side)
                 made = body()
                 self._join(origin, side)
+                ended = True
                 backend.end_capture(graph)
             except Exception as error:
                 doing = "capture"
                 if executor is not None and executor.current != NO_OPERATOR and names is not None:
                     doing = f"capture, at operator {names.operators[executor.current].name}"
                 failure = failure_of(error, doing)
+                clean = isinstance(error, EmptyCapture)
                 error.__traceback__ = None  # its frames hold tensors of the pool
             else:
                 return graph, made
             if slots is not None:
                 slots.clear()
             if graph is not None:
-                self._unwind(graph, origin, side, pool)
+                if not ended:
+                    clean = self._end(graph, origin, side)
+                self._unwind(graph, pool, clean=clean)
         if failure.kind is FailureKind.OOM and not self.tainted:
             backend.release_cached()
         log.debug("capture failed: %s", failure.detail)
@@ -468,18 +472,28 @@ class GraphCapturer:
             self.backend.record(end, stream)
             self.backend.wait(origin, end)
 
-    def _unwind(self, graph: Graph, origin: Stream, side: Sequence[Stream], pool: Pool) -> None:
-        """End the capture whatever state it is in. Ending it properly is worth trying: only that leaves the allocator clean."""
+    def _end(self, graph: Graph, origin: Stream, side: Sequence[Stream]) -> bool:
+        """End a capture that its body gave up. Ending it in order is worth trying: only that leaves the allocator clean."""
         try:
-            if self.backend.capturing(origin):
-                self._join(origin, side)
-                self.backend.end_capture(graph)
-            self.backend.reset(graph)
+            self._join(origin, side)
+        except Exception as error:
+            log.debug("streams could not be joined: %s", error)
+        # Even an invalid capture has to be ended, or its streams stay in it.
+        try:
+            self.backend.end_capture(graph)
+        except EmptyCapture:
+            return True
         except Exception as error:
             log.debug("capture could not be ended in order: %s", error)
-            if not self.backend.abandon_capture(graph, pool):
-                self.tainted = True
+            return False
+        return True
+
+    def _unwind(self, graph: Graph, pool: Pool, *, clean: bool) -> None:
         try:
+            if clean:
+                self.backend.reset(graph)
+            elif not self.backend.abandon_capture(graph, pool):
+                self.tainted = True
             self.backend.synchronize()
         except Exception as error:
             log.warning("the device does not answer after a failed capture: %s", error)

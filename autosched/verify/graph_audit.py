@@ -177,6 +177,8 @@ def _check_memory(graph: OpGraph, captured: CapturedGraph, masks: Sequence[int],
 def _all_ordered(earlier: Sequence[int], later: Sequence[int], masks: Sequence[int], before: Sequence[int]) -> bool:
     needed = 0
     for operator in earlier:
+        if masks[operator] and operator in later:
+            return False  # it needs both at the same time
         needed |= masks[operator]
     return all(not needed & ~before[operator] for operator in later)
 

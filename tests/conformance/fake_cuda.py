@@ -22,6 +22,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from autosched.core.graph import OpGraph, ValueRole
 from autosched.runtime.captured import NodeKind, Span
 from autosched.runtime.streams import EMPTY_CAPTURE, STREAMS_PER_PRIORITY, EmptyCapture
@@ -118,6 +120,10 @@ class FakeTensor:
 
     def record_stream(self, stream: FakeStream) -> None:
         self.storage.block.recorded = True
+
+    def cpu(self) -> torch.Tensor:
+        """Its number, small enough for a float to hold exactly."""
+        return torch.tensor([float(self.storage.owner.number(self) % 1_000_003)], dtype=torch.float64)
 
 
 class FakeMemory:
