@@ -109,8 +109,16 @@ _HEURISTICS = {
     "sequential_wide": "sequential:SEQUENTIAL_WIDE",
     "wavefront": "wavefront:WAVEFRONT",
     "critical_path": "critical_path:CRITICAL_PATH",
+    "estf": "estf:ESTF",
+    "opara": "opara:OPARA",
+    "nimble": "nimble:NIMBLE",
+    "raf_asap": "raf_asap:RAF_ASAP",
+    "torchsched": "torchsched:TORCHSCHED",
+    "trtllm": "trtllm:TRTLLM",
+    "linear_clustering": "linear_clustering:LINEAR_CLUSTERING",
 }
 _SEARCHES = {
+    "ios": "dp:IOS",
     "list_policies": "policies:LIST_POLICIES",
     "beam": "beam:BEAM",
     "pilot_beam": "beam:PILOT_BEAM",
