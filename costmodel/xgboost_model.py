@@ -12,6 +12,7 @@ from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageEr
 from autosched.costmodel.design import design, log_targets
 from autosched.costmodel.features import PAIR_FEATURES
 from autosched.costmodel.model import Floats, PairLabels, PairQuery, Prediction, check_labels, point_prediction
+from autosched.costmodel.threads import SMALL
 
 if TYPE_CHECKING:
     import xgboost
@@ -35,7 +36,7 @@ class XgboostModel:
     """Boosted trees; ``fit`` forgets what it knew.
 
     Args:
-        threads: threads for fitting and predicting; 0 is all.
+        threads: threads for fitting; 0 is one for small data and all for large.
     """
 
     name = "xgboost"
@@ -57,7 +58,8 @@ class XgboostModel:
         import xgboost
 
         names = list(PAIR_FEATURES)
-        data = xgboost.DMatrix(rows, label=target, weight=weight, base_margin=margin, feature_names=names, nthread=self._threads or None)
+        threads = self._threads or (1 if len(rows) < SMALL else 0)
+        data = xgboost.DMatrix(rows, label=target, weight=weight, base_margin=margin, feature_names=names, nthread=threads or None)
         options = {
             "objective": "reg:pseudohubererror" if len(rows) >= 200 else "reg:squarederror",
             "huber_slope": 0.5,
@@ -71,7 +73,7 @@ class XgboostModel:
             "tree_method": "hist",
             "base_score": 0.0,
             "seed": int(rng.integers(2**31)),
-            "nthread": self._threads,
+            "nthread": threads,
             "monotone_constraints": "(" + ",".join("1" if name in RISING else "0" for name in names) + ")",
         }
         if options["objective"] == "reg:squarederror":

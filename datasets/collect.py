@@ -35,6 +35,9 @@ CANDIDATES = 20_000
 """Pairs that the diverse choice looks at; more are thinned at random first."""
 
 
+_Names: TypeAlias = tuple[str, int, str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupTimes:
     """When each member of a group was done, microseconds from the common start, and how often it was repeated."""
@@ -159,28 +162,46 @@ class _Job:
     ) -> tuple[int, bool]:
         """Measure pairs in batches until there are enough; how many were new, and whether time was left."""
         known = self.store.keys("pairs")
-        open_pairs = [choice for choice in pair_candidates(self.graph, times, self.widths) if not self._settled(choice, known, failures)]
+        every = {self._names(choice): choice for choice in pair_candidates(self.graph, times, self.widths)}
+        open_pairs = [choice for choice in every.values() if not self._settled(choice, known, failures)]
         mine = sum(row.model == self.model and row.scope == self.scope.scope and row.repeat == 0 for row in self.store.pairs())
         wanted = max(0, max_pairs - mine)
-        descriptors = self._descriptors(open_pairs, times)
         share = 1.0 if uncertainty is None else DIVERSE_SHARE
-        order = diverse_order(descriptors, int(wanted * share + 0.5), self.rng)
-        chosen = [open_pairs[index] for index in order]
+        order = diverse_order(self._descriptors(open_pairs, times), int(wanted * share + 0.5), self.rng)
+        chosen = self._both_orders([open_pairs[index] for index in order], every, known, failures)[: int(wanted * share + 0.5)]
         added, finished = self._measure_pairs(chosen, failures, wanted)
         if uncertainty is None or not finished or len(chosen) >= wanted:
             return added, finished
-        taken = set(order)
-        rest = [choice for index, choice in enumerate(open_pairs) if index not in taken]
+        taken = {self._names(choice) for choice in chosen}
+        rest = [choice for choice in open_pairs if self._names(choice) not in taken]
         unsure = np.asarray(uncertainty(rest), dtype=np.float64)
-        ranked = [rest[index] for index in np.argsort(-unsure, kind="stable")[: wanted - len(chosen)].tolist()]
-        more, finished = self._measure_pairs(ranked, failures, wanted, done=len(chosen))
+        ranked = [rest[index] for index in np.argsort(-unsure, kind="stable").tolist()]
+        doubtful = [choice for choice in self._both_orders(ranked, every, known, failures) if self._names(choice) not in taken]
+        more, finished = self._measure_pairs(doubtful[: wanted - len(chosen)], failures, wanted, done=len(chosen))
         return added + more, finished
+
+    def _both_orders(
+        self, choices: Sequence[PairChoice], every: dict[_Names, PairChoice], known: set[str], failures: Journal
+    ) -> list[PairChoice]:
+        """Each pair followed by itself in the other start order, where that is not measured; each once."""
+        found: dict[_Names, PairChoice] = {}
+        for choice in choices:
+            first, first_width, last, last_width = self._names(choice)
+            for names in ((first, first_width, last, last_width), (last, last_width, first, first_width)):
+                if not self._settled(every[names], known, failures):
+                    found.setdefault(names, every[names])
+        return list(found.values())
+
+    def _names(self, choice: PairChoice) -> _Names:
+        operators = self.graph.operators
+        return operators[choice.first].signature, choice.first_width, operators[choice.last].signature, choice.last_width
 
     def groups(self, times: dict[tuple[str, int], KernelFacts], max_groups: int) -> tuple[int, bool]:
         """Measure groups of three and four, each kernel at width 1."""
         known = self.store.keys("groups")
         added = 0
-        chosen = group_candidates(self.graph, times, max_groups, self.rng)
+        mine = sum(row.model == self.model and row.scope == self.scope.scope for row in self.store.groups())
+        chosen = group_candidates(self.graph, times, max(0, max_groups - mine), self.rng)
         for start in range(0, len(chosen), BATCH):
             if self.clock() >= self.deadline:
                 return added, False
@@ -232,8 +253,7 @@ class _Job:
             for number, (choice, answer) in enumerate(zip([*batch, *again], answers, strict=True)):
                 if isinstance(answer, Failure):
                     self.failed += 1
-                    first, last = self.graph.operators[choice.first].signature, self.graph.operators[choice.last].signature
-                    failures.add_pair(first, choice.first_width, last, choice.last_width, answer)
+                    failures.add_pair(*self._names(choice), answer)
                 else:
                     rows.append(PairRow(self.scope.scope, family_of(self.model), self.model, answer, int(number >= len(batch))))
             added += self.store.append(rows)
@@ -241,10 +261,8 @@ class _Job:
         return added, True
 
     def _settled(self, choice: PairChoice, known: set[str], failures: Journal) -> bool:
-        first, last = self.graph.operators[choice.first].signature, self.graph.operators[choice.last].signature
-        if pair_key(self.scope.scope, first, choice.first_width, last, choice.last_width) in known:
-            return True
-        return failures.pair(first, choice.first_width, last, choice.last_width) is not None
+        names = self._names(choice)
+        return pair_key(self.scope.scope, *names) in known or failures.pair(*names) is not None
 
     def _descriptors(self, choices: Sequence[PairChoice], times: dict[tuple[str, int], KernelFacts]) -> NDArray[np.float64]:
         rows = []
@@ -252,7 +270,7 @@ class _Job:
             first = times[self.graph.operators[choice.first].signature, choice.first_width]
             last = times[self.graph.operators[choice.last].signature, choice.last_width]
             rows.append([*_descriptor(first), *_descriptor(last), np.log(first.solo_us / last.solo_us)])
-        return np.asarray(rows, dtype=np.float64).reshape(len(rows), -1)
+        return np.asarray(rows, dtype=np.float64) if rows else np.zeros((0, 1))
 
     def _tell(self, what: str, done: int, total: int) -> None:
         if self.progress is not None:

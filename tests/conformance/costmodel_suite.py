@@ -22,16 +22,19 @@ class CostModelSuite:
 
     needs_data = True
 
-    def make(self) -> PairModel:
+    @classmethod
+    def make(cls) -> PairModel:
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
-    def pairs(self, tmp_path_factory: pytest.TempPathFactory) -> PairSet:
+    @classmethod
+    def pairs(cls, tmp_path_factory: pytest.TempPathFactory) -> PairSet:
         return pair_set(synthetic_store(tmp_path_factory.mktemp("store"), families=("alpha", "beta"), kernels=8, pairs=40))
 
     @pytest.fixture(scope="class")
-    def fitted(self, pairs: PairSet) -> PairModel:
-        model = self.make()
+    @classmethod
+    def fitted(cls, pairs: PairSet) -> PairModel:
+        model = cls.make()
         model.fit(pairs.query, pairs.labels, rng=np.random.default_rng(1))
         return model
 

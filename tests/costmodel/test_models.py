@@ -1,0 +1,202 @@
+"""Every registered cost model passes the conformance suite; and what is particular to each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autosched.core.errors import ArtifactCorrupt, UsageError
+from autosched.costmodel.analytic import AnalyticModel
+from autosched.costmodel.design import design, take, take_labels
+from autosched.costmodel.features import PAIR_FEATURES
+from autosched.costmodel.graybox import GrayboxModel
+from autosched.costmodel.model import COST_MODELS, MAX_SLOWDOWN, PairModel, PairQuery, makespan_ratio
+from autosched.costmodel.pair_set import PairSet, pair_set
+from autosched.costmodel.stacked import StackedModel
+from autosched.costmodel.torch_model import TorchModel
+from autosched.costmodel.xgboost_model import RISING, XgboostModel
+from autosched.datasets.facts import DeviceFacts, KernelFacts, LaunchFacts, with_observed_peaks
+from autosched.datasets.synthetic import synthetic_store
+from tests.conformance.costmodel_suite import CostModelSuite
+
+CPU = DeviceFacts("test", "cpu", 4, 100.0, 20.0)
+GPU = DeviceFacts("test", "cuda", 100, 10_000.0, 1_000.0, 0, 2048)
+
+
+class TestAnalytic(CostModelSuite):
+    needs_data = False
+
+    @classmethod
+    def make(cls) -> PairModel:
+        return AnalyticModel()
+
+
+class TestGraybox(CostModelSuite):
+    @classmethod
+    def make(cls) -> PairModel:
+        return GrayboxModel()
+
+
+class TestXgboost(CostModelSuite):
+    @classmethod
+    def make(cls) -> PairModel:
+        return XgboostModel(threads=1)
+
+
+class TestTorch(CostModelSuite):
+    @classmethod
+    def make(cls) -> PairModel:
+        return TorchModel()
+
+
+class TestStacked(CostModelSuite):
+    @classmethod
+    def make(cls) -> PairModel:
+        return StackedModel()
+
+
+class TestStackedOnAFixedBase(CostModelSuite):
+    needs_data = False
+
+    @classmethod
+    def make(cls) -> PairModel:
+        return StackedModel(AnalyticModel())
+
+    def test_it_refuses_to_answer_or_be_saved_before_it_was_fitted(self) -> None:
+        """Its base answers already."""
+
+
+def kernel(name: str, *, width: int = 1, solo_us: float = 100.0, moved: int = 0, flops: int = 0, blocks: int = 0) -> KernelFacts:
+    launch = LaunchFacts(blocks, 256, 32, 0, 4) if blocks else None
+    return KernelFacts(name, width, "aten::relu", flops, moved, 0, 1000, solo_us, 1, launch)
+
+
+def ask(a: KernelFacts, b: KernelFacts, device: DeviceFacts) -> tuple[float, float]:
+    zeros = np.zeros(2, dtype=np.int64)
+    answer = AnalyticModel().predict(PairQuery((a, b), (device,), zeros, np.array([0]), np.array([1])))
+    return float(answer.slowdown_first[0]), float(answer.slowdown_last[0])
+
+
+def test_threads_beyond_the_cores_share_them() -> None:
+    assert ask(kernel("a"), kernel("b"), CPU) == pytest.approx((1.03, 1.03))
+    assert ask(kernel("a", width=4), kernel("b"), CPU) == pytest.approx((1.03 * 5 / 4, 1.03 * 5 / 4))
+    assert ask(kernel("a", width=4), kernel("b", width=4), CPU) == pytest.approx((2.06, 2.06))
+
+
+def test_memory_beyond_its_peak_slows_only_who_waits_for_it() -> None:
+    streaming = kernel("a", moved=1_500_000)  # 15 GB/s of 20
+    computing = kernel("c", moved=1000)
+    assert min(ask(streaming, kernel("b", moved=1_500_000), CPU)) == pytest.approx(1.03 * 1.5)
+    assert max(ask(streaming, computing, CPU)) < 1.04
+
+
+def test_on_cuda_the_first_takes_the_slots_and_the_last_waits() -> None:
+    full, small = kernel("a", blocks=4000), kernel("b", blocks=20)
+    first, last = ask(full, small, GPU)
+    assert first < 1.1
+    assert last == MAX_SLOWDOWN
+    assert max(ask(small, kernel("c", blocks=20), GPU)) < 1.1
+    # A second wave of a tenth leaves room for half of the time.
+    assert ask(kernel("d", blocks=440), small, GPU)[1] == pytest.approx(2.0, rel=0.05)
+
+
+def test_an_unknown_kind_of_device_is_answered_by_sharing_not_by_one() -> None:
+    other = DeviceFacts("npu", "npu", 1, 100.0, 20.0)
+    assert min(ask(kernel("a"), kernel("b"), other)) >= 2.0
+
+
+def test_unknown_peaks_are_taken_from_what_was_reached_but_not_from_tiny_rates() -> None:
+    device = with_observed_peaks(DeviceFacts("t", "cpu", 2), [kernel("a", moved=1000)])
+    assert device.bandwidth_gb_s == 16.0
+    assert with_observed_peaks(DeviceFacts("t", "cpu", 2), [kernel("a", moved=10_000_000)]).bandwidth_gb_s == 100.0
+    assert with_observed_peaks(CPU, [kernel("a", moved=10**9)]) == CPU
+
+
+def test_the_makespan_ratio_is_the_labels_read_backwards() -> None:
+    def ratio(solo_first: float, solo_last: float, first: float, last: float) -> float:
+        return float(makespan_ratio(*(np.array([value]) for value in (solo_first, solo_last, first, last)))[0])
+
+    assert ratio(10.0, 10.0, 1.0, 1.0) == pytest.approx(0.5)
+    assert ratio(10.0, 10.0, 2.0, 2.0) == pytest.approx(1.0)
+    # The short one ends at 2; by then the long one has done 1 of its 10.
+    assert ratio(1.0, 10.0, 2.0, 2.0) == pytest.approx((2.0 + 9.0) / 11.0)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> PairSet:
+    return pair_set(synthetic_store(tmp_path_factory.mktemp("store"), families=("alpha", "beta"), kernels=10, pairs=100))
+
+
+def test_features_are_named_and_finite(pairs: PairSet) -> None:
+    rows = design(pairs.query).rows
+    assert rows.shape == (2 * len(pairs), len(PAIR_FEATURES))
+    assert len(set(PAIR_FEATURES)) == len(PAIR_FEATURES)
+    assert np.isfinite(rows).all()
+    place = PAIR_FEATURES.index("own_first")
+    assert rows[: len(pairs), place].min() == 1.0
+    assert rows[len(pairs) :, place].max() == 0.0
+    own, other = PAIR_FEATURES.index("own_log_solo_us"), PAIR_FEATURES.index("other_log_solo_us")
+    np.testing.assert_allclose(rows[: len(pairs), own], rows[len(pairs) :, other])
+
+
+def test_a_kernel_without_a_time_is_refused_by_name(pairs: PairSet) -> None:
+    bad = kernel("nameless", solo_us=0.0)
+    query = PairQuery((bad, bad), (CPU,), np.zeros(2, dtype=np.int64), np.array([0]), np.array([1]))
+    with pytest.raises(UsageError, match="nameless"):
+        AnalyticModel().predict(query)
+
+
+@pytest.mark.parametrize("feature", RISING)
+def test_trees_never_fall_with_a_greedier_neighbour(pairs: PairSet, feature: str) -> None:
+    model = XgboostModel(threads=1)
+    model.fit(pairs.query, pairs.labels, rng=np.random.default_rng(0))
+    rows = design(pairs.query).rows
+    more = rows.copy()
+    more[:, PAIR_FEATURES.index(feature)] += 0.5
+    assert (model.predict_rows(more) >= model.predict_rows(rows) - 1e-5).all()
+
+
+def test_six_probe_runs_teach_the_grey_box_a_kernel_it_has_not_seen(tmp_path: Path) -> None:
+    whole = pair_set(synthetic_store(tmp_path, families=("alpha", "beta", "gamma"), kernels=14, pairs=160, seed=3))
+    family = np.asarray(whole.labels.family)
+    train, held = np.flatnonzero(family != "gamma"), np.flatnonzero(family == "gamma")
+    model = GrayboxModel()
+    model.fit(take(whole.query, train), take_labels(whole.labels, train), rng=np.random.default_rng(0))
+    used: dict[int, int] = {}
+    probes = []
+    for row in held.tolist():
+        a, b = int(whole.query.first[row]), int(whole.query.last[row])
+        if used.get(a, 0) < 6 and used.get(b, 0) < 6:
+            used[a], used[b] = used.get(a, 0) + 1, used.get(b, 0) + 1
+            probes.append(row)
+    rest = np.asarray(sorted(set(held.tolist()) - set(probes)))
+
+    def error() -> float:
+        answer = model.predict(take(whole.query, rest))
+        truth = take_labels(whole.labels, rest)
+        return float(np.abs(np.log(answer.slowdown_last / truth.slowdown_last)).mean())
+
+    before = error()
+    rows = np.asarray(probes)
+    model.adapt(take(whole.query, rows), take_labels(whole.labels, rows))
+    assert error() < before
+
+
+def test_the_grey_box_refuses_a_kind_of_device_it_does_not_know(pairs: PairSet) -> None:
+    model = GrayboxModel()
+    model.fit(pairs.query, pairs.labels, rng=np.random.default_rng(0))
+    two = (kernel("a"), kernel("b"))
+    with pytest.raises(UsageError, match="cpu"):
+        model.predict(PairQuery(two, (CPU,), np.zeros(2, dtype=np.int64), np.array([0]), np.array([1])))
+
+
+@pytest.mark.parametrize(("name", "file"), [("xgboost", "trees.ubj"), ("torch", "network.safetensors"), ("graybox", "graybox.safetensors")])
+def test_a_missing_file_is_named(name: str, file: str, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactCorrupt, match=file):
+        COST_MODELS.get(name).load(tmp_path)
+
+
+def test_all_five_models_are_registered() -> None:
+    assert {"analytic", "graybox", "xgboost", "torch", "stacked"} <= set(COST_MODELS.names())

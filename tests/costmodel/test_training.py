@@ -1,0 +1,246 @@
+"""Training: the gate, intervals, few rows, one family, another device; and models on disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
+from autosched.core.records import Source
+from autosched.costmodel.baselines import Constant, NoInterference
+from autosched.costmodel.conformal import calibrate
+from autosched.costmodel.crossval import HeldOut, cross_validate, folds_of, some
+from autosched.costmodel.design import take, take_labels
+from autosched.costmodel.evaluate import evaluate
+from autosched.costmodel.gate import decide
+from autosched.costmodel.metrics import measure
+from autosched.costmodel.model import PairLabels, PairQuery, point_prediction
+from autosched.costmodel.pair_set import PairSet, pair_set
+from autosched.costmodel.persist import load_model, save_model
+from autosched.costmodel.train import Training, train
+from autosched.datasets.facts import DeviceFacts, KernelFacts
+from autosched.datasets.store import Store
+from autosched.datasets.synthetic import synthetic_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return synthetic_store(tmp_path_factory.mktemp("store"), families=("alpha", "beta", "gamma"), kernels=10, pairs=60)
+
+
+@pytest.fixture(scope="module")
+def pairs(store: Store) -> PairSet:
+    return pair_set(store)
+
+
+@pytest.fixture(scope="module")
+def training(pairs: PairSet) -> Training:
+    return train(pairs, seed=0, kinds=("xgboost",))
+
+
+def test_the_baselines_always_stand_beside(training: Training) -> None:
+    assert {"no interference", "constant", "analytic", "xgboost"} == set(training.held_out)
+    assert training.model.card.simulated == training.model.card.pairs
+    assert "simulated" in training.model.card.markdown()
+    assert training.curve[-1].pairs > training.curve[0].pairs
+
+
+def test_its_own_intervals_hold_roughly_what_they_promise(training: Training, pairs: PairSet) -> None:
+    answer = training.model.predict(pairs.query)
+    truth = np.stack([pairs.labels.slowdown_first, pairs.labels.slowdown_last], axis=1)
+    assert ((truth >= answer.low) & (truth <= answer.high)).mean() > 0.8
+    assert (answer.low < answer.high).all()
+    coverage = training.held_out["xgboost"].coverage_pct
+    assert coverage is not None
+    assert 75.0 < coverage <= 100.0
+
+
+def test_no_pair_of_kernels_is_on_both_sides(pairs: PairSet) -> None:
+    _, folds = folds_of(pairs, np.random.default_rng(0))
+    for fold in folds:
+        train_keys = {pairs.keys[row] for row in fold.train.tolist()}
+        test_keys = {pairs.keys[row] for row in fold.test.tolist()}
+        assert not train_keys & test_keys
+
+
+def test_too_few_rows_leave_the_prior_and_say_so(pairs: PairSet) -> None:
+    rows = np.arange(12)
+    small = PairSet(take(pairs.query, rows), take_labels(pairs.labels, rows), pairs.keys[:12], pairs.audit, 12)
+    result = train(small, seed=0)
+    assert result.model.name == "analytic"
+    assert "only 12" in result.decision.reason
+    assert result.model.predict(small.query).slowdown_last.max() > 1.0
+
+
+def test_one_family_is_held_out_by_kernel_with_a_warning(pairs: PairSet, caplog: pytest.LogCaptureFixture) -> None:
+    rows = np.flatnonzero(np.asarray(pairs.labels.family) == "alpha")
+    keys = tuple(pairs.keys[row] for row in rows.tolist())
+    one = PairSet(take(pairs.query, rows), take_labels(pairs.labels, rows), keys, pairs.audit, len(rows))
+    with caplog.at_level(logging.WARNING):
+        result = train(one, seed=0, kinds=("xgboost",), curve=False)
+    assert result.decision.folds == "kernel"
+    assert "one model family" in caplog.text
+
+
+def noise_only(pairs: PairSet) -> PairSet:
+    rng = np.random.default_rng(5)
+    count = len(pairs)
+    labels = PairLabels(
+        np.exp(rng.normal(0.1, 0.1, count)),
+        np.exp(rng.normal(0.1, 0.1, count)),
+        pairs.labels.makespan_ratio,
+        pairs.labels.family,
+        pairs.labels.weight,
+    )
+    return PairSet(pairs.query, labels, pairs.keys, pairs.audit, pairs.simulated)
+
+
+def test_the_gate_refuses_a_model_that_learned_noise(pairs: PairSet) -> None:
+    result = train(noise_only(pairs), seed=0, kinds=("xgboost",), curve=False)
+    assert result.model.name == "analytic"
+    assert "no learned model beat both" in result.decision.reason
+
+
+def test_the_gate_wants_half_of_the_families_not_only_the_mean() -> None:
+    truth = np.full(90, 2.0)
+    labels = PairLabels(truth, truth, truth, tuple("abc"[row // 30] for row in range(90)), np.ones(90))
+    kernels = (KernelFacts("x", 1, "aten::relu", 1, 1, 1, 1, 1.0), KernelFacts("y", 1, "aten::relu", 1, 1, 1, 1, 1.0))
+    query = PairQuery(
+        kernels, (DeviceFacts("d", "cpu", 2),), np.zeros(2, dtype=np.int64), np.zeros(90, dtype=np.int64), np.ones(90, dtype=np.int64)
+    )
+
+    def held(*guesses: float) -> HeldOut:
+        values = np.repeat(guesses, 30)
+        return HeldOut(np.arange(90), labels.family, point_prediction(query, values, values), labels)
+
+    rivals = {"analytic": held(2.4, 2.4, 6.0), "constant": held(2.5, 2.5, 2.5)}
+    assert decide({**rivals, "lucky": held(2.6, 2.6, 2.0)}, "model family").chosen == "analytic"
+    assert decide({**rivals, "good": held(2.1, 2.1, 2.2)}, "model family").chosen == "good"
+
+
+def test_predicting_no_interference_cannot_look_good(pairs: PairSet) -> None:
+    nothing = measure(pairs.labels, NoInterference().predict(pairs.query))
+    constant = Constant()
+    constant.fit(pairs.query, pairs.labels, rng=np.random.default_rng(0))
+    fixed = measure(pairs.labels, constant.predict(pairs.query))
+    assert nothing.contended_median_ape_pct is not None
+    assert nothing.contended_median_ape_pct > 30.0
+    assert nothing.contended_spearman is None
+    assert fixed.mean_abs_log <= nothing.mean_abs_log
+
+
+def test_intervals_made_on_one_half_hold_on_the_other(pairs: PairSet) -> None:
+    name, folds = folds_of(pairs, np.random.default_rng(0))
+    assert name == "model family"
+    held_out = cross_validate(NoInterference, pairs, folds, seed=0)
+    rows = np.random.default_rng(0).permutation(len(held_out.rows))
+    one, two = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    table = calibrate(some(held_out.prediction, one), take_labels(held_out.labels, one))
+    answer = table.apply(some(held_out.prediction, two))
+    truth = take_labels(held_out.labels, two)
+    inside = (truth.slowdown_last >= answer.low[:, 1]) & (truth.slowdown_last <= answer.high[:, 1])
+    assert inside.mean() > 0.8
+
+
+def test_retraining_starts_from_another_devices_model(training: Training, tmp_path: Path) -> None:
+    elsewhere = pair_set(synthetic_store(tmp_path, families=("delta", "epsilon"), kernels=10, pairs=50, seed=9, device="synthetic-b"))
+    result = train(elsewhere, seed=0, kinds=(), start=training.model, curve=False)
+    assert {"start", "start+residual"} <= set(result.held_out)
+    save_model(result.model, tmp_path / "model")
+    again = load_model(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict(elsewhere.query).slowdown_last, result.model.predict(elsewhere.query).slowdown_last)
+
+
+def test_a_start_model_of_another_kind_of_device_is_refused(training: Training, pairs: PairSet) -> None:
+    devices = tuple(DeviceFacts(device.name, "cpu", device.units) for device in pairs.query.devices)
+    query = PairQuery(pairs.query.kernels, devices, pairs.query.kernel_device, pairs.query.first, pairs.query.last)
+    with pytest.raises(UsageError, match="without --from"):
+        train(PairSet(query, pairs.labels, pairs.keys, pairs.audit, 0), seed=0, kinds=(), start=training.model)
+
+
+def test_a_kind_of_device_it_never_saw_is_answered_by_the_prior_and_said(training: Training, caplog: pytest.LogCaptureFixture) -> None:
+    kernels = (KernelFacts("x", 2, "aten::relu", 1, 1, 1, 1, 1.0), KernelFacts("y", 2, "aten::relu", 1, 1, 1, 1, 1.0))
+    query = PairQuery(kernels, (DeviceFacts("d", "cpu", 2),), np.zeros(2, dtype=np.int64), np.array([0]), np.array([1]))
+    with caplog.at_level(logging.WARNING):
+        answer = training.model.predict(query)
+        training.model.predict(query)
+    assert answer.slowdown_last[0] == pytest.approx(2.06)
+    assert len([record for record in caplog.records if "trained on cuda, not on cpu" in record.getMessage()]) == 1
+
+
+def test_evaluation_has_every_table_and_is_json(training: Training, pairs: PairSet, store: Store) -> None:
+    report = evaluate(training.model, pairs, store, seed=0)
+    assert {"analytic", "constant", "no interference", training.model.name} == set(report.overall)
+    assert set(report.by_family) == {"alpha", "beta", "gamma"}
+    assert report.seen_families == ("alpha", "beta", "gamma")
+    assert [part.k for part in report.composition] == [3, 4]
+    assert all(part.model_mape_pct < part.sequential_mape_pct for part in report.composition)
+    decoded = json.loads(report.to_json())
+    assert decoded["simulated"] == len(pairs)
+    assert sum(item["rows"] for item in decoded["calibration"]) == 2 * len(pairs)
+
+
+def test_saving_over_a_model_replaces_it(training: Training, pairs: PairSet, tmp_path: Path) -> None:
+    for _ in range(2):
+        save_model(training.model, tmp_path / "model")
+    again = load_model(tmp_path / "model")
+    assert again.card == training.model.card
+    np.testing.assert_array_equal(again.predict(pairs.query).high, training.model.predict(pairs.query).high)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_any_altered_file_is_refused_before_it_is_parsed(training: Training, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_model(training.model, folder)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"):
+        sound = path.read_bytes()
+        for damaged in (sound[:-1], b"", sound[:5] + bytes([sound[5] ^ 4]) + sound[6:]):
+            path.write_bytes(damaged)
+            with pytest.raises(ArtifactCorrupt, match=path.name):
+                load_model(folder)
+        path.unlink()
+        with pytest.raises(ArtifactCorrupt, match="missing"):
+            load_model(folder)
+        path.write_bytes(sound)
+    load_model(folder)
+
+
+def change_manifest(folder: Path, **fields: object) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_other_versions_are_refused_with_what_differs(training: Training, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_model(training.model, folder)
+    change_manifest(folder, feature_set=999)
+    with pytest.raises(IncompatibleArtifact, match="feature set: 999 there"):
+        load_model(folder)
+    change_manifest(folder, feature_set=1, features=["one"])
+    with pytest.raises(IncompatibleArtifact, match="features"):
+        load_model(folder)
+    change_manifest(folder, schema=99)
+    with pytest.raises(IncompatibleArtifact, match="schema: 99"):
+        load_model(folder)
+    change_manifest(folder, format="other")
+    with pytest.raises(ArtifactCorrupt, match="format"):
+        load_model(folder)
+    (folder / "manifest.json").write_bytes(b"\x80 not json")
+    with pytest.raises(ArtifactCorrupt):
+        load_model(folder)
+    with pytest.raises(ArtifactCorrupt, match="autosched train"):
+        load_model(tmp_path / "nowhere")
+
+
+def test_an_empty_store_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no usable pair"):
+        pair_set(Store.create(tmp_path))
+
+
+def test_rows_say_that_they_are_simulated(store: Store) -> None:
+    assert {row.record.source for row in store.pairs()} == {Source.SIMULATED}
+    assert all(scope.facts.name.startswith("synthetic") for scope in store.scopes())

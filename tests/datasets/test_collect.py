@@ -1,0 +1,199 @@
+"""Collecting: both orders, nothing twice, budgets, failures, resuming; and splits and audit of what was collected."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosched.core.errors import UsageError
+from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
+from autosched.core.program import Call, Ref
+from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, PairRecord, Samples, SoftwareKey, SoloRecord
+from autosched.datasets.audit import audit
+from autosched.datasets.choices import GroupChoice, PairChoice
+from autosched.datasets.collect import Collected, GroupTimes, collect_model, diverse_order, rows_of_tuning
+from autosched.datasets.facts import DeviceFacts
+from autosched.datasets.journal import Scope
+from autosched.datasets.schema import PairRow, ScopeRow
+from autosched.datasets.splits import by_kernel, by_operator_family, leave_one_out
+from autosched.datasets.store import Store
+
+DEVICE, SOFTWARE = DeviceKey("cpu", "test", ()), SoftwareKey(())
+SCOPE = ScopeRow(Scope(DEVICE, SOFTWARE).digest, DEVICE, SOFTWARE, DeviceFacts("test", "cpu", 2))
+CLEAN = Contamination(0.0, 0.0)
+
+
+def fork(count: int) -> OpGraph:
+    spec = TensorSpec((8,), "float32", (1,))
+    values = [Value(0, spec, ValueRole.INPUT, 0)]
+    operators = []
+    for index in range(count + 1):
+        values.append(Value(index + 1, spec, ValueRole.INTERMEDIATE, index + 1))
+        source = 0 if index == 0 else 1
+        call = Call("aten::relu.default", (Ref(source),), (), (index + 1,))
+        operators.append(Operator(index, f"op{index}", (call,), (source,), (index + 1,), (), 8 * index, 32, 32, f"k{index}", ""))
+    return OpGraph(tuple(operators), tuple(values), (0,), tuple(range(2, len(values))))
+
+
+class FakeMeasurer:
+    """Answers from arithmetic and counts what it is asked; ``broken`` kernels fail in every pair."""
+
+    def __init__(self, graph: OpGraph, broken: str = "", seconds: float = 0.0) -> None:
+        self.graph, self.broken, self.seconds, self.now = graph, broken, seconds, 0.0
+        self.asked: list[tuple[str, str]] = []
+        self.solo_calls = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def solo(self, widths: Sequence[int]) -> list[list[SoloRecord | Failure]]:
+        self.solo_calls += 1
+        return [[self._solo(op, width) for width in widths] for op in self.graph.operators]
+
+    def _solo(self, op: Operator, width: int) -> SoloRecord:
+        us = 10.0 + op.index
+        return SoloRecord(op.signature, width, Samples(us, us, us, us, us, 5), CLEAN)
+
+    def pairs(self, choices: Sequence[PairChoice]) -> list[PairRecord | Failure]:
+        answers: list[PairRecord | Failure] = []
+        for choice in choices:
+            self.now += self.seconds
+            first, last = (self.graph.operators[index].signature for index in (choice.first, choice.last))
+            self.asked.append((first, last))
+            if self.broken in (first, last):
+                answers.append(Failure(FailureKind.CRASH, "signal 11"))
+            else:
+                solo = 10.0 + choice.first, 10.0 + choice.last
+                answers.append(PairRecord(first, 1, last, 1, *solo, 15.0 + len(self.asked), 1.1, 1.2, 0.7, 1, 1, 5, CLEAN))
+        return answers
+
+    def groups(self, choices: Sequence[GroupChoice]) -> list[GroupTimes | Failure]:
+        return [GroupTimes(tuple(20.0 + index for index in range(len(choice.operators))), 5, CLEAN) for choice in choices]
+
+
+def collect(graph: OpGraph, measurer: FakeMeasurer, store: Store, **options: object) -> Collected:
+    defaults: dict[str, object] = {
+        "model": "zoo:fork1", "widths": (1,), "max_pairs": 1000, "max_groups": 4, "budget_s": 1e9, "rng": np.random.default_rng(0),
+        "clock": measurer.clock,
+    }  # fmt: skip
+    return collect_model(graph, measurer, store, SCOPE, **(defaults | options))  # type: ignore[arg-type]
+
+
+def test_everything_once_in_both_orders_and_never_again(tmp_path: Path) -> None:
+    graph, store = fork(6), Store.create(tmp_path)
+    measurer = FakeMeasurer(graph)
+    first = collect(graph, measurer, store)
+    assert first.finished
+    assert first.solo == 7
+    assert len(store.groups()) == 4
+    once = [row for row in store.pairs() if row.repeat == 0]
+    assert len(once) == 30
+    asked = {(row.record.first, row.record.last) for row in once}
+    assert all((b, a) in asked for a, b in asked)
+    again = FakeMeasurer(graph)
+    second = collect(graph, again, store, rng=np.random.default_rng(1))
+    assert (second.solo, second.pairs, second.groups) == (0, 0, 0)
+    assert again.solo_calls == 0
+    assert again.asked == []
+
+
+def test_a_budget_ends_it_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    graph, store = fork(9), Store.create(tmp_path)
+    short = collect(graph, FakeMeasurer(graph, seconds=1.0), store, budget_s=20.0)
+    assert not short.finished
+    done = len([row for row in store.pairs() if row.repeat == 0])
+    assert 0 < done < 72
+    rest = FakeMeasurer(graph)
+    assert collect(graph, rest, store).finished
+    assert len([row for row in store.pairs() if row.repeat == 0]) == 72
+    assert len(set(rest.asked)) == 72 - done
+
+
+def test_failures_are_remembered_and_do_not_stop_it(tmp_path: Path) -> None:
+    graph, store = fork(4), Store.create(tmp_path)
+    report = collect(graph, FakeMeasurer(graph, broken="k2"), store)
+    assert report.failures >= 6
+    assert len([row for row in store.pairs() if row.repeat == 0]) == 6
+    again = FakeMeasurer(graph)
+    collect(graph, again, store)
+    assert again.asked == []
+
+
+def test_the_second_half_is_what_the_model_is_least_sure_of(tmp_path: Path) -> None:
+    graph, store = fork(10), Store.create(tmp_path)
+    measurer = FakeMeasurer(graph)
+
+    def unsure(choices: Sequence[PairChoice]) -> list[float]:
+        return [10.0 if {choice.first, choice.last} == {3, 7} else 1.0 for choice in choices]
+
+    collect(graph, measurer, store, max_pairs=20, max_groups=0, uncertainty=unsure)
+    assert {("k3", "k7"), ("k7", "k3")} <= set(measurer.asked)
+    assert len([row for row in store.pairs() if row.repeat == 0]) == 20
+
+
+def test_a_diverse_choice_covers_the_corners_before_the_middle() -> None:
+    rng = np.random.default_rng(0)
+    cloud = np.concatenate([rng.normal(0, 0.01, (50, 2)), [[5.0, 5.0], [-5.0, 5.0], [5.0, -5.0]]])
+    order = diverse_order(cloud, 4, rng)
+    assert {50, 51, 52} <= set(order)
+    assert len(set(diverse_order(cloud, 100, rng))) == 53
+
+
+def test_what_a_tuning_job_measured_becomes_rows(tmp_path: Path) -> None:
+    graph, store = fork(3), Store.create(tmp_path)
+    measurer = FakeMeasurer(graph)
+    records = [record for record in measurer.pairs([PairChoice(1, 2, 1, 1, 0.0)]) if isinstance(record, PairRecord)]
+    rows = rows_of_tuning(graph, SCOPE, model="zoo:fork1", widths=(1,), solo=measurer.solo((1,)), pairs=records)
+    assert store.append(rows) == 6
+    assert audit(store).findings == ()
+
+
+def test_the_audit_names_what_is_wrong(tmp_path: Path) -> None:
+    graph, store = fork(4), Store.create(tmp_path)
+    collect(graph, FakeMeasurer(graph), store)
+    good = next(row for row in store.pairs() if row.repeat == 0).record
+    bad = {
+        "impossible": dataclasses.replace(good, slowdown_first=0.0),
+        "no kernel": dataclasses.replace(good, first="nobody"),
+        "drift": dataclasses.replace(good, solo_first_us=good.solo_first_us * 2),
+        "contaminated": dataclasses.replace(good, contamination=Contamination(0.7, 0.0)),
+    }
+    for repeat, record in enumerate(bad.values(), start=10):
+        store.append([PairRow(SCOPE.scope, "fork", "zoo:fork1", record, repeat)])
+    report = audit(store)
+    assert set(bad) <= {finding.kind for finding in report.findings}
+    assert len(report.excluded) == 2
+    assert report.noise_floor_pct >= 0.0
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=40))
+@settings(deadline=None, derandomize=True, max_examples=60)
+def test_no_pair_is_ever_on_both_sides(rows: list[tuple[str, int, int]]) -> None:
+    keys = [(min(a, b), max(a, b)) for _, a, b in rows]
+    groups = [group for group, _, _ in rows]
+    folds = []
+    if len(set(groups)) > 1:
+        folds += leave_one_out(groups, keys)
+        assert sum(len(fold.test) for fold in folds) == len(rows)
+    if len({item for key in keys for item in key}) > 1:
+        folds += by_kernel(keys, 3, np.random.default_rng(0))
+    for fold in folds:
+        assert not {keys[i] for i in fold.train.tolist()} & {keys[i] for i in fold.test.tolist()}
+
+
+def test_one_group_cannot_be_held_out() -> None:
+    with pytest.raises(UsageError, match="collect from another model family"):
+        leave_one_out(["a", "a"], [1, 2])
+
+
+def test_a_kind_of_operator_is_held_out_with_every_pair_it_is_in() -> None:
+    folds = by_operator_family([("aten::convolution", "aten::relu"), ("aten::relu", "aten::add"), ("aten::mm", "aten::relu")])
+    by_name = {fold.name: fold for fold in folds}
+    assert by_name["convolution"].test.tolist() == [0]
+    assert "memory" not in by_name

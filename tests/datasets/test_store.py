@@ -1,0 +1,148 @@
+"""The Parquet store passes the suite, and survives damage, parallel writers, and files of other versions."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
+from autosched.datasets.schema import COLUMNS, arrow_schema
+from autosched.datasets.store import Store, union
+from tests.conformance.store_suite import StoreSuite, example_rows
+
+
+class TestParquetStore(StoreSuite):
+    def make(self, folder: Path) -> Store:
+        return Store.create(folder)
+
+    def reopen(self, folder: Path) -> Store:
+        return Store.open(folder)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store.create(tmp_path / "s")
+    made.append(example_rows())
+    return made
+
+
+def test_pandas_alone_reads_a_table(store: Store) -> None:
+    frame = pd.read_parquet(store.folder / "pairs")
+    assert list(frame.columns) == list(COLUMNS["pairs"])
+    assert frame["slowdown_last"].tolist() == [1.2, 1.2]
+
+
+def test_units_travel_with_the_file(store: Store) -> None:
+    (part,) = (store.folder / "solo").glob("part-*.parquet")
+    schema = pq.read_schema(part)
+    assert schema.field("solo_us").metadata == {b"unit": b"us"}
+    assert schema.metadata[b"autosched.schema"] == b"1"
+
+
+def test_every_flipped_byte_is_noticed_and_the_other_parts_stay(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    store.append(example_rows("xy"))
+    part = sorted((store.folder / "solo").glob("part-*.parquet"))[0]
+    sound = part.read_bytes()
+    for place in range(0, len(sound), max(1, len(sound) // 40)):
+        damaged = bytearray(sound)
+        damaged[place] ^= 0x10
+        part.write_bytes(bytes(damaged))
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert len(Store.open(store.folder).solo()) == 2
+        assert len(caplog.records) == 1
+        (aside,) = (store.folder / "solo").glob("*.corrupt-*")
+        aside.unlink()
+    part.write_bytes(sound)
+    assert len(Store.open(store.folder).solo()) == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all"])
+def test_a_truncated_or_foreign_part_is_put_aside(store: Store, content: bytes) -> None:
+    part = next((store.folder / "pairs").glob("part-*.parquet"))
+    part.write_bytes(content)
+    again = Store.open(store.folder)
+    assert again.pairs() == []
+    assert again.keys("pairs") == set()
+    # What was lost may be measured again.
+    assert again.append(example_rows()) == 2
+
+
+def foreign_part(folder: Path, table: pa.Table) -> None:
+    import hashlib
+    import io
+
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    (folder / f"part-{hashlib.sha256(buffer.getvalue()).hexdigest()}.parquet").write_bytes(buffer.getvalue())
+
+
+def test_a_newer_schema_is_refused_by_name(store: Store) -> None:
+    schema = arrow_schema("pairs").with_metadata({"autosched.table": "pairs", "autosched.schema": "99"})
+    foreign_part(store.folder / "pairs", schema.empty_table())
+    with pytest.raises(IncompatibleArtifact, match="schema: 99"):
+        store.pairs()
+
+
+def test_a_part_of_another_table_is_put_aside(store: Store) -> None:
+    foreign_part(store.folder / "pairs", arrow_schema("solo").empty_table())
+    assert len(store.pairs()) == 2
+    assert list((store.folder / "pairs").glob("*.corrupt-*"))
+
+
+def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactCorrupt, match="autosched collect"):
+        Store.open(tmp_path)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from autosched.datasets.store import Store
+sys.path.insert(0, sys.argv[3])
+from tests.conformance.store_suite import example_rows
+store = Store.create(Path(sys.argv[1]))
+for index in range(8):
+    store.append(example_rows((f"{sys.argv[2]}{index}", f"{sys.argv[2]}{index}'")))
+"""
+
+
+def test_two_processes_at_once_lose_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    root = str(Path(__file__).parents[2])
+    writers = [subprocess.Popen([sys.executable, "-P", "-c", WRITER, str(folder), name, root]) for name in ("x", "y")]
+    assert [writer.wait(timeout=100) for writer in writers] == [0, 0]
+    store = Store.open(folder)
+    assert len(store.solo()) == 32
+    assert len(store.pairs()) == 32
+    assert not list(folder.rglob("*.new"))
+
+
+def test_union_of_several(tmp_path: Path) -> None:
+    for name, letters in (("one", "ab"), ("two", "ac")):
+        Store.create(tmp_path / name).append(example_rows(letters))
+    joined = union([tmp_path / "one", tmp_path / "two"], tmp_path / "all")
+    assert {row.kernel.signature for row in joined.solo()} == {"a", "b", "c"}
+
+
+def test_of_two_measurements_of_one_thing_the_larger_counts(tmp_path: Path) -> None:
+    import dataclasses
+
+    from autosched.datasets.schema import SoloRow
+
+    one, two = Store.create(tmp_path / "one"), Store.create(tmp_path / "two")
+    one.append(example_rows())
+    better = [
+        dataclasses.replace(row, samples=dataclasses.replace(row.samples, count=99)) for row in example_rows() if isinstance(row, SoloRow)
+    ]
+    two.append(better)
+    for part in (two.folder / "solo").glob("part-*.parquet"):
+        (one.folder / "solo" / part.name).write_bytes(part.read_bytes())
+    assert {row.samples.count for row in one.solo()} == {99}
