@@ -42,7 +42,7 @@ class FakeBuilder:
         kernels = list(fake.kernels)
         for operator in graph.operators:
             if operator.source == _KILLS:
-                kernels[operator.index] = lambda slots: os.kill(os.getpid(), signal.SIGKILL)
+                kernels[operator.index] = _killing_in_capture(cuda, kernels[operator.index])
             if operator.index in fails:
                 kernels[operator.index] = _failing_in_capture(cuda, kernels[operator.index], fails[operator.index])
             if operator.source == _BAD_CAPTURE:
@@ -66,9 +66,19 @@ def _failing_in_capture(cuda: FakeCuda, kernel: Callable[..., None], error: Exce
     return run
 
 
+def _killing_in_capture(cuda: FakeCuda, kernel: Callable[..., None]) -> Callable[..., None]:
+    def run(slots: list[FakeTensor | None]) -> None:
+        if cuda.capturing(cuda.current_stream()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        kernel(slots)
+
+    return run
+
+
 def _breaking(cuda: FakeCuda, kernel: Callable[..., None]) -> Callable[..., None]:
     def run(slots: list[FakeTensor | None]) -> None:
-        cuda.synchronize()
+        if cuda.capturing(cuda.current_stream()):
+            cuda.synchronize()
         kernel(slots)
 
     return run
