@@ -55,6 +55,7 @@ MAX_FILE_BYTES: Mapping[str, int] = {
 }
 _MAX_DIRECTORY_BYTES = 64 * 1024
 _MAX_JSON_DEPTH = 48
+_MAX_MESSAGE = 500
 # Everything zipfile and zlib are documented, or were seen, to raise on damaged bytes.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, KeyError, struct.error, OverflowError)
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,40}")
@@ -210,17 +211,27 @@ def read_bundle(source: str | os.PathLike[str] | bytes) -> Bundle:
         if model_fingerprint(program) != manifest.key.model:
             raise InvalidGraph("its parameters are not those of the manifest")
     except InvalidGraph as error:
-        raise ArtifactCorrupt(label, f"{PROGRAM}: {error}") from error
+        raise _corrupt(label, f"{PROGRAM}: {error}") from error
     except (KeyError, IndexError, OverflowError, RecursionError, ValueError, TypeError) as error:
         # A forged program may break an assumption that no check names; it is still the file that is wrong.
-        raise ArtifactCorrupt(label, f"{PROGRAM}: inconsistent ({type(error).__name__}: {error})") from error
+        raise _corrupt(label, f"{PROGRAM}: inconsistent ({type(error).__name__}: {error})") from error
     try:
         require_legal(program.graph, schedule)
     except IllegalSchedule as error:
-        raise ArtifactCorrupt(label, f"{SCHEDULE}: {error}") from error
+        raise _corrupt(label, f"{SCHEDULE}: {error}") from error
     _check_evidence(evidence, len(program.graph), label)
     literals = _read_literals(files[LITERALS], program, label)
     return Bundle(program, schedule, evidence, manifest.key, manifest.created_by, literals)
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters and of bounded length: bundles come from strangers, messages go to terminals."""
+    clean = "".join(character if character.isprintable() else "?" for character in text)
+    return clean if len(clean) <= _MAX_MESSAGE else clean[: _MAX_MESSAGE - 3] + "..."
+
+
+def _corrupt(label: str, why: str) -> ArtifactCorrupt:
+    return ArtifactCorrupt(label, printable(why))
 
 
 def _read_file(path: Path) -> bytes:
@@ -245,20 +256,20 @@ def _unzip(data: bytes, label: str) -> dict[str, bytes]:
             _check_entries(entries, label)
             return {entry.filename: archive.read(entry) for entry in entries}
     except _ZIP_ERRORS as error:
-        raise ArtifactCorrupt(label, f"damaged zip ({error})") from error
+        raise _corrupt(label, f"damaged zip ({error})") from error
 
 
 def _check_directory(data: bytes, label: str) -> None:
     """Bound what ``zipfile`` will parse: our writer leaves no comment, so the end record is the last 22 bytes."""
     if not data:
-        raise ArtifactCorrupt(label, "the file is empty")
+        raise _corrupt(label, "the file is empty")
     if len(data) > MAX_BUNDLE_BYTES:
-        raise ArtifactCorrupt(label, f"{len(data)} bytes; a bundle has at most {MAX_BUNDLE_BYTES}")
+        raise _corrupt(label, f"{len(data)} bytes; a bundle has at most {MAX_BUNDLE_BYTES}")
     if data[:4] != b"PK\x03\x04" or len(data) < 22 or data[-22:-18] != b"PK\x05\x06" or data[-42:-38] == b"PK\x06\x07":
-        raise ArtifactCorrupt(label, "not a complete bundle (truncated, or another kind of file)")
+        raise _corrupt(label, "not a complete bundle (truncated, or another kind of file)")
     here, total, size, offset, comment = struct.unpack("<4x4xHHIIH", data[-22:])
     if comment or here != total or total > len(MAX_FILE_BYTES) or size > _MAX_DIRECTORY_BYTES or offset + size + 22 != len(data):
-        raise ArtifactCorrupt(label, f"a zip directory of {total} files in {size} bytes; expected at most {len(MAX_FILE_BYTES)} files")
+        raise _corrupt(label, f"a zip directory of {total} files in {size} bytes; expected at most {len(MAX_FILE_BYTES)} files")
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], label: str) -> None:
@@ -266,26 +277,26 @@ def _check_entries(entries: list[zipfile.ZipInfo], label: str) -> None:
     for entry in entries:
         name = entry.filename
         if name not in MAX_FILE_BYTES:
-            raise ArtifactCorrupt(label, f"it holds {name[:80]!r}; expected only {sorted(MAX_FILE_BYTES)}")
+            raise _corrupt(label, f"it holds {name[:80]!r}; expected only {sorted(MAX_FILE_BYTES)}")
         if name in seen:
-            raise ArtifactCorrupt(label, f"it holds {name} twice")
+            raise _corrupt(label, f"it holds {name} twice")
         seen.add(name)
         if entry.flag_bits & 0x1:
-            raise ArtifactCorrupt(label, f"{name} is encrypted")
+            raise _corrupt(label, f"{name} is encrypted")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ArtifactCorrupt(label, f"{name} is compressed by method {entry.compress_type}; expected stored or deflated")
+            raise _corrupt(label, f"{name} is compressed by method {entry.compress_type}; expected stored or deflated")
         if entry.file_size > MAX_FILE_BYTES[name]:
-            raise ArtifactCorrupt(label, f"{name} has {entry.file_size} bytes; expected at most {MAX_FILE_BYTES[name]}")
+            raise _corrupt(label, f"{name} has {entry.file_size} bytes; expected at most {MAX_FILE_BYTES[name]}")
     if sum(entry.file_size for entry in entries) > MAX_BUNDLE_BYTES:
-        raise ArtifactCorrupt(label, f"its files have more than {MAX_BUNDLE_BYTES} bytes together")
+        raise _corrupt(label, f"its files have more than {MAX_BUNDLE_BYTES} bytes together")
     if missing := MAX_FILE_BYTES.keys() - seen:
-        raise ArtifactCorrupt(label, f"it lacks {sorted(missing)}")
+        raise _corrupt(label, f"it lacks {sorted(missing)}")
 
 
 def _read_manifest(data: bytes | None, label: str) -> Manifest:
     header = _decode(data or b"", _Header, MANIFEST, label)
     if header.format != FORMAT:
-        raise ArtifactCorrupt(label, f"its format is {header.format[:40]!r}; expected {FORMAT!r}")
+        raise _corrupt(label, f"its format is {header.format[:40]!r}; expected {FORMAT!r}")
     if header.schema > SCHEMA:
         writer = header.created_by.get("autosched")
         version = writer if isinstance(writer, str) and _VERSION.fullmatch(writer) else "a newer version"
@@ -297,19 +308,19 @@ def _read_manifest(data: bytes | None, label: str) -> Manifest:
             ],
         )
     if header.schema < 1:
-        raise ArtifactCorrupt(label, f"its schema is {header.schema}; expected 1 to {SCHEMA}")
+        raise _corrupt(label, f"its schema is {header.schema}; expected 1 to {SCHEMA}")
     return _decode(data or b"", Manifest, MANIFEST, label)
 
 
 def _check_hashes(manifest: Manifest, files: Mapping[str, bytes], label: str) -> None:
     if manifest.files.keys() != files.keys():
-        raise ArtifactCorrupt(label, f"the manifest lists {sorted(manifest.files)[:8]}; the file holds {sorted(files)}")
+        raise _corrupt(label, f"the manifest lists {sorted(manifest.files)[:8]}; the file holds {sorted(files)}")
     for name, data in files.items():
         entry = manifest.files[name]
         if entry.bytes != len(data):
-            raise ArtifactCorrupt(label, f"{name} has {len(data)} bytes; the manifest says {entry.bytes}")
+            raise _corrupt(label, f"{name} has {len(data)} bytes; the manifest says {entry.bytes}")
         if hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise ArtifactCorrupt(label, f"{name} has another sha256 than the manifest says")
+            raise _corrupt(label, f"{name} has another sha256 than the manifest says")
 
 
 def _decode(data: bytes, kind: type[T], name: str, label: str) -> T:
@@ -318,11 +329,11 @@ def _decode(data: bytes, kind: type[T], name: str, label: str) -> T:
     for _ in range(_MAX_JSON_DEPTH):
         brackets = brackets.replace(b"[]", b"")
     if brackets:
-        raise ArtifactCorrupt(label, f"{name} is nested deeper than {_MAX_JSON_DEPTH} levels, or its brackets do not match")
+        raise _corrupt(label, f"{name} is nested deeper than {_MAX_JSON_DEPTH} levels, or its brackets do not match")
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError) as error:
-        raise ArtifactCorrupt(label, f"{name}: {error}") from error
+        raise _corrupt(label, f"{name}: {error}") from error
 
 
 def _decode_program(data: bytes, label: str) -> Program:
@@ -333,9 +344,9 @@ def _decode_program(data: bytes, label: str) -> Program:
 def _check_evidence(evidence: Evidence, operators: int, label: str) -> None:
     for name, times in (("planned", evidence.planned), ("measured", evidence.measured)):
         if len(times.start_us) != len(times.end_us) or len(times.start_us) not in (0, operators):
-            raise ArtifactCorrupt(label, f"{EVIDENCE}: {name} times of {len(times.start_us)} operators; expected none or {operators}")
+            raise _corrupt(label, f"{EVIDENCE}: {name} times of {len(times.start_us)} operators; expected none or {operators}")
         if any(not math.isfinite(time) for time in (*times.start_us, *times.end_us)):
-            raise ArtifactCorrupt(label, f"{EVIDENCE}: a {name} time is not finite")
+            raise _corrupt(label, f"{EVIDENCE}: a {name} time is not finite")
 
 
 def _read_literals(data: bytes, program: Program, label: str) -> dict[str, torch.Tensor]:
@@ -346,7 +357,7 @@ def _read_literals(data: bytes, program: Program, label: str) -> dict[str, torch
     try:
         found: dict[str, torch.Tensor] = safetensors.torch.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise ArtifactCorrupt(label, f"{LITERALS}: {error}") from error
+        raise _corrupt(label, f"{LITERALS}: {error}") from error
     laid_out: dict[str, torch.Tensor] = {}
     for binding in program.bindings:
         if binding.source is not ConstantSource.LITERAL:
@@ -354,15 +365,15 @@ def _read_literals(data: bytes, program: Program, label: str) -> dict[str, torch
         spec = program.graph.values[binding.value].spec
         tensor = found.get(binding.name)
         if tensor is None or tuple(tensor.shape) != spec.shape or str(tensor.dtype) != f"torch.{spec.dtype}":
-            raise ArtifactCorrupt(label, f"{LITERALS}: {binding.name} is absent, or not {list(spec.shape)} {spec.dtype}")
+            raise _corrupt(label, f"{LITERALS}: {binding.name} is absent, or not {list(spec.shape)} {spec.dtype}")
         if spec.strides and tensor.stride() != spec.strides:
             needed = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 0)
             if needed > 4 * max(spec.elements, 1):
-                raise ArtifactCorrupt(label, f"{LITERALS}: {binding.name} has strides {spec.strides}, which waste memory")
+                raise _corrupt(label, f"{LITERALS}: {binding.name} has strides {spec.strides}, which waste memory")
             # Overlapping strides cannot be written to element by element; such a literal stays dense.
             if needed >= spec.elements:
                 tensor = torch.empty_strided(spec.shape, spec.strides, dtype=tensor.dtype).copy_(tensor)
         laid_out[binding.name] = tensor
     if extra := found.keys() - laid_out.keys():
-        raise ArtifactCorrupt(label, f"{LITERALS} holds tensors that the program does not read: {sorted(extra)[:3]!r}")
+        raise _corrupt(label, f"{LITERALS} holds tensors that the program does not read: {sorted(extra)[:3]!r}")
     return laid_out

@@ -6,24 +6,27 @@ the tuning stack, and nothing touches CUDA unless the model is there.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
+from autosched.core.program import Program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.audit import audit_run, changes_callers_memory
-from autosched.runtime.bundle_format import Bundle, read_bundle
+from autosched.runtime.bundle_format import Bundle, printable, read_bundle
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, Prepared, Runner
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.kernels import BoundProgram, bind, gather_constants, random_inputs
-from autosched.runtime.numerics import Agreement, compare
+from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.trees import describe_tree, output_tensors, unflatten_inputs, unflatten_outputs
-from autosched.runtime.verdict import Compatibility, Verdict, check_bundle, printable
+from autosched.runtime.verdict import Compatibility, Verdict, check_bundle
 from autosched.runtime.weights import ModelWatch
 
 __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "load"]
@@ -62,8 +65,8 @@ def load(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, *, stri
         prepared = _prepare(source, model, label, facts)
     except (UnsupportedGraph, InputMismatch) as error:
         if strict:
-            raise IncompatibleArtifact(label, [str(error)]) from error
-        return _as_it_came(model, str(error), facts)
+            raise IncompatibleArtifact(label, [printable(str(error))]) from error
+        return _as_it_came(model, printable(str(error)), facts)
     except UsageError:
         raise
     except AutoschedError as error:
@@ -127,7 +130,7 @@ def _prepare(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, lab
         inputs = random_inputs(bundle.program, _SEED, device)
         runner = factory(bound, plan, inputs)
         if verify:
-            facts.max_abs_error = _verify(bundle, bound, runner, model, inputs, label).max_abs_error
+            facts.max_abs_error = _verify(bundle, bound, runner, model, label)
         return runner, watch
 
     runner, watch = rebind(True)
@@ -156,32 +159,47 @@ def _runner_factory(kind: str, device: torch.device, label: str) -> RunnerFactor
     raise IncompatibleArtifact(label, [f"device: tuned on {printable(kind)!r}, which this version does not run"])
 
 
-def _verify(
-    bundle: Bundle, bound: BoundProgram, runner: Runner, model: torch.nn.Module, inputs: Sequence[torch.Tensor], label: str
-) -> Agreement:
-    """Audit the operators, then compare the schedule's outputs with the model's.
+def _verify(bundle: Bundle, bound: BoundProgram, runner: Runner, model: torch.nn.Module, label: str) -> float:
+    """Audit the operators, then compare the schedule's outputs with the model's; the largest absolute difference.
 
     Raises:
         IncompatibleArtifact: saying what differs.
     """
     if operator := changes_callers_memory(bound):
         raise IncompatibleArtifact(label, [f"operator {operator} changes an input or a parameter in place; such a model is not scheduled"])
+    program = bundle.program
+    inputs = random_inputs(program, _SEED, bound.device)
     in_order, lies = audit_run(bound, inputs)
     if lies:
         raise IncompatibleArtifact(label, [printable(line) for line in lies[:5]])
+    worst = _require_agreement(program, runner(inputs), _answer(program, model, inputs), label)
+    _require_agreement(program, in_order, _answer(program, model, inputs), label)
+    # Again with inputs that the file has no say in: its own may hide what it computes (all zeros, say).
+    plain = dataclasses.replace(program, inputs=tuple(dataclasses.replace(item, mean=0.0, std=1.0) for item in program.inputs))
+    others = random_inputs(plain, _SEED + 1, bound.device)
+    try:
+        answer = _answer(program, model, others)
+    except Exception:
+        # Inputs unlike the example's may be beyond the model itself.
+        return worst
+    return max(worst, _require_agreement(program, runner(others), answer, label))
+
+
+def _answer(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
+    args, kwargs = unflatten_inputs(program, inputs)
     with torch.no_grad():
-        args, kwargs = unflatten_inputs(bundle.program, inputs)
-        answer = model(*args, **kwargs)
-        outputs = runner(inputs)
-    for what, found in (("its operators in order", in_order), ("its schedule", outputs)):
-        result = unflatten_outputs(bundle.program, found)
-        if not _same_containers(result, answer):
-            raise IncompatibleArtifact(label, [f"{what} return other containers or other plain values than the model"])
-        # After the output structure, which decides which tensors are returned, and how often.
-        agreement = compare(output_tensors(result), output_tensors(answer))
-        if not agreement.within_tolerance:
-            raise IncompatibleArtifact(label, [f"{what} computes something else than the model: {agreement.reason}"])
-    return agreement
+        return model(*args, **kwargs)
+
+
+def _require_agreement(program: Program, outputs: list[torch.Tensor], answer: Any, label: str) -> float:
+    result = unflatten_outputs(program, outputs)
+    if not _same_containers(result, answer):
+        raise IncompatibleArtifact(label, ["it returns other containers or other plain values than the model"])
+    # After the output structure, which decides which tensors are returned, and how often.
+    agreement = compare(output_tensors(result), output_tensors(answer))
+    if not agreement.within_tolerance:
+        raise IncompatibleArtifact(label, [f"it computes something else than the model: {agreement.reason}"])
+    return agreement.max_abs_error
 
 
 def _same_containers(result: object, answer: object) -> bool:

@@ -10,10 +10,8 @@ import torch
 
 from autosched.core.program import ConstantSource, Program
 from autosched.core.records import DeviceKey, SoftwareKey
-from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.bundle_format import Bundle, printable
 from autosched.runtime.host_key import numerics_key
-
-_MAX_LINE = 300
 
 
 class Compatibility(enum.StrEnum):
@@ -76,12 +74,6 @@ def check_bundle(
     found = [Difference(item.compatibility, printable(item.line)) for item in found]
     worst = found[0].compatibility if found else Compatibility.EXACT
     return Verdict(worst, tuple(found))
-
-
-def printable(text: str) -> str:
-    """``text`` without control characters and of bounded length: bundles come from strangers, lines go to terminals."""
-    clean = "".join(character if character.isprintable() else "?" for character in text)
-    return clean if len(clean) <= _MAX_LINE else clean[: _MAX_LINE - 3] + "..."
 
 
 def _model_differences(program: Program, model: torch.nn.Module) -> list[Difference]:

@@ -1,0 +1,390 @@
+"""Damaged and forged bundles: a typed error or the same answer; never a crash, a hang, another answer, or code run.
+
+Forgers know the format: beside flipped bytes, every file is edited by structure and the manifest's hashes made to match, so that the
+edit reaches the parsers and the checks behind them.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import random
+import time
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autosched.core.errors import ArtifactCorrupt, ArtifactError, AutoschedError, IncompatibleArtifact
+from autosched.export.bundle import encode_bundle, zip_files
+from autosched.runtime.bundle_format import MANIFEST, _decode_program, model_fingerprint, read_bundle
+from autosched.runtime.load import FallbackWarning, load
+from autosched.runtime.numerics import compare
+from autosched.runtime.program_check import check_program
+from autosched.runtime.trees import output_tensors
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches, two_branches_inputs
+
+Files = dict[str, bytes]
+
+_MODEL = TwoBranches().eval()
+_DATA = encode_bundle(two_branches_bundle(_MODEL))
+
+
+def files_of(data: bytes) -> Files:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def sealed(files: Files) -> bytes:
+    """A bundle of ``files`` whose manifest agrees with them."""
+    manifest = json.loads(files[MANIFEST])
+    entries = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items() if name != MANIFEST}
+    manifest["files"] = entries
+    return zip_files({**files, MANIFEST: json.dumps(manifest).encode()})
+
+
+def with_file(name: str, data: bytes) -> bytes:
+    return sealed({**files_of(_DATA), name: data})
+
+
+def with_json(name: str, edit: Callable[[Any], Any]) -> bytes:
+    files = files_of(_DATA)
+    tree = json.loads(files[name])
+    result = edit(tree)
+    return sealed({**files, name: json.dumps(tree if result is None else result).encode()})
+
+
+def _zip(**options: Any) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", options.pop("method", zipfile.ZIP_STORED)) as archive:
+        for name, data in options.pop("files", files_of(_DATA)).items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def _duplicate() -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w") as archive:
+        warnings.simplefilter("ignore")
+        for name, data in list(files_of(_DATA).items())[:4]:
+            archive.writestr(name, data)
+        archive.writestr("manifest.json", b"{}")
+    return buffer.getvalue()
+
+
+def _flag(data: bytes, bit: int) -> bytes:
+    forged = bytearray(data)
+    place = forged.rindex(b"PK\x01\x02")
+    forged[place + 8] |= bit
+    return bytes(forged)
+
+
+def _bomb() -> bytes:
+    files = {**files_of(_DATA), "evidence.json": b" " * (65 * 2**20)}
+    return _zip(files=files, method=zipfile.ZIP_DEFLATED)
+
+
+def _understated_bomb() -> bytes:
+    """A directory that declares a small file, and a stream that inflates to a large one."""
+    files = {**files_of(_DATA), "evidence.json": b" " * (8 * 2**20)}
+    data = bytearray(_zip(files=files, method=zipfile.ZIP_DEFLATED))
+    for signature, offset in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
+        place = 0
+        while (place := data.find(signature, place)) >= 0:
+            if int.from_bytes(data[place + offset : place + offset + 4], "little") == 8 * 2**20:
+                data[place + offset : place + offset + 4] = (100).to_bytes(4, "little")
+            place += 4
+    return bytes(data)
+
+
+def _manifest(**changes: Any) -> bytes:
+    files = files_of(_DATA)
+    manifest = {**json.loads(files[MANIFEST]), **changes}
+    return zip_files({**files, MANIFEST: json.dumps(manifest).encode()})
+
+
+def _swapped() -> bytes:
+    files = files_of(_DATA)
+    return sealed({**files, "schedule.json": files["program.json"], "program.json": files["schedule.json"]})
+
+
+def _tree(text: object) -> bytes:
+    return with_json("program.json", lambda program: {**program, "input_tree": json.dumps(text) if not isinstance(text, str) else text})
+
+
+def _default_dict(module: str, name: str) -> list[Any]:
+    leaf = {"type": None, "context": None, "children_spec": []}
+    context = {"default_factory_module": module, "default_factory_name": name, "dict_context": ["a", "b"]}
+    return [1, {"type": "collections.defaultdict", "context": context, "children_spec": [leaf, leaf]}]
+
+
+_HIDDEN_ENUM = '[NaN, {"\\u005f\\u005fenum\\u005f\\u005f": true, "fqn": "antigravity:x", "name": "y"}]'
+
+_FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
+    "empty": (lambda: b"", ArtifactCorrupt, "empty"),
+    "truncated": (lambda: _DATA[: len(_DATA) // 2], ArtifactCorrupt, "not a complete bundle"),
+    "text": (lambda: b"hello" * 100, ArtifactCorrupt, "not a complete bundle"),
+    "something behind it": (lambda: _DATA + b"x", ArtifactCorrupt, "not a complete bundle"),
+    "something before it": (lambda: b"x" + _DATA, ArtifactCorrupt, "not a complete bundle"),
+    "another zip": (lambda: _zip(files={"a.txt": b"hello"}), ArtifactCorrupt, "holds 'a.txt'"),
+    "path traversal": (lambda: _zip(files={**dict(list(files_of(_DATA).items())[:4]), "../../x": b""}), ArtifactCorrupt, "../../x"),
+    "absolute path": (lambda: _zip(files={"/etc/passwd": b""}), ArtifactCorrupt, "/etc/passwd"),
+    "one file too many": (lambda: _zip(files={**files_of(_DATA), "more": b""}), ArtifactCorrupt, "directory of 6 files"),
+    "one file too few": (lambda: _zip(files=dict(list(files_of(_DATA).items())[:4])), ArtifactCorrupt, "lacks"),
+    "the same name twice": (_duplicate, ArtifactCorrupt, "twice"),
+    "encrypted": (lambda: _flag(_DATA, 1), ArtifactCorrupt, "encrypted"),
+    "another compression": (lambda: _zip(method=zipfile.ZIP_BZIP2), ArtifactCorrupt, "method 12"),
+    "bomb": (_bomb, ArtifactCorrupt, "expected at most"),
+    "bomb that understates its size": (_understated_bomb, ArtifactCorrupt, "damaged zip|bytes"),
+    "another format": (lambda: _manifest(format="x"), ArtifactCorrupt, "its format is 'x'"),
+    "schema of the future": (
+        lambda: _manifest(schema=7, created_by={"autosched": "9.1"}, news=1),
+        IncompatibleArtifact,
+        r"install autosched 9\.1 or newer",
+    ),
+    "schema of the future by nobody": (lambda: _manifest(schema=7, created_by={}), IncompatibleArtifact, "install autosched a newer"),
+    "commands in the version": (
+        lambda: _manifest(schema=7, created_by={"autosched": "\x1b[2J"}),
+        IncompatibleArtifact,
+        "install autosched a newer",
+    ),
+    "schema of the past": (lambda: _manifest(schema=0), ArtifactCorrupt, "its schema is 0"),
+    "schema that is no number": (lambda: _manifest(schema="1"), ArtifactCorrupt, "Expected `int`"),
+    "unknown manifest field": (lambda: _manifest(extra=1), ArtifactCorrupt, "unknown field"),
+    "manifest that is no object": (lambda: zip_files({**files_of(_DATA), MANIFEST: b"[]"}), ArtifactCorrupt, "Expected `object`"),
+    "manifest of depth": (lambda: zip_files({**files_of(_DATA), MANIFEST: b"[" * 10**6}), ArtifactCorrupt, "nested deeper"),
+    "hash": (lambda: zip_files({**files_of(_DATA), "evidence.json": files_of(_DATA)["evidence.json"][::-1]}), ArtifactCorrupt, "sha256"),
+    "length": (lambda: zip_files({**files_of(_DATA), "evidence.json": b"{}"}), ArtifactCorrupt, "the manifest says"),
+    "files swapped, hashes fixed": (_swapped, ArtifactCorrupt, r"(program|schedule)\.json"),
+    "depth": (lambda: with_file("program.json", b'{"graph":' * 10**6), ArtifactCorrupt, "nested deeper"),
+    "brackets in strings are no depth": (lambda: with_file("schedule.json", b'{"a": "' + b"[" * 99 + b'"}'), ArtifactCorrupt, "required"),
+    "literals cut": (lambda: with_file("literals.safetensors", files_of(_DATA)["literals.safetensors"][:-1]), ArtifactCorrupt, "literals"),
+    "literals of noise": (lambda: with_file("literals.safetensors", b"\xff" * 64), ArtifactCorrupt, "literals"),
+    "no operators": (
+        lambda: with_json("program.json", lambda program: {**program, "graph": {**program["graph"], "operators": []}}),
+        ArtifactCorrupt,
+        "outputs",
+    ),
+    "tree that imports a module": (lambda: _tree(_default_dict("antigravity", "x")), ArtifactCorrupt, "not a builtin"),
+    "tree with a builtin that runs code": (lambda: _tree(_default_dict("builtins", "exec")), ArtifactCorrupt, "unexpected factory"),
+    "tree with a hidden enumeration": (
+        lambda: _tree(
+            [
+                1,
+                {
+                    "type": "builtins.dict",
+                    "context": _HIDDEN_ENUM,
+                    "children_spec": [{"type": None, "context": None, "children_spec": []}] * 2,
+                },
+            ]
+        ),
+        ArtifactCorrupt,
+        "plain keys|enumeration",
+    ),
+    "tree of depth": (lambda: _tree("[1," * 10**5), ArtifactCorrupt, "not readable"),
+}
+
+
+@pytest.mark.parametrize("name", _FAULTS)
+def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
+    make, error, words = _FAULTS[name]
+    path = tmp_path / "bad.autosched"
+    path.write_bytes(make())
+    began = time.monotonic()
+    with pytest.raises(error, match=words) as caught:
+        read_bundle(path)
+    assert time.monotonic() - began < 30  # a hang guard, not a measurement
+    assert str(path) in str(caught.value)
+    assert caught.value.exit_code == 4
+    assert str(caught.value).replace("\n", "").isprintable()
+    with pytest.warns(FallbackWarning):
+        assert_the_models_answer(load(path, _MODEL))
+
+
+def test_a_compressed_bundle_is_as_good() -> None:
+    assert_the_models_answer(load(_zip(method=zipfile.ZIP_DEFLATED), _MODEL, strict=True))
+
+
+def assert_the_models_answer(loaded: Callable[..., Any]) -> None:
+    args, kwargs = two_branches_inputs(11)
+    with torch.no_grad():
+        result, expected = loaded(*args, **kwargs), _MODEL(*args, **kwargs)
+    assert list(result) == list(expected)
+    assert result["name"] == expected["name"]
+    assert compare(output_tensors(result), output_tensors(expected)).within_tolerance
+
+
+def attempt(data: bytes) -> str:
+    """Load and call whatever ``data`` is; the state it ended in. Anything but a typed error or the right answer fails the test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            loaded = load(data, _MODEL, strict=True)
+        except ArtifactError as error:
+            end, message = type(error).__name__, str(error)
+        else:
+            assert_the_models_answer(loaded)
+            end, message = "same answer", ""
+    assert message.replace("\n", "").isprintable()
+    return end
+
+
+_REFS = ({"type": "ref"}, {"type": "ref", "value": 0}, {"type": "ref", "value": 10**6}, {"type": "ref", "value": 5})
+_LITERALS = (
+    {"type": "torch", "kind": "dtype", "name": "float64"},
+    {"type": "torch", "kind": "device", "name": "cuda"},
+    {"type": "torch", "kind": "layout", "name": "_mkldnn"},
+    {"type": "float", "name": "nan"},
+    {"type": "list", "items": []},
+)
+_TARGETS = (
+    "aten::relu_.default",
+    "aten::mul.Tensor",
+    "aten::t.default",
+    "aten::as_strided.default",
+    "aten::set_.default",
+    "aten::from_file.default",
+    "aten::empty.memory_format",
+    "aten::resize_.default",
+    "aten::__and__.Tensor",
+    "aten::sub.Tensor",
+    "aten::mm.out",
+    "prims::view_of.default",
+    "builtins::eval.default",
+)
+_WORDS = ("input", "constant", "intermediate", "internal", "parameter", "literal", "float64", "int64", "bool")
+_NUMBERS = (None, True, 0, 1, -1, 2, 7, 255, 2**31, 2**63, -(2**63), 10**30, 0.5, -1e308)
+_ODDITIES = ("", "x", "a" * 5000, "\x1b[31m", [], {}, [0], [[]])
+_EDITS: tuple[Any, ...] = (*_NUMBERS, *_ODDITIES, *_REFS, *_LITERALS, *_TARGETS, *_WORDS)
+
+
+def structural_edit(rng: random.Random, name: str) -> bytes:
+    """One to three random changes somewhere in the tree of one JSON file, hashes made to match."""
+
+    def edit(tree: Any) -> Any:
+        for _ in range(rng.randint(1, 3)):
+            parents = [node for node in _nodes(tree) if node]
+            if parents:
+                _change(rng, rng.choice(parents), parents)
+        return tree
+
+    return with_json(name, edit)
+
+
+def forged_program(rng: random.Random) -> bytes:
+    """A changed program under keys made to match it: what reaches the binding, the audit and the comparison."""
+    files = files_of(structural_edit(rng, "program.json"))
+    try:
+        program = _decode_program(files["program.json"], "forgery")
+        check_program(program)
+        graph_hash, fingerprint = program.graph.hash, model_fingerprint(program)
+    except (AutoschedError, KeyError, IndexError, OverflowError):
+        return sealed(files)
+    manifest, schedule = json.loads(files[MANIFEST]), json.loads(files["schedule.json"])
+    manifest["key"] |= {"graph": graph_hash, "model": fingerprint}
+    schedule["graph_hash"] = graph_hash
+    if rng.random() < 0.5:
+        count = len(program.graph)
+        schedule |= {"order": list(range(count)), **{name: [0] * count for name in ("lane", "priority", "variant")}, "width": [1] * count}
+        schedule["extra_edges"] = []
+    return sealed({**files, MANIFEST: json.dumps(manifest).encode(), "schedule.json": json.dumps(schedule).encode()})
+
+
+def _nodes(tree: Any) -> list[Any]:
+    found, stack = [], [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, (dict, list)):
+            found.append(node)
+            stack.extend(node.values() if isinstance(node, dict) else node)
+    return found
+
+
+def _change(rng: random.Random, node: Any, others: list[Any]) -> None:
+    key = rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
+    value = node[key]
+    draw = rng.random()
+    if draw < 0.15:
+        del node[key]
+    elif draw < 0.25:
+        node[key if isinstance(node, dict) else slice(key, key)] = (
+            copy.deepcopy(value) if isinstance(node, dict) else [copy.deepcopy(value)]
+        )
+    elif draw < 0.35 and isinstance(node, list):
+        rng.shuffle(node)
+    elif draw < 0.45 and isinstance(node, dict):
+        node[rng.choice(("extra", "lane", "operators", "__enum__"))] = value
+    elif draw < 0.65 and isinstance(value, int):
+        node[key] = value + rng.choice((-2, -1, 1, 2, 64))
+    elif draw < 0.75:
+        donor = rng.choice(others)
+        node[key] = copy.deepcopy(donor[rng.choice(list(donor)) if isinstance(donor, dict) else rng.randrange(len(donor))])
+    else:
+        node[key] = copy.deepcopy(rng.choice(_EDITS))
+
+
+def byte_edit(rng: random.Random, data: bytes) -> bytes:
+    """One to four flipped, cut, doubled or overwritten places."""
+    forged = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        if not forged:
+            break
+        place = rng.randrange(len(forged))
+        draw = rng.random()
+        if draw < 0.6:
+            forged[place] ^= 1 << rng.randrange(8)
+        elif draw < 0.7:
+            del forged[place : place + rng.randint(1, 64)]
+        elif draw < 0.8:
+            forged[place:place] = forged[place : place + rng.randint(1, 64)]
+        elif draw < 0.9:
+            forged[place] = rng.randrange(256)
+        else:
+            del forged[place:]
+    return bytes(forged)
+
+
+_JSON = ("program.json", "schedule.json", "evidence.json", "manifest.json")
+
+
+def fuzz_case(seed: int) -> bytes:
+    rng = random.Random(seed)
+    kind = seed % 4
+    if kind == 0:
+        return byte_edit(rng, _DATA)
+    if kind == 1:
+        files = files_of(_DATA)
+        name = rng.choice(sorted(set(files) - {MANIFEST}))
+        return sealed({**files, name: byte_edit(rng, files[name])})
+    return structural_edit(rng, rng.choice(_JSON)) if kind == 2 else forged_program(rng)
+
+
+def fuzz(seeds: range) -> dict[str, int]:
+    ends: dict[str, int] = {}
+    for seed in seeds:
+        try:
+            end = attempt(fuzz_case(seed))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+        ends[end] = ends.get(end, 0) + 1
+    return ends
+
+
+def test_a_few_hundred_forgeries() -> None:
+    ends = fuzz(range(400))
+    assert ends.keys() == {"ArtifactCorrupt", "IncompatibleArtifact", "same answer"}
+    assert min(ends.values()) >= 4
+
+
+@pytest.mark.slow
+def test_ten_thousand_forgeries() -> None:
+    ends = fuzz(range(1000, 11_000))
+    assert sum(ends.values()) == 10_000
+    assert min(ends.values()) >= 100
