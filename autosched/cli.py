@@ -281,7 +281,14 @@ def _progress() -> Any:
 def _show(report: TuneReport, as_json: bool) -> None:
     if as_json:
         _emit(report)
-        return
+    else:
+        _print_report(report)
+    if report.unstable:
+        print("autosched: this machine was too restless for any statement; stop other work on it and run again", file=sys.stderr)
+        raise typer.Exit(3)
+
+
+def _print_report(report: TuneReport) -> None:
     from rich.console import Console
 
     from autosched.progress import strategy_table

@@ -61,7 +61,7 @@ def _cpu() -> Finding:
 def _cuda() -> Finding:
     import torch
 
-    if not torch.backends.cuda.is_built():
+    if torch.version.cuda is None:
         return Finding(
             "cuda", State.MISSING, "this PyTorch is a CPU build", "install a CUDA build of torch on a machine with an NVIDIA GPU"
         )

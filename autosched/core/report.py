@@ -35,6 +35,7 @@ class TuneReport:
         best_baseline: the fastest baseline that measured, a schedule or not.
         verdict: one sentence saying what was kept and why.
         ratio_low, ratio_high: 95 % interval of (chosen over best baseline) time, from a final head-to-head; 1.0 if the baseline was kept.
+        unstable: whether the machine was too restless for any statement; the sequential schedule is then kept.
         noise_floor_pct: how much two runs of the same schedule differ in this run (A/A).
         search_s: seconds for the whole job, capture excluded.
     """
@@ -57,4 +58,5 @@ class TuneReport:
     seed: int
     effort: str
     notes: tuple[str, ...] = ()
+    unstable: bool = False
     bundle: str | None = None

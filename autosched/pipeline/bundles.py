@@ -16,7 +16,6 @@ from autosched.core.schedule import sequential
 from autosched.device.base import Session
 from autosched.device.registry import device_named
 from autosched.device.timing import is_unstable, noise_floor_pct, paired_ratio
-
 from autosched.pipeline.baselines import eager_externals
 from autosched.pipeline.judge import interleave
 from autosched.runtime.bundle_format import Bundle, OperatorTimes, read_bundle

@@ -13,7 +13,7 @@ import torch
 
 from autosched.capture.export import Captured, capture
 from autosched.config import Budget, cache_dir
-from autosched.core.errors import NoFeasibleCandidate, UnstableMeasurement
+from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind, ScheduleRecord
 from autosched.core.report import StrategyRow, TuneReport
@@ -93,7 +93,6 @@ class Job:
         Raises:
             UnsupportedGraph, DeviceMissing, WorkerLost: see their classes.
             NoFeasibleCandidate: if not even a sequential schedule runs.
-            UnstableMeasurement: if the machine is too restless for any statement.
         """
         options = self._options
         # A missing device is said before a minute is spent on capture.
@@ -105,6 +104,8 @@ class Job:
         self._progress.stage("starting the worker")
         session = device.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)
         try:
+            # Starts the worker, so that its start is not taken from the budget.
+            _ = session.limits
             begin = time.monotonic()
             deadline = begin + options.budget.total_s
             self._progress.stage("operators alone", options.budget.total_s)
@@ -217,8 +218,19 @@ class Job:
                 f"not even a sequential schedule runs: {_listed(failures)}. Try --no-rewrite, and report the operator."
             )
         self._progress.stage("baselines")
-        with externals_for(self._model, self._args, self._kwargs, resolve_auto(options.device), options, self._ledger) as externals:
-            self._progress.stage("final comparison")
+        began_baselines = time.monotonic()
+        with externals_for(
+            self._model,
+            self._args,
+            self._kwargs,
+            resolve_auto(options.device),
+            compiled=options.compiled,
+            reference=references.outputs[0],
+            progress=self._progress,
+        ) as externals:
+            # A rival's compile time is not taken from the budget of the search.
+            deadline += time.monotonic() - began_baselines
+            self._progress.stage("final comparison", max(deadline - time.monotonic(), 0.0))
             schedules = [(group[0].name, group[0].schedule) for group in groups.values()]
             times = interleave(
                 session,
@@ -235,11 +247,6 @@ class Job:
             raise NoFeasibleCandidate(f"the sequential schedule cannot be timed: {_listed({**failures, **times.failures})}")
         searched = [group[0].name for group in groups.values() if group[0].name not in static]
         judgement = judge(times, searched, static, [item.name for item in externals], static[0], options.seed)
-        if judgement.unstable and options.refine:
-            raise UnstableMeasurement(
-                f"the same schedule varied too much from round to round (A/A floor {judgement.noise_pct:.0f} %); "
-                "nothing can be said about which is faster. Stop other work on this machine and tune again: finished measurements are kept."
-            )
         kept = next(group[0] for group in groups.values() if group[0].name == judgement.chosen)
         traced = session.schedules([kept.schedule], rounds=5, trace=True)[0]
         rows = self._rows(groups, failures, times, proofs, judgement, externals, session, static)
@@ -262,6 +269,7 @@ class Job:
             seed=options.seed,
             effort=options.effort,
             notes=tuple(self._ledger.notes),
+            unstable=judgement.unstable,
         )
         trace = None if isinstance(traced, Failure) else traced
         return Outcome(report, captured, kept.schedule, device, trace, _planned(problem, kept.schedule))

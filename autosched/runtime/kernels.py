@@ -39,7 +39,7 @@ def resolve(target: str) -> Callable[..., Any]:
             f"operator {target!r} may not run from a schedule; expected one of {sorted(_NAMESPACES)}. Capture the model again."
         )
     packet = getattr(getattr(torch.ops, namespace), name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket) or overload not in packet.overloads():
+    if not isinstance(packet, torch._ops.OpOverloadPacket) or overload not in packet.overloads():  # type: ignore[no-untyped-call]
         raise UnsupportedGraph(f"operator {target!r} does not exist in torch {torch.__version__}; tune again with this version.")
     found: Callable[..., Any] = getattr(packet, overload)
     return found

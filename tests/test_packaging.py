@@ -1,0 +1,53 @@
+"""What an editable install forgives and a wheel does not; and what importing the package may not load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("xgboost", "optuna", "pandas", "sklearn", "numba", "pyarrow", "torchvision", "timm", "transformers", "rich", "typer")
+
+
+def settings() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_every_package_is_listed() -> None:
+    listed = set(settings()["tool"]["setuptools"]["packages"])
+    places = {"autosched": ROOT / "autosched", **{f"autosched.{name}": ROOT / name for name in ("costmodel", "search", "datasets")}}
+    found = set()
+    for package, folder in places.items():
+        for init in folder.rglob("__init__.py"):
+            found.add(".".join([package, *init.parent.relative_to(folder).parts]))
+    assert found == listed
+
+
+def test_every_dependency_says_which_file_needs_it() -> None:
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    begin = lines.index("dependencies = [")
+    block = lines[begin + 1 : lines.index("]", begin)]
+    assert len(block) > 10
+    assert [line for line in block if "#" not in line] == []
+
+
+@pytest.mark.parametrize("statement", ["import autosched", "import autosched; autosched.load", "import autosched.cli"])
+def test_importing_loads_neither_the_tuning_stack_nor_cuda(statement: str) -> None:
+    heavy = HEAVY if "cli" not in statement else tuple(name for name in HEAVY if name not in ("rich", "typer"))
+    code = f"{statement}; import sys; bad = sorted(set({heavy!r}) & set(sys.modules)); assert not bad, bad"
+    if "load" in statement:
+        code += "; import torch; assert not torch.cuda.is_initialized()"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_top_level_folders_are_only_importable_as_sub_packages() -> None:
+    code = (
+        "import importlib.util as u; assert u.find_spec('autosched.search') and not u.find_spec('search') and not u.find_spec('costmodel')"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
