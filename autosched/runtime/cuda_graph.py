@@ -184,11 +184,33 @@ class _Notes:
                 self.spans[storage] = self._backend.span(slots[value])
 
 
+class ReplayGate:
+    """Serialises the graphs of one capturer, on the host by a lock and on the device by waiting for the stream of the call before.
+
+    Per capturer, not per graph: GEMMs captured on one stream share that stream's cuBLAS workspace, so two graphs captured on the
+    same lanes may not run at the same time.
+    """
+
+    def __init__(self, backend: StreamBackend) -> None:
+        self.lock = threading.Lock()
+        self._backend = backend
+        self._last: Stream | None = None
+
+    def pass_on(self) -> None:
+        """Make the current stream wait for whatever stream a graph was launched on last. Call with the lock held."""
+        current = self._backend.current_stream()
+        last = self._last
+        if last is not None and self._backend.handle(last) != self._backend.handle(current):
+            event = self._backend.new_event()
+            self._backend.record(event, last)
+            self._backend.wait(current, event)
+        self._last = current
+
+
 class GraphRunner:
     """A captured plan: static inputs, the graph, and the outputs it writes.
 
-    One graph never overlaps itself, and its buffers are shared by all callers: calls are serialised by a lock, and a call on another
-    stream than the last one first waits for that stream.
+    One graph never overlaps itself, and its buffers are shared by all callers: see :class:`ReplayGate`.
     """
 
     def __init__(
@@ -202,11 +224,11 @@ class GraphRunner:
         captured: CapturedGraph | None,
         peak_bytes: int,
         program: Launchable,
+        gate: ReplayGate,
     ) -> None:
         self._backend = backend
         self._graph: Graph | None = graph
-        self._lock = threading.Lock()
-        self._last_stream: Stream | None = None
+        self._gate = gate
         self.pool = pool
         self.inputs = tuple(inputs)
         self.outputs = outputs
@@ -217,16 +239,16 @@ class GraphRunner:
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Copy ``inputs`` in, replay, and return clones of the outputs: the caller may keep them."""
-        with self._lock:
-            self._order()
+        with self._gate.lock:
+            self._gate.pass_on()
             self._backend.copy(self.inputs, inputs)
             self._backend.replay(self._alive())
             return self._backend.clone(self.outputs)
 
     def run_static(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """As a call, without the clones: views of buffers that the next call overwrites."""
-        with self._lock:
-            self._order()
+        with self._gate.lock:
+            self._gate.pass_on()
             self._backend.copy(self.inputs, inputs)
             self._backend.replay(self._alive())
             return self.outputs
@@ -242,7 +264,7 @@ class GraphRunner:
 
     def close(self) -> None:
         """Free graph and outputs. May be called twice."""
-        with self._lock:
+        with self._gate.lock:
             graph, self._graph = self._graph, None
             if graph is not None:
                 self._stamps = {}
@@ -254,30 +276,26 @@ class GraphRunner:
             raise DeviceError("this graph was closed; capture it again")
         return self._graph
 
-    def _order(self) -> None:
-        current = self._backend.current_stream()
-        last = self._last_stream
-        if last is not None and self._backend.handle(last) != self._backend.handle(current):
-            event = self._backend.new_event()
-            self._backend.record(event, last)
-            self._backend.wait(current, event)
-        self._last_stream = current
-
 
 class GraphCapturer:
     """Makes graphs on one device: owns the streams, the shared scratch pool, and what must be done when a capture fails.
 
     ``tainted`` turns true when a capture failed in a way this process cannot undo; its owner should then start a new process.
 
+    Args:
+        reader: needed to observe captures.
+        streams: taken before; a process has few, so one that makes several capturers hands its streams on.
+
     Raises:
         DeviceError: if the allocator is not PyTorch's own; the frees rely on its rules.
     """
 
-    def __init__(self, backend: StreamBackend, *, reader: GraphReader | None = None) -> None:
+    def __init__(self, backend: StreamBackend, *, reader: GraphReader | None = None, streams: StreamSet | None = None) -> None:
         if not backend.native_allocator():
             raise DeviceError("the CUDA allocator is not PyTorch's native one; unset PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync")
         self.backend = backend
-        self.streams = StreamSet(backend)
+        self.streams = streams if streams is not None else StreamSet(backend)
+        self._gate = ReplayGate(backend)
         self.tainted = False
         self._reader = reader
         self._scratch: Pool | None = None
@@ -386,7 +404,7 @@ class GraphCapturer:
             outputs.clear()
             backend.reset(made)
             return failure_of(error, "instantiating the graph")
-        return GraphRunner(backend, made, chosen, inputs, outputs, executor.stamps, captured, peak, program)
+        return GraphRunner(backend, made, chosen, inputs, outputs, executor.stamps, captured, peak, program, self._gate)
 
     def capture_script(
         self, streams: Sequence[Stream], body: Callable[[], Any], *, pool: Pool | None = None

@@ -1,0 +1,43 @@
+"""Where there is no CUDA device these tests skip and say so; where there is one, ``pytest -m gpu`` is the whole check of the CUDA side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_root = Path(__file__).resolve().parents[2]
+for _folder in (str(_root), str(_root / "tests" / "conformance"), str(_root / "tests" / "gpu")):
+    if _folder not in sys.path:
+        sys.path.append(_folder)
+
+
+def missing() -> str:
+    """Why there is no device to test on; empty if there is one."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "no CUDA device is visible"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = missing()
+    if reason:
+        for item in items:
+            if item.get_closest_marker("gpu") is not None:
+                item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device: {reason}"))
+
+
+@pytest.fixture(autouse=True)
+def _quiet_libraries() -> Iterator[None]:
+    """Warnings of PyTorch's own CUDA start-up are not this project's to fix, and ``filterwarnings=error`` would make them failures."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

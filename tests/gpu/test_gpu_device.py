@@ -1,0 +1,96 @@
+"""The device as a whole on a small program: its key, its failures, and the compiled baselines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from programs import branches_program
+
+from autosched.core.records import Failure, FailureKind, PairRecord, SoloRecord
+from autosched.core.schedule import sequential
+from autosched.device.base import Pair
+from autosched.device.cuda.baseline_session import CudaBaseline
+from autosched.device.cuda.baselines import BaselineKind
+from autosched.device.cuda.device import CudaDevice
+from autosched.device.cuda.profile import OperatorProfile
+from autosched.device.cuda.session import CudaSession
+from autosched.device.cuda.settings import current_settings
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
+
+_PLUGIN = """
+import torch
+
+_SOURCE = "__global__ void write_nowhere(float* p) { p[threadIdx.x + (1ull << 45)] = 1.0f; }"
+
+
+def wrap_kernel(index, kernel):
+    if index != 2:
+        return kernel
+
+    def run(slots):
+        kernel(slots)
+        if torch.cuda.is_current_stream_capturing():
+            slots[-1] if False else None
+            torch.cuda._compile_kernel(_SOURCE, "write_nowhere")((1, 1, 1), (32, 1, 1), (torch.empty(1, device="cuda"),))
+
+    return run
+"""
+
+
+def test_the_key_names_the_device_and_this_process_has_no_context() -> None:
+    device = CudaDevice()
+    details = dict(device.key.details)
+    assert device.key.kind == "cuda"
+    assert int(details["sm_count"]) > 0
+    assert int(details["l2_bytes"]) > 0
+    assert "compute_capability" in details
+    assert dict(device.software.versions)["cuda_runtime"] == str(torch.version.cuda)
+
+
+def test_a_session_measures_without_a_context_in_this_process() -> None:
+    program, constants = branches_program(branches=3, depth=2, size=256)
+    with CudaDevice().open(program, constants, timeout_s=120.0) as session:
+        assert isinstance(session, CudaSession)
+        limits = session.limits
+        assert limits.cross_lane_us >= 0
+        assert all(isinstance(row[0], SoloRecord) for row in session.solo([1], repeats=3))
+        assert isinstance(session.pairs([Pair(0, 4)], repeats=3)[0], PairRecord)
+        profiles = session.profiles()
+        assert all(isinstance(item, OperatorProfile) and item.kernels and item.cold_us >= 0 for item in profiles)
+
+
+def test_a_sticky_device_error_is_one_failure_and_a_fresh_process_goes_on(tmp_path: Path) -> None:
+    if not hasattr(torch.cuda, "_compile_kernel"):
+        pytest.skip("this PyTorch compiles no kernels from source")
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(_PLUGIN, encoding="utf-8")
+    program, constants = branches_program(branches=2, depth=2, size=64)
+    session = CudaSession(program, constants, timeout_s=120.0, settings=current_settings(0), plugin=plugin)
+    try:
+        rows = session.solo([1], repeats=2)
+        # Operators of one signature fail together; the others are measured, by this process or the next.
+        assert isinstance(rows[2][0], Failure)
+        assert rows[2][0].kind in (FailureKind.CRASH, FailureKind.CAPTURE)
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize("kind", list(BaselineKind))
+def test_every_baseline_runs(kind: BaselineKind) -> None:
+    program, constants = branches_program(branches=3, depth=2, size=128)
+    with CudaBaseline(program, constants, kind, current_settings(0)) as baseline:
+        prepared = baseline.prepare()
+        assert not isinstance(prepared, Failure), prepared
+        assert prepared.max_abs_error < 1e-2
+        assert isinstance(baseline.round_us(), float)
+
+
+def test_sequential_beats_nothing_but_runs() -> None:
+    program, constants = branches_program(branches=2, depth=1, size=64)
+    with CudaDevice().open(program, constants, timeout_s=120.0) as session:
+        times = session.paired([sequential(program.graph)] * 2, rounds=5)
+        assert not isinstance(times, Failure)
+        assert len(times) == 2
