@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosched.core.errors import ArtifactCorrupt, ArtifactError, AutoschedError, IncompatibleArtifact
+from autosched.core.errors import ArtifactCorrupt, ArtifactError, AutoschedError, IncompatibleArtifact, InputMismatch
 from autosched.export.bundle import encode_bundle, zip_files
 from autosched.runtime.bundle_format import MANIFEST, _decode_program, model_fingerprint, read_bundle
 from autosched.runtime.load import FallbackWarning, load
@@ -226,12 +226,10 @@ def attempt(data: bytes) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            loaded = load(data, _MODEL, strict=True)
-        except ArtifactError as error:
-            end, message = type(error).__name__, str(error)
-        else:
-            assert_the_models_answer(loaded)
+            assert_the_models_answer(load(data, _MODEL, strict=True))
             end, message = "same answer", ""
+        except (ArtifactError, InputMismatch) as error:
+            end, message = type(error).__name__, str(error)
     assert message.replace("\n", "").isprintable()
     return end
 
