@@ -26,6 +26,7 @@ from autosched.runtime.kernels import BoundProgram, Kernel, Slots
 from autosched.runtime.lanes import LaneExecutor, LanePool, Trace
 from autosched.runtime.numerics import Agreement, compare
 from autosched.runtime.plan import Plan, Step, make_plan
+from autosched.runtime.widths import WidePrograms
 
 _WARM_UPS = 2
 # After a wide operator the threads of OpenMP's team spin for some milliseconds (libgomp's default, 300,000 turns) and would take
@@ -69,13 +70,14 @@ class CpuMeasurer:
     """Times one bound program on this process's cores.
 
     Args:
-        bound: on the CPU.
+        programs: the program, for every width.
         inputs: used for every timing.
         beat: called with what is worked on, before anything that may hang or crash.
     """
 
-    def __init__(self, bound: BoundProgram, inputs: Sequence[torch.Tensor], beat: Callable[[int], None]) -> None:
-        self.bound = bound
+    def __init__(self, programs: WidePrograms, inputs: Sequence[torch.Tensor], beat: Callable[[int], None]) -> None:
+        self.programs = programs
+        self.bound = programs.at(1)
         self.inputs = list(inputs)
         self.beat = beat
         self.pool = LanePool()
@@ -227,9 +229,9 @@ class CpuMeasurer:
         self, schedule: Schedule, inputs: Sequence[Sequence[torch.Tensor]], references: Sequence[Sequence[torch.Tensor]]
     ) -> CompareAnswer:
         """Outputs of ``schedule`` against the same operators in order on one lane (bitwise) and the model's (tolerance)."""
-        executor = LaneExecutor(self.bound, make_plan(self.graph, schedule), self.pool)
+        executor = self._executor(make_plan(self.graph, schedule))
         one_lane = dataclasses.replace(schedule, lane=(0,) * len(schedule.lane))
-        in_order = LaneExecutor(self.bound, make_plan(self.graph, one_lane), self.pool)
+        in_order = self._executor(make_plan(self.graph, one_lane))
         bitwise, within, worst = True, True, 0.0
         for given, wanted in zip(inputs, references, strict=True):
             self.beat(0)
@@ -251,7 +253,7 @@ class CpuMeasurer:
         if known is None:
             try:
                 plan = make_plan(self.graph, schedule)
-                executor = LaneExecutor(self.bound, plan, self.pool)
+                executor = self._executor(plan)
                 outputs = executor.run(self.inputs)
                 if self._reference is None:
                     self._reference = self.bound.run(self.inputs)
@@ -268,6 +270,9 @@ class CpuMeasurer:
         while len(self._prepared) > _MOST_PREPARED:
             del self._prepared[next(iter(self._prepared))]
         return known
+
+    def _executor(self, plan: Plan) -> LaneExecutor:
+        return LaneExecutor(self.programs.for_plan(plan), plan, self.pool)
 
     def _fresh_block_us(self, executor: LaneExecutor, runs: int) -> float:
         # What ran before left its own data in the caches and its own threads awake: one run is not counted.
@@ -297,11 +302,10 @@ class CpuMeasurer:
 
     def _without_broken(self, width: int, place: int, skip: Sequence[int], failures: dict[tuple[int, int], Failure]) -> BoundProgram:
         """Run every operator once at ``width``, and replace those that fail by something that makes outputs of the right form."""
-        kernels: list[Kernel] = [
-            _stand_in(self.bound, index) if index in skip else kernel for index, kernel in enumerate(self.bound.kernels)
-        ]
+        bound = self.programs.at(width)
+        kernels: list[Kernel] = [_stand_in(bound, index) if index in skip else kernel for index, kernel in enumerate(bound.kernels)]
         before = torch.get_num_threads()
-        slots = self.bound.new_slots(self.inputs)
+        slots = bound.new_slots(self.inputs)
         torch.set_num_threads(width)
         try:
             with torch.inference_mode():
@@ -311,11 +315,11 @@ class CpuMeasurer:
                         kernels[index](slots)
                     except Exception as error:
                         failures[index, place] = describe(error)
-                        kernels[index] = _stand_in(self.bound, index)
+                        kernels[index] = _stand_in(bound, index)
                         kernels[index](slots)
         finally:
             torch.set_num_threads(before)
-        return dataclasses.replace(self.bound, kernels=tuple(kernels))
+        return dataclasses.replace(bound, kernels=tuple(kernels))
 
     def _chain(self, kernels: tuple[Kernel, ...], length: int, lanes: int) -> LaneExecutor:
         steps = tuple(

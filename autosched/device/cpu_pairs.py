@@ -127,9 +127,9 @@ def _all_values(measurer: CpuMeasurer) -> Slots:
 class _Loop:
     """One operator, repeated, on its own copy of the value table, so that two lanes never write the same slot."""
 
-    def __init__(self, kernel: Kernel, values: Slots, width: int) -> None:
+    def __init__(self, kernel: Kernel, slots: Slots, width: int) -> None:
         self._kernel = kernel
-        self._slots = list(values)
+        self._slots = slots
         self._width = width
         self.repeats = 1
         self.start_us = 0.0
@@ -154,9 +154,8 @@ class _Loop:
 
 def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng: np.random.Generator, index: int) -> PairRecord:
     graph = measurer.graph
-    kernels = measurer.bound.kernels
-    first = _Loop(kernels[pair.first], values, pair.first_width)
-    last = _Loop(kernels[pair.last], values, pair.last_width)
+    first = _loop(measurer, pair.first, pair.first_width, values)
+    last = _loop(measurer, pair.last, pair.last_width, values)
     start = measurer.meter.start()
     threads = torch.get_num_threads()
     alone_us: list[tuple[float, float]] = []
@@ -202,6 +201,14 @@ def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng
         count=len(slowdowns),
         contamination=measurer.meter.read(start),
     )
+
+
+def _loop(measurer: CpuMeasurer, operator: int, width: int, values: Slots) -> _Loop:
+    bound = measurer.programs.at(width)
+    own = list(values)
+    for value in measurer.programs.packed_reads(operator, bound.constants):
+        own[value] = bound.constants[value]
+    return _Loop(bound.kernels[operator], own, width)
 
 
 def _alone(measurer: CpuMeasurer, loop: _Loop, on_first_lane: bool) -> float:

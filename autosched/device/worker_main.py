@@ -35,7 +35,8 @@ from autosched.device.worker_messages import (
     SoloRequest,
 )
 from autosched.device.worker_tensors import read_tensors
-from autosched.runtime.kernels import BoundProgram, bind, random_inputs
+from autosched.runtime.kernels import BoundProgram, random_inputs
+from autosched.runtime.widths import WidePrograms
 
 
 class _Service:
@@ -76,9 +77,10 @@ class _Service:
         program = msgspec.json.decode(Path(request.program_file).read_bytes(), type=ProgramMessage).program()
         constants = {int(name): tensor for name, tensor in read_tensors(Path(request.constants_file)).items()}
         self._channel.beat(-1)
-        bound = _with_plugin(bind(program, constants, "cpu"), self._channel.plugin)
+        programs = WidePrograms(program, constants, lambda bound: _with_plugin(bound, self._channel.plugin))
+        programs.at(1)
         self._channel.beat(-1)
-        return CpuMeasurer(bound, random_inputs(program, request.seed), self._channel.beat)
+        return CpuMeasurer(programs, random_inputs(program, request.seed), self._channel.beat)
 
     def _schedules(self, measurer: CpuMeasurer, request: SchedulesRequest) -> Iterator[Answer]:
         found = measurer.schedules(request.schedules, request.rounds, request.trace, request.min_block_us, request.seed)

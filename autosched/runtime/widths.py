@@ -1,0 +1,90 @@
+"""Packed weights, one packing for each width an operator runs at.
+
+oneDNN chooses the layout of a packed weight for the number of threads at the time of packing. Run with another number, the
+operator packs again at every call: GoogLeNet takes two to five times as long. So the prologue is evaluated once for each
+width, and a plan gets, for each operator, the packing of the width it runs that operator at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import torch
+
+from autosched.core.program import Program
+from autosched.runtime.kernels import BoundProgram, Slots, bind
+from autosched.runtime.plan import Plan
+
+
+def _unchanged(bound: BoundProgram) -> BoundProgram:
+    return bound
+
+
+class WidePrograms:
+    """One program, bound for every width that is asked for. Plain constants are shared between widths, packed ones are not.
+
+    Args:
+        program, constants: as for ``kernels.bind``; the constants are kept, because another width may be asked for later.
+        adapt: applied to each bound program; tests use it to replace kernels.
+
+    Raises:
+        UnsupportedGraph, ArtifactCorrupt: by every method, as ``kernels.bind``.
+    """
+
+    def __init__(
+        self, program: Program, constants: Mapping[int, torch.Tensor], adapt: Callable[[BoundProgram], BoundProgram] = _unchanged
+    ) -> None:
+        self.program = program
+        self._constants = dict(constants)
+        self._adapt = adapt
+        self._bound: dict[int, BoundProgram] = {}
+
+    def at(self, width: int) -> BoundProgram:
+        """The program with weights packed for ``width`` threads."""
+        if width not in self._bound:
+            before = torch.get_num_threads()
+            torch.set_num_threads(width)
+            try:
+                bound = bind(self.program, self._constants, "cpu")
+            finally:
+                torch.set_num_threads(before)
+            for other in self._bound.values():
+                shared = [theirs if _is_plain(ours) and _is_plain(theirs) else ours for ours, theirs in _zip(bound, other)]
+                bound = dataclasses.replace(bound, constants=shared)
+                break
+            self._bound[width] = self._adapt(bound)
+        return self._bound[width]
+
+    def for_plan(self, plan: Plan) -> BoundProgram:
+        """The program with every weight packed for the width at which ``plan`` runs the operator that reads it.
+
+        A weight that operators of different widths read is packed for the first of them.
+        """
+        widths = Counter(step.width for step in plan.steps)
+        most_common = widths.most_common(1)[0][0] if widths else 1
+        bound = self.at(most_common)
+        if len(widths) <= 1:
+            return bound
+        constants = bound.constants.copy()
+        decided: set[int] = set()
+        for step in plan.steps:
+            for value in self.packed_reads(step.operator, bound.constants):
+                if value not in decided:
+                    decided.add(value)
+                    constants[value] = self.at(step.width).constants[value]
+        return dataclasses.replace(bound, constants=constants)
+
+    def packed_reads(self, operator: int, constants: Slots) -> tuple[int, ...]:
+        """Values that ``operator`` reads and whose tensor in ``constants`` is packed."""
+        reads = self.program.graph.operators[operator].reads
+        return tuple(value for value in reads if isinstance(constants[value], torch.Tensor) and not _is_plain(constants[value]))
+
+
+def _is_plain(item: object) -> bool:
+    return isinstance(item, torch.Tensor) and item.layout is torch.strided
+
+
+def _zip(bound: BoundProgram, other: BoundProgram) -> zip[tuple[object, object]]:
+    return zip(bound.constants, other.constants, strict=True)

@@ -1,0 +1,77 @@
+"""Packed weights follow the width their operator runs at; everything else is shared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autosched import zoo
+from autosched.capture.export import Captured, capture
+from autosched.core.schedule import make_schedule, sequential
+from autosched.runtime.kernels import BoundProgram, random_inputs
+from autosched.runtime.lanes import LaneExecutor
+from autosched.runtime.numerics import compare
+from autosched.runtime.plan import make_plan
+from autosched.runtime.widths import WidePrograms
+
+
+@pytest.fixture(scope="module")
+def captured() -> Captured:
+    entry = zoo.load("autosched:toy")
+    found = capture(entry.model, entry.args, entry.kwargs, rewrite=True)
+    programs = WidePrograms(found.program, found.constants)
+    if not any(programs.packed_reads(operator.index, programs.at(1).constants) for operator in found.program.graph.operators):
+        pytest.skip("this PyTorch packs no weights")
+    return found
+
+
+def test_plain_constants_are_shared_and_packed_ones_are_not(captured: Captured) -> None:
+    programs = WidePrograms(captured.program, captured.constants)
+    narrow, wide = programs.at(1), programs.at(2)
+    packed = {value for operator in captured.program.graph.operators for value in programs.packed_reads(operator.index, narrow.constants)}
+    for value, (ours, theirs) in enumerate(zip(narrow.constants, wide.constants, strict=True)):
+        assert (ours is theirs) == (value not in packed)
+
+
+def test_a_plan_gets_the_packing_of_each_operators_width(captured: Captured) -> None:
+    graph = captured.program.graph
+    programs = WidePrograms(captured.program, captured.constants)
+    widths = [1 + index % 2 for index in range(len(graph))]
+    plan = make_plan(graph, make_schedule(graph, range(len(graph)), [0] * len(graph), width=widths))
+    bound = programs.for_plan(plan)
+    for operator in graph.operators:
+        for value in programs.packed_reads(operator.index, bound.constants):
+            assert bound.constants[value] is programs.at(widths[operator.index]).constants[value]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_an_even_plan_gets_that_widths_program(captured: Captured, width: int) -> None:
+    graph = captured.program.graph
+    programs = WidePrograms(captured.program, captured.constants)
+    assert programs.for_plan(make_plan(graph, sequential(graph, width=width))) is programs.at(width)
+
+
+def test_every_width_computes_the_model(captured: Captured) -> None:
+    graph = captured.program.graph
+    programs = WidePrograms(captured.program, captured.constants)
+    inputs = random_inputs(captured.program, 1)
+    reference = programs.at(1).run(inputs)
+    for widths in ([1] * len(graph), [2] * len(graph), [1 + index % 3 for index in range(len(graph))]):
+        plan = make_plan(graph, make_schedule(graph, range(len(graph)), [index % 2 for index in range(len(graph))], width=widths))
+        got = LaneExecutor(programs.for_plan(plan), plan).run(inputs)
+        assert compare(got, reference).within_tolerance
+
+
+def test_binding_leaves_the_thread_count_alone_and_adapts_once(captured: Captured) -> None:
+    seen: list[BoundProgram] = []
+
+    def adapt(bound: BoundProgram) -> BoundProgram:
+        seen.append(bound)
+        return bound
+
+    before = torch.get_num_threads()
+    programs = WidePrograms(captured.program, captured.constants, adapt)
+    for width in (1, 2, 1, 2):
+        programs.at(width)
+    assert torch.get_num_threads() == before
+    assert len(seen) == 2
