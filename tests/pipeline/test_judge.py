@@ -1,0 +1,126 @@
+"""The final say: what is kept, what is claimed, and what a restless machine may not decide. All times are simulated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from autosched.core.progress import Silent
+from autosched.core.records import Failure, FailureKind
+from autosched.core.schedule import Schedule, make_schedule, sequential
+from autosched.pipeline.judge import External, Judgement, Times, interleave, judge
+from tests.conformance.graphs import TwoBranches, two_branches_program
+from tests.conformance.session_double import SessionDouble
+
+GRAPH = two_branches_program(TwoBranches())[0].graph
+LANES = [index % 2 for index in range(len(GRAPH))]
+SEQUENTIAL = sequential(GRAPH)
+WIDE = sequential(GRAPH, width=2)
+SPREAD = make_schedule(GRAPH, range(len(GRAPH)), LANES)
+
+
+def run(
+    sequential_us: float,
+    wide_us: float,
+    spread_us: float | Failure,
+    *,
+    externals: list[External] | None = None,
+    noise: float = 0.01,
+    drift: float = 0.0,
+    rounds: int = 40,
+) -> tuple[Times, Judgement]:
+    times_us = {SEQUENTIAL: sequential_us, WIDE: wide_us, SPREAD: spread_us}
+    session = SessionDouble(lambda schedule: times_us[schedule], noise=noise, drift=drift)
+    named = [("sequential", SEQUENTIAL), ("sequential_wide", WIDE), ("beam", SPREAD)]
+    outside = externals or []
+    times = interleave(session, named, outside, rounds=rounds, deadline=time.monotonic() + 60, progress=Silent(), anchor="sequential")
+    return times, judge(times, ["beam"], ["sequential", "sequential_wide"], [item.name for item in outside], "sequential", 0)
+
+
+def test_a_clear_winner_is_kept_with_its_interval() -> None:
+    _, judgement = run(1000.0, 900.0, 700.0)
+    assert judgement.chosen == "beam"
+    assert judgement.best_baseline == "sequential_wide"
+    assert judgement.ratio.ci_low < 700 / 900 < judgement.ratio.ci_high
+    assert "beam kept" in judgement.verdict
+    assert "sequential_wide" in judgement.verdict
+
+
+def test_a_gain_within_noise_keeps_the_best_sequential_schedule_and_says_why() -> None:
+    _, judgement = run(1000.0, 1300.0, 997.0, noise=0.03)
+    assert judgement.chosen == "sequential"
+    assert judgement.ratio.ratio == 1.0
+    assert "sequential kept" in judgement.verdict
+    assert "noise floor" in judgement.verdict
+
+
+def test_a_slower_candidate_is_never_kept() -> None:
+    _, judgement = run(1000.0, 900.0, 1100.0)
+    assert judgement.chosen == "sequential_wide"
+    assert "slower" in judgement.verdict
+
+
+def test_drift_that_hits_everyone_changes_nothing() -> None:
+    _, judgement = run(1000.0, 1200.0, 900.0, drift=0.002)
+    assert judgement.chosen == "beam"
+    assert 0.88 < judgement.ratio.ratio < 0.92
+
+
+def test_a_restless_machine_decides_nothing() -> None:
+    _, judgement = run(1000.0, 2000.0, 900.0, noise=0.9)
+    assert judgement.unstable
+    assert judgement.chosen == "sequential"
+    assert "restless" in judgement.verdict
+
+
+def test_a_faster_external_baseline_is_named_though_it_cannot_be_kept() -> None:
+    _, judgement = run(1000.0, 1200.0, 900.0, externals=[External("torch_compile", lambda: 600.0)])
+    assert judgement.chosen == "beam"
+    assert judgement.best_baseline == "torch_compile"
+    assert "torch_compile is faster still" in judgement.verdict
+
+
+def test_a_candidate_that_fails_becomes_a_failure_and_the_rest_goes_on() -> None:
+    times, judgement = run(1000.0, 1100.0, Failure(FailureKind.CRASH, "boom"))
+    assert times.failures["beam"].kind is FailureKind.CRASH
+    assert len(times.columns["sequential"]) == 40
+    assert judgement.chosen == "sequential"
+
+
+def failing_after(calls: int) -> Callable[[], float | Failure]:
+    left = [calls]
+
+    def round_us() -> float | Failure:
+        left[0] -= 1
+        return 500.0 if left[0] >= 0 else Failure(FailureKind.TIMEOUT, "hung")
+
+    return round_us
+
+
+@pytest.mark.parametrize("calls", [0, 6])
+def test_an_external_that_fails_is_left_out(calls: int) -> None:
+    times, judgement = run(1000.0, 1100.0, 900.0, externals=[External("torch_compile", failing_after(calls))])
+    assert "torch_compile" not in times.columns
+    assert times.failures["torch_compile"].kind is FailureKind.TIMEOUT
+    assert judgement.best_baseline == "sequential"
+
+
+def test_without_time_seven_rounds_are_still_made() -> None:
+    session = SessionDouble(lambda schedule: 100.0)
+    times = interleave(session, [("sequential", SEQUENTIAL)], [], rounds=40, deadline=0.0, progress=Silent(), anchor="sequential")
+    assert 7 <= len(times.columns["sequential"]) <= 8
+    assert len(times.again) == len(times.columns["sequential"])
+
+
+def test_a_session_that_fails_everywhere_ends_the_comparison() -> None:
+    def broken(schedule: Schedule) -> Failure:
+        return Failure(FailureKind.OOM, "no memory")
+
+    session = SessionDouble(broken)
+    times = interleave(
+        session, [("sequential", SEQUENTIAL), ("beam", SPREAD)], [], rounds=8, deadline=0.0, progress=Silent(), anchor="sequential"
+    )
+    assert times.columns.get("sequential", []) == []
+    assert set(times.failures) == {"sequential", "beam"}

@@ -1,0 +1,121 @@
+"""The device loop on a session: nothing is timed before it is proved, and what is refuted never comes back. Times are simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from autosched.config import budget_for
+from autosched.core.costs import CostTable
+from autosched.core.errors import UsageError
+from autosched.core.progress import Silent
+from autosched.core.records import Failure, FailureKind
+from autosched.core.schedule import Schedule, make_schedule, sequential
+from autosched.device.base import Comparison
+from autosched.pipeline.candidates import make_candidate, propose, prove
+from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.references import References
+from autosched.pipeline.refine import SessionBench, refine
+from autosched.search.problem import Problem
+from autosched.search.strategy import SearchContext
+from tests.conformance.graphs import TwoBranches, two_branches_program
+from tests.conformance.session_double import SessionDouble
+
+GRAPH = two_branches_program(TwoBranches())[0].graph
+NOTHING = References((), ())
+
+
+def problem() -> Problem:
+    count = len(GRAPH)
+    kernel = np.arange(2 * count, dtype=np.int32).reshape(count, 2)
+    ones = np.ones((2 * count, 2 * count))
+    solo = np.full(2 * count, 50.0)
+    return Problem.make(GRAPH, CostTable((1, 2), kernel, solo, ones, ones, 1.0, 5.0, 10.0, 2))
+
+
+def spread() -> Schedule:
+    return make_schedule(GRAPH, range(len(GRAPH)), [index % 2 for index in range(len(GRAPH))])
+
+
+def by_lanes(schedule: Schedule) -> float:
+    """The more evenly two lanes share the operators, the faster."""
+    return 1000.0 - 10.0 * min(schedule.lane.count(0), schedule.lane.count(1))
+
+
+def test_refine_returns_what_measured_fastest_and_proves_all_it_times() -> None:
+    session, made, ledger, proofs = SessionDouble(by_lanes, noise=0.001), problem(), Ledger(), {}
+    first = make_candidate(made, "sequential", True, sequential(GRAPH), lanes_matter=True)
+    proofs[first.key] = Comparison(True, 0.0, True)
+    budget = dataclasses.replace(budget_for("quick"), evaluations=500)
+    found = refine(
+        session, made, [first], proofs, NOTHING, budget=budget, deadline=time.monotonic() + 30, rng=np.random.default_rng(0), ledger=ledger,
+        progress=Silent(),
+    )  # fmt: skip
+    assert [candidate.name for candidate in found] == ["tuned"]
+    assert by_lanes(found[0].schedule) < by_lanes(first.schedule)
+    assert found[0].key in proofs
+    assert sequential(GRAPH) not in session.compared  # its proof was at hand
+    assert ledger.measurements > 0
+
+
+def test_a_refuted_schedule_is_never_timed_and_is_refuted_once() -> None:
+    session, ledger = SessionDouble(by_lanes), Ledger()
+    bad = spread()
+    session.comparisons[bad.lane] = Comparison(False, 0.5, False)
+    bench = SessionBench(session, problem(), NOTHING, {}, ledger)
+    answers = bench.measure([bad, sequential(GRAPH)], 3)
+    again = bench.measure([bad], 3)
+    assert isinstance(answers[0], Failure)
+    assert answers[0].kind is FailureKind.MISMATCH
+    assert list(answers[1]) == [1000.0] * 3
+    assert isinstance(again[0], Failure)
+    assert session.compared.count(bad) == 1
+
+
+def test_one_schedule_that_kills_the_worker_does_not_take_the_others_with_it() -> None:
+    bad = spread()
+    session = SessionDouble(lambda schedule: Failure(FailureKind.CRASH, "boom") if schedule == bad else 10.0)
+    bench = SessionBench(session, problem(), NOTHING, {}, Ledger())
+    answers = bench.measure([bad, sequential(GRAPH)], 2)
+    assert isinstance(answers[0], Failure)
+    assert list(answers[1]) == [10.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("comparison", "words"),
+    [(Comparison(True, 0.5, False), "original model"), (Comparison(False, 0.0, True), "bitwise")],
+)
+def test_wrong_numbers_are_a_mismatch(comparison: Comparison, words: str) -> None:
+    session = SessionDouble(by_lanes)
+    session.comparisons[spread().lane] = comparison
+    answer = prove(session, GRAPH, spread(), NOTHING)
+    assert isinstance(answer, Failure)
+    assert answer.kind is FailureKind.MISMATCH
+    assert words in answer.detail
+
+
+def test_an_illegal_schedule_never_reaches_the_device() -> None:
+    session = SessionDouble(by_lanes)
+    backwards = dataclasses.replace(sequential(GRAPH), order=tuple(reversed(range(len(GRAPH)))))
+    answer = prove(session, GRAPH, backwards, NOTHING)
+    assert isinstance(answer, Failure)
+    assert answer.kind is FailureKind.ILLEGAL
+    assert session.compared == []
+
+
+def test_a_strategy_that_breaks_is_a_failure_and_an_unknown_one_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autosched.search.heuristics import wavefront
+
+    def explode(made: Problem, context: SearchContext) -> list[Schedule]:
+        raise ZeroDivisionError("a plugin's bug")
+
+    monkeypatch.setattr(wavefront, "WAVEFRONT", dataclasses.replace(wavefront.WAVEFRONT, function=explode))
+    context = SearchContext(np.random.default_rng(0), 10)
+    found, failures = propose(problem(), ["sequential", "wavefront"], context, lanes_matter=True)
+    assert [candidate.name for candidate in found] == ["sequential"]
+    assert "a plugin's bug" in failures["wavefront"].detail
+    with pytest.raises(UsageError, match="known"):
+        propose(problem(), ["no_such_strategy"], context, lanes_matter=True)

@@ -1,0 +1,108 @@
+"""The command line: one clear message and the documented exit code for every mistake; JSON and nothing else with --json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autosched.cli import main
+from autosched.export.bundle import encode_bundle
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    code = stopped.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["tune", "torchvision:googlenett", "--device", "cpu"], 2, "googlenet"),
+        (["tune", "nonsense", "--device", "cpu"], 2, "nonsense"),
+        (["tune", "no.such.module:function", "--device", "cpu"], 2, "no.such.module"),
+        (["tune", "missing.pt2", "--device", "cpu"], 2, "missing.pt2"),
+        (["tune", "autosched:toy", "--device", "cpu", "--effort", "extreme"], 2, "quick, balanced, full"),
+        (["tune", "autosched:toy", "--device", "cpu", "--budget", "soon"], 2, "soon"),
+        (["tune", "autosched:toy", "--device", "cpu", "--budget", "-5s"], 2, "-5s"),
+        (["tune", "autosched:toy", "--device", "tpu"], 2, "tpu"),
+        (["tune", "autosched:toy", "-o", "no/such/folder/x.autosched"], 2, "no/such/folder"),
+        (["check", "missing.autosched"], 2, "missing.autosched"),
+        (["bench", "missing.autosched"], 2, "missing.autosched"),
+        (["frobnicate"], 2, "frobnicate"),
+        (["tune", "autosched:toy", "--batch", "0"], 2, "0"),
+    ],
+)
+def test_a_mistake_ends_in_one_message_and_its_exit_code(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert words in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_an_error_is_json_when_json_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("tune", "nonsense", "--json") == 2
+    said = json.loads(capsys.readouterr().out)
+    assert said["error"]["type"] == "UnknownModel"
+    assert said["error"]["exit_code"] == 2
+
+
+def test_cuda_without_a_gpu_says_what_is_missing_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert run("tune", "autosched:toy", "--device", "cuda") == 5
+    message = capsys.readouterr().err
+    assert "CUDA" in message
+    assert "--device cpu" in message or "install" in message
+
+
+def test_truncated_and_foreign_bundles_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = encode_bundle(two_branches_bundle(TwoBranches()))
+    truncated = tmp_path / "cut.autosched"
+    truncated.write_bytes(whole[: len(whole) // 2])
+    assert run("check", str(truncated)) == 4
+    assert "cut.autosched" in capsys.readouterr().err
+    text = tmp_path / "text.autosched"
+    text.write_text("not a bundle")
+    assert run("check", str(text), "--json") == 4
+    assert json.loads(capsys.readouterr().out)["error"]["type"] == "ArtifactCorrupt"
+
+
+def test_check_says_exact_here_and_incompatible_for_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "two.autosched"
+    path.write_bytes(encode_bundle(two_branches_bundle(TwoBranches())))
+    assert run("check", str(path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "exact"
+    assert run("check", str(path), "autosched:toy") == 4
+    assert "left.weight" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["models", "doctor"])
+def test_lists_come_as_tables_and_as_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command) == 0
+    assert capsys.readouterr().out.strip()
+    assert run(command, "--json") == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    printed = capsys.readouterr().out
+    for command in ("tune", "compare", "bench", "check", "trace", "models", "doctor"):
+        assert command in printed
