@@ -72,6 +72,8 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         with torch.no_grad(), quiet_torch(), warnings.catch_warnings():
             # torch's own use of its own deprecated class.
             warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
+            # torch.nn.LSTM and its kin keep their parameters a second time in a list, which export notices and may ignore.
+            warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights", category=UserWarning)
             exported: ExportedProgram = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
             return exported
     except Exception as error:  # Whatever the user's model raises is the user's to read.

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import linecache
+import os
 import re
 import sys
+import sysconfig
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_TORCH = str(Path(torch.__file__).parent)
+# With the separator: torchvision lies beside torch and is no part of it.
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
 
 
 def source_of(stack_trace: str | None) -> str:
@@ -34,7 +38,8 @@ def source_of_traceback(traceback: TracebackType | None) -> tuple[str, str]:
     here = str(Path(__file__).parent)
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith((_TORCH, here, "<")):
+        installed = f"{os.sep}site-packages{os.sep}" in file
+        if not file.startswith((_TORCH, here, "<")) and (installed or not file.startswith(_STANDARD)):
             code = linecache.getline(file, traceback.tb_lineno).strip()
             found = (f"{_short(file)}:{traceback.tb_lineno}", code)
         traceback = traceback.tb_next
