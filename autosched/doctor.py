@@ -44,7 +44,7 @@ _PACKAGES = (
 def _torch() -> Finding:
     import torch
 
-    version = torch.__version__
+    version = str(torch.__version__)
     known = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     if (2, 11) <= known < (2, 14):
         return Finding("torch", State.OK, version, "")

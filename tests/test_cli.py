@@ -41,7 +41,7 @@ def run(*arguments: str) -> int:
         (["check", "missing.autosched"], 2, "missing.autosched"),
         (["bench", "missing.autosched"], 2, "missing.autosched"),
         (["frobnicate"], 2, "frobnicate"),
-        (["tune", "autosched:toy", "--batch", "0"], 2, "0"),
+        (["tune", "autosched:toy", "--batch", "0"], 2, "--batch"),
     ],
 )
 def test_a_mistake_ends_in_one_message_and_its_exit_code(

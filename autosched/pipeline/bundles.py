@@ -16,6 +16,7 @@ from autosched.core.schedule import sequential
 from autosched.device.base import Session
 from autosched.device.registry import device_named
 from autosched.device.timing import is_unstable, noise_floor_pct, paired_ratio
+from autosched.export.trace import write_trace
 from autosched.pipeline.baselines import eager_externals
 from autosched.pipeline.judge import interleave
 from autosched.runtime.bundle_format import Bundle, OperatorTimes, read_bundle
@@ -224,8 +225,6 @@ def trace(path: str | os.PathLike[str], model: torch.nn.Module, output: Path) ->
     if isinstance(record, Failure):
         raise IncompatibleArtifact(os.fspath(path), [f"it does not run here: {record.kind}: {record.detail}"])
     measured = OperatorTimes(record.operator_start_us, record.operator_end_us)
-    from autosched.export.trace import write_trace
-
     write_trace(output, bundle.program.graph, bundle.schedule, planned=bundle.evidence.planned, measured=measured)
     return TraceResult(os.fspath(output), len(bundle.program.graph), bundle.schedule.lanes, max(measured.end_us, default=0.0))
 
