@@ -28,6 +28,7 @@ from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.trees import describe_tree, output_tensors, unflatten_inputs, unflatten_outputs
 from autosched.runtime.verdict import Compatibility, Verdict, check_bundle
 from autosched.runtime.weights import ModelWatch
+from autosched.runtime.widths import WidePrograms
 
 __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "load"]
 
@@ -126,7 +127,7 @@ def _prepare(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, lab
         # The watch first: a change while the weights are read is then seen at the next call.
         watch = ModelWatch(model, bundle.program)
         constants = gather_constants(bundle.program, model, bundle.literals)
-        bound = bind(bundle.program, constants, device)
+        bound = WidePrograms(bundle.program, constants).for_plan(plan) if device.type == "cpu" else bind(bundle.program, constants, device)
         inputs = random_inputs(bundle.program, _SEED, device)
         runner = factory(bound, plan, inputs)
         if verify:
