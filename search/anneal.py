@@ -1,7 +1,7 @@
 """Simulated annealing on the direct encoding: a launch order, a lane for each operator, its width, and at most one extra wait.
 
-The temperature is low (0.4 % of the makespan at first): near a good schedule most moves cost several per cent, and hotter
-runs only lose what the start had. *Source:* Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing", Science 220, 1983.
+The temperature is low (0.2 % of the makespan at first, a fortieth of that at the end): near a good schedule most moves cost several per
+cent, and hotter runs only lose what the start had. *Source:* Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing", Science 220, 1983.
 """
 
 from __future__ import annotations
@@ -21,28 +21,33 @@ _CHUNK = 2000
 
 @dataclass(frozen=True, slots=True)
 class MoveWeights:
-    """How often each kind of move is drawn; zero switches it off (which is what the ablations do)."""
+    """How often each kind of move is drawn; zero switches it off (which is what the ablations do).
+
+    ``near`` is the share of order moves that stay within a few places.
+    """
 
     lane: float = 0.40
     order: float = 0.25
     lane_and_order: float = 0.20
     width: float = 0.10
-    wait: float = 0.05
+    wait: float = 0.01
+    near: float = 0.5
 
     def cumulative(self, *, lanes: int, widths: int) -> Floats:
-        """Chances up to and including each kind: float64 ``[5]``; kinds that cannot change anything get none."""
+        """Chances up to and including each kind, then ``near``: float64 ``[6]``; kinds that cannot change anything get none."""
         several = lanes > 1
         weights = np.array([self.lane * several, self.order, self.lane_and_order * several, self.width * (widths > 1), self.wait * several])
         total = float(weights.sum())
-        share: Floats = np.cumsum(weights / total) if total > 0 else np.array([0.0, 1.0, 1.0, 1.0, 1.0])
-        return share
+        share = np.cumsum(weights / total) if total > 0 else np.array([0.0, 1.0, 1.0, 1.0, 1.0])
+        result: Floats = np.append(share, self.near)
+        return result
 
 
 class Annealer:
     """One annealing run on one problem: give it a start, ask it to spend evaluations. Deterministic for a seed."""
 
     def __init__(
-        self, problem: Problem, lanes: int, widths: Ints, *, moves: MoveWeights | None = None, hot: float = 0.004, cold: float = 0.0004
+        self, problem: Problem, lanes: int, widths: Ints, *, moves: MoveWeights | None = None, hot: float = 0.002, cold: float = 0.00005
     ) -> None:
         from autosched.search import fluid_numba
 
@@ -122,7 +127,7 @@ class Anneal:
     name: str = "anneal"
     is_baseline: bool = False
     moves: MoveWeights = field(default_factory=MoveWeights)
-    hot: float = 0.004
+    hot: float = 0.002
 
     def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
         """The best schedule found, then what it improved on."""

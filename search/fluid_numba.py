@@ -669,11 +669,11 @@ def next_uniform(random_state):  # type: ignore[no-untyped-def]
     return float(mixed >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@_compiled(f"i8({_I1},{_I1},i8,{_I1},{_I1},{_I1},{_I1},{_I1},i8,u8[::1])")
+@_compiled(f"i8({_I1},{_I1},i8,{_I1},{_I1},{_I1},{_I1},{_I1},i8,f8,i8,u8[::1])")
 def draw_position(  # type: ignore[no-untyped-def]
-    order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, random_state
+    order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, near_share, reach, random_state
 ):
-    """A random legal place in the launch order for ``operator``, or its own place if it cannot move."""
+    """A random legal place in the launch order for ``operator``: with chance ``near_share`` at most ``reach`` from its own."""
     count = order.shape[0]
     low = -1
     high = count
@@ -689,6 +689,10 @@ def draw_position(  # type: ignore[no-untyped-def]
                 high = min(high, position[index])
     if high - low <= 2:
         return position[operator]
+    # Far moves change what runs beside everything in between; near ones mostly refine. Both are needed.
+    if next_uniform(random_state) < near_share:
+        low = max(low, position[operator] - reach - 1)
+        high = min(high, position[operator] + reach + 1)
     return low + 1 + int(next_uniform(random_state) * (high - low - 1))
 
 
@@ -741,7 +745,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         values: float64 ``[2]``: makespan of ``current`` and of ``best``, microseconds. Updated.
         bound: as in ``evaluate``.
         widths: allowed width indices.
-        moves: float64 ``[5]``, cumulative chances of: lane; order; lane and order; width; extra wait.
+        moves: float64 ``[6]``, cumulative chances of: lane; order; lane and order; width; extra wait; then the share of near order moves.
         temperatures: float64 ``[2]``, first and last, microseconds; geometric between.
         first_step, steps, total_steps: which part of the whole run this call does.
         random_state: uint64 ``[1]``.
@@ -766,7 +770,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             new_lane = int(next_uniform(random_state) * lanes)
         if moves[0] <= move < moves[2]:
             new_place = draw_position(
-                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, random_state
+                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, moves[5], 3 * lanes, random_state
             )  # fmt: skip
         if moves[2] <= move < moves[3]:
             new_width = widths[int(next_uniform(random_state) * widths.shape[0])]
@@ -798,3 +802,80 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             if new_place != old_place:
                 move_operator(order, position, new_place, old_place)
     return simulated
+
+
+@_compiled(f"void({_ARRAYS},i8,{_I1},{_I1},{_I1},{_I1},{_F1},{_I1},{_I1},i8,{_F1})")
+def enumerate_schedules(  # type: ignore[no-untyped-def]
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    lanes, best_order, best_lane, width_index, wait, floats, scratch, stack, most, result,
+):  # fmt: skip
+    """Simulate every launch order with every assignment to alike lanes, depth first.
+
+    Args:
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        lanes: lane slots.
+        best_order, best_lane: int32 ``[n]``, overwritten with the best schedule.
+        width_index, wait: as in ``evaluate``.
+        floats, scratch: as in ``evaluate``.
+        stack: int32 ``[6 n + 2]``, overwritten.
+        most: most evaluations.
+        result: float64 ``[3]``, overwritten: makespan, evaluations, 1 if all schedules were simulated.
+    """
+    count = kernel.shape[0]
+    order = stack[:count]
+    lane_of = stack[count : 2 * count]
+    pending = stack[2 * count : 3 * count]
+    choice = stack[3 * count : 4 * count]  # next option of each level: operator * lanes + lane
+    opened = stack[4 * count : 5 * count + 1]  # lanes in use before each level
+    placed = stack[5 * count + 1 : 6 * count + 1]
+    for index in range(count):
+        pending[index] = pred_ptr[index + 1] - pred_ptr[index]
+        placed[index] = 0
+    no_bound = np.zeros(count, dtype=np.float64)
+    no_starts = np.empty(0, dtype=np.float64)
+    result[0] = UNREACHED
+    result[1] = 0.0
+    result[2] = 0.0
+    level = 0
+    choice[0] = 0
+    opened[0] = 0
+    while level >= 0:
+        option = choice[level]
+        while option < count * lanes:
+            operator = option // lanes
+            if placed[operator] == 0 and pending[operator] == 0 and option - operator * lanes <= opened[level]:
+                break
+            option += 1
+        if option == count * lanes:
+            level -= 1
+            if level >= 0:
+                operator = order[level]
+                placed[operator] = 0
+                for place in range(succ_ptr[operator], succ_ptr[operator + 1]):
+                    pending[succ_idx[place]] += 1
+            continue
+        choice[level] = option + 1
+        operator = option // lanes
+        lane = option - operator * lanes
+        order[level] = operator
+        lane_of[operator] = lane
+        if level == count - 1:
+            value = evaluate(
+                pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+                lanes, order, lane_of, width_index, wait, no_bound, result[0], floats, no_starts, scratch,
+            )  # fmt: skip
+            result[1] += 1.0
+            if value < result[0]:
+                result[0] = value
+                best_order[:] = order
+                best_lane[:] = lane_of
+            if result[1] >= most:
+                return
+            continue
+        placed[operator] = 1
+        for place in range(succ_ptr[operator], succ_ptr[operator + 1]):
+            pending[succ_idx[place]] -= 1
+        level += 1
+        choice[level] = 0
+        opened[level] = max(opened[level - 1], lane + 1)
+    result[2] = 1.0

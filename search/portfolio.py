@@ -50,8 +50,8 @@ class Portfolio:
     pilot: Beam = PILOT_BEAM
     moves: MoveWeights = field(default_factory=MoveWeights)
     pilot_share: float = 0.1
-    main_share: float = 0.5
-    chains: int = 4
+    main_share: float = 0.6
+    chains: int = 3
 
     def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
         """Every schedule the three steps ended with, best predicted first."""

@@ -124,6 +124,8 @@ _SEARCHES = {
     "pilot_beam": "beam:PILOT_BEAM",
     "anneal": "anneal:ANNEAL",
     "portfolio": "portfolio:PORTFOLIO",
+    "optuna": "optuna_search:OPTUNA",
+    "exact": "exact:EXACT",
     "random": "random_search:RANDOM",
 }
 for _name, _place in _HEURISTICS.items():

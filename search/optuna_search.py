@@ -1,0 +1,180 @@
+"""Optuna over the list-policy space, then over schedules near the incumbent; resumable in SQLite, where the Optuna dashboard opens it.
+
+Optuna costs milliseconds for a trial that simulates in microseconds, so it gets the small spaces: eight policy parameters, then the
+lanes and launch places of the few operators that contention slows most. Each trial's sampler is seeded by its number: a study that
+was interrupted goes on with the trials it would have made.
+
+*Source:* Akiba et al., "Optuna: A Next-generation Hyperparameter Optimization Framework", KDD 2019; Bergstra et al., "Algorithms for
+Hyper-Parameter Optimization", NeurIPS 2011 (TPE).
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autosched.core.schedule import Schedule
+from autosched.search.policies import ALWAYS, NEVER, Candidate, Decoder, Policy, portfolio
+from autosched.search.problem import Ints, Problem
+from autosched.search.simulate import Evaluator
+from autosched.search.strategy import SearchContext
+
+if TYPE_CHECKING:
+    import optuna
+
+logger = logging.getLogger(__name__)
+
+_GATES = (1.0, 2.0, 1e9)
+_WIDE_BELOW = (NEVER, 0.0, 1.0, 3.0, ALWAYS)
+
+
+@dataclass(frozen=True, slots=True)
+class OptunaSearch:
+    """TPE over policies, then near the incumbent.
+
+    Args:
+        trials: most trials in all; Optuna's own time, not the simulator, is what they cost.
+        policy_share: share of the trials spent on policies.
+        moved: operators that a trial near the incumbent moves.
+    """
+
+    name: str = "optuna"
+    is_baseline: bool = False
+    trials: int = 150
+    policy_share: float = 0.7
+    moved: int = 5
+
+    def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
+        """Distinct schedules of all trials, best first."""
+        study = _Study(self, problem, context)
+        return list(dict.fromkeys(candidate.schedule(problem) for candidate in study.run()))
+
+
+class _Study:
+    def __init__(self, settings: OptunaSearch, problem: Problem, context: SearchContext) -> None:
+        self.settings, self.problem, self.context = settings, problem, context
+        self.lanes, self.widths = context.lanes(problem), context.width_indices(problem)
+        self.decoder = Decoder(problem, self.lanes, self.widths)
+        self.evaluator = Evaluator(problem, self.lanes)
+        self.seed = int(context.rng.integers(0, 2**31 - 1))
+        self.found: list[Candidate] = [self.decoder.decode(Policy())]
+
+    def run(self) -> list[Candidate]:
+        """All candidates, best first."""
+        total = min(self.settings.trials, self.context.max_evaluations)
+        if total <= 0 or self.context.expired():
+            return self.found
+        policies = max(1, int(total * self.settings.policy_share))
+        self._phase("policy", policies, self._policy_value, enqueue=True)
+        self.found.sort(key=lambda candidate: candidate.makespan_us)
+        incumbent = self.found[0]
+        movable = self._most_slowed(incumbent)
+        if movable:
+            self._phase("near", total - policies, lambda trial: self._near_value(trial, incumbent, movable), enqueue=False)
+        return sorted(self.found, key=lambda candidate: candidate.makespan_us)
+
+    def _phase(self, phase: str, trials: int, value: Any, *, enqueue: bool) -> None:
+        import optuna
+
+        study = _open_study(self.context.study_path, f"{phase}-{self.problem.graph.hash[:16]}-{self.seed}")
+        if enqueue and not study.trials:
+            for policy in portfolio(self.problem, self.widths)[:6]:
+                study.enqueue_trial(_parameters(policy, len(self.widths) > 1))
+        for known in study.get_trials(deepcopy=False):
+            if known.state == optuna.trial.TrialState.COMPLETE:
+                value(optuna.trial.FixedTrial(known.params))
+        while True:
+            # A trial that was running when the process died is told to have failed; its number is not used again.
+            number = sum(trial.state == optuna.trial.TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
+            if number >= trials or self.context.expired():
+                return
+            study.sampler = _sampler(self.seed + number)
+            trial = study.ask()
+            study.tell(trial, value(trial))
+            if number % 16 == 0:
+                best_us = min(candidate.makespan_us for candidate in self.found)
+                self.context.progress(self.settings.name, len(self.found), best_us)
+
+    def _policy_value(self, trial: Any) -> float:
+        wide_below = trial.suggest_categorical("wide_below", _WIDE_BELOW) if len(self.widths) > 1 else NEVER
+        policy = Policy(
+            bottom=trial.suggest_float("bottom", 0.0, 2.0),
+            duration=trial.suggest_float("duration", -1.0, 2.0),
+            successors=trial.suggest_float("successors", -1.0, 2.0),
+            pressure=trial.suggest_float("pressure", -2.0, 2.0),
+            alpha=trial.suggest_float("alpha", 0.0, 3.0),
+            gate=trial.suggest_categorical("gate", _GATES),
+            wide_below=wide_below,
+            lanes_share=trial.suggest_float("lanes_share", 0.25, 1.0),
+        )
+        candidate = self.decoder.decode(policy)
+        self.found.append(candidate)
+        return candidate.makespan_us
+
+    def _most_slowed(self, incumbent: Candidate) -> list[int]:
+        """The operators that lose most time to their neighbours in the incumbent."""
+        starts = np.zeros(self.problem.count)
+        self.evaluator.makespan_us(incumbent.order, incumbent.lane, incumbent.width_index, incumbent.wait, starts=starts)
+        alone = self.problem.solo_us[self.problem.kernel[np.arange(self.problem.count), incumbent.width_index]]
+        lost = self.evaluator.ends_us() - starts - alone
+        return [int(index) for index in np.argsort(-lost, kind="stable")[: self.settings.moved]]
+
+    def _near_value(self, trial: Any, incumbent: Candidate, movable: list[int]) -> float:
+        lane, order = incumbent.lane.copy(), incumbent.order.tolist()
+        for number, operator in enumerate(movable):
+            lane[operator] = trial.suggest_int(f"lane{number}", 0, self.lanes - 1)
+            order = self._shifted(order, operator, incumbent.wait, trial.suggest_float(f"place{number}", 0.0, 1.0))
+        launch: Ints = np.array(order, dtype=np.int32)
+        makespan = self.evaluator.makespan_us(launch, lane, incumbent.width_index, incumbent.wait)
+        self.found.append(Candidate(makespan, launch, lane, incumbent.width_index, incumbent.wait))
+        return makespan
+
+    def _shifted(self, order: list[int], operator: int, wait: Ints, share: float) -> list[int]:
+        """The launch order with ``operator`` at ``share`` of the places it may take."""
+        place = {index: number for number, index in enumerate(order)}
+        before = self.problem.predecessors(operator) + ([int(wait[operator])] if wait[operator] >= 0 else [])
+        after = self.problem.successors(operator) + [int(index) for index in np.flatnonzero(wait == operator)]
+        low = max((place[index] for index in before), default=-1) + 1
+        high = min((place[index] for index in after), default=len(order)) - 1
+        rest = [index for index in order if index != operator]
+        target = low + round(share * (high - low))
+        return [*rest[:target], operator, *rest[target:]]
+
+
+def _parameters(policy: Policy, several_widths: bool) -> dict[str, float]:
+    found = {
+        "bottom": policy.bottom, "duration": policy.duration, "successors": policy.successors, "pressure": policy.pressure,
+        "alpha": policy.alpha, "gate": min(policy.gate, _GATES[-1]), "lanes_share": policy.lanes_share,
+    }  # fmt: skip
+    if several_widths:
+        found["wide_below"] = policy.wide_below
+    return found
+
+
+def _sampler(seed: int) -> optuna.samplers.BaseSampler:
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate was experimental before 5.0
+        # Both are spelled out because their defaults changed in 5.0.
+        return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=12)
+
+
+def _open_study(path: str | None, name: str) -> optuna.Study:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = f"sqlite:///{path}" if path is not None else None
+    study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True, sampler=_sampler(0))
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state == optuna.trial.TrialState.RUNNING:
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            logger.info("trial %d of study %s was interrupted and is made again", trial.number, name)
+    return study
+
+
+OPTUNA = OptunaSearch()
