@@ -221,12 +221,18 @@ class CpuSession:
         return [results[place] for place in range(count)]
 
     def _single(self, request: LimitsRequest | PairedRequest | CompareRequest) -> Answer | Failure:
-        answers: list[Answer] = []
-        try:
-            answers = list(self._ask(request))
-        except WorkerDied as death:
-            return death.failure
-        return answers[-1] if answers else _NO_ANSWER
+        failure = _NO_ANSWER
+        for _ in range(2):
+            try:
+                answers = list(self._ask(request))
+            except WorkerDied as death:
+                failure = death.failure
+                # Nobody can tell a candidate's crash from a kill by somebody else; only the former comes again.
+                if failure.kind is FailureKind.CRASH:
+                    continue
+                return failure
+            return answers[-1] if answers else _NO_ANSWER
+        return failure
 
     def _ask(
         self, request: LimitsRequest | SoloRequest | PairsRequest | SchedulesRequest | PairedRequest | CompareRequest

@@ -130,6 +130,13 @@ def test_killed_from_outside_in_the_middle_goes_on(opened: Open, program: Progra
     assert state(first) == ""  # reaped, no zombie
 
 
+def test_one_kill_from_outside_costs_an_interleaved_measurement_nothing(opened: Open, program: Program) -> None:
+    session = opened("if once(): os.kill(os.getpid(), signal.SIGKILL)\nkernel(slots)")
+    found = session.paired(lane_schedules(program), rounds=2)
+    assert not isinstance(found, Failure)
+    assert [len(row) for row in found] == [2, 2]
+
+
 def test_the_crash_report_quotes_the_last_words(opened: Open, program: Program) -> None:
     session = opened("print('these were my last words', flush=True)\nos.abort()")
     expect_failure(session.schedules([sequential(program.graph)], rounds=1)[0], FailureKind.CRASH, "these were my last words")
