@@ -171,6 +171,7 @@ class FakeCuda:
         self.duration_us: float = 10.0
         self.native = True
         self.abandoned = 0
+        self.lost = ""  # set by a kernel that breaks the context: every later wait reports it
         self.released = 0
         self.start_order: list[int] = []
 
@@ -241,6 +242,8 @@ class FakeCuda:
         return end.at_us - start.at_us
 
     def synchronize(self) -> None:
+        if self.lost:
+            raise RuntimeError(self.lost)
         if self._capture is not None:
             self._invalidate(self._capture, "cudaErrorStreamCaptureUnsupported: the device was synchronised in a capture")
 

@@ -20,6 +20,7 @@ from tests.conformance.fake_cuda import FakeCuda, FakeProgram, FakeTensor, OutOf
 
 _KILLS = "kills the process"
 _NO_MEMORY = "runs out of memory"
+_LOSES = "loses the device"
 _BAD_CAPTURE = "breaks the capture"
 
 
@@ -41,6 +42,8 @@ class FakeBuilder:
         fake = FakeProgram(cuda, graph)
         kernels = list(fake.kernels)
         for operator in graph.operators:
+            if operator.source == _LOSES:
+                kernels[operator.index] = _losing(cuda, kernels[operator.index])
             if operator.source == _KILLS:
                 kernels[operator.index] = _killing_in_capture(cuda, kernels[operator.index])
             if operator.index in fails:
@@ -62,6 +65,19 @@ def _failing_in_capture(cuda: FakeCuda, kernel: Callable[..., None], error: Exce
         if cuda.capturing(cuda.current_stream()):
             raise error
         kernel(slots)
+
+    return run
+
+
+def _losing(cuda: FakeCuda, kernel: Callable[..., None]) -> Callable[..., None]:
+    def lose(memory: object) -> Callable[[object], None]:
+        cuda.lost = "CUDA error: an illegal memory access was encountered"
+        return lambda target: None
+
+    def run(slots: list[FakeTensor | None]) -> None:
+        kernel(slots)
+        if cuda.capturing(cuda.current_stream()):
+            cuda.launch(lose)
 
     return run
 

@@ -16,6 +16,7 @@ from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, Failure, FailureKind, Samples, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.device.timing import summarize
+from autosched.device.worker_child import describe
 from autosched.runtime.cuda_graph import CaptureOptions, GraphCapturer, GraphRunner, Launchable, Slots, failure_of
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.runtime.streams import Event, Graph, Stream, StreamBackend, Tensor
@@ -105,7 +106,10 @@ class CudaMeasurer:
                 continue
             if operator.signature not in known:
                 self.beat(operator.index)
-                samples = self.solo_samples(operator.index, repeats)
+                try:
+                    samples = self.solo_samples(operator.index, repeats)
+                except Exception as error:
+                    samples = describe(error)
                 if isinstance(samples, Failure):
                     known[operator.signature] = samples
                 else:

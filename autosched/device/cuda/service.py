@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +62,13 @@ from autosched.runtime.plan import FreeRule
 from autosched.runtime.streams import Tensor
 
 
+def end_process(words: str) -> None:
+    """Leave ``words`` for the parent and end at once, without the clean-up that a lost device would not survive."""
+    sys.stderr.write(words + "\n")
+    sys.stderr.flush()
+    os._exit(3)
+
+
 @dataclass(frozen=True)
 class Bench:
     """Everything one open program is measured with.
@@ -88,11 +97,17 @@ class CudaService:
         build: opens a program; called at the ``OpenRequest``.
         settings: applies the parent's settings; called before.
         beat: told the item worked on.
+        die: ends the process, leaving its argument as last words.
     """
 
     def __init__(
-        self, build: Callable[[OpenRequest], Bench], settings: Callable[[SettingsBody], None], beat: Callable[[int], None]
+        self,
+        build: Callable[[OpenRequest], Bench],
+        settings: Callable[[SettingsBody], None],
+        beat: Callable[[int], None],
+        die: Callable[[str], None] = end_process,
     ) -> None:
+        self._die = die
         self._build = build
         self._settings = settings
         self._beat = beat
@@ -103,9 +118,12 @@ class CudaService:
         troubled = False
         try:
             for answer in self._answers(request):
-                troubled = troubled or isinstance(answer, ExtraAnswer) or getattr(answer, "failure", None) is not None
+                if isinstance(answer, ExtraAnswer) or getattr(answer, "failure", None) is not None:
+                    troubled = True
+                    self._require_device()
                 yield answer
-        except Exception:
+        except Exception as error:
+            self._require_device(error)
             # Whoever serves us turns the exception into the last answer, so this must come before.
             if reason := self._taint():
                 yield wrap_answer(TaintedResult(reason))
@@ -117,14 +135,19 @@ class CudaService:
         bench = self._bench
         if bench is None:
             return ""
-        if bench.measurer.capturer.tainted:
-            return "a capture could not be ended in order"
+        return "a capture could not be ended in order" if bench.measurer.capturer.tainted else ""
+
+    def _require_device(self, error: Exception | None = None) -> None:
+        """End this process if the device is lost to it: after an illegal access, say, every later call gives the same error.
+
+        Ending with the item still on the board blames that item and nothing else; a fresh process goes on with the rest.
+        """
+        if self._bench is None:
+            return
         try:
-            bench.measurer.backend.synchronize()
-        except Exception as error:
-            # An illegal access, say: every later call of this process would give the same error.
-            return f"the device reports {type(error).__name__}: {error}"
-        return ""
+            self._bench.measurer.backend.synchronize()
+        except Exception as lost:
+            self._die(f"the device is lost to this process: {error or lost}")
 
     def _answers(self, request: Request) -> Iterator[Answer]:
         if isinstance(request, ExtraRequest) and (settings := unwrap(request, SettingsBody)) is not None:

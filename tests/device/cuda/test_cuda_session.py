@@ -175,15 +175,17 @@ def test_memory_by_rule(session: CudaSession, graph: OpGraph) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_one_failure_and_the_rest_is_measured() -> None:
+@pytest.mark.parametrize(("fault", "words"), [("kills the process", "SIGKILL"), ("loses the device", "illegal memory access")])
+def test_a_lost_process_is_one_failure_and_the_rest_is_measured(fault: str, words: str) -> None:
     builder = GraphBuilder()
     ends = [builder.add([builder.inputs[0]], elements=100 * size) for size in (1, 2, 3)]
     builder.add(ends)
     graph = builder.build()
-    with open_session(graph, {1: "kills the process"}) as session:
+    with open_session(graph, {1: fault}) as session:
         rows = session.solo([1], repeats=2)
         assert isinstance(rows[1][0], Failure)
         assert rows[1][0].kind is FailureKind.CRASH
+        assert words in rows[1][0].detail
         assert all(isinstance(rows[index][0], SoloRecord) for index in (0, 2, 3))
         answers = session.pairs([Pair(0, 2), Pair(0, 1), Pair(2, 0)], repeats=2)
         assert [type(answer) for answer in answers] == [PairRecord, Failure, PairRecord]
