@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
 from autosched.costmodel.analytic import structural
-from autosched.costmodel.design import log_targets
+from autosched.costmodel.design import log_targets, take, take_labels
 from autosched.costmodel.features import FEATURE_SET, KernelColumns, kernel_columns
 from autosched.costmodel.model import Floats, Indices, PairLabels, PairQuery, Prediction, check_labels, point_prediction
 from autosched.costmodel.threads import threads_for
@@ -43,6 +43,9 @@ NOISE = 0.08
 """Standard deviation of a measured log slowdown; with ``DEVIATION`` it decides how many runs outweigh the features."""
 
 STEPS = 250
+MOST_PAIRS = 6_000
+"""More rows than this are thinned at random: seven numbers a kernel and thirteen shared ones need no more, and time grows with rows."""
+
 SOFTNESS = 0.15
 """Width of the bend at saturation: contention begins a little before a resource is full."""
 
@@ -69,6 +72,9 @@ class GrayboxModel:
         self._classes = tuple(sorted({device.kind for device in query.devices}))
         self._deviations = {}
         self._shared = np.tile(_initial_shared(), (len(self._classes), 1))
+        if len(query) > MOST_PAIRS:
+            rows = np.sort(rng.choice(len(query), MOST_PAIRS, replace=False))
+            query, labels = take(query, rows), take_labels(labels, rows)
         self._optimise(query, labels, shared=True)
 
     def adapt(self, query: PairQuery, labels: PairLabels) -> None:
@@ -179,8 +185,9 @@ class GrayboxModel:
                 schedule.step()
         self._shared = base.detach().numpy().copy()
         fitted = table.detach().numpy()
+        keys = _kernel_keys(query)
         for row in np.unique(np.concatenate([query.first, query.last])).tolist():
-            self._deviations[_kernel_keys(query)[row]] = fitted[row].copy()
+            self._deviations[keys[row]] = fitted[row].copy()
 
 
 class _Form:
@@ -199,21 +206,25 @@ class _Form:
         self._own, self._other = torch.from_numpy(own), torch.from_numpy(other)
         slots = np.concatenate(structural(query, columns)) if len(query) else np.zeros(0)
         self._log_structural = torch.from_numpy(np.log(slots))
-        self._is_last = torch.from_numpy(np.repeat([0, 1], len(query)).astype(np.int64))
+        self._directed = torch.from_numpy(np.concatenate([query.first, query.last + len(query.kernels)]))
 
     def log_slowdowns(self, shared: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """``shared`` ``[n_classes, PER_CLASS]``, ``table`` ``[n_kernels, PER_KERNEL]`` -> ``[2n]``."""
         from torch.nn.functional import softplus
 
         count = len(RESOURCES)
-        kind = shared[self._kernel_class]
+        # index_select, because the gradient of plain indexing is several times slower.
+        kind = shared.index_select(0, self._kernel_class)
         demand = (self._base + kind[:, :count] + table[:, :count]).exp()
         sensitivity = (kind[:, count : 2 * count] + kind[:, 2 * count : 3 * count] * self._base + table[:, count : 2 * count]).sigmoid()
-        lack = SOFTNESS * softplus((demand[self._own] + demand[self._other] - 1.0) / SOFTNESS)
-        direction = kind[self._own][:, 3 * count :]
-        exponent = (direction.gather(1, self._is_last[:, None])[:, 0] + table[self._own, -1]).exp()
-        bias = direction.gather(1, 2 + self._is_last[:, None])[:, 0]
-        return bias + exponent * self._log_structural + (sensitivity[self._own] * lack).sum(dim=1).log1p()
+        asked = demand.index_select(0, self._own) + demand.index_select(0, self._other)
+        lack = SOFTNESS * softplus((asked - 1.0) / SOFTNESS)
+        contention = (sensitivity.index_select(0, self._own) * lack).sum(dim=1).log1p()
+        # One column for each direction and kernel; a row takes the one of its own direction.
+        exponent = (kind[:, 3 * count : 3 * count + 2] + table[:, -1:]).exp()
+        directed = exponent.T.reshape(-1).index_select(0, self._directed)
+        bias = kind[:, 3 * count + 2 :].T.reshape(-1).index_select(0, self._directed)
+        return bias + directed * self._log_structural + contention
 
 
 def _initial_shared() -> Floats:

@@ -29,7 +29,7 @@ RISING = (
 )
 """A neighbour that asks for more of a resource never makes a kernel faster; a row can only rise with these."""
 
-ROUNDS = 200
+ROUNDS = 150
 
 
 class XgboostModel:
@@ -63,9 +63,9 @@ class XgboostModel:
         options = {
             "objective": "reg:pseudohubererror" if len(rows) >= 200 else "reg:squarederror",
             "huber_slope": 0.5,
-            "eta": 0.08,
+            "eta": 0.1,
             # Deeper trees only where there are rows to fill them.
-            "max_depth": 3 if len(rows) < 400 else 6,
+            "max_depth": 3 if len(rows) < 400 else 5,
             "min_child_weight": 4.0,
             "subsample": 0.8,
             "colsample_bytree": 0.8,

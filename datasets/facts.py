@@ -87,7 +87,8 @@ class DeviceFacts:
 
 
 _UNITS = ("cores", "physical_cores", "sm_count", "multiprocessors", "units", "threads", "logical_cores")
-_CACHE = ("cache_bytes", "l3_bytes", "llc_bytes", "l2_bytes")
+_CACHE = ("cache_bytes", "l3_bytes", "cache_l3", "l2_bytes", "cache_l2")
+_SIZES = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
 
 
 def device_facts(key: DeviceKey) -> DeviceFacts:
@@ -158,8 +159,10 @@ def _first_int(details: dict[str, str], names: Sequence[str]) -> int:
 def _first_float(details: dict[str, str], names: Sequence[str]) -> float:
     for name in names:
         if name in details:
+            text = details[name].strip()
+            scale = _SIZES.get(text[-1:], 1.0)
             try:
-                return float(details[name])
+                return float(text.rstrip("KMG")) * scale
             except ValueError:
                 continue
     return 0.0
