@@ -1,0 +1,145 @@
+"""Ten questions about CUDA graphs that no document answers, asked of the device itself; and one more, about who starts first.
+
+    python experiments/h200/probe.py --out results/h200          # everything, within nine minutes on one H200
+    python experiments/h200/probe.py --out out --only P4 P6
+    python experiments/h200/probe.py --out out --smoke           # no GPU: plumbing on a test double; its figures mean nothing
+
+Every probe runs in a process of its own with a time limit, so one that hangs or breaks its context costs only itself. Results go to
+``probes.json`` in the folder given: for each probe its question, the answer in a sentence, and the raw data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+_LIMIT_S = 75.0
+_TOTAL_S = 520.0
+
+# Name, question, environment of its process.
+PROBES: dict[str, tuple[str, dict[str, str]]] = {
+    "P1": ("Do allocations on a side stream that has joined the capture come from the private pool, and those on one that has not?", {}),
+    "P2": ("How much memory do vector-clock frees, no frees, and record_stream hold, and do delays show frees that come too early?", {}),
+    "P2r": (
+        "The same for record_stream with graph_capture_record_stream_reuse.",
+        {"PYTORCH_CUDA_ALLOC_CONF": "graph_capture_record_stream_reuse:True"},
+    ),
+    "P3": ("What do capture, instantiation, the first launch and a launch cost, by nodes and shape?", {}),
+    "P4": ("Do independent nodes start in the order in which they were created, and what do priorities change?", {}),
+    "P5a": ("How many long thin kernels run at once with 8 connections?", {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+    "P5b": ("How many long thin kernels run at once with 32 connections?", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
+    "P6": ("What does an edge between branches cost, beside one within a branch?", {}),
+    "P7": ("Where are the cuBLAS workspaces of GEMMs captured on several streams?", {}),
+    "P8": ("Do kernel nodes of cuBLAS, ATen and Triton tell their launch through cuda-bindings?", {}),
+    "P9": ("What is the A/A noise floor of interleaved blocks?", {}),
+    "P10": ("Do this driver and these bindings give graph nodes a tools id?", {}),
+    "P11": ("Of two operators that run at the same time, does the one launched second carry the damage?", {}),
+}
+
+
+def main() -> int:
+    """Run the probes asked for, each in its own process."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for probes.json")
+    parser.add_argument("--only", nargs="*", choices=[*PROBES], help="names of the probes to run")
+    parser.add_argument("--smoke", action="store_true", help="no GPU: run what can be run on a test double")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.inside:
+        return _inside(arguments.inside, arguments.out, arguments.smoke)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    target = arguments.out / "probes.json"
+    document: dict[str, Any] = {"schema": "autosched.probes/1", "machine": _machine(arguments.smoke), "probes": {}}
+    deadline = time.monotonic() + _TOTAL_S
+    for name in arguments.only or PROBES:
+        begin = time.monotonic()
+        limit_s = min(_LIMIT_S, deadline - begin)
+        found = _run(name, limit_s, arguments.smoke) if limit_s > 5 else {"answer": "not run: no time left", "data": {}, "failed": True}
+        found = {"question": PROBES[name][0], "environment": PROBES[name][1], **found, "took_s": round(time.monotonic() - begin, 2)}
+        document["probes"][name] = found
+        # After every probe, so that a time limit on the whole costs only the rest.
+        target.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        sys.stdout.write(f"{name:4} {found['took_s']:6.1f} s  {found['answer']}\n")
+        sys.stdout.flush()
+    return int(any(item.get("failed") for item in document["probes"].values()))
+
+
+def _run(name: str, limit_s: float, smoke: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        command = [sys.executable, str(Path(__file__).resolve()), "--inside", name, "--out", str(result), *(["--smoke"] if smoke else [])]
+        environment = {**os.environ, **PROBES[name][1], "PYTHONPATH": os.pathsep.join(_python_path())}
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False, cwd=folder)
+        except subprocess.TimeoutExpired:
+            return {"answer": f"not answered: no result within {limit_s:.0f} s", "data": {}, "failed": True}
+        if result.is_file():
+            found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+            return found
+        words = (done.stderr or done.stdout).strip()[-1500:]
+        return {"answer": f"not answered: the process ended with status {done.returncode}", "data": {"last_words": words}, "failed": True}
+
+
+def _python_path() -> list[str]:
+    # The double is a module of the tests; the checkout itself comes last, so that its datasets/ hides nobody's.
+    before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return [*before, str(ROOT / "tests" / "conformance"), str(ROOT)]
+
+
+def _inside(name: str, result: Path, smoke: bool) -> int:
+    # A script's own folder comes first on its path; nothing here is to be imported from it but the probes.
+    sys.path[:] = [part for part in sys.path if Path(part or ".").resolve() != Path(__file__).resolve().parent]
+    sys.path.append(str(Path(__file__).resolve().parent))
+    import probe_bench
+    import probe_questions
+
+    bench = probe_bench.smoke_bench() if smoke else probe_bench.cuda_bench()
+    if smoke and name not in probe_questions.ON_THE_DOUBLE:
+        found: dict[str, Any] = {"answer": "not asked: needs a CUDA device", "data": {}}
+    else:
+        answer, data = getattr(probe_questions, name.lower())(bench)
+        found = {"answer": answer, "data": data}
+    found["source"] = "smoke: a test double answered; no figure is a measurement" if smoke else "measured"
+    result.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
+    return 0
+
+
+def _machine(smoke: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform(), "smoke": smoke}
+    query = "name,driver_version,memory.total,clocks.max.sm,clocks.sm,clocks.mem,power.limit,ecc.mode.current,temperature.gpu"
+    for key, command in (
+        ("commit", ["git", "-C", str(ROOT), "rev-parse", "HEAD"]),
+        ("gpu", ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]),
+    ):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+            found[key] = done.stdout.strip() if done.returncode == 0 else ""
+        except (OSError, subprocess.TimeoutExpired):
+            found[key] = ""
+    code = (
+        "import json, torch, importlib.metadata as m\n"
+        "def v(name):\n try: return m.version(name)\n except m.PackageNotFoundError: return ''\n"
+        "print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda or '', 'triton': v('triton'), "
+        "'cuda_bindings': v('cuda-bindings'), 'cudnn': str(torch.backends.cudnn.version() or '')}))"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=tempfile.gettempdir()
+        )
+        found["versions"] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (subprocess.TimeoutExpired, ValueError, IndexError):
+        found["versions"] = {}
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

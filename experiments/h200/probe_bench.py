@@ -1,0 +1,143 @@
+"""What the probes measure with: a device and a program on it, or a test double that stands in for both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from autosched.core.graph import OpGraph
+from autosched.core.records import Failure
+from autosched.device.cuda.bindings import GraphBindings, open_bindings
+from autosched.device.cuda.measure import CudaMeasurer
+from autosched.runtime.cuda_graph import GraphCapturer
+
+KERNELS = r"""
+extern "C" __global__ void stamped(unsigned long long* out, int slot, int time_ns) {
+  unsigned long long start, now;
+  unsigned int sm;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+  asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
+  do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - start < (unsigned long long)time_ns);
+  if (threadIdx.x == 0 && blockIdx.x == 0) { out[slot * 3] = start; out[slot * 3 + 1] = now; out[slot * 3 + 2] = sm; }
+}
+"""
+
+
+@dataclass
+class Bench:
+    """A device, streams, and the tools around them. ``program`` makes a measurer of a model of the zoo."""
+
+    backend: Any
+    capturer: GraphCapturer
+    smoke: bool
+    bindings: GraphBindings | None
+    program: Callable[[], CudaMeasurer]
+
+    def capture(self, sides: Sequence[Any], body: Callable[[], Any]) -> tuple[Any, Any]:
+        """Capture what ``body`` launches on ``sides``."""
+        made = self.capturer.capture_script(sides, body, pool=self.backend.new_pool())
+        if isinstance(made, Failure):
+            raise RuntimeError(made.detail)
+        return made
+
+    def lanes(self, count: int, priority: int = 0) -> list[Any]:
+        """Distinct streams."""
+        return [self.capturer.streams.lane(lane, priority) for lane in range(count)]
+
+    def edge(self, before: Any, after: Any) -> None:
+        """Make stream ``after`` wait for stream ``before``."""
+        event = self.backend.new_event()
+        self.backend.record(event, before)
+        self.backend.wait(after, event)
+
+    def replay_us(self, graph: Any, replays: int, rounds: int) -> list[float]:
+        """Mean time of a replay in each of ``rounds`` blocks of back-to-back replays."""
+        backend, stream = self.backend, self.capturer.streams.named("replay")
+        times = []
+        for _ in range(rounds):
+            start, end = backend.new_event(timing=True), backend.new_event(timing=True)
+            with backend.on(stream):
+                backend.replay(graph)
+                backend.record(start, stream)
+                for _ in range(replays):
+                    backend.replay(graph)
+                backend.record(end, stream)
+            backend.synchronize()
+            times.append(backend.elapsed_us(start, end) / replays)
+        return times
+
+    def preheat(self) -> None:
+        """Keep the device busy for a second and a half, so that its clock is where steady work finds it."""
+        if self.smoke:
+            return
+        import torch
+
+        a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            for _ in range(20):
+                a @ a
+            torch.cuda.synchronize()
+
+
+def cuda_bench() -> Bench:
+    """On the first visible GPU."""
+    from autosched.runtime.streams import TorchStreams
+
+    backend = TorchStreams()
+    bindings = open_bindings()
+    capturer = GraphCapturer(backend, reader=bindings)
+
+    def program() -> CudaMeasurer:
+        from autosched.capture.export import capture
+        from autosched.runtime.kernels import bind, random_inputs
+        from autosched.zoo import load
+
+        try:
+            model = load("torchvision:googlenet")
+        except Exception:  # a machine without torchvision still has the package's own nets
+            model = load("autosched:toy")
+        captured = capture(model.model, model.args, model.kwargs)
+        device = backend.device
+        bound = bind(captured.program, {value: tensor.to(device) for value, tensor in captured.constants.items()}, device)
+        measurer = CudaMeasurer(capturer, bound, captured.program.graph, random_inputs(captured.program, 0, device))
+        failure = capturer.warm_up(bound, measurer.static)
+        if failure is not None:
+            raise RuntimeError(failure.detail)
+        return measurer
+
+    bench = Bench(backend, capturer, False, bindings, program)
+    bench.preheat()
+    return bench
+
+
+def smoke_bench() -> Bench:
+    """On the double."""
+    from fake_cuda import FakeCuda, FakeProgram
+    from fake_graphs import diamond
+
+    cuda = FakeCuda()
+    capturer = GraphCapturer(cuda, reader=cuda)
+
+    def program() -> CudaMeasurer:
+        graph: OpGraph = diamond(3, 4)
+        fake = FakeProgram(cuda, graph)
+        return CudaMeasurer(capturer, fake, graph, fake.inputs(0))
+
+    return Bench(cuda, capturer, True, None, program)
+
+
+def spread(times: Sequence[float]) -> dict[str, float]:
+    """Median and range, rounded for people; the raw times are kept beside it."""
+    return {"median_us": round(median(times), 3), "min_us": round(min(times), 3), "max_us": round(max(times), 3)}
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's rank correlation of two sequences without ties."""
+    count = len(first)
+    ranks = [[sorted(values).index(item) for item in values] for values in (first, second)]
+    distance = sum((a - b) ** 2 for a, b in zip(*ranks, strict=True))
+    return 1.0 - 6.0 * distance / (count * (count**2 - 1))
