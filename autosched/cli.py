@@ -17,6 +17,8 @@ from autosched.core.errors import AutoschedError, UsageError
 if TYPE_CHECKING:
     from autosched.core.report import TuneReport
 
+_INTERRUPTED = 130  # 128 + SIGINT, as a shell would say it
+
 app = typer.Typer(
     name="autosched",
     help="Decide when and where each operator of a PyTorch model runs: measure, search, verify, export, load.",
@@ -49,18 +51,21 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(error, as_json)
         raise SystemExit(error.exit_code) from error
     except KeyboardInterrupt:
-        print("autosched: interrupted; finished measurements are kept, the same command goes on from them", file=sys.stderr)
-        raise SystemExit(130) from None
+        code = _INTERRUPTED
+    except SystemExit as stopped:
+        # typer turns Ctrl-C into an exit of its own, without a word.
+        code = stopped.code
     except Exception as error:
         code = _typer_exit(error, as_json)
+    if code == _INTERRUPTED:
+        print("autosched: interrupted; finished measurements are kept, the same command goes on from them", file=sys.stderr)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
 def _typer_exit(error: Exception, as_json: bool) -> int:
     """The exit code of click's own errors (bad options, aborts); anything else is a bug and is raised again."""
     if type(error).__name__ == "Abort":
-        print("autosched: interrupted; finished measurements are kept, the same command goes on from them", file=sys.stderr)
-        return 130
+        return _INTERRUPTED
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if show is None or code is None:
         raise error

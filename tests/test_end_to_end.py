@@ -1,0 +1,126 @@
+"""The main job on a real model and the real CPU device: tune, save, check, load, bench, trace; and a job that is cut off and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import autosched
+from autosched import pipeline, zoo
+from autosched.config import cache_dir
+
+# A loaded machine may be called unstable (exit code 3); everything else must hold all the same.
+SAID_SOMETHING = (0, 3)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> pipeline.Tuned:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOSCHED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        toy = zoo.load("autosched:toy")
+        return autosched.tune(toy.model, toy.args, toy.kwargs, device="cpu", effort="quick", budget_s=4, name=toy.name)
+
+
+@pytest.fixture(scope="module")
+def bundle(tuned: pipeline.Tuned, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "toy.autosched"
+    report = tuned.save(path)
+    assert report.bundle == str(path)
+    return path
+
+
+def test_the_report_is_complete_and_consistent(tuned: pipeline.Tuned) -> None:
+    report = tuned.report
+    rows = {row.name: row for row in report.strategies}
+    assert {"sequential", "sequential_wide", "critical_path", "beam", "eager_1"} <= rows.keys() or torch.get_num_threads() == 1
+    chosen = rows[report.chosen]
+    assert chosen.measured_us is not None
+    assert chosen.ci_us is not None
+    assert chosen.ci_us[0] <= chosen.measured_us <= chosen.ci_us[1]
+    assert not any(row.name == report.chosen and row.failure for row in report.strategies)
+    # Nothing is kept that is slower than the best sequential schedule measured beside it, beyond what its interval allows.
+    assert report.ratio_high <= 1.0
+    assert all(
+        row.max_abs_error is not None and row.max_abs_error < 1e-4 for row in report.strategies if row.measured_us and row.predicted_us
+    )
+    assert report.verdict in tuned.summary()
+
+
+def test_a_saved_schedule_loads_and_computes_what_the_model_computes(bundle: Path) -> None:
+    toy = zoo.load("autosched:toy")
+    fast = autosched.load(bundle, toy.model, strict=True)
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(*toy.args, **toy.kwargs), toy.model(*toy.args, **toy.kwargs), rtol=1e-4, atol=1e-5)
+
+
+def test_check_bench_and_trace_work_on_it(bundle: Path, tmp_path: Path) -> None:
+    assert pipeline.check(bundle, zoo.load("autosched:toy").model).verdict == "exact"
+    done = command("bench", str(bundle), "--rounds", "8", "--json")
+    assert done.returncode in SAID_SOMETHING, done.stderr
+    if done.returncode == 0:
+        result = json.loads(done.stdout)
+        assert result["ci_us"][0] <= result["tuned_us"] <= result["ci_us"][1]
+        assert result["sequential_us"] > 0
+    timeline = tmp_path / "t.json"
+    done = command("trace", str(bundle), "-o", str(timeline), "--json")
+    assert done.returncode == 0, done.stderr
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert len([event for event in events if event["ph"] == "X"]) >= json.loads(done.stdout)["operators"]
+
+
+def test_a_schedule_of_another_model_runs_that_model_as_it_came(bundle: Path) -> None:
+    other = zoo.load("autosched:moe")
+    with pytest.warns(UserWarning, match="as it came"):
+        same = autosched.load(bundle, other.model)
+    with torch.inference_mode():
+        torch.testing.assert_close(same(*other.args, **other.kwargs), other.model(*other.args, **other.kwargs))
+    with pytest.raises(autosched.AutoschedError):
+        autosched.load(bundle, other.model, strict=True)
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "autosched", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_an_interrupted_job_keeps_its_measurements_and_the_next_goes_on(tmp_path: Path) -> None:
+    environment = {**os.environ, "AUTOSCHED_CACHE": str(tmp_path)}
+    asked = [sys.executable, "-P", "-m", "autosched", "tune", "autosched:toy", "--device", "cpu", "--effort", "quick", "--budget", "30s"]
+    job = subprocess.Popen(asked, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    journals: list[Path] = []
+    begin = time.monotonic()
+    while time.monotonic() - begin < 120 and not (journals and journals[0].stat().st_size > 0):
+        assert job.poll() is None, job.stderr.read() if job.stderr else ""
+        time.sleep(0.05)
+        journals = list(tmp_path.glob("measurements/*.jsonl"))
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    kept = journals[0].read_text().splitlines()
+    assert kept
+    done = command(
+        "tune", "autosched:toy", "--device", "cpu", "--effort", "quick", "--budget", "3s", "--json", AUTOSCHED_CACHE=str(tmp_path)
+    )
+    assert done.returncode in SAID_SOMETHING, done.stderr
+    assert journals[0].read_text().splitlines()[: len(kept)] == kept  # nothing was measured again, and nothing lost
+
+
+def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "here"))
+    assert cache_dir() == tmp_path / "here"
