@@ -79,7 +79,7 @@ def _add_call(graph: torch.fx.Graph, call: Call, made: dict[int, Any], device: t
     function: Any = resolve(call.target)
     result = graph.call_function(function, tuple(real(item) for item in call.args), {name: real(item) for name, item in call.kwargs})
     returns = function._schema.returns
-    single = len(returns) == 1 and "[]" not in str(returns[0].type)
+    single = len(returns) == 1 and not isinstance(returns[0].type, torch.ListType)
     for position, value in enumerate(call.outputs):
         if value >= 0:
             made[value] = result if single else graph.call_function(operator.getitem, (result, position))

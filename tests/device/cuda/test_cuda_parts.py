@@ -1,0 +1,415 @@
+"""The parts that touch drivers and libraries, on stand-ins for them; and everything imported where there is no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import gc
+import json
+import random
+import subprocess
+import sys
+import types
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import FakeCuda
+from graphs import random_placement, random_program
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import branches_program
+
+from autosched.core.errors import DeviceError, DeviceMissing, UnsupportedGraph, UsageError
+from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
+from autosched.core.program import Call, Many, Ref
+from autosched.device.cuda import facts
+from autosched.device.cuda.baselines import BaselineKind, compile_options, program_module
+from autosched.device.cuda.bindings import GraphBindings, KernelNode, open_bindings
+from autosched.device.cuda.device import CudaDevice
+from autosched.device.cuda.profile import OperatorProfile, ProfileSource, read_trace
+from autosched.device.cuda.screen import require_capturable, synchronising_operators
+from autosched.device.cuda.settings import apply_settings, current_settings
+from autosched.device.registry import DEVICES
+from autosched.runtime.captured import NodeKind
+from autosched.runtime.cuda_graph import GraphCapturer
+from autosched.runtime.kernels import bind, random_inputs
+from autosched.runtime.plan import FreeRule, make_plan
+from autosched.runtime.streams import NAN_PATTERN, TorchStreams
+
+no_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
+
+
+def test_everything_imports_and_nothing_touches_cuda() -> None:
+    code = (
+        "import pkgutil, importlib, sys, autosched.device.cuda as room\n"
+        "import autosched.runtime.cuda_graph, autosched.runtime.streams, autosched.verify.graph_audit, autosched.verify.race_stress\n"
+        "for item in pkgutil.iter_modules(room.__path__): importlib.import_module('autosched.device.cuda.' + item.name)\n"
+        "import torch\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert not any(name.startswith('cuda.bindings') or name == 'pynvml' for name in sys.modules), 'loaded too early'\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    command = [sys.executable, "-P", "-c", f"import sys; sys.path.append({str(root)!r})\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # torch itself may import cuda.bindings; a CPU build has none to import.
+    assert done.returncode == 0, done.stderr
+
+
+@no_cuda
+def test_without_cuda_the_device_says_what_is_missing_and_what_to_do() -> None:
+    with pytest.raises(DeviceMissing, match=r"built without CUDA; install .* or use --device cpu"):
+        DEVICES.get("cuda")()
+    with pytest.raises(DeviceError, match="reaches no CUDA device"):
+        TorchStreams()
+
+
+def test_without_a_driver_or_a_gpu_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts.gpu_facts.cache_clear()
+
+    def no_library(name: str) -> Any:
+        raise OSError("cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    with pytest.raises(DeviceMissing, match="no NVIDIA driver here"):
+        facts.gpu_facts()
+    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(start=100))
+    with pytest.raises(DeviceMissing, match="cuInit gave error 100"):
+        facts.gpu_facts()
+    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(devices=0))
+    with pytest.raises(DeviceMissing, match="sees 0 GPUs"):
+        facts.gpu_facts()
+
+
+class FakeDriverLibrary:
+    """The few driver calls that need no context."""
+
+    def __init__(self, *, start: int = 0, devices: int = 1) -> None:
+        self._start = start
+        self._devices = devices
+
+    def cuInit(self, flags: int) -> int:
+        return self._start
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self._devices
+        return 0
+
+    def cuDeviceGet(self, handle: Any, index: int) -> int:
+        return 0
+
+    def cuDeviceGetName(self, name: Any, length: int, handle: Any) -> int:
+        name.value = b"Test GPU MIG 1g.18gb"
+        return 0
+
+    def cuDeviceTotalMem_v2(self, total: Any, handle: Any) -> int:
+        total._obj.value = 18 << 30
+        return 0
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = 13020
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, number: int, handle: Any) -> int:
+        if number == 37:
+            return 1  # this driver does not tell the bus width
+        value._obj.value = number
+        return 0
+
+
+def test_the_key_is_read_without_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts.gpu_facts.cache_clear()
+    monkeypatch.setattr(facts, "_driver", FakeDriverLibrary)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    device = CudaDevice()
+    details = dict(device.key.details)
+    assert device.key.name == "Test GPU MIG 1g.18gb"
+    assert details["compute_capability"] == "75.76"
+    assert details["sm_count"] == "16"
+    assert details["mig"] == "1g.18gb"
+    assert details["memory_gib"] == "18"
+    assert "memory_bus_bits" not in details
+    assert dict(device.software.versions)["cuda_driver"] == "13.2"
+    facts.gpu_facts.cache_clear()
+
+
+# -- cuda-bindings -----------------------------------------------------------------------------------------------------
+class Code(enum.IntEnum):
+    SUCCESS = 0
+    INVALID = 1
+
+
+class FakeDriver(types.SimpleNamespace):
+    """``cuda.bindings.driver`` with a graph of three nodes: a fill, then a function's kernel, then a library's kernel."""
+
+    def __init__(self) -> None:
+        kinds = types.SimpleNamespace(
+            CU_GRAPH_NODE_TYPE_KERNEL=0,
+            CU_GRAPH_NODE_TYPE_MEMCPY=1,
+            CU_GRAPH_NODE_TYPE_MEMSET=2,
+            CU_GRAPH_NODE_TYPE_EMPTY=5,
+            CU_GRAPH_NODE_TYPE_WAIT_EVENT=6,
+            CU_GRAPH_NODE_TYPE_EVENT_RECORD=7,
+        )
+        super().__init__(
+            CUgraphNodeType=kinds,
+            CUfunction_attribute=types.SimpleNamespace(
+                CU_FUNC_ATTRIBUTE_NUM_REGS="NUM_REGS",
+                CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES="SHARED",
+                CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES="LOCAL",
+            ),
+            CUkernelNodeAttrID=types.SimpleNamespace(
+                CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster", CU_LAUNCH_ATTRIBUTE_PRIORITY="priority"
+            ),
+            CUstream=int,
+        )
+
+    def CUgraph(self, init_value: int) -> int:
+        return init_value
+
+    def CUgraphNode(self, init_value: int) -> int:
+        return init_value
+
+    def cuDriverGetVersion(self) -> tuple[Code, int]:
+        return Code.SUCCESS, 13000
+
+    def cuStreamGetCaptureInfo(self, stream: int) -> tuple[Any, ...]:
+        return (Code.SUCCESS, 1 if stream == 7 else 0, 5, 9, [11, 12, 0], None, 2)
+
+    def cuGraphGetNodes(self, graph: int, count: int = 0) -> tuple[Any, ...]:
+        return Code.SUCCESS, [11, 12, 13][:count], 3
+
+    def cuGraphGetEdges(self, graph: int, count: int = 0) -> tuple[Any, ...]:
+        return Code.SUCCESS, [11, 12][:count], [12, 13][:count], [None, None][:count], 2
+
+    def cuGraphNodeGetDependencies(self, node: int, count: int = 0) -> tuple[Any, ...]:
+        found = {12: [11], 13: [12]}.get(node, [])
+        return Code.SUCCESS, found[:count], None, len(found)
+
+    def cuGraphNodeGetType(self, node: int) -> tuple[Any, ...]:
+        return Code.SUCCESS, {11: 2}.get(node, 0)
+
+    def cuGraphKernelNodeGetParams(self, node: int) -> tuple[Any, ...]:
+        shape = {"gridDimX": 10, "gridDimY": 2, "gridDimZ": 1, "blockDimX": 128, "blockDimY": 1, "blockDimZ": 1, "sharedMemBytes": 1024}
+        return Code.SUCCESS, types.SimpleNamespace(func=100 if node == 12 else 0, kern=0 if node == 12 else 200, **shape)
+
+    def cuKernelGetFunction(self, kernel: int) -> tuple[Any, ...]:
+        return Code.SUCCESS, 201
+
+    def cuFuncGetAttribute(self, attribute: str, function: int) -> tuple[Any, ...]:
+        return Code.SUCCESS, {"NUM_REGS": 40, "SHARED": 512, "LOCAL": 16}[attribute]
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: int, threads: int, shared: int) -> tuple[Any, ...]:
+        return Code.SUCCESS, 5
+
+    def cuGraphKernelNodeGetAttribute(self, node: int, attribute: str) -> tuple[Any, ...]:
+        if node == 13:
+            return Code.INVALID, None
+        return Code.SUCCESS, types.SimpleNamespace(clusterDim=types.SimpleNamespace(x=2, y=1, z=1), priority=-3)
+
+
+class RawGraph:
+    def raw_cuda_graph(self) -> int:
+        return 9
+
+
+def test_bindings_read_graphs_and_kernels() -> None:
+    reader = GraphBindings(FakeDriver())
+    assert reader.driver_version() == "13.0"
+    assert reader.frontier(types.SimpleNamespace(cuda_stream=7)) == (11, 12)
+    assert reader.frontier(types.SimpleNamespace(cuda_stream=8)) == ()
+    assert reader.dependencies(13) == (12,)
+    assert reader.dependencies(11) == ()
+    nodes, edges = reader.read(RawGraph())
+    assert nodes == ((11, NodeKind.MEMSET), (12, NodeKind.KERNEL), (13, NodeKind.KERNEL))
+    assert edges == ((11, 12), (12, 13))
+    own, library = reader.kernels(RawGraph())
+    assert own == KernelNode((10, 2, 1), (128, 1, 1), 40, 512, 1024, 16, 5, 2, -3)
+    assert (library.registers, library.cluster, library.priority) == (40, 1, 0)
+    assert own.blocks == 20
+    assert own.threads == 128
+    assert own.waves(2) == 2.0
+
+
+def test_bindings_are_found_by_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trap 12: an install may resolve to bindings newer, or a driver older, than what is asked for."""
+    import importlib
+
+    driver: Any = FakeDriver()
+    monkeypatch.setattr(importlib, "import_module", lambda name: driver)
+    assert open_bindings() is not None
+
+    class Older(FakeDriver):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "cuGraphGetEdges":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    driver = Older()
+    assert open_bindings() is None
+
+    class NoDriver(FakeDriver):
+        def cuDriverGetVersion(self) -> tuple[Code, int]:
+            raise RuntimeError("Failed to dlopen libcuda.so.1")
+
+    driver = NoDriver()
+    assert open_bindings() is None
+
+
+def test_a_driver_error_is_an_error() -> None:
+    class Failing(FakeDriver):
+        def cuGraphGetNodes(self, graph: int, count: int = 0) -> tuple[Any, ...]:
+            return Code.INVALID, None, None
+
+    with pytest.raises(RuntimeError, match="cuGraphGetNodes"):
+        GraphBindings(Failing()).read(RawGraph())
+
+
+# -- profile -----------------------------------------------------------------------------------------------------------
+def test_a_profiler_trace_is_read_without_looking_at_names() -> None:
+    kernel = {"grid": [4, 1, 1], "block": [256, 1, 1], "registers per thread": 32, "shared memory": 2048, "blocks per SM": 0.03}
+    events = [
+        {"ph": "X", "cat": "kernel", "ts": 20, "args": {**kernel, "occupancy": {"activeBlocksPerMultiprocessor": 8}}},
+        {"ph": "X", "cat": "kernel", "ts": 10, "args": kernel},
+        {"ph": "X", "cat": "gpu_memset", "ts": 5, "args": {}},
+        {"ph": "X", "cat": "cpu_op", "ts": 1, "name": "aten::mm"},
+        {"ph": "M", "name": "process_name"},
+    ]
+    kernels, others = read_trace(json.loads(json.dumps(events)))
+    assert others == 1
+    assert [item.resident_blocks for item in kernels] == [0, 8]  # "blocks per SM" is not residency
+    assert kernels[0].blocks == 4
+    assert kernels[0].dynamic_shared_bytes == 2048
+    profile = OperatorProfile("s", 0, kernels, others, 1, 2, 3, 4.0, 5.0, ProfileSource.PROFILER)
+    assert profile.longest is kernels[0]
+    assert OperatorProfile("s", 0, (), 0, 1, 2, 3, 4.0, 5.0, ProfileSource.GRAPH).longest is None
+
+
+# -- screen ------------------------------------------------------------------------------------------------------------
+def one_call(target: str, *args: object, dtypes: tuple[str, ...] = ("float32", "float32")) -> OpGraph:
+    values = [Value(index, TensorSpec((4,), dtype, (1,)), ValueRole.INPUT, index) for index, dtype in enumerate(dtypes)]
+    made = len(values)
+    values.append(Value(made, TensorSpec((4,), "float32", (1,)), ValueRole.INTERMEDIATE, made))
+    call = Call(target, args, (), (made,))  # type: ignore[arg-type]
+    operator = Operator(0, "pick", (call,), call.reads(), (made,), (), 0, 0, 0, "s", "net.py:7")
+    return OpGraph((operator,), tuple(values), tuple(range(made)), (made,))
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        (one_call("aten::nonzero.default", Ref(0)), "reads a value back"),
+        (one_call("aten::masked_select.default", Ref(0), Ref(1), dtypes=("float32", "bool")), "reads a value back"),
+        (one_call("aten::index.Tensor", Ref(0), Many((Ref(1),)), dtypes=("float32", "bool")), "indexes with a mask"),
+    ],
+)
+def test_operators_that_synchronise_are_named_before_capture(graph: OpGraph, words: str) -> None:
+    (found,) = synchronising_operators(graph)
+    assert words in found.reason
+    with pytest.raises(UnsupportedGraph, match=r"pick \(aten::.*\) at net\.py:7"):
+        require_capturable(graph)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        one_call("aten::index.Tensor", Ref(0), Many((Ref(1),)), dtypes=("float32", "int64")),  # tagged dynamic, and harmless
+        one_call("aten::add.Tensor", Ref(0), Ref(1)),
+        branches_program()[0].graph,
+    ],
+)
+def test_ordinary_operators_pass(graph: OpGraph) -> None:
+    assert synchronising_operators(graph) == []
+
+
+# -- baselines ---------------------------------------------------------------------------------------------------------
+@settings(deadline=None, derandomize=True, max_examples=15)
+@given(st.integers(0, 1000))
+def test_the_program_as_a_module_computes_the_same(seed: int) -> None:
+    program, constants = random_program(random.Random(seed), 20)
+    bound = bind(program, constants)
+    inputs = random_inputs(program, seed)
+    wanted = [tensor.clone() for tensor in bound.run(inputs)]
+    with torch.inference_mode():
+        made = program_module(bound)(*[tensor.clone() for tensor in inputs])
+    assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+
+
+@pytest.mark.parametrize("kind", [BaselineKind.COMPILED, BaselineKind.MAX_AUTOTUNE, BaselineKind.MAX_AUTOTUNE_COMBO])
+def test_every_compiler_option_exists(kind: BaselineKind) -> None:
+    known = torch._inductor.list_options()
+    options = compile_options(kind)
+    assert set(options) <= set(known)
+    assert options["triton.cudagraphs"] is False  # captured by us, so that no guard or copy is on its clock
+    assert options.get("freezing", False) == (kind is BaselineKind.MAX_AUTOTUNE_COMBO)
+
+
+def test_an_eager_baseline_has_no_compiler_options() -> None:
+    with pytest.raises(UsageError, match="not compiled"):
+        compile_options(BaselineKind.EAGER)
+
+
+# -- real tensors under the executor's order and frees -----------------------------------------------------------------
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.integers(0, 10_000))
+def test_real_operators_in_any_order_with_frees_give_the_same_bits(seed: int) -> None:
+    rng = random.Random(seed)
+    program, constants = random_program(rng, rng.randint(5, 30))
+    bound = bind(program, constants)
+    inputs = random_inputs(program, seed)
+    wanted = [tensor.clone() for tensor in bound.run([tensor.clone() for tensor in inputs])]
+    schedule = random_placement(rng, program.graph, 4, extra_edges=1)
+    for rule in (FreeRule.VECTOR_CLOCK, FreeRule.HOLD_ALL):
+        made = GraphCapturer(FakeCuda()).run_eager(bound, make_plan(program.graph, schedule, rule), inputs)
+        assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+
+
+def test_a_freed_value_is_really_gone() -> None:
+    """Its last Python reference goes when the plan says so; else no block is ever used again."""
+    program, constants = branches_program(branches=2, depth=3, size=8)
+    bound = bind(program, constants)
+    alive: list[weakref.ref[Any]] = []
+    most = 0
+
+    def watching(kernel: Any, index: int) -> Any:
+        def run(slots: list[Any]) -> None:
+            nonlocal most
+            kernel(slots)
+            for value in program.graph.operators[index].writes:
+                alive.append(weakref.ref(slots[value]))
+            gc.collect()
+            most = max(most, sum(item() is not None for item in alive))
+
+        return run
+
+    kernels = tuple(watching(kernel, index) for index, kernel in enumerate(bound.kernels))
+    watched = type(bound)(program, bound.device, kernels, bound.constants)
+    order = list(range(len(program.graph)))
+    plan = make_plan(program.graph, random_placement(random.Random(0), program.graph, 1))
+    outputs = GraphCapturer(FakeCuda()).run_eager(watched, plan, random_inputs(program, 0))
+    assert len(alive) == len(order)
+    assert most <= 4
+    assert sum(item() is not None for item in alive) == len(outputs)
+
+
+def test_settings_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = current_settings(0)
+    try:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+        changed = current_settings(2)
+        assert changed.float32_matmul_precision == "high"
+        assert changed.cudnn_benchmark
+        assert changed.device_index == 2
+        apply_settings(before)
+        assert current_settings(0) == before
+    finally:
+        apply_settings(before)
+
+
+def test_the_poison_is_not_a_number_in_every_floating_point_type() -> None:
+    words = torch.tensor([NAN_PATTERN], dtype=torch.int32)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert bool(words.view(dtype).isnan().all())
