@@ -1,0 +1,52 @@
+"""Files that older versions wrote stay readable: one folder of real files for each schema, for ever."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from autosched.core.records import DeviceKey, Failure, SoftwareKey, SoloRecord
+from autosched.costmodel.pair_set import pair_set
+from autosched.costmodel.persist import load_model
+from autosched.datasets.journal import Journal, Scope
+from autosched.datasets.store import Store
+
+FOLDERS = sorted(path for path in Path(__file__).parent.glob("schema-*") if (path / "predictions.json").is_file())
+
+
+def test_there_is_a_golden_folder() -> None:
+    assert FOLDERS
+
+
+@pytest.fixture(params=FOLDERS, ids=lambda folder: folder.name)
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy, because opening a journal leaves a lock file beside it."""
+    shutil.copytree(request.param, tmp_path / "golden")
+    return tmp_path / "golden"
+
+
+def test_an_old_store_opens(golden: Path) -> None:
+    pairs = pair_set(Store.open(golden / "store"))
+    assert set(pairs.labels.family) == {"alpha", "beta"}
+    assert len(Store.open(golden / "store").groups()) == 8
+
+
+@pytest.mark.parametrize("name", ["analytic", "graybox", "xgboost", "torch", "stacked"])
+def test_an_old_model_predicts_what_it_predicted(golden: Path, name: str) -> None:
+    expected = msgspec.json.decode((golden / "predictions.json").read_bytes(), type=dict[str, list[float]])
+    pairs = pair_set(Store.open(golden / "store"))
+    model = load_model(golden / f"model-{name}")
+    assert model.name == name
+    np.testing.assert_allclose(model.predict(pairs.query).slowdown_last, expected[name], rtol=1e-4)
+
+
+def test_an_old_journal_answers(golden: Path) -> None:
+    journal = Journal.open(golden / "journal.jsonl", Scope(DeviceKey("cpu", "golden", (("cores", "2"),)), SoftwareKey(())))
+    solo = journal.solo("a", 1)
+    assert isinstance(solo, SoloRecord)
+    assert solo.samples.median_us == 5.25
+    assert isinstance(journal.pair("a", 1, "b", 2), Failure)
