@@ -301,6 +301,11 @@ class GraphCapturer:
         self._scratch: Pool | None = None
         self._keepers: list[Graph] = []
 
+    @property
+    def can_observe(self) -> bool:
+        """Whether captures can be described, and so audited."""
+        return self._reader is not None
+
     def scratch_pool(self) -> Pool:
         """The pool that candidates share, so that trying hundreds of them does not grow memory. Their replays must not overlap.
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
-from autosched.device.cuda.bindings import GraphBindings, open_bindings
 from autosched.device.cuda.measure import CudaMeasurer
+from autosched.runtime.cuda_bindings import GraphBindings, open_bindings
 from autosched.runtime.cuda_graph import GraphCapturer
 
 KERNELS = r"""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from autosched.core.program import Program
-from autosched.device.cuda.bindings import open_bindings
 from autosched.device.cuda.measure import CudaMeasurer
+from autosched.runtime.cuda_bindings import open_bindings
 from autosched.runtime.cuda_graph import CaptureOptions, GraphCapturer, GraphRunner
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.plan import Plan

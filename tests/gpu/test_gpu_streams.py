@@ -14,9 +14,9 @@ from programs import branches_program
 
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, sequential
-from autosched.device.cuda.bindings import GraphBindings, open_bindings
 from autosched.device.cuda.stress import DelaySet, stress_plan
 from autosched.runtime.captured import NodeKind
+from autosched.runtime.cuda_bindings import GraphBindings, open_bindings
 from autosched.runtime.cuda_graph import GraphRunner
 from autosched.runtime.plan import FreeRule, Plan, make_plan
 from autosched.runtime.streams import EmptyCapture, StreamSet, TorchStreams

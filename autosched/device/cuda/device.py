@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autosched.core.program import Program
 from autosched.core.records import DeviceKey, SoftwareKey
-from autosched.device.cuda.facts import gpu_facts, require_cuda_build
 from autosched.device.cuda.screen import require_capturable
 from autosched.device.cuda.session import CudaSession
 from autosched.device.cuda.settings import current_settings
+from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key, require_cuda_build
 
 if TYPE_CHECKING:
     import torch
-
-# Rises when what a record of this device means changes.
-CUDA_SCHEMA = 1
 
 
 class CudaDevice:
@@ -36,30 +31,17 @@ class CudaDevice:
         require_cuda_build()
         self._seed = seed
         self._index = index
-        self._facts = gpu_facts(index)
+        self._key = cuda_device_key(index)
 
     @property
     def key(self) -> DeviceKey:
-        """Name, compute capability, multiprocessors, caches, memory (in GiB), bus width, ECC, MIG, integrated."""
-        return DeviceKey("cuda", self._facts.name, tuple(sorted(self._facts.details().items())))
+        """As ``runtime.cuda_key.cuda_device_key``."""
+        return self._key
 
     @property
     def software(self) -> SoftwareKey:
-        """Versions of PyTorch, the CUDA runtime, cuDNN, Triton and the driver, and the schema of our records."""
-        import torch
-
-        cudnn: Any = torch.backends.cudnn
-        versions = {
-            "torch": str(torch.__version__),
-            "torch_git": str(torch.version.git_version or "unknown"),
-            "cuda_runtime": str(torch.version.cuda),
-            "cudnn": str(cudnn.version()),
-            "triton": _version("triton"),
-            "cuda_driver": self._facts.driver,
-            "python": ".".join(str(part) for part in sys.version_info[:2]),
-            "autosched_cuda_schema": str(CUDA_SCHEMA),
-        }
-        return SoftwareKey(tuple(sorted(versions.items())))
+        """As ``runtime.cuda_key.cuda_software_key``."""
+        return cuda_software_key(self._index)
 
     def open(self, program: Program, constants: Mapping[int, torch.Tensor], *, timeout_s: float) -> CudaSession:
         """As ``base.Device.open``. Nothing starts before the first request.
@@ -69,10 +51,3 @@ class CudaDevice:
         """
         require_capturable(program.graph)
         return CudaSession(program, constants, timeout_s=timeout_s, settings=current_settings(self._index), seed=self._seed)
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"

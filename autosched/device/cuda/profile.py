@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from autosched.core.records import Failure
-from autosched.device.cuda.bindings import GraphBindings, KernelNode
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.captured import NodeKind
+from autosched.runtime.cuda_bindings import GraphBindings, KernelNode
 
 _COLD_COPIES = 5
 

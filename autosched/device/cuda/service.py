@@ -14,7 +14,6 @@ from autosched.core.errors import UsageError
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, sequential
 from autosched.device.base import Comparison
-from autosched.device.cuda.bindings import GraphBindings
 from autosched.device.cuda.limits import measure_costs
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.messages import (
@@ -56,6 +55,7 @@ from autosched.device.worker_messages import (
     SoloRequest,
 )
 from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.cuda_bindings import GraphBindings
 from autosched.runtime.cuda_graph import CaptureOptions, failure_of
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import FreeRule

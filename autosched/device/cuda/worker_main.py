@@ -11,16 +11,16 @@ import msgspec
 import torch
 
 from autosched.core.errors import UnsupportedGraph
-from autosched.device.cuda.bindings import open_bindings
-from autosched.device.cuda.facts import GpuMeter
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.messages import SettingsBody
+from autosched.device.cuda.meter import GpuMeter
 from autosched.device.cuda.screen import observe_synchronising
 from autosched.device.cuda.service import Bench, CudaService
 from autosched.device.cuda.settings import apply_settings
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import OpenRequest, ProgramMessage
 from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.cuda_bindings import open_bindings
 from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.streams import Tensor, TorchStreams

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+from dataclasses import replace
 
 import pytest
 from fake_cuda import FakeCuda, FakeProgram, FakeTensor, OutOfMemory
@@ -16,6 +17,7 @@ from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.runtime.captured import NodeKind
 from autosched.runtime.cuda_graph import CaptureOptions, GraphCapturer, GraphRunner
+from autosched.runtime.cuda_load import prepare_runner
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.runtime.streams import StreamSet
 
@@ -351,6 +353,30 @@ def test_warm_up_reports_what_does_not_run() -> None:
     failure = rig.capturer.warm_up(rig.program, rig.inputs)
     assert failure is not None
     assert "no kernel image" in failure.detail
+
+
+def test_a_loaded_plan_is_captured_audited_and_called() -> None:
+    graph = random_graph(random.Random(8), 25)
+    rig = Rig(graph)
+    plan = make_plan(graph, random_schedule(random.Random(8), graph, 3))
+    runner = prepare_runner(rig.capturer, rig.program, graph, plan, rig.inputs)
+    for seed in range(3):
+        inputs = rig.program.inputs(seed)
+        assert rig.numbers(runner(inputs)) == rig.program.run(inputs)
+
+
+def test_a_plan_that_fails_its_audit_is_never_served() -> None:
+    graph = diamond(2, 2)
+    rig = Rig(graph)
+    schedule = make_schedule(graph, range(len(graph)), [0, 0, 0, 1, 1, 0])
+    plan = make_plan(graph, schedule)
+    steps = tuple(replace(step, waits=()) if step.operator == 5 else step for step in plan.steps)
+    with pytest.raises(DeviceError, match="fails its audit: data order"):
+        prepare_runner(rig.capturer, rig.program, graph, replace(plan, steps=steps), rig.inputs)
+    assert rig.cuda.live_graphs == 0
+    broken = Rig(graph, fail_at={1: RuntimeError("no kernel")})
+    with pytest.raises(DeviceError, match="do not run on this device"):
+        prepare_runner(broken.capturer, broken.program, graph, plan, broken.inputs)
 
 
 # Trap 5 (rewiring the edges of a captured graph): never done; a schedule is captured anew, because GEMMs of one stream share a workspace.

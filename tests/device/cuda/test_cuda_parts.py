@@ -25,15 +25,15 @@ from programs import branches_program
 from autosched.core.errors import DeviceError, DeviceMissing, UnsupportedGraph, UsageError
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Many, Ref
-from autosched.device.cuda import facts
 from autosched.device.cuda.baselines import BaselineKind, compile_options, program_module
-from autosched.device.cuda.bindings import GraphBindings, KernelNode, open_bindings
 from autosched.device.cuda.device import CudaDevice
 from autosched.device.cuda.profile import OperatorProfile, ProfileSource, read_trace
 from autosched.device.cuda.screen import require_capturable, synchronising_operators
 from autosched.device.cuda.settings import apply_settings, current_settings
 from autosched.device.registry import DEVICES
+from autosched.runtime import cuda_key as facts
 from autosched.runtime.captured import NodeKind
+from autosched.runtime.cuda_bindings import GraphBindings, KernelNode, open_bindings
 from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.plan import FreeRule, make_plan

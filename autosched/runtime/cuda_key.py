@@ -1,15 +1,22 @@
-"""Facts about a GPU, read from the driver without creating a context: the process that tunes must never own one."""
+"""What a GPU is, as keys that bundles and records carry; read from the driver without creating a context.
+
+The process that tunes must never own a context, and a server must know whether a bundle fits before it makes one.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from autosched.core.errors import DeviceMissing
-from autosched.core.records import Contamination
+from autosched.core.records import DeviceKey, SoftwareKey
+
+# Rises when what a record of a CUDA device means changes.
+CUDA_SCHEMA = 1
 
 # CUdevice_attribute numbers, from the CUDA driver's header.
 _ATTRIBUTES = {
@@ -106,27 +113,40 @@ def _driver() -> Any:
         raise DeviceMissing(f"there is no NVIDIA driver here ({name} cannot be loaded); install one, or use --device cpu") from error
 
 
-class GpuMeter:
-    """The clock beside each sample, through NVML where nvidia-ml-py is installed; reads only, changes nothing."""
+def cuda_device_key(index: int = 0) -> DeviceKey:
+    """Name, compute capability, multiprocessors, caches, memory (in GiB), bus width, ECC, MIG, integrated.
 
-    def __init__(self, index: int = 0) -> None:
-        self._handle: Any = None
-        self._nvml: Any = None
-        try:
-            import pynvml
+    Raises:
+        DeviceMissing: as :func:`gpu_facts`.
+    """
+    found = gpu_facts(index)
+    return DeviceKey("cuda", found.name, tuple(sorted(found.details().items())))
 
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            self._nvml = pynvml
-        except Exception:  # NVML raises errors of its own for every way a machine can lack it
-            self._handle = None
 
-    def read(self) -> Contamination:
-        """The multiprocessors' clock now; other processes' share of a GPU is not something NVML tells."""
-        if self._handle is None:
-            return Contamination()
-        try:
-            clock = self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
-        except Exception:
-            return Contamination()
-        return Contamination(clock_mhz=float(clock))
+def cuda_software_key(index: int = 0) -> SoftwareKey:
+    """Versions of PyTorch, the CUDA runtime, cuDNN, Triton and the driver, and the schema of our records.
+
+    Raises:
+        DeviceMissing: as :func:`gpu_facts`.
+    """
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    versions = {
+        "torch": str(torch.__version__),
+        "torch_git": str(torch.version.git_version or "unknown"),
+        "cuda_runtime": str(torch.version.cuda),
+        "cudnn": str(cudnn.version()),
+        "triton": _version("triton"),
+        "cuda_driver": gpu_facts(index).driver,
+        "python": ".".join(str(part) for part in sys.version_info[:2]),
+        "autosched_cuda_schema": str(CUDA_SCHEMA),
+    }
+    return SoftwareKey(tuple(sorted(versions.items())))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"

@@ -1,0 +1,33 @@
+"""What a GPU was doing while a sample was taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autosched.core.records import Contamination
+
+
+class GpuMeter:
+    """The clock beside each sample, through NVML where nvidia-ml-py is installed; reads only, changes nothing."""
+
+    def __init__(self, index: int = 0) -> None:
+        self._handle: Any = None
+        self._nvml: Any = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            self._nvml = pynvml
+        except Exception:  # NVML raises errors of its own for every way a machine can lack it
+            self._handle = None
+
+    def read(self) -> Contamination:
+        """The multiprocessors' clock now; other processes' share of a GPU is not something NVML tells."""
+        if self._handle is None:
+            return Contamination()
+        try:
+            clock = self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
+        except Exception:
+            return Contamination()
+        return Contamination(clock_mhz=float(clock))

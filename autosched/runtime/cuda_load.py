@@ -1,0 +1,74 @@
+"""A plan made ready to serve on a GPU: warmed up, captured in a pool of its own, and audited before it may run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from autosched.core.errors import DeviceError
+from autosched.core.graph import OpGraph
+from autosched.core.records import Failure
+from autosched.runtime.captured import CapturedGraph
+from autosched.runtime.cuda_bindings import open_bindings
+from autosched.runtime.cuda_graph import CaptureOptions, GraphCapturer, GraphRunner, Launchable
+from autosched.runtime.graph_audit import audit_graph
+from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.plan import Plan
+from autosched.runtime.streams import Tensor, TorchStreams
+
+_lock = threading.Lock()
+_capturers: dict[int, GraphCapturer] = {}
+
+
+def cuda_runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor]) -> GraphRunner:
+    """Capture ``plan`` for serving; the result takes inputs and returns tensors that belong to the caller.
+
+    All runners of one device in a process share its streams, and so take turns.
+
+    Args:
+        bound: on the device; the runner keeps it, since the graph holds the addresses of its constants.
+        inputs: an example, on the device; shapes, types and strides of every later call.
+
+    Raises:
+        DeviceError: if it cannot be captured, or the captured graph does not pass its audit.
+    """
+    return prepare_runner(_capturer(bound.device), bound, bound.program.graph, plan, inputs)
+
+
+def prepare_runner(capturer: GraphCapturer, program: Launchable, graph: OpGraph, plan: Plan, inputs: Sequence[Tensor]) -> GraphRunner:
+    """As :func:`cuda_runner`, on any backend.
+
+    Raises:
+        DeviceError: if it cannot be captured, or the captured graph does not pass its audit.
+    """
+    backend = capturer.backend
+    static = [backend.static_like(tensor) for tensor in inputs]
+    backend.copy(static, inputs)
+    backend.synchronize()
+    failure = capturer.warm_up(program, static)
+    if failure is not None:
+        raise DeviceError(f"the operators do not run on this device: {failure.detail}. Run 'autosched check', or use the model as it is.")
+    options = CaptureOptions(observe=capturer.can_observe)
+    made = capturer.capture(program, plan, static, graph=graph, options=options)
+    if isinstance(made, Failure):
+        raise DeviceError(f"the schedule cannot be captured here: {made.detail}. Tune again on this machine, or use the model as it is.")
+    if made.captured is not None:
+        _require_sound(graph, plan, made.captured, made)
+    return made
+
+
+def _require_sound(graph: OpGraph, plan: Plan, captured: CapturedGraph, runner: GraphRunner) -> None:
+    report = audit_graph(graph, plan, captured)
+    if not report.sound:
+        runner.close()
+        raise DeviceError(f"the captured graph fails its audit: {report.problems[0]}. It is not used; tune again on this machine.")
+
+
+def _capturer(device: torch.device) -> GraphCapturer:
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    with _lock:
+        if index not in _capturers:
+            _capturers[index] = GraphCapturer(TorchStreams(torch.device("cuda", index)), reader=open_bindings())
+        return _capturers[index]
