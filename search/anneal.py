@@ -1,7 +1,9 @@
 """Simulated annealing on the direct encoding: a launch order, a lane for each operator, its width, and at most one extra wait.
 
 The temperature is low (0.2 % of the makespan at first, a fortieth of that at the end): near a good schedule most moves cost several per
-cent, and hotter runs only lose what the start had. *Source:* Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing", Science 220, 1983.
+cent, and hotter runs only lose what the start had.
+
+*Source:* Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing", Science 220, 1983.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class _Search:
         shape = fluid_numba.float_row(count, self.lanes), fluid_numba.int_row(count, self.lanes)
         self.rows: tuple[Floats, Ints] = np.zeros((beam.width, shape[0])), np.zeros((beam.width, shape[1]), dtype=np.int32)
         self.next_rows: tuple[Floats, Ints] = np.zeros_like(self.rows[0]), np.zeros_like(self.rows[1])
-        self.trial: tuple[Floats, Ints] = np.zeros((1, shape[0])), np.zeros((1, shape[1]), dtype=np.int32)
+        self.trial: tuple[Floats, Ints] = np.zeros(shape[0]), np.zeros(shape[1], dtype=np.int32)
         capacity = beam.width * beam.branch * len(self.widths) * 2
         self.children = np.zeros((capacity, 5), dtype=np.int64)
         self.scores = np.zeros(capacity)
@@ -88,13 +88,22 @@ class _Search:
         return sorted(self.finished, key=lambda candidate: candidate.makespan_us)
 
     def _expand(self) -> int:
-        return int(
+        trial_floats, trial_ints = self.trial
+        found = int(
             self.compiled.expand_level(
                 *self.problem.arrays, *self.rows, self.states, self.lanes, self.lanes, self.bottom, self.priority, self.widths,
-                self.beam.branch, int(self.beam.pilot), self.policy_vector, self.decoder.fastest, self.decoder.narrow, self.words,
-                self.children, self.scores, *self.trial,
+                self.beam.branch, self.words, self.children, self.scores, trial_floats, trial_ints,
             )
         )  # fmt: skip
+        if self.beam.pilot:
+            # From here, not from compiled code: inlining the list scheduler there would double the time to compile.
+            for child in range(found):
+                parent, operator, width, hold, _ = self.children[child].tolist()
+                trial_floats[:] = self.rows[0][parent]
+                trial_ints[:] = self.rows[1][parent]
+                self.compiled.extend(*self.problem.arrays, trial_floats, trial_ints, self.lanes, self.lanes, operator, width, hold)
+                self.scores[child] = self._finish(trial_floats, trial_ints)
+        return found
 
     def _keep(self, found: int) -> None:
         seen: set[int] = set()
@@ -123,14 +132,19 @@ class _Search:
             self.finished.append(candidate)
 
     def _completed(self, floats: Floats, ints: Ints) -> Candidate:
-        trial_floats, trial_ints = self.trial[0][0], self.trial[1][0]
+        trial_floats, trial_ints = self.trial
         trial_floats[:] = floats
         trial_ints[:] = ints
-        makespan = self.compiled.list_finish(
-            *self.problem.arrays, trial_floats, trial_ints, self.lanes, self.priority, self.policy_vector, self.decoder.fastest,
-            self.decoder.narrow,
+        makespan = self._finish(trial_floats, trial_ints)
+        return read_candidate(trial_ints, self.lanes, self.problem.count, makespan)
+
+    def _finish(self, floats: Floats, ints: Ints) -> float:
+        return float(
+            self.compiled.list_finish(
+                *self.problem.arrays, floats, ints, self.lanes, self.priority, self.policy_vector, self.decoder.fastest,
+                self.decoder.narrow,
+            )
         )  # fmt: skip
-        return read_candidate(trial_ints, self.lanes, self.problem.count, float(makespan))
 
     def _complete(self) -> None:
         for state in range(self.states):

@@ -14,6 +14,7 @@ pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); t
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any, cast
@@ -46,6 +47,23 @@ def _compiled(signature: str) -> Callable[[Function], Function]:
                 raise
             logger.info("compiled code is not cached: %s", error)
             return cast(Function, numba.njit(signature, nogil=True)(function))
+
+    return decorate
+
+
+def _compiled_on_demand(signature: str) -> Callable[[Function], Function]:
+    """As :func:`_compiled`, at the first call: for entries that a process may never need and no compiled code calls."""
+
+    def decorate(function: Function) -> Function:
+        ready: list[Function] = []
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            if not ready:
+                ready.append(_compiled(signature)(function))
+            return ready[0](*arguments)
+
+        return call
 
     return decorate
 
@@ -607,27 +625,27 @@ def prefix_key(floats, ints, lanes, count, words):  # type: ignore[no-untyped-de
     return key ^ int(floats[0] * 1e4)
 
 
-@_compiled(f"i8({_ARRAYS},{_F2},i4[:,::1],i8,i8,i8,{_F1},{_F1},{_I1},i8,i8,{_F1},{_I1},i8,i8[::1],i8[:,::1],{_F1},{_F2},i4[:,::1])")
+@_compiled_on_demand(f"i8({_ARRAYS},{_F2},i4[:,::1],i8,i8,i8,{_F1},{_F1},{_I1},i8,i8[::1],i8[:,::1],{_F1},{_F1},{_I1})")
 def expand_level(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
-    beam_floats, beam_ints, states, lanes, used, bottom, priority, widths, most, pilot, policy, fastest, narrow,
-    words, children, scores, trial_floats, trial_ints,
+    beam_floats, beam_ints, states, lanes, used, bottom, priority, widths, most, words, children, scores, floats, ints,
 ):  # fmt: skip
-    """Score every child of every state of a beam; returns how many children there are.
+    """List every child of every state of a beam, scored by ``prefix_bound``; returns how many there are.
 
     Args:
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
         beam_floats, beam_ints: rows of ``states`` prefixes.
-        most: most operators tried for each state.
-        pilot: 0 scores by ``prefix_bound``, 1 by completing the prefix with ``policy``.
+        states, lanes, used: prefixes in the beam, lane slots, lanes used.
+        bottom: float64 ``[n]``, longest path to the end, microseconds.
+        priority, widths, most: as in ``branches``.
+        words: int64 ``[n]``, as in ``prefix_key``.
         children: int64 ``[capacity, 5]``: parent, operator, width index, hold, key. Overwritten.
         scores: float64 ``[capacity]``, microseconds. Overwritten.
-        trial_floats, trial_ints: one row each, overwritten.
+        floats, ints: one state's rows, overwritten.
     """
     count = kernel.shape[0]
     found = 0
     out = np.empty(6 * most * widths.shape[0] + 6, dtype=np.int32)
-    floats = trial_floats[0]
-    ints = trial_ints[0]
     for state in range(states):
         options = branches(
             pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
@@ -647,13 +665,7 @@ def expand_level(  # type: ignore[no-untyped-def]
             children[found, 2] = out[3 * option + 1]
             children[found, 3] = out[3 * option + 2]
             children[found, 4] = prefix_key(floats, ints, lanes, count, words)
-            if pilot:
-                scores[found] = list_finish(
-                    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
-                    floats, ints, lanes, priority, policy, fastest, narrow,
-                )  # fmt: skip
-            else:
-                scores[found] = prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom)
+            scores[found] = prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom)
             found += 1
     return found
 
@@ -730,7 +742,7 @@ def draw_wait(order, position, lane_of, operator, wait, window, pred_ptr, pred_i
     return before
 
 
-@_compiled(f"i8({_ARRAYS},i8,i4[:,::1],i4[:,::1],{_F1},{_F1},{_I1},{_F1},{_F1},i8,i8,i8,u8[::1],{_F1},{_I1})")
+@_compiled_on_demand(f"i8({_ARRAYS},i8,i4[:,::1],i4[:,::1],{_F1},{_F1},{_I1},{_F1},{_F1},i8,i8,i8,u8[::1],{_F1},{_I1})")
 def anneal_steps(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
     lanes, current, best, values, bound, widths, moves, temperatures, first_step, steps, total_steps, random_state,
@@ -804,7 +816,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
     return simulated
 
 
-@_compiled(f"void({_ARRAYS},i8,{_I1},{_I1},{_I1},{_I1},{_F1},{_I1},{_I1},i8,{_F1})")
+@_compiled_on_demand(f"void({_ARRAYS},i8,{_I1},{_I1},{_I1},{_I1},{_F1},{_I1},{_I1},i8,{_F1})")
 def enumerate_schedules(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
     lanes, best_order, best_lane, width_index, wait, floats, scratch, stack, most, result,

@@ -10,11 +10,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.search.anneal import Annealer, MoveWeights
 from autosched.search.beam import PILOT_BEAM, Beam
 from autosched.search.policies import Candidate, Decoder, best_policies
-from autosched.search.problem import Problem
+from autosched.search.problem import Ints, Problem
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import SearchContext, Strategy, baselines
 
@@ -90,20 +92,22 @@ def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 def difference(first: Schedule, second: Schedule) -> float:
     """Share (0 to 1) of operators that follow another operator on their lane, or run at another width, in the second schedule."""
-    mine, theirs = _followed(first), _followed(second)
-    count = len(first.order)
-    changed = sum(1 for index in range(count) if mine[index] != theirs[index] or first.width[index] != second.width[index])
-    return changed / max(1, count)
+    return _changed_share(_followed(first), _followed(second))
 
 
-def _followed(schedule: Schedule) -> list[int]:
+def _changed_share(first: Ints, second: Ints) -> float:
+    return float(np.mean((first != second).any(axis=0))) if first.shape[1] else 0.0
+
+
+def _followed(schedule: Schedule) -> Ints:
+    """Each operator's predecessor on its lane (-1 none) and its width: int32 ``[2, n]``."""
     last: dict[int, int] = {}
     followed = [-1] * len(schedule.order)
     for index in schedule.order:
         lane = schedule.lane[index]
         followed[index] = last.get(lane, -1)
         last[lane] = index
-    return followed
+    return np.array([followed, schedule.width], dtype=np.int32)
 
 
 def proposals(
@@ -160,11 +164,14 @@ def _merge(problem: Problem, into: dict[str, Proposal], name: str, is_baseline: 
 def _diverse(ranked: Sequence[Proposal], count: int, least_difference: float) -> list[Proposal]:
     kept: list[Proposal] = []
     passed_over: list[Proposal] = []
+    forms: list[Ints] = []
     for proposal in ranked:
         if len(kept) == count:
             break
-        if all(difference(proposal.schedule, other.schedule) >= least_difference for other in kept):
+        form = _followed(proposal.schedule)
+        if all(_changed_share(form, other) >= least_difference for other in forms):
             kept.append(proposal)
+            forms.append(form)
         else:
             passed_over.append(proposal)
     return kept + passed_over[: count - len(kept)]

@@ -94,6 +94,30 @@ def wide(rng: np.random.Generator, count: int, *, chain: int = 3) -> list[list[i
     return predecessors
 
 
+def cells(rng: np.random.Generator, count: int, *, blocks: int = 5, chain: int = 6) -> list[list[int]]:
+    """Predecessors of a NASNet-like graph: cells of ``blocks`` sums of two branches, each cell reading the two cells before it."""
+    predecessors: list[list[int]] = [[]]
+    outputs = [0, 0]
+    while len(predecessors) < count:
+        sums: list[int] = []
+        for _ in range(blocks):
+            ends: list[int] = []
+            for source in (outputs[-1], outputs[-2]) if rng.random() < 0.7 else (outputs[-1], outputs[-1]):
+                last = source
+                for _ in range(int(rng.integers(1, chain + 1))):
+                    if len(predecessors) < count - 1:
+                        predecessors.append([last])
+                        last = len(predecessors) - 1
+                ends.append(last)
+            if len(predecessors) < count - 1:
+                predecessors.append(sorted(set(ends)))
+                sums.append(len(predecessors) - 1)
+        if len(predecessors) < count:
+            predecessors.append(sorted(set(sums)) or [outputs[-1]])
+        outputs = [outputs[-1], len(predecessors) - 1]
+    return predecessors
+
+
 def random_costs(
     rng: np.random.Generator,
     count: int,
@@ -134,11 +158,12 @@ SHAPES: dict[str, Callable[[np.random.Generator, int], list[list[int]]]] = {
     "layered": layered,
     "series_parallel": series_parallel,
     "wide": wide,
+    "cells": cells,
 }
 
 
 def random_problem(seed: int, count: int, *, shape: str = "layered", max_lanes: int = 4, widths: tuple[int, ...] = (1,)) -> Problem:
-    """A seeded problem of the named shape (``layered``, ``series_parallel`` or ``wide``)."""
+    """A seeded problem of the named shape (``layered``, ``series_parallel``, ``wide`` or ``cells``)."""
     rng = np.random.default_rng(seed)
     predecessors = SHAPES[shape](rng, count)
     return Problem.from_arrays(predecessors, random_costs(rng, count, widths=widths, max_lanes=max_lanes))

@@ -16,7 +16,7 @@ from autosched.core.schedule import Schedule
 from autosched.search.problem import Problem
 from autosched.search.strategy import Rule, SearchContext
 
-STATES = 256
+STATES = 64
 
 
 def clusters(problem: Problem) -> list[list[int]]:

@@ -1,0 +1,82 @@
+"""Lower bounds on what any schedule can reach under the model: how far from the optimum a search can be at most.
+
+*Source:* the configuration linear programme of multiprocessor scheduling (Gilmore and Gomory, "A linear programming approach to the
+cutting-stock problem", Operations Research 9, 1961), with columns that are sets of operators running together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import numpy as np
+
+from autosched.core.errors import UsageError
+from autosched.search.fluid import MIN_SLOWDOWN
+from autosched.search.problem import Problem
+
+MOST_COLUMNS = 400_000
+
+
+def critical_path_bound_us(problem: Problem) -> float:
+    """Longest path at each operator's fastest width, plus the fixed cost; valid where no pair speeds up together."""
+    fastest = np.min([problem.operator_us(place) for place in range(len(problem.costs.widths))], axis=0)
+    levels = np.zeros(problem.count)
+    for index in range(problem.count - 1, -1, -1):
+        levels[index] = fastest[index] + max((levels[after] for after in problem.successors(index)), default=0.0)
+    return float(levels.max(initial=0.0) + problem.latency_us[2])
+
+
+def configuration_bound_us(problem: Problem, lanes: int) -> float:
+    """Least total time in which sets of independent operators, each at its rate in that set, do all the work.
+
+    Columns: every antichain of at most ``lanes`` operators in every order of start, narrow width. Precedence between sets, launch gaps
+    and waits are ignored, so the bound is valid but not tight.
+
+    Args:
+        problem: one width; up to about 24 operators.
+        lanes: most operators at once.
+
+    Raises:
+        UsageError: if there would be more than ``MOST_COLUMNS`` columns.
+        ImportError: without scipy (scikit-learn brings it).
+    """
+    optimize, sparse = importlib.import_module("scipy.optimize"), importlib.import_module("scipy.sparse")
+    rows: list[int] = []
+    columns: list[int] = []
+    rates: list[float] = []
+    column = 0
+    for members in _antichains(problem, lanes):
+        for order in itertools.permutations(members):
+            for place, index in enumerate(order):
+                kernel = problem.kernel[index, 0]
+                slowdown = 1.0
+                for other_place, other in enumerate(order):
+                    if other != index:
+                        excess = problem.excess_first if place < other_place else problem.excess_last
+                        slowdown += float(excess[kernel, problem.kernel[other, 0]])
+                rows.append(index)
+                columns.append(column)
+                rates.append(1.0 / max(slowdown, MIN_SLOWDOWN))
+            column += 1
+            if column > MOST_COLUMNS:
+                raise UsageError(f"the configuration bound needs more than {MOST_COLUMNS} columns; use a smaller or narrower graph")
+    matrix = sparse.csc_matrix((rates, (rows, columns)), shape=(problem.count, column))
+    solved = optimize.linprog(np.ones(column), A_ub=-matrix, b_ub=-problem.operator_us(0), method="highs")
+    bound = float(solved.fun) + float(problem.latency_us[2])
+    return max(bound, critical_path_bound_us(problem)) if float(problem.excess_last.min(initial=0.0)) >= 0.0 else bound
+
+
+def _antichains(problem: Problem, most: int) -> list[tuple[int, ...]]:
+    """Sets of at most ``most`` operators of which none comes before another."""
+    found: list[tuple[int, ...]] = [(index,) for index in range(problem.count)]
+    layer = found
+    for _ in range(most - 1):
+        layer = [
+            (*members, index)
+            for members in layer
+            for index in range(members[-1] + 1, problem.count)
+            if all(problem.graph.independent(index, member) for member in members)
+        ]
+        found = found + layer
+    return found

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from strategy_suite import flat_costs
+
+from autosched.core.errors import UsageError
+from autosched.search import exact, synthetic
+from autosched.search.bounds import configuration_bound_us, critical_path_bound_us
+from autosched.search.problem import Problem
+from autosched.search.simulate import Evaluator, makespan_us
+from autosched.search.strategy import STRATEGIES, SearchContext
+
+
+def test_brute_force_counts_every_order_and_assignment_once() -> None:
+    # Two independent operators: 2 orders x (both on one lane, or two lanes) = 4 schedules.
+    problem = Problem.from_arrays([[], []], flat_costs([2.0, 3.0]))
+    solved = exact.brute_force(problem, 2)
+    assert (solved.evaluations, solved.complete, solved.best.makespan_us) == (4, True, 3.0)
+    # A chain of three: one order, lanes 1, then 1 or 2, then ...: 1 * 2 * (2 or 3 new ones) = 5 with three lanes.
+    chain = Problem.from_arrays([[], [0], [1]], flat_costs([1.0] * 3, max_lanes=3))
+    assert exact.brute_force(chain, 3).evaluations == 5
+
+
+def test_brute_force_finds_what_enumeration_in_python_finds() -> None:
+    import itertools
+
+    problem = synthetic.random_problem(11, 6, max_lanes=2)
+    evaluator = Evaluator(problem, 2)
+    width = np.zeros(6, dtype=np.int32)
+    best = min(
+        evaluator.makespan_us(np.array(order, dtype=np.int32), np.array(lane, dtype=np.int32), width)
+        for order in itertools.permutations(range(6))
+        if all(order.index(before) < order.index(index) for index in range(6) for before in problem.predecessors(index))
+        for lane in itertools.product(range(2), repeat=6)
+    )
+    solved = exact.brute_force(problem, 2)
+    assert solved.best.makespan_us == pytest.approx(best, rel=1e-12)
+    assert makespan_us(problem, solved.best.schedule(problem)) == pytest.approx(best, rel=1e-12)
+
+
+def test_brute_force_stops_at_its_budget_and_says_so() -> None:
+    solved = exact.brute_force(synthetic.random_problem(1, 9, shape="wide", max_lanes=3), 3, max_evaluations=1000)
+    assert (solved.evaluations, solved.complete) == (1000, False)
+
+
+def test_brute_force_refuses_large_graphs() -> None:
+    with pytest.raises(UsageError, match="11 operators"):
+        exact.brute_force(synthetic.random_problem(1, 11), 2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_default_search_equals_brute_force_on_small_graphs(seed: int) -> None:
+    problem = synthetic.random_problem(seed, 8, max_lanes=3)
+    solved = exact.brute_force(problem, 3)
+    found = STRATEGIES.get("portfolio").propose(problem, SearchContext(np.random.default_rng(seed), max_evaluations=20_000))
+    assert makespan_us(problem, found[0]) <= solved.best.makespan_us * (1 + 1e-9)  # waits may make it faster still
+
+
+@pytest.mark.skipif(not exact.cp_sat_available(), reason="OR-Tools is not installed")
+def test_cp_sat_finds_the_optimum_without_interference() -> None:
+    problem = Problem.from_arrays([[], [], []], flat_costs([3.0, 3.0, 6.0]))
+    solved = exact.cp_sat(problem, 2)
+    assert solved is not None
+    assert (solved.makespan_us, solved.bound_us) == (6.0, 6.0)
+    assert makespan_us(problem, solved.schedule) == 6.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bounds_are_below_the_optimum(seed: int) -> None:
+    problem = synthetic.random_problem(seed, 7, max_lanes=3)
+    optimum = exact.brute_force(problem, 3).best.makespan_us
+    pytest.importorskip("scipy")
+    assert critical_path_bound_us(problem) <= optimum
+    assert critical_path_bound_us(problem) <= configuration_bound_us(problem, 3) <= optimum * (1 + 1e-9)
+
+
+def test_the_configuration_bound_is_tight_for_processor_sharing() -> None:
+    pytest.importorskip("scipy")
+    problem = Problem.from_arrays([[], []], flat_costs([4.0, 4.0], slowdown=2.0))
+    assert configuration_bound_us(problem, 2) == pytest.approx(8.0)

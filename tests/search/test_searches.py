@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from strategy_suite import flat_costs
+
+from autosched.search import synthetic
+from autosched.search.anneal import Annealer, MoveWeights
+from autosched.search.beam import Beam
+from autosched.search.optuna_search import OptunaSearch
+from autosched.search.policies import Decoder, Policy, best_policies, portfolio
+from autosched.search.problem import Problem
+from autosched.search.simulate import makespan_us
+from autosched.search.strategy import STRATEGIES, SearchContext
+
+
+def context(evaluations: int = 5000, seed: int = 0, **limits: object) -> SearchContext:
+    return SearchContext(np.random.default_rng(seed), max_evaluations=evaluations, **limits)  # type: ignore[arg-type]
+
+
+def test_the_portfolio_has_24_policies_and_more_where_there_are_widths() -> None:
+    problem = synthetic.random_problem(0, 10, widths=(1, 2))
+    assert len(portfolio(problem, np.array([0], dtype=np.int32))) == 24
+    assert len(set(portfolio(problem, np.array([0, 1], dtype=np.int32)))) == 96
+
+
+def test_a_gate_holds_back_and_the_wait_becomes_an_edge() -> None:
+    # 1 and 2 harm each other by far more than they gain; 2 is ready at once on a free lane and must be held back by an edge.
+    problem = Problem.from_arrays([[], []], flat_costs([4.0, 4.0], slowdown=10.0))
+    held = Decoder(problem, 2, np.array([0], dtype=np.int32)).decode(Policy(gate=1.0)).schedule(problem)
+    assert makespan_us(problem, held) == 8.0
+    assert held.lane_slots == 1 or held.extra_edges
+
+
+def test_wide_operators_are_chosen_where_nothing_else_is_ready() -> None:
+    problem = Problem.from_arrays([[], [0], [0], [1, 2]], flat_costs([4.0] * 4, widths=(1, 2)))
+    decoder = Decoder(problem, 2, np.array([0, 1], dtype=np.int32))
+    found = decoder.decode(Policy(wide_below=0.0)).schedule(problem)
+    assert found.width == (2, 1, 1, 2)
+    assert makespan_us(problem, found) == 8.0
+
+
+def test_mixing_widths_beats_every_pure_form() -> None:
+    # Two lanes; a wide operator beside anything doubles both. Chain operators gain from width, the middle pair from lanes.
+    solo = np.array([8.0, 3.0, 3.0, 8.0, 4.0, 2.9, 2.9, 4.0])  # four kernels narrow, the same four wide
+    slow = np.ones((8, 8))
+    slow[4:, :] = slow[:, 4:] = 2.0
+    from autosched.core.costs import CostTable
+
+    kernel = np.array([[0, 4], [1, 5], [2, 6], [3, 7]], dtype=np.int32)
+    problem = Problem.from_arrays([[], [0], [0], [1, 2]], CostTable((1, 2), kernel, solo, slow, slow, 0.0, 0.0, 0.0, 2))
+    best = STRATEGIES.get("portfolio").propose(problem, context())[0]
+    assert best.width == (2, 1, 1, 2)
+    assert makespan_us(problem, best) == 11.0  # 4 + 3 + 4; all narrow 19, all wide 13.8
+
+
+def test_annealing_improves_on_its_start_and_its_value_is_true() -> None:
+    problem = synthetic.random_problem(3, 60)
+    lanes, widths = 4, np.array([0], dtype=np.int32)
+    start = Decoder(problem, lanes, widths).decode(Policy())
+    found, spent = Annealer(problem, lanes, widths).run(start, context(20_000), "test")
+    assert 0 < spent <= 20_000
+    assert found[0].makespan_us < start.makespan_us * 0.99
+    assert makespan_us(problem, found[0].schedule(problem)) == pytest.approx(found[0].makespan_us, rel=1e-12)
+
+
+def test_move_weights_switch_moves_off() -> None:
+    problem = synthetic.random_problem(3, 40, widths=(1, 2))
+    lanes, widths = 4, np.array([0, 1], dtype=np.int32)
+    start = Decoder(problem, lanes, widths).decode(Policy())
+    only_order = MoveWeights(lane=0.0, order=1.0, lane_and_order=0.0, width=0.0, wait=0.0)
+    found, _ = Annealer(problem, lanes, widths, moves=only_order).run(start, context(4000), "test")
+    assert (found[0].lane == start.lane).all()
+    assert (found[0].width_index == start.width_index).all()
+    assert (found[0].order != start.order).any()
+    only_waits = MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, wait=1.0)
+    found, _ = Annealer(problem, lanes, widths, moves=only_waits).run(start, context(4000), "test")
+    assert (found[0].lane == start.lane).all()
+    assert (found[0].order == start.order).all()
+
+
+def test_a_wait_that_pays_is_found_and_needless_ones_are_dropped() -> None:
+    # 0 then 2 on one lane; 1 slows 0 tenfold and does nothing to 2. If 1 waits for 0, nobody loses anything.
+    from autosched.core.costs import CostTable
+
+    slow = np.array([[1.0, 10.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
+    kernel = np.array([[0], [1], [2]], dtype=np.int32)
+    costs = CostTable((1,), kernel, np.array([10.0, 2.0, 10.0]), slow, slow, 0.0, 0.0, 0.0, 2)
+    problem = Problem.from_arrays([[], [], [0]], costs)
+    start = Decoder(problem, 2, np.array([0], dtype=np.int32)).decode(Policy())
+    assert start.makespan_us == pytest.approx(21.8)
+    only_waits = MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, wait=1.0)
+    found, _ = Annealer(problem, 2, np.array([0], dtype=np.int32), moves=only_waits).run(start, context(500), "test")
+    assert found[0].makespan_us == pytest.approx(20.0)
+    assert found[0].schedule(problem).extra_edges == ((0, 1),)
+
+
+def test_a_wider_beam_and_a_pilot_are_no_worse_than_the_best_policy() -> None:
+    problem = synthetic.random_problem(5, 60)
+    narrow = best_policies(problem, context(), Decoder(problem, 4, np.array([0], dtype=np.int32)))[0][0].makespan_us
+    for beam in (Beam("b", width=16, branch=6, pilot=False), Beam("p", width=3, branch=4, pilot=True)):
+        found = beam.candidates(problem, context(100_000))
+        assert found[0].makespan_us <= narrow
+        assert makespan_us(problem, found[0].schedule(problem)) == pytest.approx(found[0].makespan_us, rel=1e-9)
+
+
+def test_an_exhausted_beam_completes_what_it_has() -> None:
+    problem = synthetic.random_problem(5, 40)
+    found = Beam("p", width=3, branch=4, pilot=True).candidates(problem, context(60))
+    assert all(sorted(candidate.order.tolist()) == list(range(40)) for candidate in found)
+
+
+def test_an_optuna_study_goes_on_where_it_stopped_with_the_same_result(tmp_path: Path) -> None:
+    problem = synthetic.random_problem(6, 30)
+    whole = OptunaSearch(trials=24).propose(problem, context(study_path=str(tmp_path / "whole.db")))
+    path = str(tmp_path / "broken.db")
+    first = OptunaSearch(trials=24)
+    seen = 0
+
+    def die(strategy: str, evaluations: int, best_us: float) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first.propose(problem, context(study_path=path, progress=die))
+    assert OptunaSearch(trials=24).propose(problem, context(study_path=path)) == whole
+
+
+def test_more_random_trials_are_never_worse() -> None:
+    problem = synthetic.random_problem(7, 30)
+    few, many = (makespan_us(problem, STRATEGIES.get("random").propose(problem, context(count))[0]) for count in (5, 200))
+    assert many <= few
+
+
+def test_naming_the_strategies_imports_neither_the_compiler_nor_optuna() -> None:
+    code = (
+        "import sys; from autosched.search.strategy import STRATEGIES, baselines; baselines(); "
+        "sys.exit(any(name in sys.modules for name in ('numba', 'optuna', 'ortools', 'scipy')))"
+    )
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
