@@ -56,6 +56,7 @@ MAX_FILE_BYTES: Mapping[str, int] = {
 _MAX_DIRECTORY_BYTES = 64 * 1024
 _MAX_JSON_DEPTH = 48
 _MAX_MESSAGE = 500
+_MAX_LANES = 128  # planning takes memory in proportion to operators times lanes
 # Everything zipfile and zlib are documented, or were seen, to raise on damaged bytes.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, KeyError, struct.error, OverflowError)
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,40}")
@@ -215,6 +216,8 @@ def read_bundle(source: str | os.PathLike[str] | bytes) -> Bundle:
     except (KeyError, IndexError, OverflowError, RecursionError, ValueError, TypeError) as error:
         # A forged program may break an assumption that no check names; it is still the file that is wrong.
         raise _corrupt(label, f"{PROGRAM}: inconsistent ({type(error).__name__}: {error})") from error
+    if schedule.lane_slots > _MAX_LANES:
+        raise _corrupt(label, f"{SCHEDULE}: {schedule.lane_slots} lanes; expected at most {_MAX_LANES}")
     try:
         require_legal(program.graph, schedule)
     except IllegalSchedule as error:

@@ -21,7 +21,7 @@ from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.audit import audit_run, changes_callers_memory
 from autosched.runtime.bundle_format import Bundle, printable, read_bundle
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, Prepared, Runner
-from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.host_key import cpu_device_key, software_key, usable_cores
 from autosched.runtime.kernels import BoundProgram, bind, gather_constants, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
@@ -120,6 +120,7 @@ def _prepare(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, lab
         raise IncompatibleArtifact(label, [f"device: tuned on {bundle.key.device.kind}, but the model is on {device}"])
     if model.training:
         raise IncompatibleArtifact(label, ["mode: tuned in eval mode, but the model is in training mode; call model.eval() before load()"])
+    _require_threads(bundle, label)
     plan = make_plan(bundle.program.graph, bundle.schedule)
     factory = _runner_factory(bundle.key.device.kind, device, label)
 
@@ -149,6 +150,13 @@ def _host_keys(kind: str, label: str) -> tuple[DeviceKey, SoftwareKey]:
     if kind == "cpu":
         return cpu_device_key(), software_key()
     raise IncompatibleArtifact(label, [f"device: tuned on {printable(kind)!r}, which this version does not run"])
+
+
+def _require_threads(bundle: Bundle, label: str) -> None:
+    widest = max(bundle.schedule.width, default=1)
+    # The thread library ends the process when it cannot start as many threads as it was told to.
+    if bundle.key.device.kind == "cpu" and widest > usable_cores():
+        raise IncompatibleArtifact(label, [f"width: an operator asks for {widest} threads there, {usable_cores()} cores are usable here"])
 
 
 def _runner_factory(kind: str, device: torch.device, label: str) -> RunnerFactory:

@@ -16,6 +16,7 @@ from autosched.core.graph import OpGraph, TensorSpec, ValueRole
 from autosched.core.program import Argument, Call, Many, Program, Ref
 
 _MAX_VALUES = 2_000_000
+_MAX_OPERATORS = 50_000
 _MAX_ITEMS = 4_000_000  # references and literals of all calls together
 _MAX_ELEMENTS = 2**40  # of one tensor
 _MAX_INPUT_BYTES = 2**33  # of all inputs together: load makes random ones
@@ -38,8 +39,8 @@ def check_program(program: Program) -> None:
     """
     graph = program.graph
     count = len(graph.values)
-    if count > _MAX_VALUES or len(graph.operators) > _MAX_VALUES:
-        raise InvalidGraph(f"{count} values and {len(graph.operators)} operators; expected at most {_MAX_VALUES}")
+    if count > _MAX_VALUES or len(graph.operators) > _MAX_OPERATORS:
+        raise InvalidGraph(f"{count} values, {len(graph.operators)} operators; expected at most {_MAX_VALUES} and {_MAX_OPERATORS}")
     for value in graph.values:
         _check_spec(value.spec, value.index)
     calls = [*program.prologue, *(call for operator in graph.operators for call in operator.calls)]

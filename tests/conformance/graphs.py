@@ -89,7 +89,7 @@ class Recorder:
         )
 
     def _call(self, target: str, args: Sequence[Argument], role: ValueRole) -> tuple[Call, list[int]]:
-        function = resolve(target)
+        function: Any = resolve(target)
         real = [self._real(item) for item in args]
         with torch.no_grad():
             result = function(*real)
@@ -212,6 +212,8 @@ class TwoBranches(torch.nn.Module):
     ``forward(x, *, more)`` takes ``more["shift"]`` and a flag, and returns ``{"sum": ..., "parts": (...), "name": "two"}``.
     """
 
+    offset: torch.Tensor
+
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
@@ -226,7 +228,7 @@ class TwoBranches(torch.nn.Module):
         assert more["flag"] is True
         left = torch.relu_(self.left(x))
         right = x @ (self.right.weight * 2.0).t() + self.offset + torch.arange(8.0)
-        low, high = right.split(4, 1)
+        low, high = torch.split(right, 4, 1)
         return {"sum": left + right * more["shift"], "parts": (low.sigmoid(), high.tanh()), "name": "two"}
 
 
@@ -244,7 +246,6 @@ def two_branches_program(model: TwoBranches) -> tuple[Program, dict[str, torch.T
     x, shift = recorder.input(x_tensor), recorder.input(kwargs["more"]["shift"])
     weight, bias = recorder.constant("left.weight", model.left.weight), recorder.constant("left.bias", model.left.bias)
     right = recorder.constant("right.weight", model.right.weight)
-    assert isinstance(model.offset, torch.Tensor)
     offset = recorder.constant("offset", model.offset, ConstantSource.BUFFER)
     literals = {"range": torch.arange(8.0)}
     numbers = recorder.constant("range", literals["range"], ConstantSource.LITERAL)

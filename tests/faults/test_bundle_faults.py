@@ -120,7 +120,7 @@ def _tree(text: object) -> bytes:
 
 
 def _default_dict(module: str, name: str) -> list[Any]:
-    leaf = {"type": None, "context": None, "children_spec": []}
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
     context = {"default_factory_module": module, "default_factory_name": name, "dict_context": ["a", "b"]}
     return [1, {"type": "collections.defaultdict", "context": context, "children_spec": [leaf, leaf]}]
 
@@ -167,6 +167,11 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
     "brackets in strings are no depth": (lambda: with_file("schedule.json", b'{"a": "' + b"[" * 99 + b'"}'), ArtifactCorrupt, "required"),
     "literals cut": (lambda: with_file("literals.safetensors", files_of(_DATA)["literals.safetensors"][:-1]), ArtifactCorrupt, "literals"),
     "literals of noise": (lambda: with_file("literals.safetensors", b"\xff" * 64), ArtifactCorrupt, "literals"),
+    "a lane too far": (
+        lambda: with_json("schedule.json", lambda schedule: {**schedule, "lane": [10**9, *schedule["lane"][1:]]}),
+        ArtifactCorrupt,
+        "lanes; expected at most",
+    ),
     "no operators": (
         lambda: with_json("program.json", lambda program: {**program, "graph": {**program["graph"], "operators": []}}),
         ArtifactCorrupt,
@@ -206,6 +211,14 @@ def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
     assert str(caught.value).replace("\n", "").isprintable()
     with pytest.warns(FallbackWarning):
         assert_the_models_answer(load(path, _MODEL))
+
+
+def test_a_thread_count_that_would_end_the_process_is_refused() -> None:
+    def widen(schedule: Any) -> Any:
+        return {**schedule, "width": [1024] * len(schedule["width"])}
+
+    with pytest.raises(IncompatibleArtifact, match="1024 threads"):
+        load(with_json("schedule.json", widen), _MODEL, strict=True)
 
 
 def test_a_compressed_bundle_is_as_good() -> None:
@@ -259,7 +272,7 @@ _TARGETS = (
 )
 _WORDS = ("input", "constant", "intermediate", "internal", "parameter", "literal", "float64", "int64", "bool")
 _NUMBERS = (None, True, 0, 1, -1, 2, 7, 255, 2**31, 2**63, -(2**63), 10**30, 0.5, -1e308)
-_ODDITIES = ("", "x", "a" * 5000, "\x1b[31m", [], {}, [0], [[]])
+_ODDITIES: tuple[Any, ...] = ("", "x", "a" * 5000, "\x1b[31m", [], {}, [0], [[]])
 _EDITS: tuple[Any, ...] = (*_NUMBERS, *_ODDITIES, *_REFS, *_LITERALS, *_TARGETS, *_WORDS)
 
 

@@ -165,7 +165,7 @@ def test_an_unseen_change_is_read_by_refresh(strict: LoadedModel, model: TwoBran
 
 
 def test_a_replacement_that_computes_something_else_retires_the_schedule(loaded: LoadedModel, model: TwoBranches) -> None:
-    model.left = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval()
+    model._modules["left"] = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval()
     args, kwargs = two_branches_inputs()
     with pytest.warns(FallbackWarning, match="no longer fits"):
         result = loaded(*args, **kwargs)
