@@ -55,4 +55,6 @@ def take_labels(labels: PairLabels, rows: NDArray[np.int64]) -> PairLabels:
         labels.makespan_ratio[rows],
         tuple(labels.family[row] for row in rows.tolist()),
         labels.weight[rows],
+        labels.work_first_us[rows],
+        labels.work_last_us[rows],
     )

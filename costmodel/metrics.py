@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.costmodel.features import kernel_columns
-from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairLabels, PairQuery, Prediction
+from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairLabels, PairQuery, Prediction, makespan_ratio
 
 CONTENDED = 1.1
 """A slowdown above this is contention; below it lies the noise of repeats."""
@@ -30,7 +30,7 @@ class Metrics:
         mape_pct: mean absolute percentage error, all rows.
         contended_mape_pct, contended_median_ape_pct, contended_spearman: on rows measured above ``CONTENDED``.
         contended_accuracy_pct: share of rows told correctly to be contended or not.
-        makespan_mape_pct: of the pair makespan ratio.
+        makespan_mape_pct: of the pair makespan ratio, for the run as it was measured.
         coverage_pct: share of rows inside the 90 % interval; ``None`` without intervals.
         interval_ratio: median of high over low.
         top_k_regret_pct: mean measured makespan ratio of the ``TOP_K`` pairs predicted best, over that of the truly best, minus 1.
@@ -62,6 +62,8 @@ def measure(labels: PairLabels, prediction: Prediction) -> Metrics:
     guess = np.concatenate([prediction.slowdown_first, prediction.slowdown_last])
     off = np.abs(guess - truth) / truth
     contended = truth > CONTENDED
+    # A prediction is of each kernel once; the measured run may repeat the shorter one, so the ratio is made for that run.
+    ratio = makespan_ratio(labels.work_first_us, labels.work_last_us, prediction.slowdown_first, prediction.slowdown_last)
     low, high = prediction.low.T.reshape(-1), prediction.high.T.reshape(-1)
     has_intervals = bool((high > low).any())
     some = bool(contended.any())
@@ -74,10 +76,10 @@ def measure(labels: PairLabels, prediction: Prediction) -> Metrics:
         contended_median_ape_pct=float(np.median(off[contended]) * 100) if some else None,
         contended_spearman=spearman(guess[contended], truth[contended]),
         contended_accuracy_pct=float(((guess > CONTENDED) == contended).mean() * 100),
-        makespan_mape_pct=float((np.abs(prediction.makespan_ratio - labels.makespan_ratio) / labels.makespan_ratio).mean() * 100),
+        makespan_mape_pct=float((np.abs(ratio - labels.makespan_ratio) / labels.makespan_ratio).mean() * 100),
         coverage_pct=float(((truth >= low) & (truth <= high)).mean() * 100) if has_intervals else None,
         interval_ratio=float(np.median(high / low)) if has_intervals else None,
-        top_k_regret_pct=_top_k_regret_pct(labels.makespan_ratio, prediction.makespan_ratio),
+        top_k_regret_pct=_top_k_regret_pct(labels.makespan_ratio, ratio),
     )
 
 

@@ -76,12 +76,14 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class PairLabels:
-    """What was measured for the pairs of a query: float64 ``[n_pairs]`` each, except ``family`` and ``weight``.
+    """What was measured for the pairs of a query: float64 ``[n_pairs]`` each, except ``family``.
 
     Args:
-        slowdown_first, slowdown_last, makespan_ratio: as in ``Prediction``.
+        slowdown_first, slowdown_last: as in ``Prediction``.
+        makespan_ratio: of the run as it was measured, in which each kernel may have been repeated.
         family: the model family each pair was taken from; folds never split one.
-        weight: float64 ``[n_pairs]``, trust in the row, 1.0 for an undisturbed one.
+        weight: trust in the row, 1.0 for an undisturbed one.
+        work_first_us, work_last_us: time alone of all repetitions in the run that ``makespan_ratio`` is of, microseconds.
     """
 
     slowdown_first: Floats
@@ -89,6 +91,8 @@ class PairLabels:
     makespan_ratio: Floats
     family: tuple[str, ...]
     weight: Floats
+    work_first_us: Floats
+    work_last_us: Floats
 
 
 class PairModel(Protocol):
@@ -143,7 +147,7 @@ def check_labels(query: PairQuery, labels: PairLabels) -> None:
     """
     if len(query) == 0:
         raise UsageError("no measured pairs to learn from; expected at least one: run 'autosched collect' first, or use the analytic model")
-    for name in ("slowdown_first", "slowdown_last", "makespan_ratio", "weight"):
+    for name in ("slowdown_first", "slowdown_last", "makespan_ratio", "weight", "work_first_us", "work_last_us"):
         values: Floats = getattr(labels, name)
         if len(values) != len(query):
             raise UsageError(f"{name} has {len(values)} rows for {len(query)} pairs")

@@ -86,6 +86,8 @@ def pair_set(store: Store) -> PairSet:
         np.asarray([record.makespan_ratio for record in records]),
         tuple(pair.family for pair, _, _ in usable),
         np.clip(variance.min() / variance, 0.05, 1.0),
+        np.asarray([record.solo_first_us * max(1, record.repeats_first) for record in records]),
+        np.asarray([record.solo_last_us * max(1, record.repeats_last) for record in records]),
     )
     keys = tuple((min(record.first, record.last), max(record.first, record.last)) for record in records)
     simulated = sum(record.source.value == "simulated" for record in records)

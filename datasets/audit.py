@@ -130,9 +130,9 @@ def _pair_trouble(row: PairRow, alone: dict[tuple[str, str, int], SoloRow]) -> l
     record = row.record
     found = []
     times = (record.solo_first_us, record.solo_last_us, record.together_us, record.slowdown_first, record.slowdown_last)
-    if not all(value > 0 and math.isfinite(value) for value in (*times, record.makespan_ratio)) or record.together_us < 0.5 * max(
-        record.solo_first_us, record.solo_last_us
-    ):
+    longest_us = max(record.solo_first_us * record.repeats_first, record.solo_last_us * record.repeats_last)
+    numbers = all(value > 0 and math.isfinite(value) for value in (*times, record.makespan_ratio))
+    if not numbers or min(record.repeats_first, record.repeats_last) < 1 or record.together_us < 0.5 * longest_us:
         found.append("impossible")
     for signature, width, solo_us in (
         (record.first, record.first_width, record.solo_first_us),

@@ -29,9 +29,7 @@ from autosched.datasets.splits import Fold
 from autosched.datasets.store import Store
 from autosched.datasets.synthetic import synthetic_store
 
-HEADER = (
-    "| model | MAPE % | contended median APE % | contended Spearman | told right % | makespan MAPE % | interval holds % |"
-)
+HEADER = "| model | MAPE % | contended median APE % | contended Spearman | told right % | makespan MAPE % | interval holds % |"
 
 
 def probed(pairs: PairSet, folds: list[Fold], probes: int, seed: int) -> dict[str, Metrics]:

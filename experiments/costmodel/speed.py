@@ -38,7 +38,8 @@ def training_rows(kernels: int, pairs: int, rng: np.random.Generator) -> tuple[P
     query = PairQuery(facts, (device,), np.zeros(kernels, dtype=np.int64), first, last)
     prior = AnalyticModel().predict(query)
     noisy = [values * np.exp(rng.normal(0.0, 0.1, pairs)) for values in (prior.slowdown_first, prior.slowdown_last)]
-    return query, PairLabels(noisy[0], noisy[1], prior.makespan_ratio, ("simulated",) * pairs, np.ones(pairs))
+    ones = np.ones(pairs)
+    return query, PairLabels(noisy[0], noisy[1], prior.makespan_ratio, ("simulated",) * pairs, ones, ones, ones)
 
 
 def main() -> int:

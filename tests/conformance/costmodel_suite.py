@@ -5,6 +5,7 @@ Runs on simulated rows; it tests behaviour, never accuracy.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from autosched.core.errors import UsageError
 from autosched.costmodel.design import take, take_labels
-from autosched.costmodel.model import MAX_SLOWDOWN, PairLabels, PairModel, PairQuery
+from autosched.costmodel.model import MAX_SLOWDOWN, PairModel, PairQuery
 from autosched.costmodel.pair_set import PairSet, pair_set
 from autosched.datasets.synthetic import synthetic_store
 
@@ -89,7 +90,7 @@ class CostModelSuite:
         labels = pairs.labels
         spoiled = labels.slowdown_last.copy()
         spoiled[3] = np.nan
-        bad = PairLabels(labels.slowdown_first, spoiled, labels.makespan_ratio, labels.family, labels.weight)
+        bad = dataclasses.replace(labels, slowdown_last=spoiled)
         with pytest.raises(UsageError, match="slowdown_last holds 1 values"):
             self.make().fit(pairs.query, bad, rng=np.random.default_rng(0))
         none = np.zeros(0, dtype=np.int64)

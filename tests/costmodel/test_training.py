@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -89,13 +90,8 @@ def test_one_family_is_held_out_by_kernel_with_a_warning(pairs: PairSet, caplog:
 def noise_only(pairs: PairSet) -> PairSet:
     rng = np.random.default_rng(5)
     count = len(pairs)
-    labels = PairLabels(
-        np.exp(rng.normal(0.1, 0.1, count)),
-        np.exp(rng.normal(0.1, 0.1, count)),
-        pairs.labels.makespan_ratio,
-        pairs.labels.family,
-        pairs.labels.weight,
-    )
+    first, last = np.exp(rng.normal(0.1, 0.1, (2, count)))
+    labels = dataclasses.replace(pairs.labels, slowdown_first=first, slowdown_last=last)
     return PairSet(pairs.query, labels, pairs.keys, pairs.audit, pairs.simulated)
 
 
@@ -107,7 +103,7 @@ def test_the_gate_refuses_a_model_that_learned_noise(pairs: PairSet) -> None:
 
 def test_the_gate_wants_half_of_the_families_not_only_the_mean() -> None:
     truth = np.full(90, 2.0)
-    labels = PairLabels(truth, truth, truth, tuple("abc"[row // 30] for row in range(90)), np.ones(90))
+    labels = PairLabels(truth, truth, truth, tuple("abc"[row // 30] for row in range(90)), truth, truth, truth)
     kernels = (KernelFacts("x", 1, "aten::relu", 1, 1, 1, 1, 1.0), KernelFacts("y", 1, "aten::relu", 1, 1, 1, 1, 1.0))
     query = PairQuery(
         kernels, (DeviceFacts("d", "cpu", 2),), np.zeros(2, dtype=np.int64), np.zeros(90, dtype=np.int64), np.ones(90, dtype=np.int64)
