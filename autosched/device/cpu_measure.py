@@ -21,8 +21,9 @@ from autosched.device.contamination import LoadMeter
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import CompareAnswer
+from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.host_key import usable_cores
-from autosched.runtime.kernels import BoundProgram, Kernel, Slots
+from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lanes import LaneExecutor, LanePool, Trace
 from autosched.runtime.numerics import Agreement, compare
 from autosched.runtime.plan import Plan, Step, make_plan

@@ -13,7 +13,7 @@ from autosched.core.records import Failure, PairRecord
 from autosched.device.base import Pair
 from autosched.device.cpu_measure import CpuMeasurer, illegal, no_collector
 from autosched.device.worker_child import describe
-from autosched.runtime.kernels import Kernel, Slots
+from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.lanes import Signals
 
 # Above it one operator hardly moves while the other runs: they are serialised, and the figure means nothing more.

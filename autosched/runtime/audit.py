@@ -12,7 +12,8 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from autosched.core.graph import Operator, ValueRole
-from autosched.runtime.kernels import BoundProgram, Slots, dtype_name
+from autosched.runtime.calls import Slots
+from autosched.runtime.kernels import BoundProgram, dtype_name
 
 
 def audit_run(bound: BoundProgram, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:

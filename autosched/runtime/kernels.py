@@ -1,48 +1,19 @@
 """From a program (data) to callables: which operators may run, with which arguments, on which tensors.
 
-Programs come from bundles, and bundles come from strangers: only operators of the allow-list resolve. A bound program
-keeps one list of *slots*, one for each value of the table; kernel ``i`` reads its inputs from slots and writes its outputs there.
+A bound program keeps one list of *slots*, one for each value of the table; kernel ``i`` reads its inputs there and writes its outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UnsupportedGraph
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
 from autosched.core.graph import Operator, ValueRole
-from autosched.core.program import Argument, Call, ConstantSource, Many, NonFinite, Program, Ref, TorchLiteral
-
-Slots = list[Any]
-Kernel = Callable[[Slots], None]
-
-_NAMESPACES = frozenset({"aten", "mkldnn", "mkl", "prims", "autosched"})
-# Reading files, printing, and changing what memory a tensor means have no place in a captured model.
-_REFUSED = frozenset(
-    {"from_file", "_print", "set_", "set_data", "resize_", "resize_as_", "_resize_output_", "set_source", "pin_memory", "_pin_memory"}
-)
-
-
-def resolve(target: str) -> Callable[..., Any]:
-    """The operator overload called ``namespace::name.overload``.
-
-    Raises:
-        UnsupportedGraph: if it is not on the allow-list, or this PyTorch does not have it.
-    """
-    namespace, separator, rest = target.partition("::")
-    name, dot, overload = rest.rpartition(".")
-    if not separator or not dot or namespace not in _NAMESPACES or name in _REFUSED or name.startswith("__"):
-        raise UnsupportedGraph(
-            f"operator {target!r} may not run from a schedule; expected one of {sorted(_NAMESPACES)}. Capture the model again."
-        )
-    packet = getattr(getattr(torch.ops, namespace), name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket) or overload not in packet.overloads():  # type: ignore[no-untyped-call]
-        raise UnsupportedGraph(f"operator {target!r} does not exist in torch {torch.__version__}; tune again with this version.")
-    found: Callable[..., Any] = getattr(packet, overload)
-    return found
+from autosched.core.program import ConstantSource, Program
+from autosched.runtime.calls import Kernel, Slots, compile_call
 
 
 @dataclass(frozen=True)
@@ -101,7 +72,7 @@ def bind(program: Program, constants: Mapping[int, torch.Tensor], device: torch.
         slots[binding.value] = constants[binding.value]
     with torch.inference_mode():
         for call in program.prologue:
-            _compile_call(call, home)(slots)
+            compile_call(call, home)(slots)
     needed = {value for operator in graph.operators for value in (*operator.reads, *operator.mutates)} | set(graph.outputs)
     for value in graph.values:
         if value.index not in needed:
@@ -175,7 +146,7 @@ def _home(constants: Mapping[int, torch.Tensor]) -> torch.device:
 
 
 def _compile_operator(operator: Operator, program: Program, device: torch.device) -> Kernel:
-    calls = tuple(_compile_call(call, device) for call in operator.calls)
+    calls = tuple(compile_call(call, device) for call in operator.calls)
     # Values that nobody outside reads would otherwise keep their memory until the end of the run.
     kept = set(operator.writes)
     scratch = tuple(
@@ -194,96 +165,3 @@ def _compile_operator(operator: Operator, program: Program, device: torch.device
             slots[value] = None
 
     return run
-
-
-def _compile_call(call: Call, device: torch.device) -> Kernel:
-    function = resolve(call.target)
-    template: list[Any] = []
-    plain: list[tuple[int, int]] = []
-    nested: list[tuple[int, Callable[[Slots], Any]]] = []
-    for position, argument in enumerate(call.args):
-        if isinstance(argument, Ref):
-            plain.append((position, argument.value))
-            template.append(None)
-        elif isinstance(argument, Many) and _has_ref(argument):
-            nested.append((position, _filler(argument, device)))
-            template.append(None)
-        else:
-            template.append(_literal(argument, device))
-    keywords = {name: _literal(argument, device) for name, argument in call.kwargs if not _has_ref(argument)}
-    keyword_fillers = [(name, _filler(argument, device)) for name, argument in call.kwargs if _has_ref(argument)]
-    store = _storer(call.outputs)
-
-    if not keyword_fillers and not nested:
-
-        def run_plain(slots: Slots) -> None:
-            arguments = template.copy()
-            for position, value in plain:
-                arguments[position] = slots[value]
-            store(slots, function(*arguments, **keywords))
-
-        return run_plain
-
-    def run(slots: Slots) -> None:
-        arguments = template.copy()
-        for position, value in plain:
-            arguments[position] = slots[value]
-        for position, fill in nested:
-            arguments[position] = fill(slots)
-        named = {**keywords, **{name: fill(slots) for name, fill in keyword_fillers}}
-        store(slots, function(*arguments, **named))
-
-    return run
-
-
-def _storer(outputs: tuple[int, ...]) -> Callable[[Slots, Any], None]:
-    if len(outputs) == 1 and outputs[0] >= 0:
-        only = outputs[0]
-
-        def store_one(slots: Slots, result: Any) -> None:
-            # An operator that returns a list of one tensor still fills one slot.
-            slots[only] = result[0] if isinstance(result, (tuple, list)) else result
-
-        return store_one
-    pairs = tuple((position, value) for position, value in enumerate(outputs) if value >= 0)
-
-    def store_many(slots: Slots, result: Any) -> None:
-        for position, value in pairs:
-            slots[value] = result[position]
-
-    return store_many
-
-
-def _has_ref(argument: Argument) -> bool:
-    return isinstance(argument, Ref) or (isinstance(argument, Many) and any(_has_ref(item) for item in argument.items))
-
-
-def _filler(argument: Argument, device: torch.device) -> Callable[[Slots], Any]:
-    if isinstance(argument, Ref):
-        value = argument.value
-        return lambda slots: slots[value]
-    if isinstance(argument, Many) and _has_ref(argument):
-        fillers = tuple(_filler(item, device) for item in argument.items)
-        return lambda slots: [fill(slots) for fill in fillers]
-    fixed = _literal(argument, device)
-    return lambda slots: fixed
-
-
-_LITERAL_TYPES: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-
-
-def _literal(argument: Argument, device: torch.device) -> Any:
-    if isinstance(argument, Many):
-        return [_literal(item, device) for item in argument.items]
-    if isinstance(argument, NonFinite):
-        return float(argument.name)
-    if isinstance(argument, TorchLiteral):
-        if argument.kind == "device":
-            return device
-        found = getattr(torch, argument.name, None)
-        if not isinstance(found, _LITERAL_TYPES[argument.kind]):
-            raise UnsupportedGraph(
-                f"{argument.kind} {argument.name!r} does not exist in torch {torch.__version__}; tune again with this version."
-            )
-        return found
-    return argument

@@ -15,8 +15,9 @@ from queue import SimpleQueue
 
 import torch
 
+from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.host_key import usable_cores
-from autosched.runtime.kernels import BoundProgram, Kernel, Slots
+from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan, Step
 from autosched.runtime.walk import walk
 

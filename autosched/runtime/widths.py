@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from autosched.core.program import Program
-from autosched.runtime.kernels import BoundProgram, Slots, bind
+from autosched.runtime.calls import Slots
+from autosched.runtime.kernels import BoundProgram, bind
 from autosched.runtime.plan import Plan
 
 

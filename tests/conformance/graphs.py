@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
 from autosched.core.program import Argument, Binding, Call, ConstantSource, InputSpec, Many, Program, Ref
 from autosched.core.schedule import Schedule, make_schedule
-from autosched.runtime.kernels import dtype_name, resolve
+from autosched.runtime.calls import resolve
+from autosched.runtime.kernels import dtype_name
 from autosched.runtime.trees import describe_tree
 
 

@@ -8,7 +8,8 @@ import torch
 
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
 from autosched.core.program import Argument, Binding, Call, ConstantSource, InputSpec, Many, Program, Ref
-from autosched.runtime.kernels import dtype_name, resolve
+from autosched.runtime.calls import resolve
+from autosched.runtime.kernels import dtype_name
 
 
 class ProgramBuilder:

@@ -10,7 +10,8 @@ import torch
 from autosched.core.errors import IncompatibleArtifact, InputMismatch, UnsupportedGraph
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
 from autosched.core.program import Argument, Binding, Call, ConstantSource, InputSpec, Many, NonFinite, Program, Ref, TorchLiteral
-from autosched.runtime.kernels import bind, gather_constants, random_inputs, resolve
+from autosched.runtime.calls import resolve
+from autosched.runtime.kernels import bind, gather_constants, random_inputs
 from autosched.runtime.trees import describe_tree, flatten_inputs, output_tensors, unflatten_outputs
 
 SPEC = TensorSpec((2, 3), "float32", (3, 1))

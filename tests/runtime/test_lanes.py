@@ -13,7 +13,8 @@ import torch
 
 from autosched.core.graph import OpGraph
 from autosched.core.schedule import Schedule, make_schedule, sequential
-from autosched.runtime.kernels import BoundProgram, Slots, bind, random_inputs
+from autosched.runtime.calls import Slots
+from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor, LanePool, Signals, Trace
 from autosched.runtime.plan import make_plan
 from tests.conformance.programs import branches_program

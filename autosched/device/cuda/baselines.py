@@ -17,7 +17,8 @@ import torch
 
 from autosched.core.errors import UsageError
 from autosched.core.program import Argument, Call, Many, Ref
-from autosched.runtime.kernels import BoundProgram, _literal, resolve
+from autosched.runtime.calls import literal, resolve
+from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.streams import StreamBackend, Tensor
 
 _WARM_UPS = 3
@@ -74,7 +75,7 @@ def _add_call(graph: torch.fx.Graph, call: Call, made: dict[int, Any], device: t
             return made[argument.value]
         if isinstance(argument, Many):
             return [real(item) for item in argument.items]
-        return _literal(argument, device)
+        return literal(argument, device)
 
     function: Any = resolve(call.target)
     result = graph.call_function(function, tuple(real(item) for item in call.args), {name: real(item) for name, item in call.kwargs})
@@ -100,6 +101,8 @@ class TimedBaseline:
         self._stream = backend.new_stream(0)
         run = module if kind in (BaselineKind.EAGER, BaselineKind.CUDA_GRAPH) else _compiled(module, kind)
         self._run = run
+        # The inputs and constants were made on another stream.
+        backend.synchronize()
         with torch.inference_mode(), backend.on(self._stream):
             for _ in range(_WARM_UPS):
                 self.outputs = list(run(*self._inputs))

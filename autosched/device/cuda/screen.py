@@ -17,7 +17,7 @@ from autosched.core.errors import UnsupportedGraph
 from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Call, Many, Ref
 from autosched.device.cuda.measure import CudaMeasurer
-from autosched.runtime.kernels import resolve
+from autosched.runtime.calls import resolve
 
 _INDEXING = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl", "aten::_unsafe_index"})
 _READS_BACK = frozenset(

@@ -1,0 +1,165 @@
+"""One call of a program as a callable on slots: which operators may run, and the shortest way to run them.
+
+Programs come from bundles, and bundles come from strangers: only operators of the allow-list resolve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autosched.core.errors import UnsupportedGraph
+from autosched.core.program import Argument, Call, Many, NonFinite, Ref, TorchLiteral
+from autosched.runtime.direct import binding_of
+
+Slots = list[Any]
+Kernel = Callable[[Slots], None]
+
+_NAMESPACES = frozenset({"aten", "mkldnn", "mkl", "prims", "autosched"})
+# Reading files, printing, and changing what memory a tensor means have no place in a captured model.
+_REFUSED = frozenset(
+    {"from_file", "_print", "set_", "set_data", "resize_", "resize_as_", "_resize_output_", "set_source", "pin_memory", "_pin_memory"}
+)
+
+
+def resolve(target: str) -> Callable[..., Any]:
+    """The operator overload called ``namespace::name.overload``.
+
+    Raises:
+        UnsupportedGraph: if it is not on the allow-list, or this PyTorch does not have it.
+    """
+    namespace, separator, rest = target.partition("::")
+    name, dot, overload = rest.rpartition(".")
+    if not separator or not dot or namespace not in _NAMESPACES or name in _REFUSED or name.startswith("__"):
+        raise UnsupportedGraph(
+            f"operator {target!r} may not run from a schedule; expected one of {sorted(_NAMESPACES)}. Capture the model again."
+        )
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket) or overload not in packet.overloads():  # type: ignore[no-untyped-call]
+        raise UnsupportedGraph(f"operator {target!r} does not exist in torch {torch.__version__}; tune again with this version.")
+    found: Callable[..., Any] = getattr(packet, overload)
+    return found
+
+
+def compile_call(call: Call, device: torch.device) -> Kernel:
+    """A callable that takes the arguments of ``call`` from slots and puts its results there.
+
+    Raises:
+        UnsupportedGraph: if the operator is not allowed or does not exist here.
+    """
+    overload = resolve(call.target)
+    function = binding_of(call.target) or overload
+    if (short := _short_call(call, function, overload, device)) is not None:
+        return short
+    fillers = [_filler(argument, device) for argument in call.args]
+    keywords = {name: literal(argument, device) for name, argument in call.kwargs if not _has_ref(argument)}
+    keyword_fillers = [(name, _filler(argument, device)) for name, argument in call.kwargs if _has_ref(argument)]
+    store = _storer(call.outputs)
+
+    def run(slots: Slots) -> None:
+        named = {**keywords, **{name: fill(slots) for name, fill in keyword_fillers}} if keyword_fillers else keywords
+        store(slots, function(*[fill(slots) for fill in fillers], **named))
+
+    return run
+
+
+def _short_call(call: Call, function: Callable[..., Any], overload: Callable[..., Any], device: torch.device) -> Kernel | None:
+    """A closure without loops, for the common call: one tensor made, tensors first, then fixed arguments, no tensor by keyword.
+
+    The walk over a plan is Python, and at batch size 1 an operator may take two microseconds: every loop here would show.
+    """
+    returns = getattr(overload, "_schema", None)
+    one_tensor = returns is not None and len(returns.returns) == 1 and isinstance(returns.returns[0].type, torch.TensorType)
+    if not one_tensor or len(call.outputs) != 1 or call.outputs[0] < 0 or any(_has_ref(argument) for _, argument in call.kwargs):
+        return None
+    made = call.outputs[0]
+    keywords = {name: literal(argument, device) for name, argument in call.kwargs}
+    refs = [argument.value for argument in call.args if isinstance(argument, Ref)]
+    leading = 0
+    while leading < len(call.args) and isinstance(call.args[leading], Ref):
+        leading += 1
+    if leading != len(refs) or any(_has_ref(argument) for argument in call.args[leading:]) or not 1 <= leading <= 3:
+        return None
+    tail = tuple(literal(argument, device) for argument in call.args[leading:])
+    return _with_tail(function, refs, tail, keywords, made)
+
+
+def _with_tail(function: Callable[..., Any], refs: list[int], tail: tuple[Any, ...], keywords: dict[str, Any], made: int) -> Kernel:
+    first, second, third = (*refs, -1, -1)[:3]
+
+    def unary(slots: Slots) -> None:
+        slots[made] = function(slots[first], *tail, **keywords)
+
+    def binary(slots: Slots) -> None:
+        slots[made] = function(slots[first], slots[second], *tail, **keywords)
+
+    def ternary(slots: Slots) -> None:
+        slots[made] = function(slots[first], slots[second], slots[third], *tail, **keywords)
+
+    def bare_unary(slots: Slots) -> None:
+        slots[made] = function(slots[first])
+
+    def bare_binary(slots: Slots) -> None:
+        slots[made] = function(slots[first], slots[second])
+
+    if len(refs) == 1:
+        return unary if tail or keywords else bare_unary
+    if len(refs) == 2:
+        return binary if tail or keywords else bare_binary
+    return ternary
+
+
+def _storer(outputs: tuple[int, ...]) -> Callable[[Slots, Any], None]:
+    if len(outputs) == 1 and outputs[0] >= 0:
+        only = outputs[0]
+
+        def store_one(slots: Slots, result: Any) -> None:
+            # An operator that returns a list of one tensor still fills one slot.
+            slots[only] = result[0] if isinstance(result, (tuple, list)) else result
+
+        return store_one
+    pairs = tuple((position, value) for position, value in enumerate(outputs) if value >= 0)
+
+    def store_many(slots: Slots, result: Any) -> None:
+        for position, value in pairs:
+            slots[value] = result[position]
+
+    return store_many
+
+
+def _has_ref(argument: Argument) -> bool:
+    return isinstance(argument, Ref) or (isinstance(argument, Many) and any(_has_ref(item) for item in argument.items))
+
+
+def _filler(argument: Argument, device: torch.device) -> Callable[[Slots], Any]:
+    if isinstance(argument, Ref):
+        value = argument.value
+        return lambda slots: slots[value]
+    if isinstance(argument, Many) and _has_ref(argument):
+        fillers = tuple(_filler(item, device) for item in argument.items)
+        return lambda slots: [fill(slots) for fill in fillers]
+    fixed = literal(argument, device)
+    return lambda slots: fixed
+
+
+_LITERAL_TYPES: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+def literal(argument: Argument, device: torch.device) -> Any:
+    """The Python value of an argument without tensors; every device becomes ``device``."""
+    if isinstance(argument, Many):
+        return [literal(item, device) for item in argument.items]
+    if isinstance(argument, NonFinite):
+        return float(argument.name)
+    if isinstance(argument, TorchLiteral):
+        if argument.kind == "device":
+            return device
+        found = getattr(torch, argument.name, None)
+        if not isinstance(found, _LITERAL_TYPES[argument.kind]):
+            raise UnsupportedGraph(
+                f"{argument.kind} {argument.name!r} does not exist in torch {torch.__version__}; tune again with this version."
+            )
+        return found
+    return argument
