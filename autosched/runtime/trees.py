@@ -24,13 +24,28 @@ def _structure(text: str) -> pytree.TreeSpec:
     return pytree.treespec_loads(text)
 
 
+def _in_order(tree: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments in the order of the captured call: Python callers may give them in any."""
+    names = _keyword_names(tree)
+    if kwargs.keys() != set(names):
+        return dict(kwargs)
+    return {name: kwargs[name] for name in names}
+
+
+@lru_cache(maxsize=256)
+def _keyword_names(tree: str) -> tuple[str, ...]:
+    spec = _structure(tree)
+    _, kwargs = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    return tuple(kwargs)
+
+
 def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
     """Tensors of a call, in the order of ``program.graph.inputs``.
 
     Raises:
         InputMismatch: if structure, a shape, a dtype, or a non-tensor argument differs from what the schedule was made for.
     """
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    leaves, spec = pytree.tree_flatten((tuple(args), _in_order(program.input_tree, kwargs) if kwargs else {}))
     if len(leaves) != len(program.input_leaves) or spec != _structure(program.input_tree):
         raise InputMismatch(
             f"the call has {len(leaves)} inputs arranged as {spec}; the schedule was made for {len(program.input_leaves)} "

@@ -134,6 +134,14 @@ def test_a_call_is_flattened_and_mismatches_say_what_was_expected() -> None:
         flatten_inputs(program, ({"x": "hello"},), {"k": 7})
 
 
+def test_keyword_arguments_may_come_in_any_order() -> None:
+    x = torch.randn(2, 3)
+    program = nested_program((Ref(0), 7), ((), {"x": x, "k": 7}))
+    assert flatten_inputs(program, (), {"k": 7, "x": x}) == [x]
+    with pytest.raises(InputMismatch, match="arranged as"):
+        flatten_inputs(program, (), {"k": 7, "y": x})
+
+
 def test_outputs_regain_their_structure() -> None:
     program = program_of([Call("aten::relu.default", (Ref(0),), (), (1,))], [INPUT, MADE], (1,))
     _, tree = describe_tree({"a": torch.zeros(1), "b": (None, 3)})
