@@ -112,17 +112,20 @@ def _as_it_came(model: torch.nn.Module, reason: str, facts: _Facts) -> LoadedMod
 
 def _prepare(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, label: str, facts: _Facts) -> Prepared:
     bundle = facts.bundle = read_bundle(source)
-    device = _home(model, bundle.key.device.kind)
-    verdict = facts.verdict = check_bundle(bundle, *_host_keys(bundle.key.device.kind, label), model)
+    kind = bundle.key.device.kind
+    device = _home(model, kind)
+    if device.type != kind and kind in ("cpu", "cuda"):
+        raise IncompatibleArtifact(
+            label, [f"device: tuned on {kind}, but the model is on {device}; move the model, or tune for {device.type}"]
+        )
+    verdict = facts.verdict = check_bundle(bundle, *_host_keys(kind, device, label), model)
     if verdict.compatibility is Compatibility.INCOMPATIBLE:
         raise IncompatibleArtifact(label, verdict.lines)
-    if device.type != bundle.key.device.kind:
-        raise IncompatibleArtifact(label, [f"device: tuned on {bundle.key.device.kind}, but the model is on {device}"])
     if model.training:
         raise IncompatibleArtifact(label, ["mode: tuned in eval mode, but the model is in training mode; call model.eval() before load()"])
     _require_threads(bundle, label)
     plan = make_plan(bundle.program.graph, bundle.schedule)
-    factory = _runner_factory(bundle.key.device.kind, device, label)
+    factory = _runner_factory(device)
 
     def rebind(verify: bool) -> tuple[Runner, ModelWatch]:
         # The watch first: a change while the weights are read is then seen at the next call.
@@ -146,9 +149,14 @@ def _home(model: torch.nn.Module, kind: str) -> torch.device:
     return torch.device(kind if kind in ("cpu", "cuda") else "cpu")
 
 
-def _host_keys(kind: str, label: str) -> tuple[DeviceKey, SoftwareKey]:
+def _host_keys(kind: str, device: torch.device, label: str) -> tuple[DeviceKey, SoftwareKey]:
     if kind == "cpu":
         return cpu_device_key(), software_key()
+    if kind == "cuda":
+        from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+
+        index = device.index or 0
+        return cuda_device_key(index), cuda_software_key(index)
     raise IncompatibleArtifact(label, [f"device: tuned on {printable(kind)!r}, which this version does not run"])
 
 
@@ -159,13 +167,15 @@ def _require_threads(bundle: Bundle, label: str) -> None:
         raise IncompatibleArtifact(label, [f"width: an operator asks for {widest} threads there, {usable_cores()} cores are usable here"])
 
 
-def _runner_factory(kind: str, device: torch.device, label: str) -> RunnerFactory:
-    if kind == "cpu":
-        from autosched.runtime.lanes import LaneExecutor, LanePool
+def _runner_factory(device: torch.device) -> RunnerFactory:
+    if device.type == "cuda":
+        from autosched.runtime.cuda_load import cuda_runner
 
-        pool = LanePool()
-        return lambda bound, plan, inputs: LaneExecutor(bound, plan, pool).run
-    raise IncompatibleArtifact(label, [f"device: tuned on {printable(kind)!r}, which this version does not run"])
+        return cuda_runner
+    from autosched.runtime.lanes import LaneExecutor, LanePool
+
+    pool = LanePool()
+    return lambda bound, plan, inputs: LaneExecutor(bound, plan, pool).run
 
 
 def _verify(bundle: Bundle, bound: BoundProgram, runner: Runner, model: torch.nn.Module, label: str) -> float:

@@ -272,6 +272,13 @@ def test_an_error_of_the_model_itself_is_the_models_own(model: TwoBranches) -> N
         loaded(torch.tensor([0, 9]))
     assert torch.equal(loaded(torch.tensor([3, 2]))[0], table.weight[[3, 2]])
     assert loaded.report().scheduled
+    # Nothing is computed ahead of time here, so new contents need no new runner.
+    assert loaded._prepared is not None
+    before = loaded._prepared.runner
+    with torch.no_grad():
+        table.weight.mul_(2.0)
+    assert torch.equal(loaded(torch.tensor([3, 2]))[0], table.weight[[3, 2]])
+    assert loaded._prepared.runner is before
 
 
 def test_an_operator_that_fails_alone_retires_the_schedule(loaded: LoadedModel, model: TwoBranches) -> None:

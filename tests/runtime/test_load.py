@@ -115,6 +115,14 @@ def test_a_device_that_differs_is_incompatible(model: TwoBranches) -> None:
         load(encode_bundle(other), model, strict=True)
 
 
+def test_a_gpu_schedule_for_a_model_on_the_cpu_says_so(model: TwoBranches) -> None:
+    bundle = two_branches_bundle(model)
+    device = dataclasses.replace(bundle.key.device, kind="cuda")
+    other = make_bundle(bundle.program, bundle.schedule, bundle.evidence, bundle.literals, device, bundle.key.software)
+    with pytest.raises(IncompatibleArtifact, match="tuned on cuda, but the model is on cpu"):
+        load(encode_bundle(other), model, strict=True)
+
+
 def test_a_device_kind_that_nobody_knows_is_incompatible(model: TwoBranches) -> None:
     bundle = two_branches_bundle(model)
     device = dataclasses.replace(bundle.key.device, kind="abacus")
