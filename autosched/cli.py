@@ -186,7 +186,7 @@ def bench(
     from autosched import pipeline, zoo
 
     bundle = pipeline.read(file)
-    loaded = zoo.load(model if model is not None else bundle.model_name, **bundle.model_options)
+    loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
     with _progress() as progress:
         result = pipeline.bench(file, loaded.model, rounds=rounds, seed=seed, progress=progress)
     if json:
@@ -205,7 +205,7 @@ def check(
     from autosched import pipeline, zoo
 
     bundle = pipeline.read(file)
-    loaded = zoo.load(model, **bundle.model_options) if model is not None else None
+    loaded = zoo.load(model, dtype=bundle.dtype, seed=bundle.seed) if model is not None else None
     result = pipeline.check(file, loaded.model if loaded is not None else None)
     if json:
         _emit(result)
@@ -226,7 +226,7 @@ def trace(
     from autosched import pipeline, zoo
 
     bundle = pipeline.read(file)
-    loaded = zoo.load(model if model is not None else bundle.model_name, **bundle.model_options)
+    loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
     result = pipeline.trace(file, loaded.model, output)
     if json:
         _emit(result)

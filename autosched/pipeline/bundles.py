@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,11 +29,15 @@ _TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A bundle, and how to build the model it was tuned for when nobody names another."""
+    """A bundle, and how to build the model it was tuned for when nobody names another.
+
+    ``dtype`` is ``None`` for float32; ``seed`` is that of the model's random weights.
+    """
 
     bundle: Bundle
     model_name: str
-    model_options: dict[str, object] = field(default_factory=dict)
+    dtype: str | None
+    seed: int
 
 
 def read(path: str | os.PathLike[str]) -> Opened:
@@ -43,12 +47,8 @@ def read(path: str | os.PathLike[str]) -> Opened:
         UsageError, ArtifactCorrupt, IncompatibleArtifact: as ``read_bundle``.
     """
     bundle = read_bundle(path)
-    environment = dict(bundle.evidence.environment)
-    seeds = dict(bundle.evidence.seeds)
-    options: dict[str, object] = {"seed": seeds.get("tune", 0)}
-    if environment.get("dtype", "float32") != "float32":
-        options["dtype"] = environment["dtype"]
-    return Opened(bundle, bundle.evidence.report.model, options)
+    dtype = dict(bundle.evidence.environment).get("dtype", "float32")
+    return Opened(bundle, bundle.evidence.report.model, None if dtype == "float32" else dtype, dict(bundle.evidence.seeds).get("tune", 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosched.core.progress import Progress
-from autosched.core.records import Failure, FailureKind, Samples
+from autosched.core.records import Failure, Samples
 from autosched.core.schedule import Schedule
 from autosched.device.base import Session
 from autosched.device.timing import Ratio, is_unstable, noise_floor_pct, paired_ratio, summarize
@@ -78,8 +78,10 @@ def interleave(
             if anchor not in alive:
                 break
             continue
-        for name, column in zip([*names, None], answer, strict=True):
-            (again if name is None else columns[name]).extend(column)
+        *first, repeated = answer
+        for name, column in zip(names, first, strict=True):
+            columns[name].extend(column)
+        again.extend(repeated)
         for item in list(active):
             for _ in range(chunk):
                 taken = item.round_us()
@@ -183,6 +185,3 @@ def _faster(ratio: float) -> str:
 
 def _median(times: Sequence[float]) -> float:
     return float(np.median(times))
-
-
-MISSING = Failure(FailureKind.UNSTABLE, "not measured within the budget")
