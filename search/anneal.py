@@ -1,6 +1,6 @@
 """Simulated annealing on the direct encoding: a launch order, a lane for each operator, its width, and at most one extra wait.
 
-The temperature is low (0.2 % of the makespan at first, a fortieth of that at the end): near a good schedule most moves cost several per
+The temperature is low (0.1 % of the makespan at first, a twentieth of that at the end): near a good schedule most moves cost several per
 cent, and hotter runs only lose what the start had.
 
 *Source:* Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing", Science 220, 1983.
@@ -32,7 +32,7 @@ class MoveWeights:
     order: float = 0.25
     lane_and_order: float = 0.20
     width: float = 0.10
-    wait: float = 0.01
+    wait: float = 0.03
     near: float = 0.5
 
     def cumulative(self, *, lanes: int, widths: int) -> Floats:
@@ -49,7 +49,7 @@ class Annealer:
     """One annealing run on one problem: give it a start, ask it to spend evaluations. Deterministic for a seed."""
 
     def __init__(
-        self, problem: Problem, lanes: int, widths: Ints, *, moves: MoveWeights | None = None, hot: float = 0.002, cold: float = 0.00005
+        self, problem: Problem, lanes: int, widths: Ints, *, moves: MoveWeights | None = None, hot: float = 0.001, cold: float = 0.00005
     ) -> None:
         from autosched.search import fluid_numba
 
@@ -129,7 +129,7 @@ class Anneal:
     name: str = "anneal"
     is_baseline: bool = False
     moves: MoveWeights = field(default_factory=MoveWeights)
-    hot: float = 0.002
+    hot: float = 0.001
 
     def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
         """The best schedule found, then what it improved on."""

@@ -1,0 +1,129 @@
+"""How fast the search is: evaluations per second, large graphs, IOS, and the cold start of compiled code.
+
+    python experiments/search/speed.py            about two minutes; run it alone on the machine
+    python experiments/search/speed.py --smoke    seconds; figures mean nothing
+
+Seconds are measured here; every makespan is in-model (simulated).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+from common import run, table, write
+
+from autosched.search import fluid, leftover, synthetic
+from autosched.search.anneal import Annealer
+from autosched.search.policies import Decoder, Policy
+from autosched.search.problem import Problem
+from autosched.search.simulate import Evaluator
+from autosched.search.strategy import SearchContext
+
+_COLD = (
+    "import time; start = time.perf_counter()\n"
+    "import numpy as np\n"
+    "from autosched.search import synthetic\n"
+    "from autosched.search.strategy import STRATEGIES, SearchContext\n"
+    "problem = synthetic.random_problem(0, 30)\n"
+    "STRATEGIES.get('portfolio').propose(problem, SearchContext(np.random.default_rng(0), max_evaluations=2000))\n"
+    "print(time.perf_counter() - start)\n"
+)
+
+
+def evaluations(*, smoke: bool) -> dict[str, object]:
+    """Fluid evaluations per second: alone with random lanes, inside annealing, in plain Python; and the block simulator."""
+    rows: list[list[object]] = []
+    for count, lanes in ((30, 4),) if smoke else ((100, 2), (100, 4), (100, 8), (300, 4), (1000, 4)):
+        problem = synthetic.random_problem(1, count, max_lanes=lanes)
+        rng = np.random.default_rng(0)
+        order, narrow = np.arange(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
+        chosen = [rng.integers(0, lanes, size=count).astype(np.int32) for _ in range(200)]
+        evaluator = Evaluator(problem, lanes)
+        alone = _rate(lambda: [evaluator.makespan_us(order, lane, narrow) for lane in chosen] and len(chosen), smoke=smoke)
+        start = Decoder(problem, lanes, np.array([0], dtype=np.int32)).decode(Policy())
+        annealer = Annealer(problem, lanes, np.array([0], dtype=np.int32))
+        steps = max(200, 2_000_000 // count // (10 if smoke else 1))
+        annealing = _rate(
+            lambda: annealer.run(start, SearchContext(np.random.default_rng(0), max_evaluations=steps), "speed")[1], smoke=smoke
+        )
+        schedule = problem.schedule(order, chosen[0])
+        python = _rate(lambda: fluid.simulate(problem, schedule) and 1, smoke=smoke)
+        blocks, kernels = synthetic.random_block_problem(1, count, max_lanes=lanes)
+        block_evaluator = leftover.BlockEvaluator(blocks, kernels, lanes)
+        block = _rate(lambda: [block_evaluator.makespan_us(order, lane, narrow) for lane in chosen] and len(chosen), smoke=smoke)
+        rows.append([count, lanes, round(alone), round(annealing), round(block), round(python), annealing / python])
+    header = ["operators", "lanes", "random lanes/s", "in annealing/s", "block level/s", "plain Python/s", "annealing / Python"]
+    table("Simulated schedules per second, one core", header, rows)
+    return {"rows": rows}
+
+
+def _rate(work: object, *, smoke: bool) -> float:
+    """Median over repeats of units of work per second; ``work()`` returns how many it did."""
+    rates = []
+    for _ in range(2 if smoke else 5):
+        done, start = 0, time.perf_counter()
+        while time.perf_counter() - start < (0.02 if smoke else 0.5):
+            done += int(work())  # type: ignore[operator]
+        rates.append(done / (time.perf_counter() - start))
+    return statistics.median(rates)
+
+
+def large(*, smoke: bool) -> dict[str, object]:
+    """The whole default search on a NASNet-like graph, and IOS on an Inception-like one."""
+    cells = synthetic.random_problem(0, 120 if smoke else 1264, shape="cells", max_lanes=4)
+    inception = _inception_like(40 if smoke else 119)
+    rows: list[list[object]] = []
+    budget = 2_000 if smoke else 100_000
+    sequential, _ = run("sequential", cells, 0)
+    heft, _ = run("critical_path", cells, 0)
+    found, seconds = run("portfolio", cells, budget)
+    rows.append(["portfolio", f"NASNet-like, {cells.count} operators", seconds, sequential / found, heft / found])
+    sequential, _ = run("sequential", inception, 0)
+    heft, _ = run("critical_path", inception, 0)
+    found, seconds = run("ios", inception, 10**9)
+    rows.append(["ios", f"Inception-like, {inception.count} operators", seconds, sequential / found, heft / found])
+    table("Whole searches", ["strategy", "graph", "seconds", "sequential / found", "HEFT / found"], rows)
+    return {"rows": rows}
+
+
+def _inception_like(count: int) -> Problem:
+    rng = np.random.default_rng(0)
+    predecessors = synthetic.series_parallel(rng, count, branches=6)
+    return Problem.from_arrays(predecessors, synthetic.random_costs(rng, count, max_lanes=6))
+
+
+def cold_start(*, smoke: bool) -> dict[str, object]:
+    """Seconds of a new process until the default search has run: with an empty cache of compiled code, then with a full one."""
+    if smoke:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
+        times = [
+            float(subprocess.run([sys.executable, "-P", "-c", _COLD], env=environment, check=True, capture_output=True, text=True).stdout)
+            for _ in range(3)
+        ]
+    table("Cold start, seconds", ["empty cache", "cached", "cached again"], [list(times)])
+    return {"empty_s": times[0], "cached_s": times[1:]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="seconds; figures mean nothing")
+    options = parser.parse_args()
+    body: dict[str, object] = {
+        "evaluations": evaluations(smoke=options.smoke),
+        "large": large(smoke=options.smoke),
+        "cold_start": cold_start(smoke=options.smoke),
+    }
+    write("speed", body, smoke=options.smoke)
+
+
+if __name__ == "__main__":
+    main()
