@@ -177,9 +177,8 @@ def device_loop(*, smoke: bool) -> dict[str, object]:
         for correct in (False, True):
             settings = LoopSettings(lanes_matter=False, rounds=2 if smoke else 4, candidates=32, correct=correct)
             bench = SimulatedBench(problem, kernels, seed)
-            results[correct] = search_on_device(
-                problem, bench, SearchContext(np.random.default_rng(seed), max_evaluations=evaluations), settings
-            )
+            budget = SearchContext(np.random.default_rng(seed), max_evaluations=evaluations)
+            results[correct] = search_on_device(problem, bench, budget, settings)
         baseline = results[True].baseline
         reference = truth(baseline.schedule) if baseline is not None else float("nan")
         rows.append([
@@ -199,8 +198,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="seconds instead of minutes")
     parser.add_argument("--recorded", type=Path, nargs="*", default=[], help="problems with recorded costs")
+    parser.add_argument("--seeds", type=int, default=3, help="random problems of each shape")
     options = parser.parse_args()
-    problems = instances(options.recorded, smoke=options.smoke)
+    problems = instances(options.recorded, seeds=options.seeds, smoke=options.smoke)
     body: dict[str, object] = {"brute_force": brute_force(smoke=options.smoke)}
     known = {label: best_known(problem, smoke=options.smoke) for label, problem in problems.items()}
     for label, problem in problems.items():

@@ -15,14 +15,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from common import run, table, write
 
+from autosched.core.schedule import Schedule
 from autosched.search import fluid, leftover, synthetic
 from autosched.search.anneal import Annealer
-from autosched.search.policies import Decoder, Policy
-from autosched.search.problem import Problem
+from autosched.search.policies import Candidate, Decoder, Policy
+from autosched.search.problem import Ints, Problem
 from autosched.search.simulate import Evaluator
 from autosched.search.strategy import SearchContext
 
@@ -45,32 +48,42 @@ def evaluations(*, smoke: bool) -> dict[str, object]:
         rng = np.random.default_rng(0)
         order, narrow = np.arange(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
         chosen = [rng.integers(0, lanes, size=count).astype(np.int32) for _ in range(200)]
-        evaluator = Evaluator(problem, lanes)
-        alone = _rate(lambda: [evaluator.makespan_us(order, lane, narrow) for lane in chosen] and len(chosen), smoke=smoke)
+        alone = _rate(partial(_evaluate_all, Evaluator(problem, lanes), order, chosen, narrow), smoke=smoke)
         start = Decoder(problem, lanes, np.array([0], dtype=np.int32)).decode(Policy())
         annealer = Annealer(problem, lanes, np.array([0], dtype=np.int32))
         steps = max(200, 2_000_000 // count // (10 if smoke else 1))
-        annealing = _rate(
-            lambda: annealer.run(start, SearchContext(np.random.default_rng(0), max_evaluations=steps), "speed")[1], smoke=smoke
-        )
-        schedule = problem.schedule(order, chosen[0])
-        python = _rate(lambda: fluid.simulate(problem, schedule) and 1, smoke=smoke)
+        annealing = _rate(partial(_anneal, annealer, start, steps), smoke=smoke)
+        python = _rate(partial(_simulate_in_python, problem, problem.schedule(order, chosen[0])), smoke=smoke)
         blocks, kernels = synthetic.random_block_problem(1, count, max_lanes=lanes)
-        block_evaluator = leftover.BlockEvaluator(blocks, kernels, lanes)
-        block = _rate(lambda: [block_evaluator.makespan_us(order, lane, narrow) for lane in chosen] and len(chosen), smoke=smoke)
+        block = _rate(partial(_evaluate_all, leftover.BlockEvaluator(blocks, kernels, lanes), order, chosen, narrow), smoke=smoke)
         rows.append([count, lanes, round(alone), round(annealing), round(block), round(python), annealing / python])
     header = ["operators", "lanes", "random lanes/s", "in annealing/s", "block level/s", "plain Python/s", "annealing / Python"]
     table("Simulated schedules per second, one core", header, rows)
     return {"rows": rows}
 
 
-def _rate(work: object, *, smoke: bool) -> float:
+def _evaluate_all(evaluator: Evaluator | leftover.BlockEvaluator, order: Ints, chosen: list[Ints], narrow: Ints) -> int:
+    for lane in chosen:
+        evaluator.makespan_us(order, lane, narrow)
+    return len(chosen)
+
+
+def _anneal(annealer: Annealer, start: Candidate, steps: int) -> int:
+    return annealer.run(start, SearchContext(np.random.default_rng(0), max_evaluations=steps), "speed")[1]
+
+
+def _simulate_in_python(problem: Problem, schedule: Schedule) -> int:
+    fluid.simulate(problem, schedule)
+    return 1
+
+
+def _rate(work: Callable[[], int], *, smoke: bool) -> float:
     """Median over repeats of units of work per second; ``work()`` returns how many it did."""
     rates = []
     for _ in range(2 if smoke else 5):
         done, start = 0, time.perf_counter()
         while time.perf_counter() - start < (0.02 if smoke else 0.5):
-            done += int(work())  # type: ignore[operator]
+            done += work()
         rates.append(done / (time.perf_counter() - start))
     return statistics.median(rates)
 
