@@ -18,7 +18,7 @@ from autosched.core.records import Contamination, Failure, PairRecord, SoloRecor
 from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairModel, PairQuery
 from autosched.datasets.choices import independence
-from autosched.datasets.facts import DeviceFacts, KernelFacts, LaunchFacts, kernel_facts, with_observed_peaks
+from autosched.datasets.facts import DISTURBED, DeviceFacts, KernelFacts, LaunchFacts, kernel_facts, stolen_share, with_observed_peaks
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def make_cost_table(
     rows = _kernel_rows(graph, solo, widths, launches or {})
     device = with_observed_peaks(device, rows.facts)
     table_first, table_last, needed = _predicted(graph, rows, device, model or AnalyticModel())
-    measured = _correct(rows, pairs, table_first, table_last, needed)
+    measured = _correct(rows, _undisturbed(pairs, device), table_first, table_last, needed)
     return CostTable(
         widths=tuple(widths),
         kernel=rows.index,
@@ -150,6 +150,19 @@ def _predicted(graph: OpGraph, rows: _Rows, device: DeviceFacts, model: PairMode
     # CostTable's slowdown_last[a, b] is that of a when a started last, so the last-started kernel comes first in the index.
     table_last[last, first] = answer.slowdown_last
     return table_first, table_last, needed
+
+
+def _undisturbed(pairs: Sequence[PairRecord], device: DeviceFacts) -> list[PairRecord]:
+    """Leave out pairs that were timed while others had the cores: two lanes that take turns look like one stopped by the other."""
+    kept = [pair for pair in pairs if stolen_share(pair.contamination, device, pair.first_width + pair.last_width) <= DISTURBED]
+    if len(kept) < len(pairs):
+        logger.warning(
+            "%d of %d measured pairs are left out: other processes had more than %.0f %% of the cores they needed",
+            len(pairs) - len(kept),
+            len(pairs),
+            DISTURBED * 100,
+        )
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from autosched.core.records import Source
+from autosched.datasets.facts import DISTURBED, DeviceFacts, stolen_share
 from autosched.datasets.schema import PairRow, SoloRow
 from autosched.datasets.store import Store
-
-FOREIGN_LOAD = 0.10
-"""A row taken while other processes used more than this share of all cores is called contaminated."""
 
 DRIFT = 0.15
 """The time of a kernel alone may differ by this much between its own run and the pair run; more is drift."""
@@ -60,13 +58,14 @@ class Audit:
 def audit(store: Store) -> Audit:
     """Look at every row of a store: pairs without their kernels, impossible times, drift, contamination, noise, simulated rows."""
     solos, pairs, groups, scopes = store.solo(), store.pairs(), store.groups(), store.scopes()
+    facts = {scope.scope: scope.facts for scope in scopes}
     alone = {(row.scope, row.kernel.signature, row.kernel.width): row for row in solos}
     found: dict[str, set[str]] = defaultdict(set)
     for solo in solos:
-        for kind in _solo_trouble(solo):
+        for kind in _solo_trouble(solo, facts.get(solo.scope)):
             found[kind].add(solo.key)
     for pair in pairs:
-        for kind in _pair_trouble(pair, alone):
+        for kind in _pair_trouble(pair, alone, facts.get(pair.scope)):
             found[kind].add(pair.key)
     named = {scope.scope for scope in scopes}
     found["unknown device"].update(row.key for row in solos if row.scope not in named)
@@ -88,7 +87,7 @@ _DETAIL: dict[str, tuple[str, bool]] = {
     "no kernel": ("a pair whose kernel was never timed alone, so that it has no features", True),
     "unknown device": ("a row of a device that the store does not describe", True),
     "simulated": ("a row that no device measured", False),
-    "contaminated": (f"other processes used more than {FOREIGN_LOAD:.0%} of the machine", False),
+    "contaminated": (f"other processes had more than {DISTURBED:.0%} of the cores it needed", True),
     "drift": (f"the time alone moved by more than {DRIFT:.0%} between solo and pair run", False),
     "noisy": (f"the 95 % interval of the median is wider than {SPREAD:.0%} of it", False),
     "duplicates": ("different pairs with exactly the same numbers", False),
@@ -112,21 +111,21 @@ def noise_floor_pct(pairs: list[PairRow]) -> float:
     return differences[len(differences) // 2] if differences else math.nan
 
 
-def _solo_trouble(row: SoloRow) -> list[str]:
+def _solo_trouble(row: SoloRow, device: DeviceFacts | None) -> list[str]:
     samples = row.samples
     found = []
     if not samples.median_us > 0 or samples.count < 1:
         found.append("impossible")
     elif samples.ci_high_us - samples.ci_low_us > SPREAD * samples.median_us:
         found.append("noisy")
-    if row.contamination.foreign_load > FOREIGN_LOAD:
+    if device is not None and stolen_share(row.contamination, device, row.kernel.width) > DISTURBED:
         found.append("contaminated")
     if row.source is Source.SIMULATED:
         found.append("simulated")
     return found
 
 
-def _pair_trouble(row: PairRow, alone: dict[tuple[str, str, int], SoloRow]) -> list[str]:
+def _pair_trouble(row: PairRow, alone: dict[tuple[str, str, int], SoloRow], device: DeviceFacts | None) -> list[str]:
     record = row.record
     found = []
     times = (record.solo_first_us, record.solo_last_us, record.together_us, record.slowdown_first, record.slowdown_last)
@@ -143,7 +142,7 @@ def _pair_trouble(row: PairRow, alone: dict[tuple[str, str, int], SoloRow]) -> l
             found.append("no kernel")
         elif solo_us > 0 and abs(math.log(solo_us / solo.samples.median_us)) > math.log1p(DRIFT):
             found.append("drift")
-    if record.contamination.foreign_load > FOREIGN_LOAD:
+    if device is not None and stolen_share(record.contamination, device, record.first_width + record.last_width) > DISTURBED:
         found.append("contaminated")
     if record.source is Source.SIMULATED:
         found.append("simulated")

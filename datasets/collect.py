@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, Failure, FailureKind, PairRecord, SoloRecord, Source
 from autosched.datasets.choices import GroupChoice, PairChoice, independence
-from autosched.datasets.facts import KernelFacts, LaunchFacts, kernel_facts
+from autosched.datasets.facts import DISTURBED, KernelFacts, LaunchFacts, kernel_facts, stolen_share
 from autosched.datasets.journal import Journal, Scope
 from autosched.datasets.schema import GroupRow, PairRow, ScopeRow, SoloRow, content_key, group_key, pair_key
 from autosched.datasets.splits import family_of
@@ -67,12 +67,17 @@ Uncertainty: TypeAlias = Callable[[Sequence[PairChoice]], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What one collection added to the store; ``finished`` is false where the budget ended it."""
+    """What one collection added to the store.
+
+    ``disturbed`` measurements were not kept, because other processes had the cores: a later run takes them again.
+    ``finished`` is false where the budget ended it.
+    """
 
     solo: int
     pairs: int
     groups: int
     failures: int
+    disturbed: int
     spent_s: float
     finished: bool
 
@@ -113,7 +118,7 @@ def collect_model(
         added_solo, times = job.solo(failures)
         added_pairs, pairs_done = job.pairs(failures, times, max_pairs, uncertainty)
         added_groups, groups_done = job.groups(times, max_groups) if pairs_done else (0, False)
-    return Collected(added_solo, added_pairs, added_groups, job.failed, clock() - started, pairs_done and groups_done)
+    return Collected(added_solo, added_pairs, added_groups, job.failed, job.disturbed, clock() - started, pairs_done and groups_done)
 
 
 @dataclass(slots=True)
@@ -130,6 +135,7 @@ class _Job:
     launches: dict[str, LaunchFacts]
     progress: Callable[[str, int, int], None] | None
     failed: int = 0
+    disturbed: int = 0
 
     def solo(self, failures: Journal) -> tuple[int, dict[tuple[str, int], KernelFacts]]:
         """Time what is not timed yet; the facts of every kernel that has a time."""
@@ -147,6 +153,8 @@ class _Job:
                 if isinstance(record, Failure):
                     failures.add_solo(operator.signature, width, record)
                     self.failed += 1
+                    continue
+                if self._is_disturbed(record.contamination, width):
                     continue
                 facts = kernel_facts(operator, self.graph, width, record.samples.median_us, self.launches.get(operator.signature))
                 row = SoloRow(
@@ -254,7 +262,7 @@ class _Job:
                 if isinstance(answer, Failure):
                     self.failed += 1
                     failures.add_pair(*self._names(choice), answer)
-                else:
+                elif not self._is_disturbed(answer.contamination, choice.first_width + choice.last_width):
                     rows.append(PairRow(self.scope.scope, family_of(self.model), self.model, answer, int(number >= len(batch))))
             added += self.store.append(rows)
             self._tell("pairs", done + min(len(chosen), start + BATCH), wanted)
@@ -271,6 +279,11 @@ class _Job:
             last = times[self.graph.operators[choice.last].signature, choice.last_width]
             rows.append([*_descriptor(first), *_descriptor(last), np.log(first.solo_us / last.solo_us)])
         return np.asarray(rows, dtype=np.float64) if rows else np.zeros((0, 1))
+
+    def _is_disturbed(self, contamination: Contamination, threads: int) -> bool:
+        disturbed = stolen_share(contamination, self.scope.facts, threads) > DISTURBED
+        self.disturbed += disturbed
+        return disturbed
 
     def _tell(self, what: str, done: int, total: int) -> None:
         if self.progress is not None:

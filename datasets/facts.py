@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autosched.core.graph import Operator, OpGraph
-from autosched.core.records import DeviceKey
+from autosched.core.records import Contamination, DeviceKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,23 @@ def device_facts(key: DeviceKey) -> DeviceFacts:
         cache_bytes=_first_int(details, _CACHE),
         threads_per_unit=threads,
     )
+
+
+DISTURBED = 0.10
+"""A CPU measurement that lost more than this share of the cores it needed says nothing about the operators.
+
+*Source:* our own pair runs on two cores: with one of them taken the two lanes simply took turns, and the lane started last looked
+stopped (slowdown at its cap, makespan ratio 0.97); undisturbed, the same kind of pair had ratio 0.6.
+"""
+
+
+def stolen_share(contamination: Contamination, device: DeviceFacts, threads: int) -> float:
+    """Share (0 to 1) of the cores a measurement with ``threads`` threads needed that other processes had; 0 if unknown, 0 on CUDA."""
+    if device.kind == "cuda" or contamination.foreign_load <= 0:
+        return 0.0
+    needed = min(device.units, max(1, threads))
+    left = device.units * (1.0 - min(1.0, contamination.foreign_load))
+    return max(0.0, 1.0 - left / needed)
 
 
 def kernel_facts(operator: Operator, graph: OpGraph, width: int, solo_us: float, launch: LaunchFacts | None = None) -> KernelFacts:

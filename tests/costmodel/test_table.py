@@ -84,8 +84,19 @@ def test_few_or_disturbed_repeats_stay_nearer_the_prior() -> None:
         return float(table.slowdown_first[table.kernel[1, 0], table.kernel[2, 0]])
 
     many, one = answer(pair("a", "b", 1.8, 1.0, count=50)), answer(pair("a", "b", 1.8, 1.0, count=1))
-    disturbed = answer(pair("a", "b", 1.8, 1.0, count=50, load=0.9))
-    assert 1.03 < disturbed < one < many <= 1.8
+    disturbed = answer(pair("a", "b", 1.8, 1.0, count=50, load=0.09))
+    assert 1.03 < one < many <= 1.8
+    assert disturbed < many
+
+
+def test_pairs_timed_while_others_had_the_cores_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    graph = fork(("a", "b"))
+    with caplog.at_level(logging.WARNING):
+        table = make_cost_table(graph, solos(graph), [pair("a", "b", 1.0, 24.0, load=0.5)] * 3, widths=(1,), **OPTIONS)
+    assert table.measured_pairs == 0.0
+    assert table.slowdown_last.max() < 1.1
+    assert len(caplog.records) == 1
+    assert "3 of 3 measured pairs" in caplog.text
 
 
 def test_measurements_of_some_pairs_move_the_predictions_of_the_others() -> None:

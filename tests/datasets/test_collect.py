@@ -48,6 +48,7 @@ class FakeMeasurer:
         self.graph, self.broken, self.seconds, self.now = graph, broken, seconds, 0.0
         self.asked: list[tuple[str, str]] = []
         self.solo_calls = 0
+        self.load = 0.0
 
     def clock(self) -> float:
         return self.now
@@ -58,7 +59,7 @@ class FakeMeasurer:
 
     def _solo(self, op: Operator, width: int) -> SoloRecord:
         us = 10.0 + op.index
-        return SoloRecord(op.signature, width, Samples(us, us, us, us, us, 5), CLEAN)
+        return SoloRecord(op.signature, width, Samples(us, us, us, us, us, 5), Contamination(self.load, 0.0))
 
     def pairs(self, choices: Sequence[PairChoice]) -> list[PairRecord | Failure]:
         answers: list[PairRecord | Failure] = []
@@ -70,7 +71,9 @@ class FakeMeasurer:
                 answers.append(Failure(FailureKind.CRASH, "signal 11"))
             else:
                 solo = 10.0 + choice.first, 10.0 + choice.last
-                answers.append(PairRecord(first, 1, last, 1, *solo, 15.0 + len(self.asked), 1.1, 1.2, 0.7, 1, 1, 5, CLEAN))
+                answers.append(
+                    PairRecord(first, 1, last, 1, *solo, 15.0 + len(self.asked), 1.1, 1.2, 0.7, 1, 1, 5, Contamination(self.load, 0.0))
+                )
         return answers
 
     def groups(self, choices: Sequence[GroupChoice]) -> list[GroupTimes | Failure]:
@@ -125,6 +128,19 @@ def test_failures_are_remembered_and_do_not_stop_it(tmp_path: Path) -> None:
     assert again.asked == []
 
 
+def test_what_was_timed_on_taken_cores_is_not_kept_and_taken_again_later(tmp_path: Path) -> None:
+    graph, store = fork(4), Store.create(tmp_path)
+    measurer = FakeMeasurer(graph)
+    measurer.load = 0.5
+    report = collect(graph, measurer, store, max_groups=0)
+    assert report.disturbed >= 12
+    assert len(store.solo()) == 5  # one thread found the other core free
+    assert store.pairs() == []
+    quiet = FakeMeasurer(graph)
+    assert collect(graph, quiet, store, max_groups=0).disturbed == 0
+    assert len([row for row in store.pairs() if row.repeat == 0]) == 12
+
+
 def test_the_second_half_is_what_the_model_is_least_sure_of(tmp_path: Path) -> None:
     graph, store = fork(10), Store.create(tmp_path)
     measurer = FakeMeasurer(graph)
@@ -168,7 +184,7 @@ def test_the_audit_names_what_is_wrong(tmp_path: Path) -> None:
         store.append([PairRow(SCOPE.scope, "fork", "zoo:fork1", record, repeat)])
     report = audit(store)
     assert set(bad) <= {finding.kind for finding in report.findings}
-    assert len(report.excluded) == 2
+    assert len(report.excluded) == 3
     assert report.noise_floor_pct >= 0.0
 
 
