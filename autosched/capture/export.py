@@ -47,13 +47,22 @@ class Captured:
     rewrites: tuple[RewriteReport, ...]
 
 
-def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, rewrite: bool = True) -> Captured:
+def capture(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    rewrite: bool = True,
+    target: str = "",
+) -> Captured:
     """Capture ``model`` for inputs shaped like ``args`` and ``kwargs``.
 
     Args:
         model: in inference mode; it is run on the example inputs, on the device they are on, and left unchanged.
         args, kwargs: example inputs; nested containers of tensors and numbers. Numbers become part of the program.
         rewrite: fold, simplify and fuse (lowering ``rewritten``); otherwise one operator for each ATen call (lowering ``aten``).
+        target: kind of device (``cpu``, ``cuda``) whose operators the rewriting may choose; by default that of the example inputs. A
+            model on a CPU can be captured for a GPU that this process never touches.
 
     Raises:
         UnsupportedGraph: if the model cannot be captured or scheduled, naming the operator, its source line and what to do.
@@ -61,7 +70,7 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     draft = draft_of(model, args, kwargs)
     reports: tuple[RewriteReport, ...] = ()
     if rewrite:
-        reports = rewrite_draft(draft)
+        reports = rewrite_draft(draft, target)
     program, constants = build_program(draft, "rewritten" if rewrite else "aten")
     logger.info("captured %d operators, %d constants, width %d", len(program.graph), len(constants), program.graph.width)
     return Captured(program, constants, reports)

@@ -31,11 +31,16 @@ class RewriteReport:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One rewrite. ``changes_values``: it makes new values or changes strides, so the draft must be observed again after it."""
+    """One rewrite.
+
+    ``changes_values``: it makes new values or changes strides, so the draft must be observed again after it. ``only_on``: the kind of
+    device whose operators it chooses, empty for any.
+    """
 
     name: str
     run: Callable[[Draft], int]
     changes_values: bool = False
+    only_on: str = ""
 
 
 PASSES: tuple[Pass, ...] = (
@@ -43,18 +48,25 @@ PASSES: tuple[Pass, ...] = (
     Pass("eliminate_common_calls", eliminate_common_calls),
     Pass("fold_constants", fold_constants),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
-    Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True),
-    Pass("cpu_linear", pack_cpu_linears, changes_values=True),
+    Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
+    Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu"),
 )
 GROUPING: tuple[Pass, ...] = (Pass("sink_views", sink_views), Pass("fuse_pointwise", fuse_pointwise))
 
 
-def rewrite_draft(draft: Draft) -> tuple[RewriteReport, ...]:
-    """Run every pass on an observed ``draft``, in order; it is observed and grouped into operators afterwards."""
+def rewrite_draft(draft: Draft, target: str = "") -> tuple[RewriteReport, ...]:
+    """Run every pass on an observed ``draft``, in order; it is observed and grouped into operators afterwards.
+
+    Args:
+        target: kind of device the program is for; by default the draft's own.
+    """
+    kind = target or draft.device.type
     reports: list[RewriteReport] = []
     layouts = [draft.specs[leaf.value] if isinstance(leaf, Ref) else None for leaf in draft.output_leaves]
     stale = False
     for item in PASSES:
+        if item.only_on and item.only_on != kind:
+            continue
         if stale and item.changes_values:
             draft.observe()
             stale = False
