@@ -26,7 +26,7 @@ class EffortProfile:
     first_rounds: int
     finalists: int
 
-    def loop(self, *, lanes_matter: bool) -> LoopSettings:
+    def loop(self, *, lanes_matter: bool, priority_variants: int = 0) -> LoopSettings:
         """The device loop's settings."""
         return LoopSettings(
             lanes_matter=lanes_matter,
@@ -34,6 +34,7 @@ class EffortProfile:
             candidates=self.candidates,
             first_rounds=self.first_rounds,
             finalists=self.finalists,
+            priority_variants=priority_variants,
         )
 
 

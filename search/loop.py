@@ -67,6 +67,7 @@ class LoopSettings:
         traced: schedules traced after each round.
         least_gain: a smaller relative gain of the incumbent counts as none; two in a row end the loop.
         correct: whether measurements correct the model (off in an ablation).
+        priority_variants: see ``portfolio.proposals``.
     """
 
     lanes_matter: bool
@@ -77,6 +78,7 @@ class LoopSettings:
     traced: int = 4
     least_gain: float = 0.005
     correct: bool = True
+    priority_variants: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,7 @@ class _Run:
         found = proposals(
             self.problem, share, lanes_matter=self.settings.lanes_matter, count=self.settings.candidates,
             strategies=self.strategies if number == 0 else (), search=self.search,
+            priority_variants=self.settings.priority_variants,
         )  # fmt: skip
         if number == 0:
             return found

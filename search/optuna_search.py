@@ -80,7 +80,7 @@ class _Study:
     def _phase(self, phase: str, trials: int, value: Any, *, enqueue: bool) -> None:
         import optuna
 
-        study = _open_study(self.context.study_path, f"{phase}-{self.problem.graph.hash[:16]}-{self.seed}")
+        study = open_study(self.context.study_path, f"{phase}-{self.problem.graph.hash[:16]}-{self.seed}")
         if enqueue and not study.trials:
             for policy in portfolio(self.problem, self.widths)[:6]:
                 study.enqueue_trial(_parameters(policy, len(self.widths) > 1))
@@ -92,7 +92,7 @@ class _Study:
             number = sum(trial.state == optuna.trial.TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
             if number >= trials or self.context.expired():
                 return
-            study.sampler = _sampler(self.seed + number)
+            study.sampler = sampler_of(self.seed + number)
             trial = study.ask()
             study.tell(trial, value(trial))
             if number % 16 == 0:
@@ -100,17 +100,7 @@ class _Study:
                 self.context.progress(self.settings.name, len(self.found), best_us)
 
     def _policy_value(self, trial: Any) -> float:
-        wide_below = trial.suggest_categorical("wide_below", _WIDE_BELOW) if len(self.widths) > 1 else NEVER
-        policy = Policy(
-            bottom=trial.suggest_float("bottom", 0.0, 2.0),
-            duration=trial.suggest_float("duration", -1.0, 2.0),
-            successors=trial.suggest_float("successors", -1.0, 2.0),
-            pressure=trial.suggest_float("pressure", -2.0, 2.0),
-            alpha=trial.suggest_float("alpha", 0.0, 3.0),
-            gate=trial.suggest_categorical("gate", _GATES),
-            wide_below=wide_below,
-            lanes_share=trial.suggest_float("lanes_share", 0.25, 1.0),
-        )
+        policy = policy_of(trial, several_widths=len(self.widths) > 1)
         candidate = self.decoder.decode(policy)
         self.found.append(candidate)
         return candidate.makespan_us
@@ -145,6 +135,21 @@ class _Study:
         return [*rest[:target], operator, *rest[target:]]
 
 
+def policy_of(trial: Any, *, several_widths: bool) -> Policy:
+    """The policy that a trial suggests."""
+    wide_below = trial.suggest_categorical("wide_below", _WIDE_BELOW) if several_widths else NEVER
+    return Policy(
+        bottom=trial.suggest_float("bottom", 0.0, 2.0),
+        duration=trial.suggest_float("duration", -1.0, 2.0),
+        successors=trial.suggest_float("successors", -1.0, 2.0),
+        pressure=trial.suggest_float("pressure", -2.0, 2.0),
+        alpha=trial.suggest_float("alpha", 0.0, 3.0),
+        gate=trial.suggest_categorical("gate", _GATES),
+        wide_below=wide_below,
+        lanes_share=trial.suggest_float("lanes_share", 0.25, 1.0),
+    )
+
+
 def _parameters(policy: Policy, several_widths: bool) -> dict[str, float]:
     found = {
         "bottom": policy.bottom, "duration": policy.duration, "successors": policy.successors, "pressure": policy.pressure,
@@ -155,21 +160,22 @@ def _parameters(policy: Policy, several_widths: bool) -> dict[str, float]:
     return found
 
 
-def _sampler(seed: int) -> optuna.samplers.BaseSampler:
+def sampler_of(seed: int) -> optuna.samplers.BaseSampler:
+    """The one sampler, with every option that changed between Optuna 4 and 5 spelled out."""
     import optuna
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate was experimental before 5.0
-        # Both are spelled out because their defaults changed in 5.0.
         return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=12)
 
 
-def _open_study(path: str | None, name: str) -> optuna.Study:
+def open_study(path: str | None, name: str) -> optuna.Study:
+    """A study in the SQLite file ``path`` (in memory if None), made or continued; interrupted trials in it are marked failed."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = f"sqlite:///{path}" if path is not None else None
-    study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True, sampler=_sampler(0))
+    study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True, sampler=sampler_of(0))
     for trial in study.get_trials(deepcopy=False):
         if trial.state == optuna.trial.TrialState.RUNNING:
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)

@@ -16,6 +16,7 @@ from autosched.core.schedule import Schedule, canonical_key
 from autosched.search.anneal import Annealer, MoveWeights
 from autosched.search.beam import PILOT_BEAM, Beam
 from autosched.search.policies import Candidate, Decoder, best_policies
+from autosched.search.priorities import by_path
 from autosched.search.problem import Ints, Problem
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import SearchContext, Strategy, baselines
@@ -119,6 +120,7 @@ def proposals(
     strategies: Sequence[Strategy] | None = None,
     search: Strategy | None = None,
     least_difference: float = 0.1,
+    priority_variants: int = 0,
 ) -> list[Proposal]:
     """The candidate set for the device: every baseline, and a diverse choice of what the search found, best predicted first.
 
@@ -130,6 +132,8 @@ def proposals(
         strategies: what must be in the set; default every registered baseline.
         search: what finds the rest; default :class:`Portfolio`.
         least_difference: see :func:`difference`; relaxed only if the set could not be filled otherwise.
+        priority_variants: so many of the best finds come a second time with node priorities (``priorities.by_path``); CUDA only. They
+            take the places of the last finds.
     """
     required = list(baselines() if strategies is None else strategies)
     merged: dict[str, Proposal] = {}
@@ -147,9 +151,18 @@ def proposals(
     for key in must:
         if key in pool:
             merged[key] = replace(merged[key], strategies=(*merged[key].strategies, *pool.pop(key).strategies))
-    kept = _diverse(sorted(pool.values(), key=lambda proposal: proposal.predicted_us), max(0, count - len(must)), least_difference)
+    places = max(0, count - len(must))
+    kept = _diverse(sorted(pool.values(), key=lambda proposal: proposal.predicted_us), places, least_difference)
+    if variants := [_with_priorities(problem, proposal, lanes_matter) for proposal in kept[:priority_variants]]:
+        kept = kept[: max(1, places - len(variants))] + variants
     logger.info("%d candidates: %d baselines, %d of %d found by %s", len(must) + len(kept), len(must), len(kept), len(pool), finder.name)
     return sorted([*merged.values(), *kept], key=lambda proposal: proposal.predicted_us)
+
+
+def _with_priorities(problem: Problem, proposal: Proposal, lanes_matter: bool) -> Proposal:
+    schedule = by_path(problem, proposal.schedule)
+    key = canonical_key(problem.graph, schedule, lanes_matter=lanes_matter)
+    return replace(proposal, strategies=(f"{proposal.strategies[0]}+priority",), schedule=schedule, key=key)
 
 
 def _merge(problem: Problem, into: dict[str, Proposal], name: str, is_baseline: bool, schedule: Schedule, lanes_matter: bool) -> None:

@@ -2,20 +2,24 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 from bench_double import FakeBench, Killed
+from strategy_suite import flat_costs
 
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import violations
 from autosched.search import leftover, synthetic
 from autosched.search.correction import CorrectionLimits, Trace, correct_with_times, correct_with_traces
+from autosched.search.device_study import StudyResult, study_on_device
 from autosched.search.effort import PROFILES, Effort
 from autosched.search.halving import Ledger, halve
 from autosched.search.loop import LoopSettings, LoopState, search_on_device
 from autosched.search.portfolio import Proposal, difference, proposals
+from autosched.search.priorities import by_path
 from autosched.search.problem import Problem
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext, baselines
@@ -207,3 +211,37 @@ def test_every_effort_has_a_profile_and_more_effort_measures_more() -> None:
     quick, balanced, full = (PROFILES[effort] for effort in Effort)
     assert quick.evaluations < balanced.evaluations < full.evaluations
     assert quick.loop(lanes_matter=True).rounds < full.loop(lanes_matter=True).rounds
+
+
+def test_priorities_follow_the_slack_and_make_another_canonical_form() -> None:
+    problem = Problem.from_arrays([[], [0], [0], [1, 2]], flat_costs([1.0, 9.0, 1.0, 1.0]))
+    found = by_path(problem, problem.schedule(range(4), [0, 0, 1, 0]))
+    assert found.priority == (3, 3, 0, 3)
+    assert violations(problem.graph, found) == []
+    random = synthetic.random_problem(2, 20)
+    chosen = proposals(random, context(1000), lanes_matter=False, count=20, priority_variants=2)
+    assert sum(name.endswith("+priority") for proposal in chosen for name in proposal.strategies) == 2
+    assert len({proposal.key for proposal in chosen}) == len(chosen)
+
+
+def test_a_device_study_is_resumable_and_measures_no_schedule_twice(tmp_path: Path) -> None:
+    problem, kernels = synthetic.random_block_problem(10, 20)
+    incumbent = proposals(problem, context(200), lanes_matter=False, count=3)[0]
+
+    def study(bench: FakeBench, ledger: Ledger, path: str) -> StudyResult:
+        budget = dataclasses.replace(context(), study_path=path)
+        return study_on_device(problem, bench, budget, ledger, incumbent=incumbent, lanes_matter=False, trials=16, rounds=3)
+
+    whole = FakeBench(problem, kernels)
+    expected = study(whole, Ledger(), str(tmp_path / "whole.db"))
+    assert expected.trials == 16
+    assert expected.best is not None
+    assert all(len(times) == 3 for key, times in whole.times.items() if key != incumbent.key)
+    broken = FakeBench(problem, kernels, die_after=whole.runs // 2)
+    with pytest.raises(Killed):
+        study(broken, Ledger(), str(tmp_path / "broken.db"))
+    resumed = FakeBench(problem, kernels)
+    resumed.times = {key: list(times) for key, times in broken.times.items() if len(times) >= 3}
+    result = study(resumed, Ledger.resume(resumed.times), str(tmp_path / "broken.db"))
+    assert result.best is not None
+    assert (result.best.key, result.best_us, result.trials) == (expected.best.key, expected.best_us, 16)

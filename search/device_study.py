@@ -1,0 +1,96 @@
+"""Optuna on the device: trials are list policies, values are measured medians, the study lies in SQLite where its dashboard opens it.
+
+Each trial is measured in rounds beside the incumbent, so that drift does not decide. A policy whose schedule was measured already (by
+canonical form) is told the known median and costs nothing. A study that was interrupted goes on: finished trials are kept, each
+trial's sampler is seeded by its number, so the trials to come are those an unbroken run would have made.
+
+*Source:* as ``optuna_search``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from autosched.core.schedule import canonical_key
+from autosched.search.halving import Ledger
+from autosched.search.loop import Bench
+from autosched.search.optuna_search import open_study, policy_of, sampler_of
+from autosched.search.policies import Decoder
+from autosched.search.portfolio import Proposal
+from autosched.search.problem import Problem
+from autosched.search.strategy import SearchContext
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """The fastest policy schedule measured and its median in microseconds; None and inf if every trial failed."""
+
+    best: Proposal | None
+    best_us: float
+    trials: int
+
+
+def study_on_device(
+    problem: Problem,
+    bench: Bench,
+    context: SearchContext,
+    ledger: Ledger,
+    *,
+    incumbent: Proposal,
+    lanes_matter: bool,
+    trials: int = 40,
+    rounds: int = 5,
+) -> StudyResult:
+    """Let Optuna choose list policies by what the device measures.
+
+    Args:
+        problem: graph and costs; the policies decide by them, the device judges.
+        bench: what to measure on.
+        context: chance, lanes, widths, deadline, and ``study_path`` for the SQLite file.
+        ledger: times known so far; updated.
+        incumbent: measured beside every trial.
+        lanes_matter: as in ``core.schedule.canonical_key``.
+        trials: trials of the finished study.
+        rounds: measurements of each trial.
+    """
+    import optuna
+
+    widths = context.width_indices(problem)
+    decoder = Decoder(problem, context.lanes(problem), widths)
+    seed = int(context.rng.integers(0, 2**31 - 1))
+    study = open_study(context.study_path, f"device-{problem.graph.hash[:16]}-{seed}")
+    medians: dict[str, float] = {}
+    best: tuple[float, Proposal] | None = None
+    finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    past = [trial for trial in study.get_trials(deepcopy=False) if trial.state in finished]
+    number = 0
+    while number < trials and (number < len(past) or not context.expired()):
+        known = past[number] if number < len(past) else None
+        if known is None:
+            study.sampler = sampler_of(seed + number)
+            trial = study.ask()
+        policy = policy_of(optuna.trial.FixedTrial(known.params) if known is not None else trial, several_widths=len(widths) > 1)
+        candidate = decoder.decode(policy)
+        schedule = candidate.schedule(problem)
+        key = canonical_key(problem.graph, schedule, lanes_matter=lanes_matter)
+        proposal = Proposal(("optuna",), False, schedule, candidate.makespan_us, key)
+        if known is not None:
+            if known.value is not None:
+                medians[key] = known.value
+        else:
+            if key not in medians and key not in ledger.failures:
+                both = [proposal] if key == incumbent.key else [incumbent, proposal]
+                taken = ledger.take(both, rounds, bench.measure)
+                if key in taken:
+                    medians[key] = statistics.median(taken[key])
+            if key in medians:
+                study.tell(trial, medians[key])
+            else:
+                # Not FAIL, which a resumed study takes for an interrupted trial: this policy was tried, and its schedule failed.
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        if key in medians and (best is None or medians[key] < best[0]):
+            best = (medians[key], proposal)
+            context.progress("optuna", number + 1, medians[key])
+        number += 1
+    return StudyResult(best[1] if best is not None else None, best[0] if best is not None else float("inf"), number)
