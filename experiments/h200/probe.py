@@ -77,7 +77,7 @@ def _run(name: str, limit_s: float, smoke: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, str(Path(__file__).resolve()), "--inside", name, "--out", str(result), *(["--smoke"] if smoke else [])]
-        environment = {**os.environ, **PROBES[name][1], "PYTHONPATH": os.pathsep.join(_python_path())}
+        environment = {**os.environ, **PROBES[name][1]}
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False, cwd=folder)
         except subprocess.TimeoutExpired:
@@ -89,16 +89,9 @@ def _run(name: str, limit_s: float, smoke: bool) -> dict[str, Any]:
         return {"answer": f"not answered: the process ended with status {done.returncode}", "data": {"last_words": words}, "failed": True}
 
 
-def _python_path() -> list[str]:
-    # The double is a module of the tests; the checkout itself comes last, so that its datasets/ hides nobody's.
-    before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return [*before, str(ROOT / "tests" / "conformance"), str(ROOT)]
-
-
 def _inside(name: str, result: Path, smoke: bool) -> int:
-    # A script's own folder comes first on its path; nothing here is to be imported from it but the probes.
-    sys.path[:] = [part for part in sys.path if Path(part or ".").resolve() != Path(__file__).resolve().parent]
-    sys.path.append(str(Path(__file__).resolve().parent))
+    # The checkout comes last, so that its datasets/ hides nobody's; the double is a module of the tests.
+    sys.path += [str(ROOT / "tests" / "conformance"), str(ROOT)]
     import probe_bench
     import probe_questions
 

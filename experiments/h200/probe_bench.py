@@ -100,7 +100,7 @@ def cuda_bench() -> Bench:
             model = load("torchvision:googlenet")
         except Exception:  # a machine without torchvision still has the package's own nets
             model = load("autosched:toy")
-        captured = capture(model.model, model.args, model.kwargs)
+        captured = capture(model.model, model.args, model.kwargs, target="cuda")
         device = backend.device
         bound = bind(captured.program, {value: tensor.to(device) for value, tensor in captured.constants.items()}, device)
         measurer = CudaMeasurer(capturer, bound, captured.program.graph, random_inputs(captured.program, 0, device))

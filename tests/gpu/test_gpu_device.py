@@ -82,8 +82,8 @@ def test_a_sticky_device_error_is_one_failure_and_a_fresh_process_goes_on(tmp_pa
         session.close()
 
 
-@pytest.mark.parametrize("kind", list(BaselineKind))
-def test_every_baseline_runs(kind: BaselineKind) -> None:
+@pytest.mark.parametrize("kind", [BaselineKind.COMPILED, BaselineKind.MAX_AUTOTUNE_COMBO])
+def test_compiled_baselines_run(kind: BaselineKind) -> None:
     program, constants = branches_program(branches=3, depth=2, size=128)
     with CudaBaseline(program, constants, kind, current_settings(0)) as baseline:
         prepared = baseline.prepare()

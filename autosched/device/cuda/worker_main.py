@@ -20,6 +20,7 @@ from autosched.device.cuda.settings import apply_settings
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import OpenRequest, ProgramMessage
 from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.audit import audit_run
 from autosched.runtime.cuda_bindings import open_bindings
 from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.kernels import bind, random_inputs
@@ -67,6 +68,12 @@ class _Builder:
         beat(-1)
         if failure is not None:
             raise RuntimeError(f"the program does not run on the device: {failure.detail}")
+        # Aliases were observed where the model was captured; what an operator returns a view of may differ here.
+        _, lies = audit_run(bound, inputs)
+        backend.synchronize()
+        beat(-1)
+        if lies:
+            raise UnsupportedGraph(f"operators treat memory otherwise on this device than where the model was captured: {lies[0]}")
         if found := observe_synchronising(measurer):
             named = ", ".join(f"{item.name} {item.reason}" for item in found[:5])
             raise UnsupportedGraph(

@@ -409,6 +409,30 @@ def test_settings_travel(monkeypatch: pytest.MonkeyPatch) -> None:
         apply_settings(before)
 
 
+def test_every_name_of_torch_cuda_that_is_used_exists() -> None:
+    """Trap 12: names and arguments drift from release to release, and without a GPU nothing else would notice."""
+    import inspect
+    import re
+
+    from autosched.runtime import streams
+
+    source = inspect.getsource(streams)
+    used = set(re.findall(r"(?:torch\.cuda|\b_cuda)\.([A-Za-z_]+)", source))
+    assert {"CUDAGraph", "Event", "Stream", "graph_pool_handle", "memory_snapshot", "_sleep"} <= used
+    assert not [name for name in used if not hasattr(torch.cuda, name)]
+    assert {"pool", "capture_error_mode"} <= set(inspect.signature(torch.cuda.CUDAGraph.capture_begin).parameters)
+    assert {"enable_timing", "external"} <= set(inspect.signature(torch.cuda.Event.__new__).parameters)
+    assert {"device", "priority"} <= set(inspect.signature(torch.cuda.Stream.__new__).parameters)
+    assert "keep_graph" in inspect.signature(torch.cuda.CUDAGraph.__new__).parameters
+    for name in ("raw_cuda_graph", "instantiate", "replay", "reset", "capture_end"):
+        assert hasattr(torch.cuda.CUDAGraph, name)
+    assert hasattr(torch.cuda, "set_sync_debug_mode")
+    stubs = (Path(torch.__file__).parent / "_C" / "__init__.pyi").read_text(encoding="utf-8")
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        assert name in source
+        assert f"def {name}(" in stubs
+
+
 def test_the_poison_is_not_a_number_in_every_floating_point_type() -> None:
     words = torch.tensor([NAN_PATTERN], dtype=torch.int32)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
