@@ -1,7 +1,7 @@
 """Intervals that hold what they promise: widths taken from errors on held-out model families, not from the model's own opinion.
 
 *Source:* split conformal prediction with a condition on the predicted class (Mondrian), Vovk, Gammerman, Shafer, Algorithmic Learning
-in a Random World, sections 2.2 and 4.5.
+in a Random World, chapters 2 and 4.
 """
 
 from __future__ import annotations

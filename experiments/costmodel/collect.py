@@ -14,7 +14,6 @@ import numpy as np
 from autosched import zoo
 from autosched.capture.export import capture
 from autosched.core.errors import AutoschedError
-from autosched.costmodel.pair_set import pair_set
 from autosched.datasets.audit import audit
 from autosched.datasets.collect import collect_model
 from autosched.datasets.facts import device_facts
@@ -64,7 +63,8 @@ def main() -> int:
             session.close()
         sys.stderr.write(f"{name}: {report}\n")
     found = audit(store)
-    sys.stdout.write("\n".join([f"{len(pair_set(store))} usable pairs, noise floor {found.noise_floor_pct:.1f} %", *found.lines()]) + "\n")
+    usable = found.pair_rows - len(found.excluded & {row.key for row in store.pairs()})
+    sys.stdout.write("\n".join([f"{usable} usable pairs, noise floor {found.noise_floor_pct:.1f} %", *found.lines()]) + "\n")
     return 0
 
 

@@ -83,6 +83,14 @@ def test_threads_beyond_the_cores_share_them() -> None:
     assert ask(kernel("a"), kernel("b"), CPU) == pytest.approx((1.03, 1.03))
     assert ask(kernel("a", width=4), kernel("b"), CPU) == pytest.approx((1.03 * 5 / 4, 1.03 * 5 / 4))
     assert ask(kernel("a", width=4), kernel("b", width=4), CPU) == pytest.approx((2.06, 2.06))
+    assert ask(kernel("a", width=2), kernel("b", width=2), CPU) == pytest.approx((1.03, 1.03))
+
+
+def test_a_wide_kernel_waits_for_the_core_that_a_short_one_holds() -> None:
+    assert ask(kernel("a"), kernel("b", width=4), CPU) == pytest.approx((1.03, MAX_SLOWDOWN))
+    assert ask(kernel("a"), kernel("b", width=3), CPU) == pytest.approx((1.03, 1.03))
+    long = kernel("a", solo_us=50_000.0)
+    assert ask(long, kernel("b", width=4), CPU) == pytest.approx((1.03 * 5 / 4, 1.03 * 5 / 4))
 
 
 def test_memory_beyond_its_peak_slows_only_who_waits_for_it() -> None:
