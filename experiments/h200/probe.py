@@ -1,4 +1,4 @@
-"""Ten questions about CUDA graphs that no document answers, asked of the device itself; and one more, about who starts first.
+"""Ten questions about CUDA graphs that no document answers, asked of the device itself; and two more: who starts first, and our own cost.
 
     python experiments/h200/probe.py --out results/h200          # everything, within nine minutes on one H200
     python experiments/h200/probe.py --out out --only P4 P6
@@ -43,6 +43,7 @@ PROBES: dict[str, tuple[str, dict[str, str]]] = {
     "P9": ("What is the A/A noise floor of interleaved blocks?", {}),
     "P10": ("Do this driver and these bindings give graph nodes a tools id?", {}),
     "P11": ("Of two operators that run at the same time, does the one launched second carry the damage?", {}),
+    "P12": ("What do capture, a call over the bare graph, and measuring one candidate cost for a whole model?", {}),
 }
 
 

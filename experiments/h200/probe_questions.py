@@ -24,7 +24,7 @@ from autosched.verify.graph_audit import audit_graph
 from autosched.verify.race_stress import plan_delays
 
 Answer = tuple[str, dict[str, Any]]
-ON_THE_DOUBLE = frozenset({"P1", "P2", "P3", "P6", "P9", "P11"})
+ON_THE_DOUBLE = frozenset({"P1", "P2", "P3", "P6", "P9", "P11", "P12"})
 
 
 def chains(graph: OpGraph, lanes: int) -> Schedule:
@@ -549,4 +549,40 @@ def p11(bench: Bench) -> Answer:
     return (
         f"median slowdown of the first {median(firsts):.2f}, of the last {median(lasts):.2f}; the last is slowed more in {worse:.0%} of "
         f"{len(rows)} runs; median makespan ratio {ratio:.2f}"
+    ), data
+
+
+def p12(bench: Bench) -> Answer:
+    measurer = bench.program()
+    schedule = chains(measurer.graph, 4)
+    backend = bench.backend
+    captures, measured, calls, bare = [], [], [], []
+    for _ in range(5):
+        begin = time.perf_counter()
+        runner = measurer.capture(schedule)
+        captures.append((time.perf_counter() - begin) * 1e6)
+        assert isinstance(runner, GraphRunner), runner
+        runner.close()
+    for _ in range(3):
+        begin = time.perf_counter()
+        list(measurer.schedules([schedule], 7, False, 0.0, 0))
+        measured.append((time.perf_counter() - begin) * 1e6)
+    runner = measurer.capture(schedule)
+    assert isinstance(runner, GraphRunner), runner
+    inputs = list(measurer.static)
+    with backend.on(measurer.replay_stream):
+        for turn in range(220):
+            for column, run in ((calls, lambda: runner(inputs)), (bare, runner.replay)):
+                backend.synchronize()
+                begin = time.perf_counter()
+                run()
+                backend.synchronize()
+                if turn >= 20:
+                    column.append((time.perf_counter() - begin) * 1e6)
+    runner.close()
+    data = {"operators": len(measurer.graph), "capture_us": captures, "candidate_us": measured, "call_us": calls, "bare_replay_us": bare}
+    over = median(calls) - median(bare)
+    return (
+        f"{len(measurer.graph)} operators: capture and instantiation {median(captures) / 1e3:.1f} ms, one candidate measured in "
+        f"{median(measured) / 1e3:.0f} ms, a call with copies in and out takes {over:.1f} us more than the bare graph"
     ), data

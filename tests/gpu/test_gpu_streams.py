@@ -83,6 +83,14 @@ def test_an_allocation_before_the_fork_is_outside_the_pool_and_its_kernel_outsid
     backend.reset(graph)
 
 
+def test_poison_reaches_memory_that_nobody_holds() -> None:
+    backend = TorchStreams()
+    tensor = torch.zeros(1 << 16, device=backend.device)
+    backend.poison([backend.span(tensor)])
+    backend.synchronize()
+    assert bool(tensor.isnan().all())
+
+
 def test_an_empty_capture_is_an_error() -> None:
     backend = TorchStreams()
     backend.synchronize()
