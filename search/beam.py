@@ -31,13 +31,13 @@ class Beam:
 
     def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
         """The schedules of the last level, best first, and the best list policy's."""
-        return list(dict.fromkeys(candidate.schedule(problem) for candidate in self.candidates(problem, context)))
+        return list(dict.fromkeys(candidate.schedule(problem) for candidate in self.run(problem, context)[0]))
 
-    def candidates(self, problem: Problem, context: SearchContext) -> list[Candidate]:
-        """As :meth:`propose`, as arrays with predicted makespans."""
+    def run(self, problem: Problem, context: SearchContext) -> tuple[list[Candidate], int]:
+        """As :meth:`propose`, as arrays with predicted makespans; and the evaluations spent."""
         search = _Search(self, problem, context)
         search.run()
-        return search.results()
+        return search.results(), search.spent
 
 
 class _Search:

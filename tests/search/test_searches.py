@@ -103,14 +103,15 @@ def test_a_wider_beam_and_a_pilot_are_no_worse_than_the_best_policy() -> None:
     problem = synthetic.random_problem(5, 60)
     narrow = best_policies(problem, context(), Decoder(problem, 4, np.array([0], dtype=np.int32)))[0][0].makespan_us
     for beam in (Beam("b", width=16, branch=6, pilot=False), Beam("p", width=3, branch=4, pilot=True)):
-        found = beam.candidates(problem, context(100_000))
+        found, _ = beam.run(problem, context(100_000))
         assert found[0].makespan_us <= narrow
         assert makespan_us(problem, found[0].schedule(problem)) == pytest.approx(found[0].makespan_us, rel=1e-9)
 
 
 def test_an_exhausted_beam_completes_what_it_has() -> None:
     problem = synthetic.random_problem(5, 40)
-    found = Beam("p", width=3, branch=4, pilot=True).candidates(problem, context(60))
+    found, spent = Beam("p", width=3, branch=4, pilot=True).run(problem, context(60))
+    assert spent < 100  # at most one level more than was paid for
     assert all(sorted(candidate.order.tolist()) == list(range(40)) for candidate in found)
 
 
