@@ -20,6 +20,7 @@ from autosched.core.records import Contamination, Failure, FailureKind, PairReco
 from autosched.datasets.choices import GroupChoice, PairChoice, independence
 from autosched.datasets.facts import DISTURBED, KernelFacts, LaunchFacts, kernel_facts, stolen_share
 from autosched.datasets.journal import Journal, Scope
+from autosched.datasets.probes import probe_choices
 from autosched.datasets.schema import GroupRow, PairRow, ScopeRow, SoloRow, content_key, group_key, pair_key
 from autosched.datasets.splits import family_of
 from autosched.datasets.store import Store
@@ -95,6 +96,7 @@ def collect_model(
     budget_s: float,
     rng: np.random.Generator,
     uncertainty: Uncertainty | None = None,
+    probes: bool = False,
     launches: dict[str, LaunchFacts] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -108,6 +110,7 @@ def collect_model(
         widths: widths to time every operator at.
         max_pairs, max_groups: most ordered pairs and groups of this model the store should hold afterwards.
         uncertainty: ranks the second half of the pairs; without it all are chosen for diversity.
+        probes: whether to begin with each kernel's probe runs, which is what a new device needs first; they count as pairs.
         launches: CUDA launch facts by signature.
         progress: told what, how many are done, of how many.
     """
@@ -116,7 +119,7 @@ def collect_model(
     with Journal.open(store.folder / "failures.jsonl", Scope(scope.device, scope.software)) as failures:
         store.append([scope])
         added_solo, times = job.solo(failures)
-        added_pairs, pairs_done = job.pairs(failures, times, max_pairs, uncertainty)
+        added_pairs, pairs_done = job.pairs(failures, times, max_pairs, uncertainty, probes)
         added_groups, groups_done = job.groups(times, max_groups) if pairs_done else (0, False)
     return Collected(added_solo, added_pairs, added_groups, job.failed, job.disturbed, clock() - started, pairs_done and groups_done)
 
@@ -166,7 +169,12 @@ class _Job:
         return self.store.append(list(rows.values())), times
 
     def pairs(
-        self, failures: Journal, times: dict[tuple[str, int], KernelFacts], max_pairs: int, uncertainty: Uncertainty | None
+        self,
+        failures: Journal,
+        times: dict[tuple[str, int], KernelFacts],
+        max_pairs: int,
+        uncertainty: Uncertainty | None,
+        probes: bool,
     ) -> tuple[int, bool]:
         """Measure pairs in batches until there are enough; how many were new, and whether time was left."""
         known = self.store.keys("pairs")
@@ -176,7 +184,9 @@ class _Job:
         wanted = max(0, max_pairs - mine)
         share = 1.0 if uncertainty is None else DIVERSE_SHARE
         order = diverse_order(self._descriptors(open_pairs, times), int(wanted * share + 0.5), self.rng)
-        chosen = self._both_orders([open_pairs[index] for index in order], every, known, failures)[: int(wanted * share + 0.5)]
+        begin = probe_choices(self.graph, times, self.widths)[:wanted] if probes else []
+        diverse = [open_pairs[index] for index in order]
+        chosen = self._both_orders([*begin, *diverse], every, known, failures)[: max(len(begin), int(wanted * share + 0.5))]
         added, finished = self._measure_pairs(chosen, failures, wanted)
         if uncertainty is None or not finished or len(chosen) >= wanted:
             return added, finished

@@ -22,6 +22,7 @@ from autosched.costmodel.metrics import measure
 from autosched.costmodel.model import PairLabels, PairQuery, point_prediction
 from autosched.costmodel.pair_set import PairSet, pair_set
 from autosched.costmodel.persist import load_model, save_model
+from autosched.costmodel.plots import write_plots
 from autosched.costmodel.train import Training, train
 from autosched.datasets.facts import DeviceFacts, KernelFacts
 from autosched.datasets.store import Store
@@ -178,6 +179,12 @@ def test_evaluation_has_every_table_and_is_json(training: Training, pairs: PairS
     decoded = json.loads(report.to_json())
     assert decoded["simulated"] == len(pairs)
     assert sum(item["rows"] for item in decoded["calibration"]) == 2 * len(pairs)
+
+
+def test_plots_are_one_file_that_says_simulated(training: Training, pairs: PairSet, store: Store, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    write_plots(evaluate(training.model, pairs, store, seed=0), training.curve, tmp_path / "plots.html")
+    assert "SIMULATED" in (tmp_path / "plots.html").read_text(encoding="utf-8")
 
 
 def test_saving_over_a_model_replaces_it(training: Training, pairs: PairSet, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from autosched.datasets.choices import GroupChoice, PairChoice
 from autosched.datasets.collect import Collected, GroupTimes, collect_model, diverse_order, rows_of_tuning
 from autosched.datasets.facts import DeviceFacts
 from autosched.datasets.journal import Scope
+from autosched.datasets.probes import probe_choices
 from autosched.datasets.schema import PairRow, ScopeRow
 from autosched.datasets.splits import by_kernel, by_operator_family, leave_one_out
 from autosched.datasets.store import Store
@@ -151,6 +152,22 @@ def test_the_second_half_is_what_the_model_is_least_sure_of(tmp_path: Path) -> N
     collect(graph, measurer, store, max_pairs=20, max_groups=0, uncertainty=unsure)
     assert {("k3", "k7"), ("k7", "k3")} <= set(measurer.asked)
     assert len([row for row in store.pairs() if row.repeat == 0]) == 20
+
+
+def test_probes_are_few_for_each_kernel_and_come_first(tmp_path: Path) -> None:
+    graph, store = fork(12), Store.create(tmp_path)
+    measurer = FakeMeasurer(graph)
+    collect(graph, measurer, store, max_pairs=60, max_groups=0, probes=True)
+    times = {(row.kernel.signature, 1): row.kernel for row in store.solo()}
+    choices = probe_choices(graph, times, (1,))
+    # The last kernel computes most and runs longest, the first moves most: two stressors, beside every kernel, in both orders.
+    stressors = {1, 12}
+    assert all({choice.first, choice.last} & stressors for choice in choices)
+    assert len(choices) == 2 * (11 + 10)
+    assert all(graph.independent(choice.first, choice.last) for choice in choices)
+    probed = {(graph.operators[choice.first].signature, graph.operators[choice.last].signature) for choice in choices}
+    once = list(dict.fromkeys(measurer.asked))
+    assert set(once[: len(probed)]) == probed
 
 
 def test_a_diverse_choice_covers_the_corners_before_the_middle() -> None:

@@ -1,0 +1,42 @@
+"""Figures of an evaluation as one HTML file that needs no network; only with the ``report`` extra."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autosched.core.errors import UsageError
+from autosched.costmodel.evaluate import Evaluation
+from autosched.costmodel.train import CurvePoint
+
+
+def write_plots(evaluation: Evaluation, curve: tuple[CurvePoint, ...], path: Path) -> None:
+    """Calibration, error by class of pair, importance, and the learning curve.
+
+    Raises:
+        UsageError: plotly is not installed.
+    """
+    try:
+        import plotly.graph_objects as figures
+        from plotly.subplots import make_subplots
+    except ImportError as error:
+        raise UsageError("plots need plotly; install autosched[report], or use the JSON alone") from error
+    titles = ("predicted against measured slowdown", "mean absolute log error by pair class", "permutation importance", "learning curve")
+    page = make_subplots(rows=2, cols=2, subplot_titles=titles)
+    bins = evaluation.calibration
+    sizes = [f"{item.rows} rows" for item in bins]
+    predicted, measured = [item.predicted_mean for item in bins], [item.measured_mean for item in bins]
+    page.add_trace(figures.Scatter(x=predicted, y=measured, mode="markers+lines", text=sizes, name="mean of bin"), row=1, col=1)
+    page.add_trace(figures.Scatter(x=predicted, y=predicted, mode="lines", name="equal"), row=1, col=1)
+    classes = sorted(evaluation.by_class)
+    page.add_trace(figures.Bar(x=classes, y=[evaluation.by_class[name].mean_abs_log for name in classes], name="class"), row=1, col=2)
+    top = evaluation.importance[:12]
+    page.add_trace(figures.Bar(x=[name for name, _ in top], y=[value for _, value in top], name="importance"), row=2, col=1)
+    for model in sorted({point.model for point in curve}):
+        points = [point for point in curve if point.model == model]
+        x, y = [point.pairs for point in points], [point.metrics.mean_abs_log for point in points]
+        page.add_trace(figures.Scatter(x=x, y=y, mode="markers+lines", name=model), row=2, col=2)
+    title = f"cost model {evaluation.model}: {evaluation.rows} rows"
+    if evaluation.simulated:
+        title += f", {evaluation.simulated} of them SIMULATED"
+    page.update_layout(title=title, showlegend=False)
+    path.write_text(page.to_html(include_plotlyjs=True, full_html=True), encoding="utf-8")
