@@ -171,6 +171,7 @@ class FakeCuda:
         self.duration_us: float = 10.0
         self.native = True
         self.abandoned = 0
+        self.recovers = True  # whether an abandoned capture leaves the allocator clean, which depends on the version of PyTorch
         self.lost = ""  # set by a kernel that breaks the context: every later wait reports it
         self.released = 0
         self.start_order: list[int] = []
@@ -296,7 +297,7 @@ class FakeCuda:
     def abandon_capture(self, graph: FakeCapture, pool: int) -> bool:
         self.abandoned += 1
         self.reset(graph)
-        return True
+        return self.recovers
 
     def instantiate(self, graph: FakeCapture) -> None:
         if graph.open or graph.destroyed:

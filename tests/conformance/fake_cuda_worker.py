@@ -21,6 +21,7 @@ from tests.conformance.fake_cuda import FakeCuda, FakeProgram, FakeTensor, OutOf
 _KILLS = "kills the process"
 _NO_MEMORY = "runs out of memory"
 _LOSES = "loses the device"
+_RUINS = "ruins the process"
 _BAD_CAPTURE = "breaks the capture"
 
 
@@ -48,7 +49,9 @@ class FakeBuilder:
                 kernels[operator.index] = _killing_in_capture(cuda, kernels[operator.index])
             if operator.index in fails:
                 kernels[operator.index] = _failing_in_capture(cuda, kernels[operator.index], fails[operator.index])
-            if operator.source == _BAD_CAPTURE:
+            if operator.source == _RUINS:
+                cuda.recovers = False
+            if operator.source in (_BAD_CAPTURE, _RUINS):
                 kernels[operator.index] = _breaking(cuda, kernels[operator.index])
         fake.kernels = tuple(kernels)
         capturer = GraphCapturer(cuda, reader=cuda)

@@ -213,6 +213,17 @@ def test_a_broken_capture_is_one_failure_of_its_kind(graph: OpGraph) -> None:
         assert "op2" in answer.detail
 
 
+@pytest.mark.parametrize("fault", ["breaks the capture", "ruins the process"])
+def test_a_process_that_cannot_capture_on_is_replaced(graph: OpGraph, fault: str) -> None:
+    with open_session(graph, {2: fault}) as session:
+        first = session.paired([sequential(graph)], rounds=1)
+        assert isinstance(first, Failure)
+        assert first.kind is FailureKind.CAPTURE
+        pid = session.worker_pid
+        assert (pid is None) == (fault == "ruins the process")
+        assert isinstance(session.solo([1], repeats=2)[0][0], SoloRecord)
+
+
 def test_a_closed_session_says_so(graph: OpGraph) -> None:
     session = open_session(graph)
     session.close()
