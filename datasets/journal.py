@@ -237,9 +237,13 @@ class Journal:
         if not self._path.exists():
             return
         with self._path.open("r+b") as file:
-            data = file.read()
-            if data and not data.endswith(b"\n"):
-                file.truncate(data.rfind(b"\n") + 1)
+            end = file.seek(0, os.SEEK_END)
+            if end == 0:
+                return
+            file.seek(end - 1)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
 
     def _quarantine(self, damaged: Sequence[bytes]) -> None:
         """Move damaged lines beside the journal and write the file anew without them; the lock is held."""

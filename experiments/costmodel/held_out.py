@@ -19,13 +19,15 @@ import msgspec
 import numpy as np
 
 from autosched.costmodel.analytic import AnalyticModel
-from autosched.costmodel.crossval import HeldOut, cross_validate, folds_of
+from autosched.costmodel.baselines import Constant
+from autosched.costmodel.crossval import Factory, HeldOut, cross_validate, folds_of
 from autosched.costmodel.design import take, take_labels
 from autosched.costmodel.graybox import GrayboxModel
 from autosched.costmodel.metrics import Metrics, measure
+from autosched.costmodel.model import COST_MODELS
 from autosched.costmodel.pair_set import PairSet, pair_set
 from autosched.costmodel.train import DEFAULT_KINDS, train
-from autosched.datasets.splits import Fold
+from autosched.datasets.splits import Fold, by_operator_family, leave_one_out
 from autosched.datasets.store import Store
 from autosched.datasets.synthetic import synthetic_store
 
@@ -65,6 +67,23 @@ def probed(pairs: PairSet, folds: list[Fold], probes: int, seed: int) -> dict[st
     return result
 
 
+def other_splits(pairs: PairSet, models: list[str], seed: int) -> dict[str, dict[str, Metrics]]:
+    """Errors on kinds of operator that were not trained on and, where the store has several, on other devices."""
+    query = pairs.query
+    kinds = [(query.kernels[a].kind, query.kernels[b].kind) for a, b in zip(query.first.tolist(), query.last.tolist(), strict=True)]
+    splits = {"operator family": by_operator_family(kinds)}
+    devices = [query.devices[place].name for place in query.kernel_device[query.first].tolist()]
+    if len(set(devices)) > 1:
+        # A pair of kernels may be on both sides here: what is asked is another device, not another pair.
+        splits["device"] = leave_one_out(devices, list(range(len(devices))))
+    factories: dict[str, Factory] = {"constant": Constant, "analytic": AnalyticModel, **{name: COST_MODELS.get(name) for name in models}}
+    return {
+        split: {name: cross_validate(factory, pairs, folds, seed=seed).metrics() for name, factory in factories.items()}
+        for split, folds in splits.items()
+        if folds
+    }
+
+
 def row(name: str, metrics: Metrics) -> str:
     values = (
         metrics.mape_pct,
@@ -102,6 +121,7 @@ def main() -> int:
         training = train(pairs, seed=options.seed, kinds=options.models, report=lambda line: sys.stderr.write(line + "\n"))
         folds_name, folds = folds_of(pairs, np.random.default_rng(options.seed))
         probes = probed(pairs, folds, options.probes, options.seed)
+        others = other_splits(pairs, options.models, options.seed)
         prior = cross_validate(AnalyticModel, pairs, folds, seed=options.seed)
         floor = pairs.audit.noise_floor_pct
         result = {
@@ -112,6 +132,7 @@ def main() -> int:
             "held_out": training.held_out,
             "decision": training.decision,
             "probes": probes,
+            "other_splits": others,
             "analytic_by_direction": by_direction(prior),
             "learning_curve": training.curve,
             "seed": options.seed,
@@ -121,6 +142,8 @@ def main() -> int:
     title = f"{result['label']}; held out by {folds_name}; noise floor {json.dumps(result['noise_floor_pct'])} %"
     lines = [title, "", HEADER, "|" + "---|" * 7]
     lines += [row(name, metrics) for name, metrics in {**training.held_out, **probes}.items()]
+    for split, table in others.items():
+        lines += ["", f"held out by {split}", "", HEADER, "|" + "---|" * 7, *(row(name, metrics) for name, metrics in table.items())]
     lines += ["", f"chosen: {training.decision.chosen} ({training.decision.reason})", ""]
     lines += ["learning curve: model, pairs, mean absolute log error"]
     lines += [f"  {point.model} {point.pairs} {point.metrics.mean_abs_log:.4f}" for point in training.curve]

@@ -16,8 +16,9 @@ from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, PairRecord, Samples, SoftwareKey, SoloRecord
 from autosched.datasets.audit import audit
+from autosched.datasets.candidates import diverse_order
 from autosched.datasets.choices import GroupChoice, PairChoice
-from autosched.datasets.collect import Collected, GroupTimes, collect_model, diverse_order, rows_of_tuning
+from autosched.datasets.collect import Collected, GroupTimes, collect_model, rows_of_tuning
 from autosched.datasets.facts import DeviceFacts
 from autosched.datasets.journal import Scope
 from autosched.datasets.probes import probe_choices
