@@ -12,7 +12,8 @@ from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
 from autosched.runtime.captured import CapturedGraph
 from autosched.runtime.cuda_bindings import open_bindings
-from autosched.runtime.cuda_graph import CaptureOptions, GraphCapturer, GraphRunner, Launchable
+from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner
+from autosched.runtime.cuda_lanes import CaptureOptions, Launchable
 from autosched.runtime.graph_audit import audit_graph
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan

@@ -18,7 +18,8 @@ from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.pairs import measure_pair
 from autosched.device.cuda.stress import stress_plan
 from autosched.device.timing import noise_floor_pct
-from autosched.runtime.cuda_graph import CaptureOptions, GraphRunner, LaneExecutor
+from autosched.runtime.cuda_graph import GraphRunner
+from autosched.runtime.cuda_lanes import CaptureOptions, LaneExecutor
 from autosched.runtime.plan import FreeRule, Step, make_plan
 from autosched.verify.graph_audit import audit_graph
 from autosched.verify.race_stress import plan_delays

@@ -7,7 +7,8 @@ import torch
 from autosched.core.program import Program
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.cuda_bindings import open_bindings
-from autosched.runtime.cuda_graph import CaptureOptions, GraphCapturer, GraphRunner
+from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner
+from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.plan import Plan
 from autosched.runtime.streams import StreamSet, TorchStreams

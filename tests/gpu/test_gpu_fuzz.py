@@ -8,7 +8,8 @@ import pytest
 from gpu_rig import Rig
 from graphs import random_placement, random_program
 
-from autosched.runtime.cuda_graph import CaptureOptions, GraphRunner
+from autosched.runtime.cuda_graph import GraphRunner
+from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.verify.graph_audit import audit_graph
 

@@ -17,7 +17,8 @@ from autosched.core.records import Contamination, Failure, FailureKind, Samples,
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
-from autosched.runtime.cuda_graph import CaptureOptions, GraphCapturer, GraphRunner, Launchable, Slots, failure_of
+from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner, failure_of
+from autosched.runtime.cuda_lanes import CaptureOptions, Launchable, Slots
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.runtime.streams import Event, Graph, Stream, StreamBackend, Tensor
 

@@ -56,7 +56,8 @@ from autosched.device.worker_messages import (
 )
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.cuda_bindings import GraphBindings
-from autosched.runtime.cuda_graph import CaptureOptions, failure_of
+from autosched.runtime.cuda_graph import failure_of
+from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import FreeRule
 from autosched.runtime.streams import Tensor

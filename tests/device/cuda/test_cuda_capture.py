@@ -16,7 +16,8 @@ from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.runtime.captured import NodeKind
-from autosched.runtime.cuda_graph import CaptureOptions, GraphCapturer, GraphRunner
+from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner
+from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.cuda_load import prepare_runner
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.runtime.streams import StreamSet
