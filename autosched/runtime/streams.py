@@ -233,7 +233,7 @@ class TorchStreams:
         return _cuda.Event(enable_timing=timing, external=in_graph)
 
     def record(self, event: Event, stream: Stream) -> None:
-        """``Event.record``."""
+        """``Event.record``. For an event that is a node, the *current* stream must be capturing: PyTorch looks at that one."""
         event.record(stream)
 
     def wait(self, stream: Stream, event: Event) -> None:
