@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import enum
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autosched.core.errors import UsageError
 
-
-class Effort(enum.StrEnum):
-    """How long a tuning job may take, in one word."""
-
-    QUICK = "quick"
-    BALANCED = "balanced"
-    FULL = "full"
+if TYPE_CHECKING:
+    from autosched.search.effort import EffortProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +22,7 @@ class Budget:
         total_s: the whole job after capture.
         solo_rounds: rounds of timing every operator alone, at each width.
         pair_share: share of ``total_s`` spent on pairs.
-        evaluations: simulator evaluations for one search.
-        loop_rounds: rounds of the device loop (search, measure, correct).
-        candidates: schedules that reach the device in each of them.
-        first_rounds, finalists: of successive halving among those candidates.
+        search: simulated schedules, and the device loop's measurements.
         final_rounds: interleaved rounds of the final comparison, if time allows.
         compiled_baseline: whether ``torch.compile`` with freezing is measured too; it takes a minute or more to compile.
     """
@@ -37,20 +30,9 @@ class Budget:
     total_s: float
     solo_rounds: int
     pair_share: float
-    evaluations: int
-    loop_rounds: int
-    candidates: int
-    first_rounds: int
-    finalists: int
+    search: EffortProfile
     final_rounds: int
     compiled_baseline: bool
-
-
-_PRESETS = {
-    Effort.QUICK: Budget(40.0, 12, 0.15, 20_000, 1, 12, 2, 4, 24, False),
-    Effort.BALANCED: Budget(150.0, 30, 0.25, 100_000, 3, 32, 2, 4, 40, True),
-    Effort.FULL: Budget(1200.0, 60, 0.30, 400_000, 6, 48, 4, 6, 80, True),
-}
 
 
 def budget_for(effort: str, total_s: float | None = None) -> Budget:
@@ -59,12 +41,16 @@ def budget_for(effort: str, total_s: float | None = None) -> Budget:
     Raises:
         UsageError: if there is no such preset, or the total is not positive.
     """
-    import dataclasses
+    from autosched.search.effort import PROFILES, Effort
 
-    try:
-        preset = _PRESETS[Effort(effort)]
-    except ValueError:
-        raise UsageError(f"effort is {effort!r}; expected one of {', '.join(Effort)}") from None
+    presets = {
+        Effort.QUICK: Budget(40.0, 12, 0.15, PROFILES[Effort.QUICK], 24, False),
+        Effort.BALANCED: Budget(150.0, 30, 0.25, PROFILES[Effort.BALANCED], 40, True),
+        Effort.FULL: Budget(1200.0, 60, 0.30, PROFILES[Effort.FULL], 80, True),
+    }
+    if effort not in presets:
+        raise UsageError(f"effort is {effort!r}; expected one of {', '.join(presets)}")
+    preset = presets[Effort(effort)]
     if total_s is None:
         return preset
     if not 0 <= total_s < float("inf"):

@@ -98,7 +98,7 @@ class Job:
         # A missing device is said before a minute is spent on capture.
         device = device_named(options.device)
         self._progress.stage("capture")
-        captured = capture(self._model, self._args, self._kwargs, rewrite=options.rewrite)
+        captured = capture(self._model, self._args, self._kwargs, rewrite=options.rewrite, target=device.key.kind)
         self._progress.stage("reference outputs")
         references = take_references(self._model, captured.program, self._args, self._kwargs, options.seed)
         self._progress.stage("starting the worker")
@@ -142,7 +142,7 @@ class Job:
         # The static baselines are measured whatever was asked for: without them no speed-up means anything.
         required = [name for name in _SEQUENTIAL if name == "sequential" or len(limits.widths) > 1]
         names = [name for name in dict.fromkeys([*required, *wanted]) if name != TUNED]
-        evaluations = self._options.budget.evaluations
+        evaluations = self._options.budget.search.evaluations
         left_s = max(deadline - time.monotonic(), 0.0)
         context = SearchContext(self._rng, evaluations, time.monotonic() + 0.3 * left_s, max_lanes=limits.max_lanes, widths=limits.widths)
         return propose(problem, names, context, lanes_matter=limits.lanes_matter)

@@ -19,7 +19,7 @@ from autosched.pipeline.candidates import Candidate, make_candidate, prove
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.references import References
 from autosched.search.correction import Trace
-from autosched.search.loop import LoopSettings, LoopState, search_on_device
+from autosched.search.loop import LoopState, search_on_device
 from autosched.search.problem import Problem
 from autosched.search.strategy import SearchContext
 
@@ -116,13 +116,7 @@ def refine(
     """
     limits = session.limits
     bench = SessionBench(session, problem, references, proofs, ledger)
-    settings = LoopSettings(
-        lanes_matter=limits.lanes_matter,
-        rounds=budget.loop_rounds,
-        candidates=budget.candidates,
-        first_rounds=budget.first_rounds,
-        finalists=budget.finalists,
-    )
+    settings = budget.search.loop(lanes_matter=limits.lanes_matter)
 
     def tell(state: LoopState) -> None:
         gain = state.baseline_us / state.incumbent_us if math.isfinite(state.baseline_us) else math.nan
@@ -132,7 +126,7 @@ def refine(
             done=state.round, total=state.rounds, incumbent=incumbent, measured=ledger.measurements, failed=ledger.failures, left_s=left_s
         )
 
-    context = SearchContext(rng, budget.evaluations, deadline, max_lanes=limits.max_lanes, widths=limits.widths)
+    context = SearchContext(rng, budget.search.evaluations, deadline, max_lanes=limits.max_lanes, widths=limits.widths)
     given = [_Given(candidate.name, candidate.is_baseline, candidate.schedule) for candidate in proved]
     try:
         result = search_on_device(problem, bench, context, settings, strategies=given, progress=tell)

@@ -49,7 +49,8 @@ def test_refine_returns_what_measured_fastest_and_proves_all_it_times() -> None:
     session, made, ledger, proofs = SessionDouble(by_lanes, noise=0.001), problem(), Ledger(), {}
     first = make_candidate(made, "sequential", True, sequential(GRAPH), lanes_matter=True)
     proofs[first.key] = Comparison(True, 0.0, True)
-    budget = dataclasses.replace(budget_for("quick"), evaluations=500)
+    quick = budget_for("quick")
+    budget = dataclasses.replace(quick, search=dataclasses.replace(quick.search, evaluations=500))
     found = refine(
         session, made, [first], proofs, NOTHING, budget=budget, deadline=time.monotonic() + 30, rng=np.random.default_rng(0), ledger=ledger,
         progress=Silent(),
