@@ -25,7 +25,8 @@ _CHUNK = 2000
 class MoveWeights:
     """How often each kind of move is drawn; zero switches it off (which is what the ablations do).
 
-    ``near`` is the share of order moves that stay within a few places.
+    ``near`` is the share of order moves that stay within a few places, ``critical`` the share of moves of operators on the chain that
+    decides the makespan.
     """
 
     lane: float = 0.40
@@ -34,14 +35,15 @@ class MoveWeights:
     width: float = 0.10
     wait: float = 0.03
     near: float = 0.5
+    critical: float = 0.4
 
     def cumulative(self, *, lanes: int, widths: int) -> Floats:
-        """Chances up to and including each kind, then ``near``: float64 ``[6]``; kinds that cannot change anything get none."""
+        """Chances up to and including each kind, then ``near`` and ``critical``: float64 ``[7]``; kinds that cannot change anything get none."""
         several = lanes > 1
         weights = np.array([self.lane * several, self.order, self.lane_and_order * several, self.width * (widths > 1), self.wait * several])
         total = float(weights.sum())
         share = np.cumsum(weights / total) if total > 0 else np.array([0.0, 1.0, 1.0, 1.0, 1.0])
-        result: Floats = np.append(share, self.near)
+        result: Floats = np.append(share, [self.near, self.critical])
         return result
 
 

@@ -80,7 +80,7 @@ def int_row(count: int, lanes: int) -> int:
 
 def scratch_row(count: int, lanes: int) -> int:
     """Length of the int row that ``evaluate`` overwrites."""
-    return 5 * count + 7 * lanes + 1
+    return 6 * count + 7 * lanes + 2
 
 
 @_compiled(f"void({_F1},{_I1},i8,i8,{_I1},{_I1})")
@@ -228,7 +228,8 @@ def evaluate(  # type: ignore[no-untyped-def]
         limit: give up above this makespan.
         floats: a state's float row, overwritten; its last ``n`` hold the end of each operator.
         start_us: float64 ``[n]``, overwritten with starts (or length 0: not wanted).
-        scratch: int32 ``[5 n + 7 K + 1]``, overwritten.
+        scratch: int32 ``[scratch_row(n, K)]``, overwritten; its last ``n + 1`` hold what each operator's start waited for (-1 nothing), and
+            the operator that finished last.
     """
     count = order.shape[0]
     gap = latency[0]
@@ -251,6 +252,7 @@ def evaluate(  # type: ignore[no-untyped-def]
     pending = rest[2 * count : 3 * count]
     first_waiter = rest[3 * count : 4 * count]
     next_waiter = rest[4 * count : 5 * count]
+    held_by = rest[5 * count : 6 * count + 1]
     heads[:] = 0
     for index in range(count):
         first_waiter[index] = -1
@@ -291,8 +293,10 @@ def evaluate(  # type: ignore[no-untyped-def]
                     continue
                 cursor[lane] += 1
                 start = 0.0
+                held = -1
                 if free[lane] >= 0.0:
                     start = free[lane] + gap
+                    held = queue[cursor[lane] - 2]
                 for place in range(pred_ptr[index], pred_ptr[index + 1]):
                     before = pred_idx[place]
                     ready = end[before]
@@ -300,6 +304,7 @@ def evaluate(  # type: ignore[no-untyped-def]
                         ready += cross
                     if ready > start:
                         start = ready
+                        held = before
                 before = wait[index]
                 if before >= 0:
                     ready = end[before]
@@ -307,6 +312,8 @@ def evaluate(  # type: ignore[no-untyped-def]
                         ready += cross
                     if ready > start:
                         start = ready
+                        held = before
+                held_by[index] = held
                 if start + bound[index] > limit:
                     return UNREACHED
                 if start_us.shape[0] > 0:
@@ -368,6 +375,7 @@ def evaluate(  # type: ignore[no-untyped-def]
         end[done] = time
         free[best_lane] = time
         finished += 1
+        held_by[count] = done
         for place in range(succ_ptr[done], succ_ptr[done + 1]):
             pending[succ_idx[place]] -= 1
         waiter = first_waiter[done]
@@ -757,7 +765,8 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         values: float64 ``[2]``: makespan of ``current`` and of ``best``, microseconds. Updated.
         bound: as in ``evaluate``.
         widths: allowed width indices.
-        moves: float64 ``[6]``, cumulative chances of: lane; order; lane and order; width; extra wait; then the share of near order moves.
+        moves: float64 ``[7]``, cumulative chances of: lane; order; lane and order; width; extra wait; then the share of near order moves, and
+            the share of moves of operators on the critical chain.
         temperatures: float64 ``[2]``, first and last, microseconds; geometric between.
         first_step, steps, total_steps: which part of the whole run this call does.
         random_state: uint64 ``[1]``.
@@ -770,11 +779,17 @@ def anneal_steps(  # type: ignore[no-untyped-def]
     for index in range(count):
         if wait[index] >= 0:
             waits += 1
+    held_by = scratch[scratch.shape[0] - count - 1 :]
+    chain = np.empty(count, dtype=np.int32)  # operators that decide the makespan of the current schedule
+    chain_length = 0
     simulated = 0
     cooling = np.log(temperatures[1] / temperatures[0])
     for step in range(first_step, first_step + steps):
         temperature = temperatures[0] * np.exp(cooling * step / total_steps)
-        operator = int(next_uniform(random_state) * count)
+        if chain_length > 0 and next_uniform(random_state) < moves[6]:
+            operator = chain[int(next_uniform(random_state) * chain_length)]
+        else:
+            operator = int(next_uniform(random_state) * count)
         move = next_uniform(random_state)
         old_lane, old_width, old_wait, old_place = lane_of[operator], width_index[operator], wait[operator], position[operator]
         new_lane, new_width, new_wait, new_place = old_lane, old_width, old_wait, old_place
@@ -803,6 +818,12 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         simulated += 1
         if value <= limit:
             values[0] = value
+            chain_length = 0
+            holder = held_by[count]
+            while holder >= 0:
+                chain[chain_length] = holder
+                chain_length += 1
+                holder = held_by[holder]
             waits += int(new_wait >= 0) - int(old_wait >= 0)
             if value < values[1]:
                 values[1] = value

@@ -45,8 +45,9 @@ class Portfolio:
     Args:
         pilot_share: most of the evaluations that the pilot beam gets; it needs about 24 for each operator, and on large graphs they
             are spent better there than on annealing.
-        main_share: share of the rest for the annealing chain from the best start; the others share what remains.
-        chains: annealing chains in all.
+        main_share: share of the rest for the annealing chain from the best start.
+        hot: first temperature of each chain (share of the makespan). The later, hotter chains start from the next best starts and share
+            what remains: wide graphs without many edges need them.
     """
 
     name: str = "portfolio"
@@ -54,8 +55,8 @@ class Portfolio:
     pilot: Beam = PILOT_BEAM
     moves: MoveWeights = field(default_factory=MoveWeights)
     pilot_share: float = 0.4
-    main_share: float = 0.6
-    chains: int = 3
+    main_share: float = 0.65
+    hot: tuple[float, ...] = (0.001, 0.004)
 
     def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
         """Every schedule the three steps ended with, best predicted first."""
@@ -71,15 +72,15 @@ class Portfolio:
             piloted, spent = self.pilot.run(problem, context.share(int(left * self.pilot_share), seconds_share=0.4))
             found += piloted
             left -= spent
-        annealer = Annealer(problem, lanes, widths, moves=self.moves)
         ranked = _distinct(sorted(found, key=lambda candidate: candidate.makespan_us))
-        for chain, start in enumerate(ranked[: self.chains]):
+        for chain, hot in enumerate(self.hot):
             if left <= 0 or context.expired():
                 break
-            share = self.main_share if chain == 0 and self.chains > 1 else 1.0 / max(1, min(self.chains, len(ranked)) - chain)
+            last = chain == len(self.hot) - 1
+            share = 1.0 if last else self.main_share if chain == 0 else 1.0 / (len(self.hot) - chain)
             spend = context.share(int(left * share), seconds_share=share)
-            # The second half of a chain's improvements is near the first; its end and middle are enough.
-            improved, _ = annealer.run(start, spend, self.name)
+            annealer = Annealer(problem, lanes, widths, moves=self.moves, hot=hot)
+            improved, _ = annealer.run(ranked[min(chain, len(ranked) - 1)], spend, self.name)
             found += improved
             left -= spend.max_evaluations
         return sorted(found, key=lambda candidate: candidate.makespan_us)

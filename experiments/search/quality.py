@@ -35,8 +35,11 @@ def brute_force(*, smoke: bool) -> dict[str, object]:
     """Is the optimum found where it can be known? Graphs of 9 operators, 3 lanes, 20,000 evaluations."""
     rows: list[list[object]] = []
     for seed in range(2 if smoke else 5):
-        problem = synthetic.random_problem(seed, 7 if smoke else 9, max_lanes=3)
-        solved = exact.brute_force(problem, 3)
+        rng = np.random.default_rng(seed)
+        count = 7 if smoke else 9
+        predecessors = synthetic.layered(rng, count, width=3, edge_share=0.5)
+        problem = Problem.from_arrays(predecessors, synthetic.random_costs(rng, count, max_lanes=3))
+        solved = exact.brute_force(problem, 3, max_evaluations=100_000_000)
         found, _ = run("portfolio", problem, 20_000)
         heft, _ = run("critical_path", problem, 0)
         optimum = solved.best.makespan_us
