@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SMALL = 20_000
-"""Rows below which one thread is as fast as two free cores, and many times faster where one of the two is busy."""
+SMALL = 50_000
+"""Rows below which one thread takes seconds; two are little faster on two free cores, and many times slower where one is taken."""
 
 
 @contextmanager
