@@ -64,7 +64,7 @@ class TestStackedOnAFixedBase(CostModelSuite):
     def make(cls) -> PairModel:
         return StackedModel(AnalyticModel())
 
-    def test_it_refuses_to_answer_or_be_saved_before_it_was_fitted(self) -> None:
+    def test_it_refuses_to_answer_or_be_saved_before_it_was_fitted(self, pairs: PairSet, tmp_path: Path) -> None:
         """Its base answers already."""
 
 

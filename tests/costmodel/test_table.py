@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from autosched.core.program import Call, Ref
 from autosched.core.records import Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
 from autosched.costmodel.model import MAX_SLOWDOWN
 from autosched.costmodel.select_pairs import select_pairs
-from autosched.costmodel.table import make_cost_table
+from autosched.costmodel.table import make_cost_table as full_cost_table
 from autosched.datasets.choices import independence
 from autosched.datasets.facts import DeviceFacts
 
@@ -47,12 +48,12 @@ def pair(first: str, last: str, slow_first: float, slow_last: float, *, count: i
     return PairRecord(first, 1, last, 1, 10.0, 10.0, 12.0, slow_first, slow_last, 0.6, 1, 1, count, Contamination(load, 0.0))
 
 
-OPTIONS = {"launch_gap_us": 1.0, "cross_lane_us": 2.0, "fixed_us": 3.0, "max_lanes": 2, "device": CPU}
+make_cost_table = partial(full_cost_table, launch_gap_us=1.0, cross_lane_us=2.0, fixed_us=3.0, max_lanes=2, device=CPU)
 
 
 def test_equal_operators_share_a_row_and_the_analytic_prior_fills_it() -> None:
     graph = fork(("a", "b", "a"))
-    table = make_cost_table(graph, solos(graph, (1, 2), a=8.0), [], widths=(1, 2), **OPTIONS)
+    table = make_cost_table(graph, solos(graph, (1, 2), a=8.0), [], widths=(1, 2))
     assert table.kernel[1].tolist() == table.kernel[3].tolist()
     assert len(table.solo_us) == 6
     narrow_a, wide_a = table.kernel[1]
@@ -68,7 +69,7 @@ def test_equal_operators_share_a_row_and_the_analytic_prior_fills_it() -> None:
 
 def test_a_measured_pair_overrides_in_its_own_direction_only() -> None:
     graph = fork(("a", "b"))
-    table = make_cost_table(graph, solos(graph), [pair("a", "b", 1.0, 3.0, count=400)], widths=(1,), **OPTIONS)
+    table = make_cost_table(graph, solos(graph), [pair("a", "b", 1.0, 3.0, count=400)], widths=(1,))
     a, b = table.kernel[1, 0], table.kernel[2, 0]
     assert table.slowdown_last[b, a] == pytest.approx(3.0, rel=0.05)
     assert table.slowdown_first[a, b] < 1.1
@@ -80,7 +81,7 @@ def test_few_or_disturbed_repeats_stay_nearer_the_prior() -> None:
     graph = fork(("a", "b"))
 
     def answer(record: PairRecord) -> float:
-        table = make_cost_table(graph, solos(graph), [record], widths=(1,), **OPTIONS)
+        table = make_cost_table(graph, solos(graph), [record], widths=(1,))
         return float(table.slowdown_first[table.kernel[1, 0], table.kernel[2, 0]])
 
     many, one = answer(pair("a", "b", 1.8, 1.0, count=50)), answer(pair("a", "b", 1.8, 1.0, count=1))
@@ -92,7 +93,7 @@ def test_few_or_disturbed_repeats_stay_nearer_the_prior() -> None:
 def test_pairs_timed_while_others_had_the_cores_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     graph = fork(("a", "b"))
     with caplog.at_level(logging.WARNING):
-        table = make_cost_table(graph, solos(graph), [pair("a", "b", 1.0, 24.0, load=0.5)] * 3, widths=(1,), **OPTIONS)
+        table = make_cost_table(graph, solos(graph), [pair("a", "b", 1.0, 24.0, load=0.5)] * 3, widths=(1,))
     assert table.measured_pairs == 0.0
     assert table.slowdown_last.max() < 1.1
     assert len(caplog.records) == 1
@@ -102,8 +103,8 @@ def test_pairs_timed_while_others_had_the_cores_are_left_out_with_one_warning(ca
 def test_measurements_of_some_pairs_move_the_predictions_of_the_others() -> None:
     graph = fork(("a", "b", "c", "d"))
     records = [pair(x, y, 1.5, 1.5) for x, y in (("a", "b"), ("b", "a"), ("a", "c"), ("c", "a"), ("b", "c"), ("c", "b"))]
-    without = make_cost_table(graph, solos(graph), [], widths=(1,), **OPTIONS)
-    table = make_cost_table(graph, solos(graph), records, widths=(1,), **OPTIONS)
+    without = make_cost_table(graph, solos(graph), [], widths=(1,))
+    table = make_cost_table(graph, solos(graph), records, widths=(1,))
     c, d = table.kernel[3, 0], table.kernel[4, 0]
     assert without.slowdown_first[c, d] < 1.1
     assert 1.1 < table.slowdown_first[c, d] < 1.5
@@ -113,7 +114,7 @@ def test_a_failed_width_is_finite_and_unattractive() -> None:
     graph = fork(("a", "b"))
     times = solos(graph, (1, 2))
     times[1][1] = Failure(FailureKind.CRASH, "signal 11")
-    table = make_cost_table(graph, times, [], widths=(1, 2), **OPTIONS)
+    table = make_cost_table(graph, times, [], widths=(1, 2))
     assert np.isfinite(table.solo_us).all()
     assert table.operator_us(2)[1] > 100 * table.operator_us(1).sum()
 
@@ -123,14 +124,14 @@ def test_an_operator_that_cannot_run_at_all_is_named() -> None:
     times = solos(graph)
     times[2][0] = Failure(FailureKind.OOM, "tried 4 GiB")
     with pytest.raises(NoFeasibleCandidate, match=r"op2.*oom: tried 4 GiB"):
-        make_cost_table(graph, times, [], widths=(1,), **OPTIONS)
+        make_cost_table(graph, times, [], widths=(1,))
 
 
 def test_records_that_are_not_numbers_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     graph = fork(("a", "b"))
     bad = [dataclasses.replace(pair("a", "b", 1.0, 1.0), slowdown_first=value) for value in (float("nan"), float("inf"), -1.0)]
     with caplog.at_level(logging.WARNING):
-        table = make_cost_table(graph, solos(graph), bad, widths=(1,), **OPTIONS)
+        table = make_cost_table(graph, solos(graph), bad, widths=(1,))
     assert table.measured_pairs == 0.0
     assert len(caplog.records) == 1
     assert table.slowdown_first.max() < MAX_SLOWDOWN
@@ -139,7 +140,7 @@ def test_records_that_are_not_numbers_are_left_out_with_one_warning(caplog: pyte
 def test_solo_times_of_another_graph_are_refused() -> None:
     graph = fork(("a", "b"))
     with pytest.raises(UsageError, match="2 rows; expected 3"):
-        make_cost_table(graph, solos(graph)[:2], [], widths=(1,), **OPTIONS)
+        make_cost_table(graph, solos(graph)[:2], [], widths=(1,))
 
 
 def test_independence_agrees_with_the_graph() -> None:

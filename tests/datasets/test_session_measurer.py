@@ -30,7 +30,8 @@ def test_pairs_are_asked_in_their_start_order_and_width() -> None:
     assert session.asked == [Pair(4, 2, 1, 2)]
     assert isinstance(answer, PairRecord)
     assert answer.count == 7
-    assert measurer.solo((1, 2)) == [[(1, 7), (2, 7)]]
+    asked: object = measurer.solo((1, 2))
+    assert asked == [[(1, 7), (2, 7)]]
 
 
 def test_groups_are_unavailable_not_an_error() -> None:
