@@ -38,7 +38,7 @@ class MoveWeights:
     critical: float = 0.4
 
     def cumulative(self, *, lanes: int, widths: int) -> Floats:
-        """Chances up to and including each kind, then ``near`` and ``critical``: float64 ``[7]``; kinds that cannot change anything get none."""
+        """Chances up to and including each kind, then ``near`` and ``critical``: float64 ``[7]``; kinds without effect get none."""
         several = lanes > 1
         weights = np.array([self.lane * several, self.order, self.lane_and_order * several, self.width * (widths > 1), self.wait * several])
         total = float(weights.sum())

@@ -13,7 +13,7 @@ from autosched.core.costs import CostTable
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.search.leftover import BlockKernels
-from autosched.search.problem import Floats, Problem
+from autosched.search.problem import Floats, Ints, Problem
 
 
 def make_graph(predecessors: Sequence[Sequence[int]], kernels: Sequence[int] | None = None) -> OpGraph:
@@ -92,6 +92,24 @@ def wide(rng: np.random.Generator, count: int, *, chain: int = 3) -> list[list[i
         ends.append(len(predecessors) - 1)
     predecessors.append(ends)
     return predecessors
+
+
+def random_order(problem: Problem, rng: np.random.Generator) -> Ints:
+    """A topological order that draws each next operator from all that are ready: int32 ``[n]``."""
+    waiting = (problem.pred_ptr[1:] - problem.pred_ptr[:-1]).tolist()
+    ready = [index for index, left in enumerate(waiting) if left == 0]
+    order: list[int] = []
+    draws = rng.random(problem.count)
+    while ready:
+        place = int(draws[len(order)] * len(ready))
+        ready[place], ready[-1] = ready[-1], ready[place]
+        index = ready.pop()
+        order.append(index)
+        for after in problem.successors(index):
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                ready.append(after)
+    return np.array(order, dtype=np.int32)
 
 
 def cells(rng: np.random.Generator, count: int, *, blocks: int = 5, chain: int = 6) -> list[list[int]]:

@@ -10,7 +10,7 @@ from autosched.core.schedule import Schedule
 from autosched.search import fluid, simulate, synthetic
 from autosched.search.policies import Decoder, Policy
 from autosched.search.problem import Problem
-from autosched.search.random_search import random_order
+from autosched.search.synthetic import random_order
 
 
 def random_schedule(problem: Problem, seed: int, lanes: int) -> Schedule:

@@ -10,7 +10,7 @@ from autosched.core.errors import UsageError
 from autosched.search import leftover, synthetic
 from autosched.search.leftover import BlockKernels
 from autosched.search.problem import Problem
-from autosched.search.random_search import random_order
+from autosched.search.synthetic import random_order
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
