@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from autosched.capture.export import Captured
 from autosched.core.progress import Progress
+from autosched.core.records import Failure
 from autosched.device.baselines import EagerBaseline
 from autosched.device.compiled_baseline import CompiledBaseline
 from autosched.pipeline.judge import External
@@ -32,24 +34,47 @@ def externals_for(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     kind: str,
+    captured: Captured,
     *,
     compiled: bool,
     reference: Sequence[torch.Tensor],
     progress: Progress,
 ) -> Iterator[list[External]]:
-    """Every baseline for one comparison; ``compiled`` adds ``torch.compile`` with freezing, in a process of its own.
+    """Every baseline for one comparison; ``compiled`` adds those of ``torch.compile``, each in a process of its own.
 
     Args:
+        kind: of the device, ``cpu`` or ``cuda``.
         reference: tensors of the model's answer to ``args`` and ``kwargs``, which the compiled model must reproduce.
     """
-    with eager_externals(model, args, kwargs, kind) as found:
-        if not compiled or kind != "cpu":
-            yield found
-            return
-        progress.stage("torch.compile")
-        baseline = CompiledBaseline(None, args, kwargs, reference, threads=usable_cores(), model=model)
-        try:
+    with contextlib.ExitStack() as stack:
+        found = stack.enter_context(eager_externals(model, args, kwargs, kind))
+        if kind == "cuda":
+            found = found + _cuda_externals(stack, captured, compiled=compiled, progress=progress)
+        elif compiled:
+            progress.stage("torch.compile")
+            baseline = CompiledBaseline(None, args, kwargs, reference, threads=usable_cores(), model=model)
+            stack.callback(baseline.close)
             baseline.prepare()
-            yield [*found, External("torch_compile", baseline.round_us, baseline.max_abs_error)]
-        finally:
-            baseline.close()
+            found = [*found, External("torch_compile", baseline.round_us, baseline.max_abs_error)]
+        yield found
+
+
+def _cuda_externals(stack: contextlib.ExitStack, captured: Captured, *, compiled: bool, progress: Progress) -> list[External]:
+    from autosched.device.cuda.baseline_session import CudaBaseline
+    from autosched.device.cuda.baselines import BaselineKind
+    from autosched.device.cuda.settings import current_settings
+
+    # The sequential CUDA graph of the same operators is a schedule of ours already.
+    kinds = [kind for kind in BaselineKind if kind is not BaselineKind.CUDA_GRAPH and (compiled or kind is BaselineKind.EAGER)]
+    found: list[External] = []
+    for kind in kinds:
+        progress.stage(f"baseline {kind}")
+        baseline = CudaBaseline(captured.program, captured.constants, kind, current_settings(0))
+        stack.callback(baseline.close)
+        prepared = baseline.prepare()
+        if isinstance(prepared, Failure):
+            failure = prepared
+            found.append(External(kind.value, lambda failure=failure: failure))  # type: ignore[misc]
+        else:
+            found.append(External(kind.value, baseline.round_us, prepared.max_abs_error))
+    return found

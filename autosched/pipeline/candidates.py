@@ -10,6 +10,7 @@ from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, canonical_key, violations
 from autosched.device.base import Comparison, Session
+from autosched.pipeline.graph_proofs import audit_capture
 from autosched.pipeline.references import References
 from autosched.runtime.plan import make_plan
 from autosched.search.problem import Problem
@@ -56,12 +57,14 @@ def make_candidate(problem: Problem, name: str, is_baseline: bool, schedule: Sch
 
 
 def prove(session: Session, graph: OpGraph, schedule: Schedule, references: References) -> Comparison | Failure:
-    """Legality of the schedule, hazards of its plan by an independent oracle, then its numbers on every input set."""
+    """Legality, hazards of its plan by an independent oracle, the captured graph if there is one, its numbers on every input set."""
     illegal = violations(graph, schedule)
     if not illegal:
         illegal = plan_violations(graph, schedule, make_plan(graph, schedule))
     if illegal:
         return Failure(FailureKind.ILLEGAL, "; ".join(illegal[:3]))
+    if (unsound := audit_capture(session, graph, schedule)) is not None:
+        return unsound
     answer = session.compare(schedule, references.inputs, references.outputs)
     if isinstance(answer, Failure):
         return answer

@@ -20,9 +20,10 @@ from autosched.core.report import StrategyRow, TuneReport
 from autosched.core.schedule import Schedule
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Comparison, Device, Session
-from autosched.device.registry import device_named, resolve_auto
+from autosched.device.registry import device_named
 from autosched.pipeline.baselines import externals_for
 from autosched.pipeline.candidates import Candidate, by_key, propose, prove
+from autosched.pipeline.graph_proofs import stress_capture
 from autosched.pipeline.judge import External, Judgement, Times, interleave, judge
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
 from autosched.pipeline.references import References, take_references
@@ -223,7 +224,8 @@ class Job:
             self._model,
             self._args,
             self._kwargs,
-            resolve_auto(options.device),
+            device.key.kind,
+            captured,
             compiled=options.compiled,
             reference=references.outputs[0],
             progress=self._progress,
@@ -246,7 +248,7 @@ class Job:
         if not times.columns.get(static[0]):
             raise NoFeasibleCandidate(f"the sequential schedule cannot be timed: {_listed({**failures, **times.failures})}")
         searched = [group[0].name for group in groups.values() if group[0].name not in static]
-        judgement = judge(times, searched, static, [item.name for item in externals], static[0], options.seed)
+        judgement = self._judged(session, captured, groups, times, searched, static, externals, failures)
         kept = next(group[0] for group in groups.values() if group[0].name == judgement.chosen)
         traced = session.schedules([kept.schedule], rounds=5, trace=True)[0]
         rows = self._rows(groups, failures, times, proofs, judgement, externals, session, static)
@@ -273,6 +275,32 @@ class Job:
         )
         trace = None if isinstance(traced, Failure) else traced
         return Outcome(report, captured, kept.schedule, device, trace, _planned(problem, kept.schedule))
+
+    def _judged(
+        self,
+        session: Session,
+        captured: Captured,
+        groups: Mapping[str, Sequence[Candidate]],
+        times: Times,
+        searched: Sequence[str],
+        static: Sequence[str],
+        externals: Sequence[External],
+        failures: dict[str, Failure],
+    ) -> Judgement:
+        """Judge; a winner that races under injected delays is struck out, and the rest is judged again."""
+        schedules = {group[0].name: group[0].schedule for group in groups.values()}
+        left = list(searched)
+        while True:
+            judgement = judge(times, left, static, [item.name for item in externals], static[0], self._options.seed)
+            if judgement.chosen in static:
+                return judgement
+            race = stress_capture(session, captured.program.graph, schedules[judgement.chosen], self._options.seed)
+            if race is None:
+                return judgement
+            left.remove(judgement.chosen)
+            times.columns.pop(judgement.chosen)
+            times.failures[judgement.chosen] = failures[judgement.chosen] = race
+            self._ledger.failures += 1
 
     def _rows(
         self,

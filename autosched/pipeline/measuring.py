@@ -15,6 +15,7 @@ from autosched.costmodel.table import make_cost_table
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal
 from autosched.device.base import Pair, Session
+from autosched.pipeline.graph_proofs import launch_facts
 
 # Pairs go to the device in small lots, so that a kill or the end of the budget loses little.
 _LOT = 8
@@ -107,4 +108,5 @@ def cost_table(
         fixed_us=limits.fixed_us,
         max_lanes=limits.max_lanes,
         device=device_facts(key),
+        launches=launch_facts(session, graph),
     )

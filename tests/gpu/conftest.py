@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 _root = Path(__file__).resolve().parents[2]
-for _folder in (str(_root), str(_root / "tests" / "conformance"), str(_root / "tests" / "gpu")):
-    if _folder not in sys.path:
-        sys.path.append(_folder)
+if str(_root) not in sys.path:
+    sys.path.append(str(_root))
 
 
 def missing() -> str:

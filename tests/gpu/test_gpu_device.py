@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import branches_program
 
 from autosched.core.records import Failure, FailureKind, PairRecord, SoloRecord
 from autosched.core.schedule import sequential
@@ -17,6 +16,7 @@ from autosched.device.cuda.device import CudaDevice
 from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.session import CudaSession
 from autosched.device.cuda.settings import current_settings
+from tests.conformance.programs import branches_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 

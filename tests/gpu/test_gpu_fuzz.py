@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from gpu_rig import Rig
-from graphs import random_placement, random_program
 
 from autosched.runtime.cuda_graph import GraphRunner
 from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.verify.graph_audit import audit_graph
+from tests.conformance.graphs import random_placement, random_program
+from tests.gpu.gpu_rig import Rig
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from graphs import random_placement
 
 from autosched.capture.export import capture
 from autosched.core.program import Program
@@ -27,6 +26,7 @@ from autosched.runtime.plan import make_plan
 from autosched.runtime.trees import output_tensors, unflatten_inputs
 from autosched.verify.graph_audit import audit_graph, node_counts
 from autosched.verify.race_stress import StressReport, stress
+from tests.conformance.graphs import random_placement
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 

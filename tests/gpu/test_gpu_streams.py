@@ -8,9 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_rig import Rig
-from graphs import random_placement
-from programs import branches_program
 
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, sequential
@@ -22,6 +19,9 @@ from autosched.runtime.plan import FreeRule, Plan, make_plan
 from autosched.runtime.streams import EmptyCapture, StreamSet, TorchStreams
 from autosched.verify.graph_audit import audit_graph, node_counts
 from autosched.verify.race_stress import judge_outcomes, plan_delays
+from tests.conformance.graphs import random_placement
+from tests.conformance.programs import branches_program
+from tests.gpu.gpu_rig import Rig
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from fake_cuda import FakeCuda, FakeProgram
-from fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +20,8 @@ from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.plan import FreeRule, Plan, make_plan
 from autosched.verify.graph_audit import AuditReport, audit_graph, node_counts
 from autosched.verify.race_stress import StressReport, judge_outcomes, plan_delays, stress
+from tests.conformance.fake_cuda import FakeCuda, FakeProgram
+from tests.conformance.fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
 
 
 def examine(graph: OpGraph, schedule: Schedule, plan: Plan) -> tuple[AuditReport, StressReport]:

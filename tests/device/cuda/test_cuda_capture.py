@@ -8,8 +8,6 @@ import weakref
 from dataclasses import replace
 
 import pytest
-from fake_cuda import FakeCuda, FakeProgram, FakeTensor, OutOfMemory
-from fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
 
 from autosched.core.errors import DeviceError, UsageError
 from autosched.core.graph import OpGraph
@@ -21,6 +19,8 @@ from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.cuda_load import prepare_runner
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.runtime.streams import StreamSet
+from tests.conformance.fake_cuda import FakeCuda, FakeProgram, FakeTensor, OutOfMemory
+from tests.conformance.fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
 
 
 class Rig:

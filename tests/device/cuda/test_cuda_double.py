@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fake_cuda import PAGE, CaptureError, FakeCuda, FakeStream
 
 from autosched.runtime.streams import STREAMS_PER_PRIORITY, EmptyCapture, StreamBackend
+from tests.conformance.fake_cuda import PAGE, CaptureError, FakeCuda, FakeStream
 
 
 def start(cuda: FakeCuda) -> tuple[FakeStream, FakeStream, object]:

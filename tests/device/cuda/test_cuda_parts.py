@@ -16,11 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
-from graphs import random_placement, random_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import branches_program
 
 from autosched.core.errors import DeviceError, DeviceMissing, UnsupportedGraph, UsageError
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
@@ -38,6 +35,9 @@ from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.runtime.streams import NAN_PATTERN, TorchStreams
+from tests.conformance.fake_cuda import FakeCuda
+from tests.conformance.graphs import random_placement, random_program
+from tests.conformance.programs import branches_program
 
 no_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
 

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fake_cuda import FakeCuda, FakeProgram, mix
-from fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
 
 from autosched.core.errors import DeviceError
 from autosched.core.graph import OpGraph
@@ -25,6 +23,8 @@ from autosched.runtime.captured import CapturedGraph
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.verify.graph_audit import audit_graph
 from autosched.verify.race_stress import StressReport, stress
+from tests.conformance.fake_cuda import FakeCuda, FakeProgram, mix
+from tests.conformance.fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
 
 
 def program_of(graph: OpGraph, faults: dict[int, str] | None = None) -> Program:
