@@ -61,13 +61,18 @@ def _cpu() -> Finding:
 def _cuda() -> Finding:
     import torch
 
+    from autosched.core.errors import DeviceMissing
+    from autosched.runtime.cuda_key import gpu_facts
+
     if torch.version.cuda is None:
         return Finding(
             "cuda", State.MISSING, "this PyTorch is a CPU build", "install a CUDA build of torch on a machine with an NVIDIA GPU"
         )
-    if not torch.cuda.is_available():
-        return Finding("cuda", State.MISSING, "no GPU answers", "check the driver with nvidia-smi")
-    return Finding("cuda", State.OK, torch.cuda.get_device_name(0), "")
+    try:
+        # Asks the driver: a look must not create a context on a GPU that others use.
+        return Finding("cuda", State.OK, gpu_facts().name, "")
+    except DeviceMissing as error:
+        return Finding("cuda", State.MISSING, "no GPU answers", str(error))
 
 
 def _compiler() -> Finding:

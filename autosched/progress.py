@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from autosched.core.report import StrategyRow, TuneReport
+
+if TYPE_CHECKING:
+    from autosched.costmodel.metrics import Metrics
 
 
 class LiveProgress:
@@ -96,6 +101,41 @@ def _cells(row: StrategyRow, report: TuneReport) -> list[str]:
         memory,
         error,
     ]
+
+
+def metrics_table(title: str, metrics: Mapping[str, Metrics]) -> Table:
+    """Errors of a cost model beside its baselines, as ``evaluate`` prints them."""
+    table = Table(title=title)
+    table.add_column("model")
+    for heading in (
+        "rows",
+        "contended",
+        "MAPE %",
+        "contended MAPE %",
+        "contended median APE %",
+        "Spearman",
+        "makespan MAPE %",
+        "90 % coverage",
+    ):
+        table.add_column(heading, justify="right")
+    for name, row in metrics.items():
+        table.add_row(
+            name,
+            str(row.rows),
+            str(row.contended_rows),
+            f"{row.mape_pct:.1f}",
+            *(
+                f"{value:.{digits}f}" if value is not None else ""
+                for value, digits in (
+                    (row.contended_mape_pct, 1),
+                    (row.contended_median_ape_pct, 1),
+                    (row.contended_spearman, 2),
+                    (row.makespan_mape_pct, 1),
+                    (row.coverage_pct, 1),
+                )
+            ),
+        )
+    return table
 
 
 def _number(value: float | None) -> str:

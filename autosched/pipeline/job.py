@@ -18,6 +18,7 @@ from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind, ScheduleRecord
 from autosched.core.report import StrategyRow, TuneReport
 from autosched.core.schedule import Schedule
+from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Comparison, Device, Session
 from autosched.device.registry import device_named
@@ -131,7 +132,9 @@ class Job:
         graph, budget = captured.program.graph, self._options.budget
         solo = measure_solo(session, graph, journal, budget.solo_rounds, self._ledger)
         self._progress.stage("operators in pairs")
-        pairs = measure_pairs(session, graph, solo, journal, budget.total_s * budget.pair_share, self._ledger, self._progress)
+        pairs = measure_pairs(
+            session, graph, device_facts(device.key), solo, journal, budget.total_s * budget.pair_share, self._ledger, self._progress
+        )
         return Problem.make(graph, cost_table(session, graph, device.key, solo, pairs))
 
     def _propose(self, problem: Problem, session: Session, deadline: float) -> tuple[list[Candidate], dict[str, Failure]]:

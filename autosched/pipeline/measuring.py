@@ -12,7 +12,7 @@ from autosched.core.progress import Progress
 from autosched.core.records import DeviceKey, Failure, PairRecord, SoloRecord
 from autosched.costmodel.select_pairs import PairChoice, select_pairs
 from autosched.costmodel.table import make_cost_table
-from autosched.datasets.facts import device_facts
+from autosched.datasets.facts import DISTURBED, DeviceFacts, device_facts, stolen_share
 from autosched.datasets.journal import Journal
 from autosched.device.base import Pair, Session
 from autosched.pipeline.graph_proofs import launch_facts
@@ -62,6 +62,7 @@ def _usable_solo(journal: Journal, signature: str, width: int, rounds: int) -> S
 def measure_pairs(
     session: Session,
     graph: OpGraph,
+    device: DeviceFacts,
     solo: Sequence[Sequence[SoloRecord | Failure]],
     journal: Journal,
     budget_s: float,
@@ -71,7 +72,8 @@ def measure_pairs(
     """The pairs most worth knowing, as many as ``budget_s`` allows; returns all that the journal holds for this device."""
     limits = session.limits
     if limits.max_lanes > 1 and budget_s > 0:
-        known = {(pair.first, pair.first_width, pair.last, pair.last_width) for pair in journal.pairs()}
+        # What was measured while others had the cores says nothing; it is measured again.
+        known = {(pair.first, pair.first_width, pair.last, pair.last_width) for pair in journal.pairs() if _undisturbed(pair, device)}
         choices = select_pairs(graph, solo, widths=limits.widths, max_pairs=400, known=known)
         deadline = time.monotonic() + budget_s
         for begin in range(0, len(choices), _LOT):
@@ -82,6 +84,10 @@ def measure_pairs(
             _measure_lot(session, graph, choices[begin : begin + _LOT], journal, ledger)
             progress.update(done=min(begin + _LOT, len(choices)), total=len(choices), measured=ledger.measurements, failed=ledger.failures)
     return journal.pairs()
+
+
+def _undisturbed(pair: PairRecord, device: DeviceFacts) -> bool:
+    return stolen_share(pair.contamination, device, pair.first_width + pair.last_width) <= DISTURBED
 
 
 def _measure_lot(session: Session, graph: OpGraph, lot: Sequence[PairChoice], journal: Journal, ledger: Ledger) -> None:

@@ -13,6 +13,7 @@ from autosched.core.program import InputSpec, Program
 from autosched.core.progress import Silent
 from autosched.core.records import DeviceKey, Failure, FailureKind, SoftwareKey
 from autosched.core.schedule import make_schedule
+from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.cuda.session import CudaSession
 from autosched.device.cuda.settings import current_settings
@@ -89,7 +90,7 @@ def test_measuring_goes_through_the_journal_and_asks_nothing_twice(
     scope, ledger = Scope(KEY, SoftwareKey(())), Ledger()
     with Journal.open(tmp_path / "j.jsonl", scope) as journal:
         solo = measure_solo(session, GRAPH, journal, 4, ledger)
-        pairs = measure_pairs(session, GRAPH, solo, journal, 30.0, ledger, Silent())
+        pairs = measure_pairs(session, GRAPH, device_facts(KEY), solo, journal, 30.0, ledger, Silent())
         assert pairs
         table = cost_table(session, GRAPH, KEY, solo, pairs)
     assert table.kernel.shape == (len(GRAPH), 1)
@@ -103,5 +104,5 @@ def test_measuring_goes_through_the_journal_and_asks_nothing_twice(
     monkeypatch.setattr(session, "pairs", refuse)
     with Journal.open(tmp_path / "j.jsonl", scope) as journal:
         assert measure_solo(session, GRAPH, journal, 4, ledger) == solo
-        assert measure_pairs(session, GRAPH, solo, journal, 30.0, ledger, Silent()) == pairs
+        assert measure_pairs(session, GRAPH, device_facts(KEY), solo, journal, 30.0, ledger, Silent()) == pairs
     assert ledger.measurements == spent
