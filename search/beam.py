@@ -88,21 +88,37 @@ class _Search:
         return sorted(self.finished, key=lambda candidate: candidate.makespan_us)
 
     def _expand(self) -> int:
-        trial_floats, trial_ints = self.trial
-        found = int(
+        if self.beam.pilot:
+            return self._expand_by_pilot()
+        return int(
             self.compiled.expand_level(
                 *self.problem.arrays, *self.rows, self.states, self.lanes, self.lanes, self.bottom, self.priority, self.widths,
-                self.beam.branch, self.words, self.children, self.scores, trial_floats, trial_ints,
+                self.beam.branch, self.words, self.children, self.scores, *self.trial,
             )
         )  # fmt: skip
-        if self.beam.pilot:
-            # From here, not from compiled code: inlining the list scheduler there would double the time to compile.
-            for child in range(found):
-                parent, operator, width, hold, _ = self.children[child].tolist()
-                trial_floats[:] = self.rows[0][parent]
-                trial_ints[:] = self.rows[1][parent]
-                self.compiled.extend(*self.problem.arrays, trial_floats, trial_ints, self.lanes, self.lanes, operator, width, hold)
-                self.scores[child] = self._finish(trial_floats, trial_ints)
+
+    def _expand_by_pilot(self) -> int:
+        """As ``expand_level``, each child scored by completing it.
+
+        From here, not from compiled code: a completion takes longer than the calls, and compiling both into one function takes seconds.
+        """
+        compiled, problem = self.compiled, self.problem
+        floats, ints = self.trial
+        options = np.zeros(6 * self.beam.branch * len(self.widths) + 6, dtype=np.int32)
+        found = 0
+        for state in range(self.states):
+            count = compiled.branches(
+                *problem.arrays, self.rows[0][state], self.rows[1][state], self.lanes, self.lanes, self.priority, self.widths, options,
+                self.beam.branch,
+            )  # fmt: skip
+            for operator, width, hold in options[: 3 * count].reshape(-1, 3).tolist():
+                floats[:] = self.rows[0][state]
+                ints[:] = self.rows[1][state]
+                compiled.extend(*problem.arrays, floats, ints, self.lanes, self.lanes, operator, width, hold)
+                key = compiled.prefix_key(floats, ints, self.lanes, problem.count, self.words)
+                self.children[found] = (state, operator, width, hold, key)
+                self.scores[found] = self._finish(floats, ints)
+                found += 1
         return found
 
     def _keep(self, found: int) -> None:

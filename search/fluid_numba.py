@@ -41,12 +41,12 @@ def _compiled(signature: str) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         try:
-            return cast(Function, numba.njit(signature, cache=True, nogil=True)(function))
+            return cast(Function, numba.njit(signature, cache=True, nogil=True, error_model="numpy")(function))
         except RuntimeError as error:
             if "no locator available" not in str(error):
                 raise
             logger.info("compiled code is not cached: %s", error)
-            return cast(Function, numba.njit(signature, nogil=True)(function))
+            return cast(Function, numba.njit(signature, nogil=True, error_model="numpy")(function))
 
     return decorate
 
