@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,13 +80,16 @@ class CpSatResult:
     bound_us: float
 
 
-def cp_sat(problem: Problem, lanes: int, *, deterministic_time: float = 2.0, seed: int = 0) -> CpSatResult | None:
+def cp_sat(
+    problem: Problem, lanes: int, *, deterministic_time: float = 2.0, seconds: float | None = None, seed: int = 0
+) -> CpSatResult | None:
     """The shortest schedule without interference at the narrow width; None if OR-Tools is not installed or found nothing.
 
     Args:
         problem: what to schedule.
         lanes: alike machines.
         deterministic_time: limit in CP-SAT's own unit (about a second), so that equal seeds give equal schedules.
+        seconds: wall time limit, if any; what is found then depends on the machine.
         seed: of the solver.
     """
     if not cp_sat_available():
@@ -110,6 +114,8 @@ def cp_sat(problem: Problem, lanes: int, *, deterministic_time: float = 2.0, see
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = deterministic_time
+    if seconds is not None:
+        solver.parameters.max_time_in_seconds = max(seconds, 1e-3)
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
@@ -155,7 +161,8 @@ class Exact:
             else:
                 # A deterministic second of the solver costs about as much as a hundred thousand simulations.
                 seed = int(context.rng.integers(0, 2**31 - 1))
-                seeded = cp_sat(problem, lanes, deterministic_time=min(2.0, left / 100_000), seed=seed)
+                seconds = None if context.deadline_s is None else context.deadline_s - time.monotonic()
+                seeded = cp_sat(problem, lanes, deterministic_time=min(2.0, left / 100_000), seconds=seconds, seed=seed)
                 found += [seeded.schedule] if seeded is not None else []
         return sorted(dict.fromkeys(found), key=lambda schedule: makespan_us(problem, schedule))
 
