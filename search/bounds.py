@@ -39,7 +39,6 @@ def configuration_bound_us(problem: Problem, lanes: int) -> float:
 
     Raises:
         UsageError: if there would be more than ``MOST_COLUMNS`` columns.
-        ImportError: without scipy (scikit-learn brings it).
     """
     optimize, sparse = importlib.import_module("scipy.optimize"), importlib.import_module("scipy.sparse")
     rows: list[int] = []

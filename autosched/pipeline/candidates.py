@@ -35,18 +35,21 @@ class Candidate:
 def propose(
     problem: Problem, names: Iterable[str], context: SearchContext, *, lanes_matter: bool
 ) -> tuple[list[Candidate], dict[str, Failure]]:
-    """The best schedule of each named strategy, by its own lights. A strategy that breaks is a failure, not the end of the job."""
+    """A baseline's variants and a search's best, for each name. A strategy that breaks is a failure, not the end of the job."""
     found: list[Candidate] = []
     failures: dict[str, Failure] = {}
     for name in names:
         strategy = STRATEGIES.get(name)
         try:
-            schedule = strategy.propose(problem, context.share(context.max_evaluations))[0]
+            schedules = strategy.propose(problem, context.share(context.max_evaluations))
         except Exception as error:  # a plugin's strategy must not end a tuning job
             _log.warning("strategy %s failed: %s", name, error)
             failures[name] = Failure(FailureKind.CRASH, f"{type(error).__name__}: {error}")
             continue
-        found.append(make_candidate(problem, name, strategy.is_baseline, schedule, lanes_matter=lanes_matter))
+        # A published scheduler counts with each of its documented variants (Opara's two launch orders), a search with its best.
+        for place, schedule in enumerate(schedules if strategy.is_baseline else schedules[:1]):
+            variant = name if place == 0 else f"{name}_{place + 1}"
+            found.append(make_candidate(problem, variant, strategy.is_baseline, schedule, lanes_matter=lanes_matter))
     return found, failures
 
 

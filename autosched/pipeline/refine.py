@@ -116,7 +116,8 @@ def refine(
     """
     limits = session.limits
     bench = SessionBench(session, problem, references, proofs, ledger)
-    settings = budget.search.loop(lanes_matter=limits.lanes_matter)
+    # Priorities cannot be simulated; where the device has them they are tried as variants of the best schedules.
+    settings = budget.search.loop(lanes_matter=limits.lanes_matter, priority_variants=3 if len(limits.priorities) > 1 else 0)
 
     def tell(state: LoopState) -> None:
         gain = state.baseline_us / state.incumbent_us if math.isfinite(state.baseline_us) else math.nan

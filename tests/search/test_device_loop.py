@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_double import FakeBench, Killed
-from strategy_suite import flat_costs
 
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.records import Failure, FailureKind
@@ -23,6 +21,8 @@ from autosched.search.priorities import by_path
 from autosched.search.problem import Problem
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext, baselines
+from tests.conformance.strategy_suite import flat_costs
+from tests.search.bench_double import FakeBench, Killed
 
 SETTINGS = LoopSettings(lanes_matter=False, rounds=3, candidates=14)
 

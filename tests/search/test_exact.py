@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from strategy_suite import flat_costs
 
 from autosched.core.errors import UsageError
 from autosched.search import exact, synthetic
@@ -10,6 +9,7 @@ from autosched.search.bounds import configuration_bound_us, critical_path_bound_
 from autosched.search.problem import Problem
 from autosched.search.simulate import Evaluator, makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
+from tests.conformance.strategy_suite import flat_costs
 
 
 def test_brute_force_counts_every_order_and_assignment_once() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from strategy_suite import flat_costs
 
 from autosched.core.schedule import Schedule
 from autosched.search.dp import Ios, blocks
@@ -12,6 +11,7 @@ from autosched.search.heuristics import linear_clustering, nimble, opara, raf_as
 from autosched.search.problem import Problem
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
+from tests.conformance.strategy_suite import flat_costs
 
 #     0
 #    / \

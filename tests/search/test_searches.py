@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from strategy_suite import flat_costs
 
 from autosched.search import synthetic
 from autosched.search.anneal import Annealer, MoveWeights
@@ -16,6 +15,7 @@ from autosched.search.policies import Decoder, Policy, best_policies, portfolio
 from autosched.search.problem import Problem
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
+from tests.conformance.strategy_suite import flat_costs
 
 
 def context(evaluations: int = 5000, seed: int = 0, **limits: object) -> SearchContext:

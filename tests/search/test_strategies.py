@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from strategy_suite import StrategySuite
 
 from autosched.core.errors import InvalidGraph, UnknownName, UsageError
 from autosched.search.problem import Problem
 from autosched.search.strategy import STRATEGIES, baselines
 from autosched.search.synthetic import random_costs
+from tests.conformance.strategy_suite import StrategySuite
 
 
 @pytest.mark.parametrize("name", STRATEGIES.names(), scope="class")
