@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 from autosched.core.errors import AutoschedError, InputMismatch
 from autosched.core.program import Program
-from autosched.runtime.trees import flatten_inputs, unflatten_outputs
+from autosched.runtime.trees import as_captured, flatten_inputs, unflatten_outputs
 from autosched.runtime.weights import Change, ModelWatch
 
 # A server that sees every shape there is must not keep a list of them all.
@@ -94,6 +95,7 @@ class LoadedModel:
         self._prepared = prepared
         self._report = report
         self._strict = strict
+        self._signature = inspect.signature(model.forward)
         self._lock = threading.Lock()
         self._calls = 0
         self._aside: dict[str, int] = {}
@@ -112,7 +114,7 @@ class LoadedModel:
         if reason := _foreign_mode(prepared.device):
             return self._step_aside("mode", reason, args, kwargs)
         try:
-            tensors = flatten_inputs(prepared.program, args, kwargs)
+            tensors = self._flattened(prepared.program, args, kwargs)
             _require_fit(tensors, prepared.device)
         except InputMismatch as error:
             return self._step_aside("inputs", str(error), args, kwargs, error)
@@ -124,6 +126,16 @@ class LoadedModel:
         if not torch.is_inference_mode_enabled():
             outcome = [_normal(tensor) for tensor in outcome]
         return unflatten_outputs(prepared.program, outcome)
+
+    def _flattened(self, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        try:
+            return flatten_inputs(program, args, kwargs)
+        except InputMismatch:
+            # By keyword what was captured by position, or the other way round, is the same call.
+            rearranged = as_captured(program, self._signature, args, kwargs)
+            if rearranged is None:
+                raise
+            return flatten_inputs(program, *rearranged)
 
     def _run(self, prepared: Prepared, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | str:
         """Outputs, or what an operator raised, or why the schedule may not run."""

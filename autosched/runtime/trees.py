@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -26,17 +27,18 @@ def _structure(text: str) -> pytree.TreeSpec:
 
 def _in_order(tree: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments in the order of the captured call: Python callers may give them in any."""
-    names = _keyword_names(tree)
+    _, names = _call_form(tree)
     if kwargs.keys() != set(names):
         return dict(kwargs)
     return {name: kwargs[name] for name in names}
 
 
 @lru_cache(maxsize=256)
-def _keyword_names(tree: str) -> tuple[str, ...]:
+def _call_form(tree: str) -> tuple[int, tuple[str, ...]]:
+    """How many arguments the captured call had by position, and the names of the others."""
     spec = _structure(tree)
-    _, kwargs = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    return tuple(kwargs)
+    args, kwargs = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    return len(args), tuple(kwargs)
 
 
 def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
@@ -66,6 +68,33 @@ def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, A
         elif not _same_literal(leaf, expected):
             raise InputMismatch(f"input {position} is {leaf!r}; the schedule was made for {expected!r}. Tune for this value too.")
     return [tensors[value] for value in program.graph.inputs]
+
+
+def as_captured(
+    program: Program, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The same call, with the arguments by position and by keyword that the captured call had so; ``None`` if it cannot be one.
+
+    Args:
+        signature: of the model's ``forward``. A default that only one of the two calls spells out makes no difference.
+    """
+    count, names = _call_form(program.input_tree)
+    parameters = signature.parameters
+    if any(item.kind in (item.VAR_POSITIONAL, item.VAR_KEYWORD) for item in parameters.values()) or count > len(parameters):
+        return None
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None
+    positional = tuple(parameters)[:count]
+    wanted = (*positional, *names)
+    spelled_out = {name: value for name, value in given.items() if name not in wanted}
+    if any(value is not parameters[name].default for name, value in spelled_out.items()):
+        return None
+    found = {name: given.get(name, parameters[name].default) for name in wanted if name in parameters}
+    if len(found) != len(wanted) or any(value is inspect.Parameter.empty for value in found.values()):
+        return None
+    return tuple(found[name] for name in positional), {name: found[name] for name in names}
 
 
 def _same_literal(leaf: Any, expected: Argument) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Argument, Binding, Call, ConstantSource, InputSpec, Many, NonFinite, Program, Ref, TorchLiteral
 from autosched.runtime.calls import resolve
 from autosched.runtime.kernels import bind, gather_constants, random_inputs
-from autosched.runtime.trees import describe_tree, flatten_inputs, output_tensors, unflatten_outputs
+from autosched.runtime.trees import as_captured, describe_tree, flatten_inputs, output_tensors, unflatten_outputs
 
 SPEC = TensorSpec((2, 3), "float32", (3, 1))
 
@@ -140,6 +141,29 @@ def test_keyword_arguments_may_come_in_any_order() -> None:
     assert flatten_inputs(program, (), {"k": 7, "x": x}) == [x]
     with pytest.raises(InputMismatch, match="arranged as"):
         flatten_inputs(program, (), {"k": 7, "y": x})
+
+
+def forward(x, k=7, *, flag=None):
+    """A model's signature."""
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "same"),
+    [
+        (("X", 7), {}, True),
+        ((), {"x": "X", "k": 7}, True),
+        (("X",), {}, True),  # the default is what was captured
+        (("X", 7), {"flag": None}, True),  # spelling a default out changes nothing
+        (("X", 7), {"flag": True}, False),
+        (("X", 7, 8), {}, False),
+        ((), {"k": 7}, False),
+        (("X", 7), {"unknown": 1}, False),
+    ],
+)
+def test_the_same_call_by_position_or_by_keyword(args, kwargs, same) -> None:
+    program = nested_program((Ref(0), 7), ((torch.zeros(2, 3),), {"k": 7}))
+    found = as_captured(program, inspect.signature(forward), args, kwargs)
+    assert found == ((("X",), {"k": 7}) if same else None)
 
 
 def test_outputs_regain_their_structure() -> None:
