@@ -41,6 +41,8 @@ def suite_table(folder: Path) -> str:
         "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     machines: set[str] = set()
+    if not any(folder.glob("*.json")):
+        return "(no results recorded yet)"
     for path in sorted(folder.glob("*.json")):
         recorded = json.loads(path.read_text())
         report = recorded["report"]
@@ -66,7 +68,19 @@ def suite_table(folder: Path) -> str:
     return "\n".join([*lines, "", footer])
 
 
-TABLES = {"cpu-suite": lambda: suite_table(HERE / "results" / "cpu")}
+def pasted(path: Path) -> str:
+    """What a command printed, as a code block."""
+    if not path.exists():
+        return "(not recorded yet)"
+    return "```\n" + "\n".join(line.rstrip() for line in path.read_text().strip("\n").splitlines()) + "\n```"
+
+
+TABLES = {
+    "cpu-suite": lambda: suite_table(HERE / "results" / "cpu"),
+    "tune-googlenet": lambda: pasted(HERE / "results" / "cpu" / "tune_googlenet.txt"),
+    "bench-googlenet": lambda: pasted(HERE / "results" / "cpu" / "bench_googlenet.txt"),
+    "train-cpu": lambda: pasted(HERE / "results" / "cpu" / "train.txt"),
+}
 
 
 def rewritten(text: str) -> str:
