@@ -230,7 +230,14 @@ def test_loading_imports_no_tuning_stack_and_touches_no_cuda(model: TwoBranches,
     path = tmp_path / "model.autosched"
     path.write_bytes(encode_bundle(two_branches_bundle(model)))
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", _LEAN, str(path)], capture_output=True, text=True, timeout=120, cwd=root, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.append({str(root)!r})\n{_LEAN}", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=root,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "lean True"
 
