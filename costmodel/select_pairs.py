@@ -21,9 +21,6 @@ __all__ = ["PairChoice", "select_pairs"]
 NARROW_WIDE_WORTH = 0.25
 """A wide kernel beside a narrow one wants more cores than a lane leaves it: sharing is well predicted, so it is worth less."""
 
-WIDE_WIDE_WORTH = 0.1
-"""Two wide kernels at once are rarely chosen by a search and always share every core."""
-
 
 def select_pairs(
     graph: OpGraph,
@@ -60,6 +57,8 @@ def select_pairs(
         disjoint = min(instances[a, b], copies[a], copies[b]) if a != b else copies[a] / 2
         for i, width_a in enumerate(widths):
             for j, width_b in enumerate(widths):
+                if width_a > 1 and width_b > 1:
+                    continue  # schedules keep wide operators on one lane, so two never meet
                 shorter = np.minimum(times[a, i], times[b, j])
                 if not np.isnan(shorter) and not (a == b and j < i):
                     worth = float(shorter * disjoint) * _width_worth(width_a, width_b)
@@ -82,7 +81,7 @@ def select_pairs(
 def _width_worth(a: int, b: int) -> float:
     if a == 1 and b == 1:
         return 1.0
-    return NARROW_WIDE_WORTH if 1 in (a, b) else WIDE_WIDE_WORTH
+    return NARROW_WIDE_WORTH
 
 
 def _solo_by_signature(

@@ -24,6 +24,8 @@ def pair_candidates(graph: OpGraph, times: dict[tuple[str, int], KernelFacts], w
         first, last = graph.operators[a].signature, graph.operators[b].signature
         for first_width in widths:
             for last_width in widths:
+                if first_width > 1 and last_width > 1:
+                    continue  # schedules keep wide operators on one lane, so two never meet
                 key = content_key(first, first_width, last, last_width)
                 if key not in found and (first, first_width) in times and (last, last_width) in times:
                     shorter = min(times[first, first_width].solo_us, times[last, last_width].solo_us)

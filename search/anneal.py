@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autosched.core.schedule import Schedule
-from autosched.search.policies import Candidate, Decoder, best_policies
+from autosched.search.policies import Candidate, Decoder, best_policies, on_one_wide_lane
 from autosched.search.problem import Floats, Ints, Problem
 from autosched.search.simulate import Evaluator
 from autosched.search.strategy import SearchContext
@@ -71,6 +71,7 @@ class Annealer:
             The start and each chunk's improvement, best first, and the number of simulated schedules.
         """
         total = context.max_evaluations
+        start = on_one_wide_lane(self.problem, self.lanes, start)
         scale_us = max(start.makespan_us, 1e-9)
         position = np.empty_like(start.order)
         position[start.order] = np.arange(self.problem.count, dtype=np.int32)

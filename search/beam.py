@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosched.core.schedule import Schedule
-from autosched.search.policies import Candidate, Decoder, Policy, best_policies, read_candidate
+from autosched.search.policies import Candidate, Decoder, Policy, best_policies, on_one_wide_lane, read_candidate
 from autosched.search.problem import Floats, Ints, Problem
 from autosched.search.strategy import SearchContext
 
@@ -152,7 +152,7 @@ class _Search:
         trial_floats[:] = floats
         trial_ints[:] = ints
         makespan = self._finish(trial_floats, trial_ints)
-        return read_candidate(trial_ints, self.lanes, self.problem.count, makespan)
+        return on_one_wide_lane(self.problem, self.lanes, read_candidate(trial_ints, self.lanes, self.problem.count, makespan))
 
     def _finish(self, floats: Floats, ints: Ints) -> float:
         return float(

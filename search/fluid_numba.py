@@ -801,6 +801,8 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             )  # fmt: skip
         if moves[2] <= move < moves[3]:
             new_width = widths[int(next_uniform(random_state) * widths.shape[0])]
+        if new_width > 0:
+            new_lane = 0  # as problem.one_wide_lane
         if move >= moves[3]:
             new_wait = draw_wait(order, position, lane_of, operator, wait, 4 * lanes, pred_ptr, pred_idx, random_state)
         if new_lane == old_lane and new_width == old_width and new_wait == old_wait and new_place == old_place:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autosched.core.schedule import Schedule
-from autosched.search.problem import Floats, Ints, Problem
+from autosched.search.problem import Floats, Ints, Problem, one_wide_lane
+from autosched.search.simulate import Evaluator
 from autosched.search.strategy import Rule, SearchContext
 
 NEVER = -1.0
@@ -121,7 +122,16 @@ class Decoder:
         makespan = compiled.list_finish(
             *problem.arrays, self.floats, self.ints, self.lanes, self.priority(policy), self.vector(policy), self.fastest, self.narrow
         )
-        return read_candidate(self.ints, self.lanes, problem.count, float(makespan))
+        return on_one_wide_lane(problem, self.lanes, read_candidate(self.ints, self.lanes, problem.count, float(makespan)))
+
+
+def on_one_wide_lane(problem: Problem, lanes: int, candidate: Candidate) -> Candidate:
+    """The same decisions with every wide operator on lane 0, as ``Problem.schedule`` exports them, and the makespan of that."""
+    lane = one_wide_lane(candidate.lane, candidate.width_index)
+    if np.array_equal(lane, candidate.lane):
+        return candidate
+    makespan_us = Evaluator(problem, lanes).makespan_us(candidate.order, lane, candidate.width_index, candidate.wait)
+    return replace(candidate, makespan_us=makespan_us, lane=lane)
 
 
 def read_candidate(ints: Ints, lanes: int, count: int, makespan_us: float) -> Candidate:

@@ -181,6 +181,9 @@ class Problem:
     ) -> Schedule:
         """A legal schedule, lanes renumbered by first use and needless extra edges dropped.
 
+        Operators that are more than one thread wide go to one lane together: they need every core anyway, and on a CPU each thread that
+        runs one gets a team of helper threads of its own, which from then on slow down every other team of the process.
+
         Args:
             order: operator indices in launch order.
             lane: lane by operator index.
@@ -191,6 +194,8 @@ class Problem:
         Raises:
             IllegalSchedule: if it would not compute what the graph says.
         """
+        if width_index is not None:
+            lane = one_wide_lane(lane, width_index).tolist()
         edges = {(int(before), int(after)) for before, after in extra_edges}
         if wait is not None:
             edges |= {(int(before), after) for after, before in enumerate(wait) if before >= 0}
@@ -200,6 +205,11 @@ class Problem:
         return make_schedule(
             self.graph, [int(index) for index in order], [int(item) for item in lane], width=chosen, extra_edges=sorted(kept)
         )
+
+
+def one_wide_lane(lane: Sequence[int] | Ints, width_index: Sequence[int] | Ints) -> Ints:
+    """``lane`` with every operator wider than the narrowest width on lane 0: int32 ``[n]``."""
+    return np.where(np.asarray(width_index) > 0, 0, np.asarray(lane)).astype(np.int32)
 
 
 def _csr(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:

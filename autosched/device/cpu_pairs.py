@@ -107,6 +107,8 @@ def _refuse(measurer: CpuMeasurer, pair: Pair) -> Failure | None:
     for operator in (pair.first, pair.last):
         if not 0 <= operator < len(graph):
             return illegal(f"operator {operator} does not exist; the graph has {len(graph)}")
+    if pair.first_width > 1 and pair.last_width > 1:
+        return illegal("two wide operators never run at the same time: schedules keep them on one lane")
     if pair.first == pair.last:
         # A kernel beside itself, as two equal operators of a graph would be.
         return illegal(f"operator {pair.first} changes its input in place") if graph.operators[pair.first].mutates else None
@@ -130,14 +132,14 @@ class _Loop:
     def __init__(self, kernel: Kernel, slots: Slots, width: int) -> None:
         self._kernel = kernel
         self._slots = slots
-        self._width = width
+        self.width = width
         self.repeats = 1
         self.start_us = 0.0
         self.end_us = 0.0
 
     def prepare(self) -> None:
-        if torch.get_num_threads() != self._width:
-            torch.set_num_threads(self._width)
+        if torch.get_num_threads() != self.width:
+            torch.set_num_threads(self.width)
 
     def run(self, started: Callable[[], None] | None = None) -> None:
         kernel, slots = self._kernel, self._slots
@@ -163,9 +165,10 @@ def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng
     try:
         with no_collector():
             once_us = []
-            for loop in (first, last):
-                _alone(measurer, loop, loop is first)
-                once_us.append(min(_alone(measurer, loop, loop is first) for _ in range(3)))
+            lanes = _lane_of(first, last, is_first=True), _lane_of(last, first, is_first=False)
+            for loop, lane in zip((first, last), lanes, strict=True):
+                _alone(measurer, loop, lane)
+                once_us.append(min(_alone(measurer, loop, lane) for _ in range(3)))
             first.repeats, last.repeats = balanced_repeats(once_us[0], once_us[1])
             for turn in range(-1, repeats):
                 measurer.beat(index)
@@ -175,7 +178,7 @@ def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng
                     if part == 2:
                         run = _together(measurer, first, last)
                     else:
-                        times_us[part] = _alone(measurer, (first, last)[part], part == 0)
+                        times_us[part] = _alone(measurer, (first, last)[part], lanes[part])
                 if turn >= 0:
                     together.append(run)
                     alone_us.append((times_us[0], times_us[1]))
@@ -211,9 +214,16 @@ def _loop(measurer: CpuMeasurer, operator: int, width: int, values: Slots) -> _L
     return _Loop(bound.kernels[operator], own, width)
 
 
-def _alone(measurer: CpuMeasurer, loop: _Loop, on_first_lane: bool) -> float:
+def _lane_of(loop: _Loop, other: _Loop, *, is_first: bool) -> int:
+    """Which of the two threads runs a loop: the wide one always the caller's, see ``LaneExecutor``; else the first."""
+    if (loop.width > 1) != (other.width > 1):
+        return 0 if loop.width > 1 else 1
+    return 0 if is_first else 1
+
+
+def _alone(measurer: CpuMeasurer, loop: _Loop, own_lane: int) -> float:
     def task(lane: int) -> None:
-        if (lane == 0) is on_first_lane:
+        if lane == own_lane:
             loop.prepare()
             loop.run()
 
@@ -226,8 +236,10 @@ def _together(measurer: CpuMeasurer, first: _Loop, last: _Loop) -> Overlap:
     # Flags: 0, 1 ends of lanes; 2 the last lane is ready; 3 the first has started.
     signals = Signals(4)
 
+    lane_of_first = _lane_of(first, last, is_first=True)
+
     def task(lane: int) -> None:
-        if lane == 0:
+        if lane == lane_of_first:
             first.prepare()
             signals.wait(2)
             first.run(lambda: signals.set(3))

@@ -195,7 +195,11 @@ class LaneExecutor:
         self._bound = bound
         self._kernels = bound.kernels
         self._operators = len(bound.kernels)
-        self._steps = tuple(plan.of_lane(lane) for lane in range(plan.lanes)) if plan.lanes > 1 else (plan.steps,)
+        lanes = [plan.of_lane(lane) for lane in range(plan.lanes)] if plan.lanes > 1 else [plan.steps]
+        # The caller's thread takes the lane with the wide operators: OpenMP gives every thread that runs one a team of its own, and two
+        # teams on the same cores stop spinning at their barriers for as long as the process lives, which slows both.
+        lanes.sort(key=lambda steps: -sum(step.width > 1 for step in steps))
+        self._steps = tuple(lanes)
         self._pool = pool if pool is not None else LanePool()
         self._widest = max((step.width for step in plan.steps), default=1)
         own_core = plan.lanes <= usable_cores() and self._widest == 1
