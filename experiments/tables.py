@@ -37,8 +37,8 @@ def fastest(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
 def suite_table(folder: Path) -> str:
     """One line for each model of a device's suite."""
     lines = [
-        "| model | operators | eager | torch.compile, frozen | sequential, fused | autosched kept | kept / best baseline | what was kept |",
-        "|---|---:|---:|---:|---:|---:|---:|---|",
+        "| model | operators | eager | torch.compile, frozen | sequential, fused | best lane schedule | kept | kept vs sequential | noise | max error |",
+        "|---|---:|---:|---:|---:|---:|---|---:|---:|---:|",
     ]
     machines: set[str] = set()
     if not any(folder.glob("*.json")):
@@ -47,17 +47,21 @@ def suite_table(folder: Path) -> str:
         recorded = json.loads(path.read_text())
         report = recorded["report"]
         if "error" in report:
-            lines.append(f"| {path.stem} | | | | | | | failed: {report['error']['message'].splitlines()[0][:80]} |")
+            lines.append(f"| {path.stem} | | | | | | failed: {report['error']['message'].splitlines()[0][:80]} | | | |")
             continue
         rows = report["strategies"]
         named = rows_by_name(report)
         eager = fastest([row for row in rows if row["name"].startswith("eager")])
         sequential = fastest([row for row in rows if row["name"].startswith("sequential") and row["is_baseline"]])
-        kept, best = named[report["chosen"]], named[report["best_baseline"]]
-        ratio = kept["measured_us"] / best["measured_us"]
+        searched = [row for row in rows if row["predicted_us"] is not None and not row["name"].startswith("sequential")]
+        lanes, kept = fastest(searched), named[report["chosen"]]
+        said = "sequential kept" if kept is sequential else f"{report['chosen']}"
+        gain = f"{sequential['measured_us'] / kept['measured_us']:.2f}x" if sequential is not None else ""
+        errors = [row["max_abs_error"] for row in rows if row["predicted_us"] is not None and row["max_abs_error"] is not None]
+        best_lanes = f"{milliseconds(lanes)} ({lanes['name']})" if lanes is not None else "none"
         lines.append(
             f"| `{report['model']}` | {report['operators']} | {milliseconds(eager)} | {milliseconds(named.get('torch_compile'))} "
-            f"| {milliseconds(sequential)} | {milliseconds(kept)} | {ratio:.3f} ({report['best_baseline']}) | {report['chosen']} |"
+            f"| {milliseconds(sequential)} | {best_lanes} | {said} | {gain} | {report['noise_floor_pct']:.1f} % | {max(errors):.0e} |"
         )
         environment = recorded["environment"]
         machines.add(

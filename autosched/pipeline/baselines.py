@@ -13,6 +13,7 @@ from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.device.baselines import EagerBaseline
 from autosched.device.compiled_baseline import CompiledBaseline
+from autosched.device.cpu_measure import SHORTEST_BLOCK_US
 from autosched.pipeline.judge import External
 from autosched.runtime.host_key import usable_cores
 
@@ -23,7 +24,9 @@ def eager_externals(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping
     if kind != "cpu":
         yield []
         return
-    baselines = [EagerBaseline(model, args, kwargs, threads=threads) for threads in sorted({1, usable_cores()})]
+    baselines = [
+        EagerBaseline(model, args, kwargs, threads=threads, min_block_us=SHORTEST_BLOCK_US) for threads in sorted({1, usable_cores()})
+    ]
     # Its own outputs are the reference, so its error is zero by definition.
     yield [External(baseline.name, baseline.round_us, 0.0) for baseline in baselines]
 
@@ -52,7 +55,7 @@ def externals_for(
             found = found + _cuda_externals(stack, captured, compiled=compiled, progress=progress)
         elif compiled:
             progress.stage("torch.compile")
-            baseline = CompiledBaseline(None, args, kwargs, reference, threads=usable_cores(), model=model)
+            baseline = CompiledBaseline(None, args, kwargs, reference, threads=usable_cores(), model=model, min_block_us=SHORTEST_BLOCK_US)
             stack.callback(baseline.close)
             baseline.prepare()
             found = [*found, External("torch_compile", baseline.round_us, baseline.max_abs_error)]

@@ -154,11 +154,10 @@ def judge(times: Times, candidates: Sequence[str], static: Sequence[str], extern
         elif held_out.ci_high < 1.0 and gain_pct > noise:
             chosen, ratio = best, held_out
         else:
-            why = (
-                f"the best candidate, {best}, is {_faster(held_out.ratio)} "
-                f"(95 % interval {100 * (held_out.ci_low - 1):+.1f} to {100 * (held_out.ci_high - 1):+.1f} % time), "
-                f"which is not beyond the noise floor of {noise:.1f} %"
-            )
+            interval = f"95 % interval {100 * (held_out.ci_low - 1):+.1f} to {100 * (held_out.ci_high - 1):+.1f} % time"
+            why = f"the best candidate, {best}, is {_faster(held_out.ratio)} ({interval})"
+            if held_out.ratio < 1.0:
+                why += f", which is not beyond the noise floor of {noise:.1f} %"
     return Judgement(chosen, best_baseline, _sentence(times, chosen, base, best_baseline, ratio, why, rng), ratio, noise, unstable)
 
 
