@@ -108,6 +108,7 @@ def tune(
     """
     from autosched import pipeline, zoo
     from autosched.config import parse_seconds
+    from autosched.device.compiled_baseline import from_zoo
 
     budget_s = parse_seconds(budget) if budget is not None else None
     if output is not None:
@@ -126,6 +127,7 @@ def tune(
             fresh=fresh,
             name=loaded.name,
             dtype=dtype,
+            source=from_zoo(model, batch=batch, dtype=dtype, seed=seed),
             progress=progress,
         )
     report = tuned.report
@@ -154,6 +156,7 @@ def compare(
     """
     from autosched import pipeline, zoo
     from autosched.config import parse_seconds
+    from autosched.device.compiled_baseline import from_zoo
 
     loaded = zoo.load(model, batch=batch, dtype=dtype, seed=seed)
     with _progress() as progress:
@@ -169,6 +172,7 @@ def compare(
             rewrite=rewrite,
             compiled=compiled,
             name=loaded.name,
+            source=from_zoo(model, batch=batch, dtype=dtype, seed=seed),
             progress=progress,
         )
     _show(report, json)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from autosched.core.report import TuneReport
+    from autosched.device.compiled_baseline import ModelSource
 
 __all__ = ["Tuned", "bench", "check", "check_writable", "compare", "read", "trace", "tune"]
 
@@ -31,6 +32,7 @@ def tune(
     fresh: bool = False,
     name: str | None = None,
     dtype: str | None = None,
+    source: ModelSource | None = None,
     progress: Progress | None = None,
 ) -> Tuned:
     """Measure a model's operators, search schedules, verify the best on the device, and keep the winner.
@@ -47,6 +49,7 @@ def tune(
         fresh: whether to measure again what an earlier run has measured.
         name: of the model, in reports.
         dtype: of the model, in reports; ``bench`` builds the model with it.
+        source: where another process can build the same model, for the ``torch.compile`` baseline; else the exported program is compiled.
         progress: told where the job is.
 
     Raises:
@@ -56,7 +59,7 @@ def tune(
 
     budget = budget_for(effort, budget_s)
     options = Options(
-        device, effort, budget, seed, rewrite, fresh, None, True, budget.compiled_baseline, name or type(model).__name__, dtype
+        device, effort, budget, seed, rewrite, fresh, None, True, budget.compiled_baseline, name or type(model).__name__, dtype, source
     )
     outcome = Job(model, example_inputs, example_kwargs, options, progress or Silent()).run()
     return Tuned(outcome, options)
@@ -75,6 +78,7 @@ def compare(
     rewrite: bool = True,
     compiled: bool = True,
     name: str | None = None,
+    source: ModelSource | None = None,
     progress: Progress | None = None,
 ) -> TuneReport:
     """Measure every strategy and baseline side by side in one run.
@@ -90,6 +94,17 @@ def compare(
     budget = budget_for(effort, budget_s)
     chosen = tuple(strategies) if strategies is not None else None
     options = Options(
-        device, effort, budget, seed, rewrite, False, chosen, chosen is None or "tuned" in chosen, compiled, name or type(model).__name__
+        device,
+        effort,
+        budget,
+        seed,
+        rewrite,
+        False,
+        chosen,
+        chosen is None or "tuned" in chosen,
+        compiled,
+        name or type(model).__name__,
+        None,
+        source,
     )
     return Job(model, example_inputs, example_kwargs, options, progress or Silent()).run().report

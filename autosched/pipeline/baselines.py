@@ -12,7 +12,7 @@ from autosched.capture.export import Captured
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.device.baselines import EagerBaseline
-from autosched.device.compiled_baseline import CompiledBaseline
+from autosched.device.compiled_baseline import CompiledBaseline, ModelSource
 from autosched.device.cpu_measure import SHORTEST_BLOCK_US
 from autosched.pipeline.judge import External
 from autosched.runtime.host_key import usable_cores
@@ -40,6 +40,7 @@ def externals_for(
     captured: Captured,
     *,
     compiled: bool,
+    source: ModelSource | None,
     reference: Sequence[torch.Tensor],
     progress: Progress,
 ) -> Iterator[list[External]]:
@@ -47,6 +48,7 @@ def externals_for(
 
     Args:
         kind: of the device, ``cpu`` or ``cuda``.
+        source: where that process builds the model itself, so that the compiler sees what a user would give it; else it is exported.
         reference: tensors of the model's answer to ``args`` and ``kwargs``, which the compiled model must reproduce.
     """
     with contextlib.ExitStack() as stack:

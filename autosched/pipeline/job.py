@@ -21,6 +21,7 @@ from autosched.core.schedule import Schedule
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Comparison, Device, Session
+from autosched.device.compiled_baseline import ModelSource
 from autosched.device.registry import device_named
 from autosched.pipeline.baselines import externals_for
 from autosched.pipeline.candidates import Candidate, by_key, propose, prove
@@ -48,6 +49,7 @@ class Options:
         refine: whether to spend the rest of the budget on the device loop, the strategy ``tuned``.
         compiled: whether to time ``torch.compile`` as well.
         fresh: whether to forget what earlier runs measured.
+        source: where another process can build the same model; without it, that process gets the exported program.
     """
 
     device: str
@@ -61,6 +63,7 @@ class Options:
     compiled: bool
     name: str
     dtype: str | None = None
+    source: ModelSource | None = None
 
 
 @dataclass(frozen=True)
@@ -230,6 +233,7 @@ class Job:
             device.key.kind,
             captured,
             compiled=options.compiled,
+            source=options.source,
             reference=references.outputs[0],
             progress=self._progress,
         ) as externals:
