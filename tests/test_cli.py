@@ -38,6 +38,7 @@ def run(*arguments: str) -> int:
         (["tune", "autosched:toy", "--device", "cpu", "--budget", "-5s"], 2, "-5s"),
         (["tune", "autosched:toy", "--device", "tpu"], 2, "tpu"),
         (["tune", "autosched:toy", "-o", "no/such/folder/x.autosched"], 2, "no/such/folder"),
+        (["compare", "autosched:toy", "--device", "cpu", "--strategies", "bem"], 2, "beam"),
         (["check", "missing.autosched"], 2, "missing.autosched"),
         (["bench", "missing.autosched"], 2, "missing.autosched"),
         (["frobnicate"], 2, "frobnicate"),

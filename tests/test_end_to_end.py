@@ -121,6 +121,18 @@ def test_an_interrupted_job_keeps_its_measurements_and_the_next_goes_on(tmp_path
     assert journals[0].read_text().splitlines()[: len(kept)] == kept  # nothing was measured again, and nothing lost
 
 
+def test_a_cache_that_cannot_be_written_costs_a_warning_not_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    occupied = tmp_path / "a_file"
+    occupied.write_text("not a folder")
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(occupied))
+    toy = zoo.load("autosched:toy")
+    report = pipeline.compare(toy.model, toy.args, toy.kwargs, device="cpu", budget_s=1, strategies=["sequential"], compiled=False)
+    assert any(row.name == "sequential" and row.measured_us for row in report.strategies)
+    assert "measurements are not kept" in caplog.text
+
+
 def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "here"))
     assert cache_dir() == tmp_path / "here"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ from autosched.pipeline.references import References, take_references
 from autosched.pipeline.refine import TUNED, refine
 from autosched.search.problem import Problem
 from autosched.search.strategy import STRATEGIES, SearchContext
+
+_log = logging.getLogger(__name__)
 
 # One worker answer may take this long before the worker is given up: loading a large model included.
 _TIMEOUT_S = 120.0
@@ -100,8 +104,11 @@ class Job:
             NoFeasibleCandidate: if not even a sequential schedule runs.
         """
         options = self._options
-        # A missing device is said before a minute is spent on capture.
+        # A missing device and a misspelt strategy are said before a minute is spent on capture.
         device = device_named(options.device)
+        for name in options.strategies or ():
+            if name != TUNED:
+                STRATEGIES.get(name)
         self._progress.stage("capture")
         captured = capture(self._model, self._args, self._kwargs, rewrite=options.rewrite, target=device.key.kind)
         self._progress.stage("reference outputs")
@@ -127,9 +134,14 @@ class Job:
     def _journal(self, device: Device) -> Journal:
         scope = Scope(device.key, device.software)
         path = cache_dir() / "measurements" / f"{scope.digest}.jsonl"
-        if self._options.fresh:
-            Path(path).unlink(missing_ok=True)
-        return Journal.open(path, scope)
+        try:
+            if self._options.fresh:
+                path.unlink(missing_ok=True)
+            return Journal.open(path, scope)
+        except OSError as error:
+            # A job must not fail for want of a place to remember in; it only cannot be resumed.
+            _log.warning("measurements are not kept: %s cannot be written (%s); set AUTOSCHED_CACHE to a folder that can", path, error)
+            return Journal.open(Path(tempfile.mkdtemp(prefix="autosched-")) / path.name, scope)
 
     def _measure(self, session: Session, captured: Captured, device: Device, journal: Journal) -> Problem:
         graph, budget = captured.program.graph, self._options.budget
