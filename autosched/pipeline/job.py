@@ -28,7 +28,7 @@ from autosched.device.registry import device_named
 from autosched.pipeline.baselines import externals_for
 from autosched.pipeline.candidates import Candidate, by_key, propose, prove
 from autosched.pipeline.graph_proofs import stress_capture
-from autosched.pipeline.judge import External, Judgement, Times, interleave, judge
+from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
 from autosched.pipeline.references import References, take_references
 from autosched.pipeline.refine import TUNED, refine
@@ -310,7 +310,9 @@ class Job:
         schedules = {group[0].name: group[0].schedule for group in groups.values()}
         left = list(searched)
         while True:
-            judgement = judge(times, left, static, [item.name for item in externals], static[0], self._options.seed)
+            best, base = finalists(times, left, static)
+            fought = self._duel(session, schedules[best], schedules[base]) if best is not None else None
+            judgement = judge(times, left, static, [item.name for item in externals], fought, self._options.seed)
             if judgement.chosen in static:
                 return judgement
             race = stress_capture(session, captured.program.graph, schedules[judgement.chosen], self._options.seed)
@@ -320,6 +322,12 @@ class Job:
             times.columns.pop(judgement.chosen)
             times.failures[judgement.chosen] = failures[judgement.chosen] = race
             self._ledger.failures += 1
+
+    def _duel(self, session: Session, candidate: Schedule, base: Schedule) -> Duel | Failure:
+        budget = self._options.budget
+        fought = duel(session, candidate, base, rounds=budget.final_rounds, seconds=0.1 * budget.total_s)
+        self._ledger.measurements += 3 * len(fought.base_us) if isinstance(fought, Duel) else 1
+        return fought
 
     def _rows(
         self,

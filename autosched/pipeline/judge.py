@@ -17,6 +17,9 @@ from autosched.device.timing import Ratio, is_unstable, noise_floor_pct, paired_
 # Rounds between two looks at the clock; also how long the two processes of an external baseline stay apart.
 _CHUNK = 4
 _MIN_ROUNDS = 7
+_LEAST_DUEL = 15
+# A median whose interval is wider than this to either side supports no statement.
+_RESTLESS_PCT = 25.0
 
 
 class External:
@@ -33,10 +36,12 @@ class External:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Raw times of everything, in rounds: ``columns[name][round]`` microseconds, or why there are none."""
+    """Raw times of everything, in rounds: ``columns[name][round]`` microseconds, or why there are none; ``again`` is a second
+    column of ``anchor``."""
 
     columns: dict[str, list[float]]
     failures: dict[str, Failure]
+    anchor: str
     again: list[float]
 
     def samples(self, name: str) -> Samples | None:
@@ -93,7 +98,7 @@ def interleave(
                 columns[item.name].append(taken)
         done += chunk
         progress.update(done=done, total=rounds, left_s=max(deadline - time.monotonic(), 0.0))
-    return Times(columns, failures, again)
+    return Times(columns, failures, anchor, again)
 
 
 def _find_culprits(session: Session, alive: dict[str, Schedule], anchor: str, whole: Failure) -> dict[str, Failure]:
@@ -121,42 +126,74 @@ class Judgement:
     unstable: bool
 
 
-def judge(times: Times, candidates: Sequence[str], static: Sequence[str], externals: Sequence[str], anchor: str, seed: int) -> Judgement:
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """Fresh times of two finalists, and of the second one again (A/A), microseconds, round by round."""
+
+    candidate_us: tuple[float, ...]
+    base_us: tuple[float, ...]
+    again_us: tuple[float, ...]
+
+
+def finalists(times: Times, candidates: Sequence[str], static: Sequence[str]) -> tuple[str | None, str]:
+    """The fastest candidate (``None`` if none was timed) and the fastest static schedule, by median."""
+    rivals = [name for name in candidates if times.columns.get(name)]
+    best = min(rivals, key=lambda name: _median(times.columns[name])) if rivals else None
+    return best, min((name for name in static if times.columns.get(name)), key=lambda name: _median(times.columns[name]))
+
+
+def duel(session: Session, candidate: Schedule, base: Schedule, *, rounds: int, seconds: float) -> Duel | Failure:
+    """Time two finalists alone: the fastest of many is partly the luckiest, so it must win again on times it was not chosen by.
+
+    Two schedules cost little, so there are twice as many rounds as in the comparison, within ``seconds`` but at least fifteen.
+    """
+    columns: tuple[list[float], list[float], list[float]] = ([], [], [])
+    deadline = time.monotonic() + seconds
+    while len(columns[0]) < 2 * rounds and (len(columns[0]) < _LEAST_DUEL or time.monotonic() < deadline):
+        answer = session.paired([candidate, base, base], rounds=_CHUNK)
+        if isinstance(answer, Failure):
+            return answer
+        for column, taken in zip(columns, answer, strict=True):
+            column.extend(taken)
+    return Duel(tuple(columns[0]), tuple(columns[1]), tuple(columns[2]))
+
+
+def judge(
+    times: Times, candidates: Sequence[str], static: Sequence[str], externals: Sequence[str], fought: Duel | Failure | None, seed: int
+) -> Judgement:
     """Keep the fastest candidate if it beats the fastest static schedule beyond noise; else keep that one.
 
     Args:
         candidates: names of schedules that a search found.
         static: names of sequential schedules, any of which may be kept instead.
         externals: names of baselines that are no schedules and cannot be kept.
-        anchor: the name measured twice.
+        fought: the duel of the :func:`finalists`; ``None`` if there was no candidate.
 
-    A candidate must be faster by more than the A/A floor, with its 95 % interval below 1. The fastest of several
-    candidates is partly the luckiest, so the decision uses the second half of the rounds and the choice the first.
+    A candidate must be faster in the duel by more than its A/A floor, with its 95 % interval below 1.
     """
     rng = np.random.default_rng(seed)
-    noise = noise_floor_pct(times.columns[anchor], times.again, rng)
-    timed = [name for name in static if times.columns.get(name)]
-    base = min(timed, key=lambda name: _median(times.columns[name]))
+    best, base = finalists(times, candidates, static)
     outside = [name for name in externals if times.columns.get(name)]
     best_baseline = min([base, *outside], key=lambda name: _median(times.columns[name]))
-    unstable = is_unstable(times.columns[base], limit_pct=25.0)
-    same = Ratio(1.0, 1.0, 1.0, len(times.columns[base]))
-    rivals = [name for name in candidates if times.columns.get(name)]
-    chosen, ratio = base, same
-    why = "no candidate could be measured" if candidates else "nothing else to choose from"
-    if rivals:
-        half = len(times.columns[base]) // 2
-        best = min(rivals, key=lambda name: _median(times.columns[name][:half] or times.columns[name]))
-        held_out = paired_ratio(times.columns[best][half:], times.columns[base][half:], rng)
-        gain_pct = 100.0 * (1.0 - held_out.ratio)
+    chosen, ratio, unstable = base, Ratio(1.0, 1.0, 1.0, len(times.columns[base])), False
+    noise = noise_floor_pct(times.columns[times.anchor], times.again, rng)
+    if best is None or fought is None:
+        unstable = is_unstable(times.columns[base], limit_pct=_RESTLESS_PCT)
+        why = "no candidate could be measured" if candidates else "nothing else to choose from"
+    elif isinstance(fought, Failure):
+        why = f"the best candidate, {best}, failed in the final measurement ({fought.kind}: {fought.detail})"
+    else:
+        noise = noise_floor_pct(fought.base_us, fought.again_us, rng)
+        unstable = is_unstable(fought.base_us, limit_pct=_RESTLESS_PCT)
+        result = paired_ratio(fought.candidate_us, fought.base_us, rng)
         if unstable:
-            why = f"the machine was too restless to tell (best candidate {best}: {gain_pct:+.1f} %)"
-        elif held_out.ci_high < 1.0 and gain_pct > noise:
-            chosen, ratio = best, held_out
+            why = f"the machine was too restless to tell (best candidate {best}: {_faster(result.ratio)})"
+        elif result.ci_high < 1.0 and 100.0 * (1.0 - result.ratio) > noise:
+            chosen, ratio, why = best, result, ""
         else:
-            interval = f"95 % interval {100 * (held_out.ci_low - 1):+.1f} to {100 * (held_out.ci_high - 1):+.1f} % time"
-            why = f"the best candidate, {best}, is {_faster(held_out.ratio)} ({interval})"
-            if held_out.ratio < 1.0:
+            interval = f"95 % interval {100 * (result.ci_low - 1):+.1f} to {100 * (result.ci_high - 1):+.1f} % time"
+            why = f"the best candidate, {best}, is {_faster(result.ratio)} ({interval})"
+            if result.ratio < 1.0:
                 why += f", which is not beyond the noise floor of {noise:.1f} %"
     return Judgement(chosen, best_baseline, _sentence(times, chosen, base, best_baseline, ratio, why, rng), ratio, noise, unstable)
 

@@ -10,7 +10,7 @@ import pytest
 from autosched.core.progress import Silent
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
-from autosched.pipeline.judge import External, Judgement, Times, interleave, judge
+from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
 from tests.conformance.graphs import TwoBranches, two_branches_program
 from tests.conformance.session_double import SessionDouble
 
@@ -36,7 +36,10 @@ def run(
     named = [("sequential", SEQUENTIAL), ("sequential_wide", WIDE), ("beam", SPREAD)]
     outside = externals or []
     times = interleave(session, named, outside, rounds=rounds, deadline=time.monotonic() + 60, progress=Silent(), anchor="sequential")
-    return times, judge(times, ["beam"], ["sequential", "sequential_wide"], [item.name for item in outside], "sequential", 0)
+    best, base = finalists(times, ["beam"], ["sequential", "sequential_wide"])
+    schedules = dict(named)
+    fought = duel(session, schedules[best], schedules[base], rounds=rounds, seconds=60.0) if best is not None else None
+    return times, judge(times, ["beam"], ["sequential", "sequential_wide"], [item.name for item in outside], fought, 0)
 
 
 def test_a_clear_winner_is_kept_with_its_interval() -> None:
@@ -54,6 +57,20 @@ def test_a_gain_within_noise_keeps_the_best_sequential_schedule_and_says_why() -
     assert judgement.ratio.ratio == 1.0
     assert "sequential kept" in judgement.verdict
     assert "noise floor" in judgement.verdict
+
+
+def test_a_candidate_that_was_only_lucky_loses_the_duel() -> None:
+    times, _ = run(1000.0, 1300.0, 950.0)
+    fought = Duel((1000.0, 1010.0, 990.0) * 8, (1000.0, 1005.0, 995.0) * 8, (1001.0, 1004.0, 996.0) * 8)
+    judgement = judge(times, ["beam"], ["sequential", "sequential_wide"], [], fought, 0)
+    assert judgement.chosen == "sequential"
+
+
+def test_a_candidate_that_dies_in_the_duel_is_not_kept() -> None:
+    times, _ = run(1000.0, 1300.0, 700.0)
+    judgement = judge(times, ["beam"], ["sequential", "sequential_wide"], [], Failure(FailureKind.CRASH, "boom"), 0)
+    assert judgement.chosen == "sequential"
+    assert "boom" in judgement.verdict
 
 
 def test_a_slower_candidate_is_never_kept() -> None:
