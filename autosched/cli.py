@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosched.core.errors import AutoschedError, UsageError
+from autosched.core.errors import AutoschedError
 
 if TYPE_CHECKING:
     from autosched.core.report import TuneReport
@@ -401,8 +401,6 @@ def _print_report(report: TuneReport) -> None:
     if report.bundle:
         console.print(f"written to {report.bundle}", highlight=False)
 
-
-__all__ = ["UsageError", "app", "main"]
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, FailureKind
@@ -88,8 +88,3 @@ def by_key(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
     for candidate in candidates:
         groups.setdefault(candidate.key, []).append(candidate)
     return groups
-
-
-def renamed(candidate: Candidate, name: str) -> Candidate:
-    """The same schedule under another name."""
-    return replace(candidate, name=name)
