@@ -1,0 +1,67 @@
+"""The command line. Results go to stdout, everything else to stderr; with ``--json`` stdout holds one JSON object and nothing else.
+
+Exit codes: 0 ok, 2 usage, 3 unstable measurement, 4 incompatible or corrupt artifact, 5 device missing or faulty, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import typer
+
+from autosched.cli import bundles, costmodel, machine, tuning
+from autosched.cli.printing import emit
+from autosched.core.errors import AutoschedError
+
+_INTERRUPTED = 130  # 128 + SIGINT, as a shell would say it
+
+app = typer.Typer(
+    name="autosched",
+    help="Decide when and where each operator of a PyTorch model runs: measure, search, verify, export, load.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for commands in (tuning, bundles, costmodel, machine):
+    commands.register(app)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit the process."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="autosched: %(message)s")
+    as_json = "--json" in (arguments if arguments is not None else sys.argv[1:])
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except AutoschedError as error:
+        _fail(error, as_json)
+        raise SystemExit(error.exit_code) from error
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    except SystemExit as stopped:
+        # typer turns Ctrl-C into an exit of its own, without a word.
+        code = stopped.code
+    except Exception as error:
+        code = _typer_exit(error, as_json)
+    if code == _INTERRUPTED:
+        print("autosched: interrupted; finished measurements are kept, the same command goes on from them", file=sys.stderr)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _typer_exit(error: Exception, as_json: bool) -> int:
+    """The exit code of click's own errors (bad options, aborts); anything else is a bug and is raised again."""
+    if type(error).__name__ == "Abort":
+        return _INTERRUPTED
+    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if show is None or code is None:
+        raise error
+    if as_json:
+        emit({"error": {"type": "UsageError", "message": str(getattr(error, "message", error)), "exit_code": code}})
+    show()
+    return int(code)
+
+
+def _fail(error: AutoschedError, as_json: bool) -> None:
+    if as_json:
+        emit({"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}})
+    print(f"autosched: {error}", file=sys.stderr)

@@ -1,0 +1,75 @@
+"""Commands on a tuned schedule: ``bench``, ``check`` and ``trace``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autosched.cli.options import FileArgument, JsonOption, SeedOption
+from autosched.cli.printing import emit, live_progress
+
+
+def bench(
+    file: FileArgument,
+    model: Annotated[str | None, typer.Argument(help="The model; by default the one the schedule was tuned for.")] = None,
+    rounds: Annotated[int, typer.Option(min=5, help="Interleaved rounds.")] = 40,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Measure a tuned schedule against the sequential one and against the model as it comes, interleaved."""
+    from autosched import pipeline, zoo
+
+    bundle = pipeline.read(file)
+    loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
+    with live_progress() as progress:
+        result = pipeline.bench(file, loaded.model, rounds=rounds, seed=seed, progress=progress)
+    if json:
+        emit(result)
+    else:
+        print(result.summary())
+
+
+def check(
+    file: FileArgument,
+    model: Annotated[str | None, typer.Argument(help="Also check it against this model.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say whether a tuned schedule fits this machine: exact, degraded or incompatible, with a line for each difference."""
+    from autosched import pipeline, zoo
+
+    bundle = pipeline.read(file)
+    loaded = zoo.load(model, dtype=bundle.dtype, seed=bundle.seed) if model is not None else None
+    result = pipeline.check(file, loaded.model if loaded is not None else None)
+    if json:
+        emit(result)
+    else:
+        print(result.summary())
+    if not result.usable:
+        raise typer.Exit(4)
+
+
+def trace(
+    file: FileArgument,
+    model: Annotated[str | None, typer.Argument(help="The model; by default the one the schedule was tuned for.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the trace.")] = Path("trace.json"),
+    json: JsonOption = False,
+) -> None:
+    """Run a tuned schedule once with time stamps and write a timeline for Perfetto (ui.perfetto.dev)."""
+    from autosched import pipeline, zoo
+
+    bundle = pipeline.read(file)
+    loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
+    result = pipeline.trace(file, loaded.model, output)
+    if json:
+        emit(result)
+    else:
+        print(result.summary())
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to ``app``."""
+    app.command()(bench)
+    app.command()(check)
+    app.command()(trace)

@@ -1,0 +1,21 @@
+"""Options and arguments that several commands share, with one wording."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else there.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if there is a GPU.")]
+EffortOption = Annotated[str, typer.Option(help="quick, balanced or full.")]
+BudgetOption = Annotated[str | None, typer.Option(help="Time for measuring and searching, such as 60s or 5m.")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size of the example inputs.")]
+DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
+RewriteOption = Annotated[bool, typer.Option("--rewrite/--no-rewrite", help="Fold, simplify and fuse operators before scheduling.")]
+ModelArgument = Annotated[
+    str, typer.Argument(help="torchvision:NAME, timm:NAME, transformers:NAME, autosched:NAME, module:function or FILE.pt2.")
+]
+FileArgument = Annotated[Path, typer.Argument(help="A tuned schedule, written by 'autosched tune'.")]

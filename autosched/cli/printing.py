@@ -1,0 +1,66 @@
+"""What the commands print: one JSON object, a report as a table, a progress bar on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from autosched.core.report import TuneReport
+    from autosched.progress import LiveProgress
+
+
+def emit(value: Any) -> None:
+    """Write ``value`` (anything msgspec can encode) to stdout as one JSON object."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    sys.stdout.flush()
+
+
+def live_progress() -> LiveProgress:
+    """A progress bar on stderr, to be used with ``with``."""
+    from rich.console import Console
+
+    from autosched.progress import LiveProgress
+
+    return LiveProgress(Console(stderr=True))
+
+
+def show_report(report: TuneReport, as_json: bool) -> None:
+    """Print a report.
+
+    Raises:
+        typer.Exit: with code 3 if the machine was too restless for any statement.
+    """
+    if as_json:
+        emit(report)
+    else:
+        _print_report(report)
+    if report.unstable:
+        print("autosched: this machine was too restless for any statement; stop other work on it and run again", file=sys.stderr)
+        raise typer.Exit(3)
+
+
+def _print_report(report: TuneReport) -> None:
+    from rich.console import Console
+
+    from autosched.progress import strategy_table
+
+    console = Console()
+    # Piped into a file, the table keeps all its columns.
+    if not console.is_terminal:
+        console = Console(width=150)
+    console.print(strategy_table(report))
+    console.print(report.verdict, highlight=False)
+    for note in report.notes:
+        console.print(f"note: {note}", highlight=False)
+    console.print(
+        f"{report.measurements} measurements, {report.failures} failures, {report.search_s:.1f} s, "
+        f"noise floor {report.noise_floor_pct:.1f} %, seed {report.seed}",
+        highlight=False,
+    )
+    if report.bundle:
+        console.print(f"written to {report.bundle}", highlight=False)

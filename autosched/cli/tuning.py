@@ -1,0 +1,115 @@
+"""Commands that tune: ``tune`` and ``compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autosched.cli.options import (
+    BatchOption,
+    BudgetOption,
+    DeviceOption,
+    DtypeOption,
+    EffortOption,
+    JsonOption,
+    ModelArgument,
+    RewriteOption,
+    SeedOption,
+)
+from autosched.cli.printing import live_progress, show_report
+
+
+def tune(
+    model: ModelArgument,
+    device: DeviceOption = "auto",
+    effort: EffortOption = "balanced",
+    budget: BudgetOption = None,
+    batch: BatchOption = None,
+    dtype: DtypeOption = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the schedule.")] = None,
+    rewrite: RewriteOption = True,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run has measured.")] = False,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Measure MODEL, search schedules, verify the best on the device, and write the winner.
+
+    Example: autosched tune torchvision:googlenet --device cpu --effort quick -o googlenet.autosched
+    """
+    from autosched import pipeline, zoo
+    from autosched.config import parse_seconds
+    from autosched.device.compiled_baseline import from_zoo
+
+    budget_s = parse_seconds(budget) if budget is not None else None
+    if output is not None:
+        pipeline.check_writable(output)
+    loaded = zoo.load(model, batch=batch, dtype=dtype, seed=seed)
+    with live_progress() as progress:
+        tuned = pipeline.tune(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            device=device,
+            effort=effort,
+            budget_s=budget_s,
+            seed=seed,
+            rewrite=rewrite,
+            fresh=fresh,
+            name=loaded.name,
+            dtype=dtype,
+            source=from_zoo(model, batch=batch, dtype=dtype, seed=seed),
+            progress=progress,
+        )
+    report = tuned.report
+    if output is not None:
+        report = tuned.save(output)
+    show_report(report, json)
+
+
+def compare(
+    model: ModelArgument,
+    strategies: Annotated[str | None, typer.Option(help="Comma-separated names; default: all that suit the device.")] = None,
+    device: DeviceOption = "auto",
+    effort: EffortOption = "quick",
+    budget: BudgetOption = None,
+    batch: BatchOption = None,
+    dtype: DtypeOption = None,
+    rewrite: RewriteOption = True,
+    compiled: Annotated[bool, typer.Option("--compiled/--no-compiled", help="Measure torch.compile too, in its own process.")] = True,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Measure every strategy and every baseline on MODEL side by side in one run.
+
+    Example: autosched compare autosched:randwire --device cpu --strategies sequential,critical_path,beam
+    """
+    from autosched import pipeline, zoo
+    from autosched.config import parse_seconds
+    from autosched.device.compiled_baseline import from_zoo
+
+    loaded = zoo.load(model, batch=batch, dtype=dtype, seed=seed)
+    with live_progress() as progress:
+        report = pipeline.compare(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            strategies=[name.strip() for name in strategies.split(",") if name.strip()] if strategies is not None else None,
+            device=device,
+            effort=effort,
+            budget_s=parse_seconds(budget) if budget is not None else None,
+            seed=seed,
+            rewrite=rewrite,
+            compiled=compiled,
+            name=loaded.name,
+            source=from_zoo(model, batch=batch, dtype=dtype, seed=seed),
+            progress=progress,
+        )
+    show_report(report, json)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to ``app``."""
+    app.command()(tune)
+    app.command()(compare)
