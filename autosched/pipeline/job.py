@@ -17,8 +17,8 @@ from autosched.capture.export import Captured, capture
 from autosched.config import Budget, cache_dir
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import Progress
-from autosched.core.records import Failure, FailureKind, ScheduleRecord
-from autosched.core.report import StrategyRow, TuneReport
+from autosched.core.records import Failure, ScheduleRecord
+from autosched.core.report import TuneReport
 from autosched.core.schedule import Schedule
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
@@ -32,6 +32,7 @@ from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, fin
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
 from autosched.pipeline.references import References, take_references
 from autosched.pipeline.refine import TUNED, refine
+from autosched.pipeline.rows import strategy_rows
 from autosched.search.problem import Problem
 from autosched.search.strategy import STRATEGIES, SearchContext
 
@@ -270,7 +271,7 @@ class Job:
         judgement = self._judged(session, captured, groups, times, searched, static, externals, failures)
         kept = next(group[0] for group in groups.values() if group[0].name == judgement.chosen)
         traced = session.schedules([kept.schedule], rounds=5, trace=True)[0]
-        rows = self._rows(groups, failures, times, proofs, judgement, externals, session, static)
+        rows = strategy_rows(groups, failures, times, proofs, judgement, externals, session, static)
         report = TuneReport(
             model=options.name,
             graph_hash=captured.program.graph.hash,
@@ -328,67 +329,6 @@ class Job:
         fought = duel(session, candidate, base, rounds=budget.final_rounds, seconds=0.1 * budget.total_s)
         self._ledger.measurements += 3 * len(fought.base_us) if isinstance(fought, Duel) else 1
         return fought
-
-    def _rows(
-        self,
-        groups: Mapping[str, Sequence[Candidate]],
-        failures: Mapping[str, Failure],
-        times: Times,
-        proofs: Mapping[str, Comparison],
-        judgement: Judgement,
-        externals: Sequence[External],
-        session: Session,
-        static: Sequence[str],
-    ) -> list[StrategyRow]:
-        sequential_us = min(sample.median_us for name in static if (sample := times.samples(name)) is not None)
-        best = times.samples(judgement.best_baseline)
-        best_us = best.median_us if best is not None else sequential_us
-        peaks = session.schedules([group[0].schedule for group in groups.values()], rounds=1)
-        rows: list[StrategyRow] = []
-        for (key, group), peak in zip(groups.items(), peaks, strict=True):
-            for candidate in group:
-                rows.append(
-                    self._row(
-                        candidate.name,
-                        times,
-                        group[0].name,
-                        (sequential_us, best_us),
-                        is_baseline=candidate.is_baseline,
-                        predicted_us=candidate.predicted_us,
-                        error=proofs[key].max_abs_error,
-                        peak=None if isinstance(peak, Failure) else peak.peak_memory_bytes,
-                    )
-                )
-        rows += [
-            self._row(item.name, times, item.name, (sequential_us, best_us), is_baseline=True, error=item.max_abs_error)
-            for item in externals
-        ]
-        named = {row.name for row in rows}
-        rows += [
-            StrategyRow(name, False, None, None, None, None, None, None, None, why) for name, why in failures.items() if name not in named
-        ]
-        return rows
-
-    @staticmethod
-    def _row(
-        name: str,
-        times: Times,
-        measured_as: str,
-        references_us: tuple[float, float],
-        *,
-        is_baseline: bool,
-        predicted_us: float | None = None,
-        error: float | None = None,
-        peak: int | None = None,
-    ) -> StrategyRow:
-        samples = times.samples(measured_as)
-        if samples is None:
-            why = times.failures.get(measured_as, Failure(FailureKind.UNSTABLE, "not measured within the budget"))
-            return StrategyRow(name, is_baseline, predicted_us, None, None, None, None, peak, error, why)
-        interval = (samples.ci_low_us, samples.ci_high_us)
-        sequential_us, best_us = references_us
-        speedups = (sequential_us / samples.median_us, best_us / samples.median_us)
-        return StrategyRow(name, is_baseline, predicted_us, samples.median_us, interval, *speedups, peak, error, None)
 
 
 def _planned(problem: Problem, schedule: Schedule) -> tuple[tuple[float, ...], tuple[float, ...]]:

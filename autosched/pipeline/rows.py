@@ -1,0 +1,68 @@
+"""The table of a report: one row for each strategy and baseline, whether it ran or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autosched.core.records import Failure, FailureKind
+from autosched.core.report import StrategyRow
+from autosched.device.base import Comparison, Session
+from autosched.pipeline.candidates import Candidate
+from autosched.pipeline.judge import External, Judgement, Times
+
+
+def strategy_rows(
+    groups: Mapping[str, Sequence[Candidate]],
+    failures: Mapping[str, Failure],
+    times: Times,
+    proofs: Mapping[str, Comparison],
+    judgement: Judgement,
+    externals: Sequence[External],
+    session: Session,
+    static: Sequence[str],
+) -> list[StrategyRow]:
+    """Rows of proved candidates (``groups``, by canonical key), baselines and failures; a row without a time holds its ``Failure``."""
+    sequential_us = min(sample.median_us for name in static if (sample := times.samples(name)) is not None)
+    best = times.samples(judgement.best_baseline)
+    best_us = best.median_us if best is not None else sequential_us
+    peaks = session.schedules([group[0].schedule for group in groups.values()], rounds=1)
+    rows: list[StrategyRow] = []
+    for (key, group), peak in zip(groups.items(), peaks, strict=True):
+        for candidate in group:
+            rows.append(
+                _row(
+                    candidate.name,
+                    times,
+                    group[0].name,
+                    (sequential_us, best_us),
+                    is_baseline=candidate.is_baseline,
+                    predicted_us=candidate.predicted_us,
+                    error=proofs[key].max_abs_error,
+                    peak=None if isinstance(peak, Failure) else peak.peak_memory_bytes,
+                )
+            )
+    rows += [_row(item.name, times, item.name, (sequential_us, best_us), is_baseline=True, error=item.max_abs_error) for item in externals]
+    named = {row.name for row in rows}
+    rows += [StrategyRow(name, False, None, None, None, None, None, None, None, why) for name, why in failures.items() if name not in named]
+    return rows
+
+
+def _row(
+    name: str,
+    times: Times,
+    measured_as: str,
+    references_us: tuple[float, float],
+    *,
+    is_baseline: bool,
+    predicted_us: float | None = None,
+    error: float | None = None,
+    peak: int | None = None,
+) -> StrategyRow:
+    samples = times.samples(measured_as)
+    if samples is None:
+        why = times.failures.get(measured_as, Failure(FailureKind.UNSTABLE, "not measured within the budget"))
+        return StrategyRow(name, is_baseline, predicted_us, None, None, None, None, peak, error, why)
+    interval = (samples.ci_low_us, samples.ci_high_us)
+    sequential_us, best_us = references_us
+    speedups = (sequential_us / samples.median_us, best_us / samples.median_us)
+    return StrategyRow(name, is_baseline, predicted_us, samples.median_us, interval, *speedups, peak, error, None)
