@@ -71,7 +71,7 @@ class _Search:
     def run(self) -> None:
         """Place operators level by level while the budget lasts."""
         compiled, problem, context = self.compiled, self.problem, self.context
-        compiled.reset_state(self.rows[0][0], self.rows[1][0], self.lanes, problem.count, problem.pred_ptr, problem.pred_idx)
+        compiled.reset_state(self.rows[0][0], self.rows[1][0], self.lanes, problem.count, problem.pred_ptr)
         for level in range(problem.count):
             if self.spent >= context.max_evaluations or context.expired():
                 self._complete()
@@ -114,8 +114,7 @@ class _Search:
             for operator, width, hold in options[: 3 * count].reshape(-1, 3).tolist():
                 floats[:] = self.rows[0][state]
                 ints[:] = self.rows[1][state]
-                compiled.extend(*problem.arrays, floats, ints, self.lanes, self.lanes, operator, width, hold)
-                key = compiled.prefix_key(floats, ints, self.lanes, problem.count, self.words)
+                key = compiled.extend(*problem.arrays, floats, ints, self.lanes, self.lanes, operator, width, hold, self.words)
                 self.children[found] = (state, operator, width, hold, key)
                 self.scores[found] = self._finish(floats, ints)
                 found += 1
@@ -132,7 +131,7 @@ class _Search:
             floats, ints = self.next_rows[0][kept], self.next_rows[1][kept]
             floats[:] = self.rows[0][parent]
             ints[:] = self.rows[1][parent]
-            self.compiled.extend(*self.problem.arrays, floats, ints, self.lanes, self.lanes, operator, width, hold)
+            self.compiled.extend(*self.problem.arrays, floats, ints, self.lanes, self.lanes, operator, width, hold, self.words)
             if self.beam.pilot and kept == 0:
                 self._remember(floats, ints)
             kept += 1

@@ -4,7 +4,8 @@ Operators on one lane run in launch order. Running operator ``a`` advances at ra
 ``S(a) = 1 + sum over b beside it of (slowdown of a by b - 1)``, where the slowdown is ``slowdown_first`` if ``a`` started before
 ``b`` and ``slowdown_last`` if it started after. The sum is exact for processor sharing (k equal saturating operators: ``S = k``).
 An operator starts at the latest of: its lane's last end plus the launch gap, the end of each predecessor on its lane, and the end of
-each predecessor elsewhere plus the cross-lane latency. Extra edges count as predecessors.
+each predecessor elsewhere plus the cross-lane latency. Extra edges count as predecessors. If another operator runs at that moment, it
+starts ``concurrent_gap_us`` later.
 
 The state between two events is a value that can be copied: a beam search extends *prefix states* and never simulates a prefix twice.
 
@@ -43,7 +44,7 @@ class _Slot:
     start_us: float
     remaining_us: float
     slowdown: float = 1.0
-    sequence: int = -1  # place among all starts; -1 while it waits
+    sequence: int = -1  # place among all starts; -1 while it waits, -2 once it was put off
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class FluidState:
 
     def place(self, operator: int, lane: int, width_index: int, rank: int, waits: tuple[int, ...] = ()) -> None:
         """Put ``operator`` on the idle ``lane``; everything it waits for must be finished."""
-        gap_us, cross_us, _ = self.problem.latency_us.tolist()
+        gap_us, cross_us = self.problem.latency_us[:2].tolist()
         start = 0.0
         if self.lane_free_us[lane] >= 0.0:
             start = self.lane_free_us[lane] + gap_us
@@ -99,7 +100,7 @@ class FluidState:
         self.lane_of[operator] = lane
 
     def advance(self) -> int:
-        """Go to the next event. Returns the operator that finished, or -1 if one started.
+        """Go to the next event. Returns the operator that finished, or -1 if one started or was put off.
 
         Finishes come before starts at the same time; equal starts, and equal finishes, in launch order.
         """
@@ -123,7 +124,12 @@ class FluidState:
                     slot.remaining_us = max(0.0, slot.remaining_us - passed_us / max(slot.slowdown, MIN_SLOWDOWN))
             self.time_us = best_us
         if best_kind == 1:
-            self._start(chosen)
+            put_off_us = float(self.problem.latency_us[3])
+            if put_off_us > 0.0 and chosen.sequence == -1 and any(slot is not None and slot.sequence >= 0 for slot in self.slots):
+                chosen.start_us += put_off_us
+                chosen.sequence = -2
+            else:
+                self._start(chosen)
             return -1
         self._finish(chosen, best_lane)
         return chosen.operator

@@ -6,7 +6,7 @@ explicit, so that one specialisation exists of each; fastmath is off, because it
 A *state* is one float row and one int row (offsets below), so that copying a prefix is two memory copies. With ``K`` lanes and ``n``
 operators the float row holds: time; then for each lane start, remaining, slowdown, free-since (all microseconds but the third); then
 the end of each operator. The int row holds: starts so far, placed so far, finished so far, last finished operator, length of the ready
-list, three unused; for each lane operator (-1 idle), kernel, place among starts (-1 while it waits), launch rank; for each operator
+list, three unused; for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off), launch rank; for each operator
 pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready list.
 
 ``place_operator`` and ``advance`` are the twins of ``fluid.FluidState.place`` and ``advance``; the tests hold them equal.
@@ -51,6 +51,10 @@ def _compiled(signature: str) -> Callable[[Function], Function]:
     return decorate
 
 
+_inlined = cast(Callable[[Function], Function], numba.njit(inline="always", error_model="numpy"))
+"""For a function with one caller: compiled as part of it, which saves a library, its wrappers and its optimisation."""
+
+
 def _compiled_on_demand(signature: str) -> Callable[[Function], Function]:
     """As :func:`_compiled`, at the first call: for entries that a process may never need and no compiled code calls."""
 
@@ -83,31 +87,24 @@ def scratch_row(count: int, lanes: int) -> int:
     return 6 * count + 7 * lanes + 2
 
 
-@_compiled(f"void({_F1},{_I1},i8,i8,{_I1},{_I1})")
-def reset_state(floats, ints, lanes, count, pred_ptr, pred_idx):  # type: ignore[no-untyped-def]
-    """Make a state empty: nothing placed, sources ready."""
+def reset_state(floats: Any, ints: Any, lanes: int, count: int, pred_ptr: Any) -> None:
+    """Make a state empty: nothing placed, sources ready. Not compiled: it is called once for each schedule and takes microseconds."""
     floats[:] = 0.0
     ints[:] = 0
-    for lane in range(lanes):
-        floats[1 + 3 * lanes + lane] = -1.0
-        ints[HEADER + lane] = -1
-        ints[HEADER + 2 * lanes + lane] = -1
-    base = HEADER + 4 * lanes
-    ready = 0
-    for index in range(count):
-        floats[1 + 4 * lanes + index] = -1.0
-        before = pred_ptr[index + 1] - pred_ptr[index]
-        ints[base + index] = before
-        ints[base + count + index] = -1
-        ints[base + 3 * count + index] = -1
-        if before == 0:
-            ints[base + 5 * count + ready] = index
-            ready += 1
+    floats[1 + 3 * lanes :] = -1.0
     ints[3] = -1
-    ints[4] = ready
+    ints[HEADER : HEADER + lanes] = -1
+    ints[HEADER + 2 * lanes : HEADER + 3 * lanes] = -1
+    base = HEADER + 4 * lanes
+    ints[base : base + count] = pred_ptr[1:] - pred_ptr[:-1]
+    ints[base + count : base + 2 * count] = -1
+    ints[base + 3 * count : base + 4 * count] = -1
+    sources = np.flatnonzero(ints[base : base + count] == 0)
+    ints[base + 5 * count : base + 5 * count + len(sources)] = sources
+    ints[4] = len(sources)
 
 
-@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i8,i8,{_I1},{_I1},{_F1})")
+@_inlined
 def start_time(floats, ints, lanes, count, operator, lane, wait, pred_ptr, pred_idx, latency):  # type: ignore[no-untyped-def]
     """Earliest start of ``operator`` on the idle ``lane`` when all it waits for is finished, microseconds."""
     start = 0.0
@@ -132,7 +129,7 @@ def start_time(floats, ints, lanes, count, operator, lane, wait, pred_ptr, pred_
     return start
 
 
-@_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i8,f8,{_F1})")
+@_inlined
 def place_operator(floats, ints, lanes, count, operator, lane, kernel, rank, start, solo):  # type: ignore[no-untyped-def]
     """Put ``operator`` on the idle ``lane``."""
     floats[1 + lane] = start
@@ -145,9 +142,9 @@ def place_operator(floats, ints, lanes, count, operator, lane, kernel, rank, sta
     ints[HEADER + 4 * lanes + count + operator] = lane
 
 
-@_compiled(f"i8({_F1},{_I1},i8,i8,{_F2},{_F2})")
-def advance(floats, ints, lanes, count, excess_first, excess_last):  # type: ignore[no-untyped-def]
-    """Go to the next event; returns the operator that finished, -1 if one started, -2 if nothing is placed."""
+@_inlined
+def advance(floats, ints, lanes, count, excess_first, excess_last, latency):  # type: ignore[no-untyped-def]
+    """Go to the next event; returns the operator that finished, -1 if one started or was put off, -2 if nothing is placed."""
     time = floats[0]
     best = UNREACHED
     best_lane = -1
@@ -179,6 +176,14 @@ def advance(floats, ints, lanes, count, excess_first, excess_last):  # type: ign
         floats[0] = best
     chosen = ints[HEADER + lanes + best_lane]
     if best_kind == 1:
+        company = 0
+        for lane in range(lanes):
+            if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+                company += 1
+        if company > 0 and latency[3] > 0.0 and ints[HEADER + 2 * lanes + best_lane] == -1:
+            floats[1 + best_lane] += latency[3]
+            ints[HEADER + 2 * lanes + best_lane] = -2
+            return -1
         slowdown = 1.0
         for lane in range(lanes):
             if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
@@ -234,6 +239,7 @@ def evaluate(  # type: ignore[no-untyped-def]
     count = order.shape[0]
     gap = latency[0]
     cross = latency[1]
+    concurrent = latency[3]
     limit -= latency[2]
     begin = floats[1 : 1 + lanes]
     remaining = floats[1 + lanes : 1 + 2 * lanes]
@@ -242,7 +248,7 @@ def evaluate(  # type: ignore[no-untyped-def]
     end = floats[1 + 4 * lanes :]
     running = scratch[:lanes]  # operator on the lane, -1 none
     row = scratch[lanes : 2 * lanes]
-    sequence = scratch[2 * lanes : 3 * lanes]  # place among starts, -1 while it waits
+    sequence = scratch[2 * lanes : 3 * lanes]  # place among starts, -1 while it waits, -2 once put off
     rank = scratch[3 * lanes : 4 * lanes]
     cursor = scratch[4 * lanes : 5 * lanes]
     heads = scratch[5 * lanes : 6 * lanes + 1]
@@ -316,8 +322,6 @@ def evaluate(  # type: ignore[no-untyped-def]
                 held_by[index] = held
                 if start + bound[index] > limit:
                     return UNREACHED
-                if start_us.shape[0] > 0:
-                    start_us[index] = start
                 running[lane] = index
                 row[lane] = kernel[index, width_index[index]]
                 begin[lane] = start
@@ -343,6 +347,19 @@ def evaluate(  # type: ignore[no-untyped-def]
         if moved:
             time = best
         chosen = row[best_lane]
+        if best_kind == 1 and concurrent > 0.0 and sequence[best_lane] == -1:
+            company = 0
+            for lane in range(lanes):
+                if running[lane] >= 0 and sequence[lane] >= 0:
+                    company += 1
+            if company > 0:
+                begin[best_lane] += concurrent
+                sequence[best_lane] = -2
+                if moved:
+                    for lane in range(lanes):
+                        if running[lane] >= 0 and sequence[lane] >= 0:
+                            remaining[lane] = max(0.0, remaining[lane] - passed / max(slowdown[lane], MIN_SLOWDOWN))
+                continue
         if best_kind == 1:
             own = 1.0
             for lane in range(lanes):
@@ -351,6 +368,8 @@ def evaluate(  # type: ignore[no-untyped-def]
                         remaining[lane] = max(0.0, remaining[lane] - passed / max(slowdown[lane], MIN_SLOWDOWN))
                     own += excess_last[chosen, row[lane]]
                     slowdown[lane] += excess_first[row[lane], chosen]
+            if start_us.shape[0] > 0:
+                start_us[running[best_lane]] = time
             slowdown[best_lane] = own
             sequence[best_lane] = started
             started += 1
@@ -385,7 +404,7 @@ def evaluate(  # type: ignore[no-untyped-def]
     return time + latency[2]
 
 
-@_compiled(f"f8({_F1},{_I1},i8,i8,i8,{_F1},{_F2},{_F2})")
+@_inlined
 def interference_cost(floats, ints, lanes, count, kernel, solo, excess_first, excess_last):  # type: ignore[no-untyped-def]
     """Time lost in all if ``kernel`` started now beside what is placed, microseconds; both sides counted."""
     cost = 0.0
@@ -438,12 +457,12 @@ def commit(  # type: ignore[no-untyped-def]
             break
 
 
-@_compiled(f"i8({_F1},{_I1},i8,i8,{_I1},{_I1},{_F2},{_F2})")
-def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last):  # type: ignore[no-untyped-def]
+@_compiled(f"i8({_F1},{_I1},i8,i8,{_I1},{_I1},{_F2},{_F2},{_F1})")
+def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last, latency):  # type: ignore[no-untyped-def]
     """Go on until an operator has finished and its successors that became ready are listed; -2 if nothing is placed."""
     done = -1
     while done == -1:
-        done = advance(floats, ints, lanes, count, excess_first, excess_last)
+        done = advance(floats, ints, lanes, count, excess_first, excess_last, latency)
     if done == -2:
         return -2
     base = HEADER + 4 * lanes
@@ -517,24 +536,39 @@ def list_finish(  # type: ignore[no-untyped-def]
                 break
             commit(floats, ints, lanes, count, used, chosen, chosen_width, kernel, solo, pred_ptr, pred_idx, latency)
             idle -= 1
-        if advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last) == -2:
+        if advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last, latency) == -2:
             return UNREACHED
     return floats[0] + latency[2]
 
 
-@_compiled(f"i8({_ARRAYS},{_F1},{_I1},i8,i8,i8,i8,i8)")
+@_inlined
+def prefix_key(floats, ints, lanes, count, words):  # type: ignore[no-untyped-def]
+    """A hash of what decides a prefix's future: what is placed, what runs, and how much of it is left. ``words`` int64 ``[n]``."""
+    base = HEADER + 4 * lanes
+    key = 0
+    for index in range(count):
+        if ints[base + count + index] >= 0:
+            key ^= words[index]
+    for lane in range(lanes):
+        operator = ints[HEADER + lane]
+        if operator >= 0:
+            key += words[operator] * (1 + int(floats[1 + lanes + lane] * 1e4))
+    return key ^ int(floats[0] * 1e4)
+
+
+@_compiled(f"i8({_ARRAYS},{_F1},{_I1},i8,i8,i8,i8,i8,i8[::1])")
 def extend(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
-    floats, ints, lanes, used, operator, width, hold,
+    floats, ints, lanes, used, operator, width, hold, words,
 ):  # fmt: skip
-    """One decision of a beam: commit, then go on to the next decision (past the next finish if ``hold``). Returns 0."""
+    """One decision of a beam: commit, then go on to the next decision (past the next finish if ``hold``). Returns ``prefix_key``."""
     count = kernel.shape[0]
     commit(floats, ints, lanes, count, used, operator, width, kernel, solo, pred_ptr, pred_idx, latency)
     go_on = hold
     while go_on or (ints[2] < count and (ints[4] == 0 or idle_lanes(ints, lanes, used) == 0)):
-        advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last)
+        advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last, latency)
         go_on = 0
-    return 0
+    return prefix_key(floats, ints, lanes, count, words)
 
 
 @_compiled(f"i8({_ARRAYS},{_F1},{_I1},i8,i8,{_F1},{_I1},{_I1},i8)")
@@ -596,7 +630,7 @@ def branches(  # type: ignore[no-untyped-def]
     return found
 
 
-@_compiled(f"f8({_F1},{_I1},i8,i8,i8,i4[:,::1],{_F1},{_F1})")
+@_inlined
 def prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom):  # type: ignore[no-untyped-def]
     """Guide of the plain beam: the larger of longest path and evenly shared work from here, microseconds, plus a little of the other."""
     time = floats[0]
@@ -616,21 +650,6 @@ def prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom):  # typ
                 path = max(path, time + bottom[index])
     share = time + work / used
     return max(path, share) + 0.05 * min(path, share)
-
-
-@_compiled(f"i8({_F1},{_I1},i8,i8,i8[::1])")
-def prefix_key(floats, ints, lanes, count, words):  # type: ignore[no-untyped-def]
-    """A hash of what decides a prefix's future: what is placed, what runs, and how much of it is left. ``words`` int64 ``[n]``."""
-    base = HEADER + 4 * lanes
-    key = 0
-    for index in range(count):
-        if ints[base + count + index] >= 0:
-            key ^= words[index]
-    for lane in range(lanes):
-        operator = ints[HEADER + lane]
-        if operator >= 0:
-            key += words[operator] * (1 + int(floats[1 + lanes + lane] * 1e4))
-    return key ^ int(floats[0] * 1e4)
 
 
 @_compiled_on_demand(f"i8({_ARRAYS},{_F2},i4[:,::1],i8,i8,i8,{_F1},{_F1},{_I1},i8,i8[::1],i8[:,::1],{_F1},{_F1},{_I1})")
@@ -662,17 +681,19 @@ def expand_level(  # type: ignore[no-untyped-def]
         for option in range(options):
             if found == children.shape[0]:
                 return found
-            floats[:] = beam_floats[state]
-            ints[:] = beam_ints[state]
-            extend(
+            for place in range(floats.shape[0]):
+                floats[place] = beam_floats[state, place]
+            for place in range(ints.shape[0]):
+                ints[place] = beam_ints[state, place]
+            key = extend(
                 pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
-                floats, ints, lanes, used, out[3 * option], out[3 * option + 1], out[3 * option + 2],
+                floats, ints, lanes, used, out[3 * option], out[3 * option + 1], out[3 * option + 2], words,
             )  # fmt: skip
             children[found, 0] = state
             children[found, 1] = out[3 * option]
             children[found, 2] = out[3 * option + 1]
             children[found, 3] = out[3 * option + 2]
-            children[found, 4] = prefix_key(floats, ints, lanes, count, words)
+            children[found, 4] = key
             scores[found] = prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom)
             found += 1
     return found
@@ -689,7 +710,7 @@ def next_uniform(random_state):  # type: ignore[no-untyped-def]
     return float(mixed >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@_compiled(f"i8({_I1},{_I1},i8,{_I1},{_I1},{_I1},{_I1},{_I1},i8,f8,i8,u8[::1])")
+@_inlined
 def draw_position(  # type: ignore[no-untyped-def]
     order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, near_share, reach, random_state
 ):
@@ -732,7 +753,7 @@ def move_operator(order, position, source, target):  # type: ignore[no-untyped-d
     position[operator] = target
 
 
-@_compiled(f"i8({_I1},{_I1},{_I1},i8,{_I1},i8,{_I1},{_I1},u8[::1])")
+@_inlined
 def draw_wait(order, position, lane_of, operator, wait, window, pred_ptr, pred_idx, random_state):  # type: ignore[no-untyped-def]
     """A new extra wait for ``operator``: -1 (more often if it has one), or a recent operator of another lane."""
     if wait[operator] >= 0 and next_uniform(random_state) < 0.7:
@@ -748,6 +769,14 @@ def draw_wait(order, position, lane_of, operator, wait, window, pred_ptr, pred_i
         if pred_idx[edge] == before:
             return -1
     return before
+
+
+@_compiled("void(i4[:,::1],i4[:,::1])")
+def copy_rows(target, source):  # type: ignore[no-untyped-def]
+    """Copy ``source`` into ``target``; an array assignment would compile the text of its error message, which takes seconds."""
+    for row in range(source.shape[0]):
+        for place in range(source.shape[1]):
+            target[row, place] = source[row, place]
 
 
 @_compiled_on_demand(f"i8({_ARRAYS},i8,i4[:,::1],i4[:,::1],{_F1},{_F1},{_I1},{_F1},{_F1},i8,i8,i8,u8[::1],{_F1},{_I1})")
@@ -829,7 +858,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             waits += int(new_wait >= 0) - int(old_wait >= 0)
             if value < values[1]:
                 values[1] = value
-                best[:] = current
+                copy_rows(best, current)
         else:
             lane_of[operator] = old_lane
             width_index[operator] = old_width
@@ -902,8 +931,9 @@ def enumerate_schedules(  # type: ignore[no-untyped-def]
             result[1] += 1.0
             if value < result[0]:
                 result[0] = value
-                best_order[:] = order
-                best_lane[:] = lane_of
+                for index in range(count):
+                    best_order[index] = order[index]
+                    best_lane[index] = lane_of[index]
             if result[1] >= most:
                 return
             continue
@@ -966,4 +996,4 @@ def random_schedules(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         if makespan < value[0]:
             value[0] = makespan
-            best[:] = current
+            copy_rows(best, current)

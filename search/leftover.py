@@ -163,7 +163,7 @@ def simulate(problem: Problem, kernels: BlockKernels, schedule: Schedule) -> Sim
         UsageError: if the schedule uses a width that was not costed.
     """
     width_index = problem.width_indices(schedule)
-    gap_us, cross_us, fixed_us = problem.latency_us.tolist()
+    gap_us, cross_us, fixed_us = problem.latency_us[:3].tolist()
     before = [problem.predecessors(index) for index in range(problem.count)]
     after = [problem.successors(index) for index in range(problem.count)]
     for first, second in schedule.extra_edges:

@@ -118,7 +118,7 @@ class Decoder:
         """Schedule the whole graph under ``policy``."""
         problem, compiled = self.problem, self._compiled
         self.evaluations += 1
-        compiled.reset_state(self.floats, self.ints, self.lanes, problem.count, problem.pred_ptr, problem.pred_idx)
+        compiled.reset_state(self.floats, self.ints, self.lanes, problem.count, problem.pred_ptr)
         makespan = compiled.list_finish(
             *problem.arrays, self.floats, self.ints, self.lanes, self.priority(policy), self.vector(policy), self.fastest, self.narrow
         )

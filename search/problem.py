@@ -34,7 +34,8 @@ class Problem:
         solo_us: float64 ``[n_kernels]``, time alone in microseconds.
         excess_first: float64 ``[n_kernels, n_kernels]``, ``slowdown_first - 1``.
         excess_last: float64 ``[n_kernels, n_kernels]``, ``slowdown_last - 1``.
-        latency_us: float64 ``[3]``: gap between operators of a lane, latency of a wait across lanes, once for each run.
+        latency_us: float64 ``[4]``: gap between operators of a lane, latency of a wait across lanes, once for each run, put-off of an
+            operator that would start while another runs.
         demand: float64 ``[n]``: share (0 to 1) of the device's scarcest resource that one block of the operator takes; used by
             ``opara`` only.
         memory_bound: bool ``[n]``: whether memory rather than arithmetic limits the operator; used by ``opara`` only.
@@ -94,7 +95,9 @@ class Problem:
             solo_us=np.ascontiguousarray(costs.solo_us, dtype=np.float64),
             excess_first=np.ascontiguousarray(costs.slowdown_first - 1.0, dtype=np.float64),
             excess_last=np.ascontiguousarray(costs.slowdown_last - 1.0, dtype=np.float64),
-            latency_us=np.array([costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us], dtype=np.float64),
+            latency_us=np.array(
+                [costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us], dtype=np.float64
+            ),
             demand=share,
             memory_bound=bound,
         )

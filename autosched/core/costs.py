@@ -28,6 +28,8 @@ class CostTable:
         fixed_us: once for each run.
         max_lanes: most lanes worth using.
         measured_pairs: share (0 to 1) of the slowdown entries that were measured rather than predicted.
+        concurrent_gap_us: added before an operator that would start while another lane is at work: what threads that launch at the same
+            time cost each other (the interpreter's lock on a CPU).
     """
 
     widths: tuple[int, ...]
@@ -40,6 +42,7 @@ class CostTable:
     fixed_us: float
     max_lanes: int
     measured_pairs: float = 0.0
+    concurrent_gap_us: float = 0.0
 
     def __post_init__(self) -> None:
         kernels = len(self.solo_us)
@@ -53,6 +56,8 @@ class CostTable:
                 raise UsageError(f"{name} holds values that are not finite and positive; drop the records that made them")
         if not np.isfinite(self.solo_us).all() or (self.solo_us < 0).any():
             raise UsageError("solo_us holds values that are negative or not finite; drop the records that made them")
+        if not np.isfinite(self.concurrent_gap_us) or self.concurrent_gap_us < 0:
+            raise UsageError(f"concurrent_gap_us is {self.concurrent_gap_us}; expected a finite number, at least 0")
         if self.max_lanes < 1:
             raise UsageError(f"max_lanes is {self.max_lanes}; expected at least 1")
 

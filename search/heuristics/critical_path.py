@@ -20,7 +20,7 @@ def list_schedule(problem: Problem, lanes: int, rank: list[float], width_index: 
 
     The order is that of a topological walk that takes the highest rank first, as an upward rank is; times ignore interference.
     """
-    gap_us, cross_us, _ = problem.latency_us.tolist()
+    gap_us, cross_us = problem.latency_us[:2].tolist()
     times = problem.operator_us(width_index).tolist()
     waiting = [len(problem.predecessors(index)) for index in range(problem.count)]
     ready = [(-rank[index], index) for index in range(problem.count) if waiting[index] == 0]
