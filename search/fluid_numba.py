@@ -9,7 +9,7 @@ the end of each operator. The int row holds: starts so far, placed so far, finis
 list, three unused; for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off), launch rank; for each operator
 pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready list.
 
-``place_operator`` and ``advance`` are the twins of ``fluid.FluidState.place`` and ``advance``; the tests hold them equal.
+``commit`` and ``advance_to_finish`` hold the twins of ``fluid.FluidState.place`` and ``advance``; the tests hold them equal.
 """
 
 from __future__ import annotations
@@ -104,117 +104,6 @@ def reset_state(floats: Any, ints: Any, lanes: int, count: int, pred_ptr: Any) -
     ints[4] = len(sources)
 
 
-@_inlined
-def start_time(floats, ints, lanes, count, operator, lane, wait, pred_ptr, pred_idx, latency):  # type: ignore[no-untyped-def]
-    """Earliest start of ``operator`` on the idle ``lane`` when all it waits for is finished, microseconds."""
-    start = 0.0
-    free = floats[1 + 3 * lanes + lane]
-    if free >= 0.0:
-        start = free + latency[0]
-    ends = 1 + 4 * lanes
-    lane_of = HEADER + 4 * lanes + count
-    for place in range(pred_ptr[operator], pred_ptr[operator + 1]):
-        before = pred_idx[place]
-        ready = floats[ends + before]
-        if ints[lane_of + before] != lane:
-            ready += latency[1]
-        if ready > start:
-            start = ready
-    if wait >= 0:
-        ready = floats[ends + wait]
-        if ints[lane_of + wait] != lane:
-            ready += latency[1]
-        if ready > start:
-            start = ready
-    return start
-
-
-@_inlined
-def place_operator(floats, ints, lanes, count, operator, lane, kernel, rank, start, solo):  # type: ignore[no-untyped-def]
-    """Put ``operator`` on the idle ``lane``."""
-    floats[1 + lane] = start
-    floats[1 + lanes + lane] = solo[kernel]
-    floats[1 + 2 * lanes + lane] = 1.0
-    ints[HEADER + lane] = operator
-    ints[HEADER + lanes + lane] = kernel
-    ints[HEADER + 2 * lanes + lane] = -1
-    ints[HEADER + 3 * lanes + lane] = rank
-    ints[HEADER + 4 * lanes + count + operator] = lane
-
-
-@_inlined
-def advance(floats, ints, lanes, count, excess_first, excess_last, latency):  # type: ignore[no-untyped-def]
-    """Go to the next event; returns the operator that finished, -1 if one started or was put off, -2 if nothing is placed."""
-    time = floats[0]
-    best = UNREACHED
-    best_lane = -1
-    best_kind = 2
-    best_rank = 0
-    for lane in range(lanes):
-        if ints[HEADER + lane] < 0:
-            continue
-        rank = ints[HEADER + 3 * lanes + lane]
-        if ints[HEADER + 2 * lanes + lane] < 0:
-            when = floats[1 + lane]
-            kind = 1
-        else:
-            when = time + floats[1 + lanes + lane] * max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN)
-            kind = 0
-        if when < best or (when == best and (kind < best_kind or (kind == best_kind and rank < best_rank))):
-            best = when
-            best_lane = lane
-            best_kind = kind
-            best_rank = rank
-    if best_lane < 0:
-        return -2
-    passed = best - time
-    if passed > 0.0:
-        for lane in range(lanes):
-            if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
-                left = floats[1 + lanes + lane] - passed / max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN)
-                floats[1 + lanes + lane] = max(0.0, left)
-        floats[0] = best
-    chosen = ints[HEADER + lanes + best_lane]
-    if best_kind == 1:
-        company = 0
-        for lane in range(lanes):
-            if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
-                company += 1
-        if company > 0 and latency[3] > 0.0 and ints[HEADER + 2 * lanes + best_lane] == -1:
-            floats[1 + best_lane] += latency[3]
-            ints[HEADER + 2 * lanes + best_lane] = -2
-            return -1
-        slowdown = 1.0
-        for lane in range(lanes):
-            if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
-                other = ints[HEADER + lanes + lane]
-                slowdown += excess_last[chosen, other]
-                floats[1 + 2 * lanes + lane] += excess_first[other, chosen]
-        floats[1 + 2 * lanes + best_lane] = slowdown
-        ints[HEADER + 2 * lanes + best_lane] = ints[0]
-        ints[0] += 1
-        return -1
-    operator = ints[HEADER + best_lane]
-    sequence = ints[HEADER + 2 * lanes + best_lane]
-    ints[HEADER + best_lane] = -1
-    running = 0
-    last_running = -1
-    for lane in range(lanes):
-        if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
-            other = ints[HEADER + lanes + lane]
-            if ints[HEADER + 2 * lanes + lane] < sequence:
-                floats[1 + 2 * lanes + lane] -= excess_first[other, chosen]
-            else:
-                floats[1 + 2 * lanes + lane] -= excess_last[other, chosen]
-            running += 1
-            last_running = lane
-    if running == 1:
-        floats[1 + 2 * lanes + last_running] = 1.0
-    floats[1 + 4 * lanes + operator] = floats[0]
-    floats[1 + 3 * lanes + best_lane] = floats[0]
-    return operator
-
-
 @_compiled(f"f8({_ARRAYS},i8,{_I1},{_I1},{_I1},{_I1},{_F1},f8,{_F1},{_F1},{_I1})")
 def evaluate(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
@@ -222,7 +111,7 @@ def evaluate(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Makespan of one schedule in microseconds, or ``UNREACHED`` once it must exceed ``limit``.
 
-    One loop without calls, because this is where a search spends its time; ``advance`` is the same arithmetic for prefix states.
+    One loop without calls, because this is where a search spends its time; ``advance_to_finish`` is the same arithmetic for prefix states.
 
     Args:
         pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
@@ -404,18 +293,6 @@ def evaluate(  # type: ignore[no-untyped-def]
     return time + latency[2]
 
 
-@_inlined
-def interference_cost(floats, ints, lanes, count, kernel, solo, excess_first, excess_last):  # type: ignore[no-untyped-def]
-    """Time lost in all if ``kernel`` started now beside what is placed, microseconds; both sides counted."""
-    cost = 0.0
-    for lane in range(lanes):
-        if ints[HEADER + lane] >= 0:
-            other = ints[HEADER + lanes + lane]
-            overlap = min(solo[kernel], floats[1 + lanes + lane])
-            cost += overlap * (excess_last[kernel, other] + excess_first[other, kernel])
-    return cost
-
-
 @_compiled(f"void({_F1},{_I1},i8,i8,i8,i8,i8,i4[:,::1],{_F1},{_I1},{_I1},{_F1})")
 def commit(  # type: ignore[no-untyped-def]
     floats, ints, lanes, count, used_lanes, operator, width, kernel, solo, pred_ptr, pred_idx, latency
@@ -427,13 +304,24 @@ def commit(  # type: ignore[no-untyped-def]
     """
     time = floats[0]
     event = ints[3]
+    base = HEADER + 4 * lanes
     best = UNREACHED
     best_lane = 0
     best_wait = -1
     for lane in range(used_lanes):
         if ints[HEADER + lane] >= 0:
             continue
-        start = start_time(floats, ints, lanes, count, operator, lane, -1, pred_ptr, pred_idx, latency)
+        start = 0.0
+        free = floats[1 + 3 * lanes + lane]
+        if free >= 0.0:
+            start = free + latency[0]
+        for place in range(pred_ptr[operator], pred_ptr[operator + 1]):
+            before = pred_idx[place]
+            ready_us = floats[1 + 4 * lanes + before]
+            if ints[base + count + before] != lane:
+                ready_us += latency[1]
+            if ready_us > start:
+                start = ready_us
         wait = -1
         if start < time:
             wait = event
@@ -442,9 +330,16 @@ def commit(  # type: ignore[no-untyped-def]
             best = start
             best_lane = lane
             best_wait = wait
-    base = HEADER + 4 * lanes
     placed = ints[1]
-    place_operator(floats, ints, lanes, count, operator, best_lane, kernel[operator, width], placed, best, solo)
+    row = kernel[operator, width]
+    floats[1 + best_lane] = best
+    floats[1 + lanes + best_lane] = solo[row]
+    floats[1 + 2 * lanes + best_lane] = 1.0
+    ints[HEADER + best_lane] = operator
+    ints[HEADER + lanes + best_lane] = row
+    ints[HEADER + 2 * lanes + best_lane] = -1
+    ints[HEADER + 3 * lanes + best_lane] = placed
+    ints[base + count + operator] = best_lane
     ints[base + 2 * count + operator] = width
     ints[base + 3 * count + operator] = best_wait
     ints[base + 4 * count + placed] = operator
@@ -460,21 +355,85 @@ def commit(  # type: ignore[no-untyped-def]
 @_compiled(f"i8({_F1},{_I1},i8,i8,{_I1},{_I1},{_F2},{_F2},{_F1})")
 def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last, latency):  # type: ignore[no-untyped-def]
     """Go on until an operator has finished and its successors that became ready are listed; -2 if nothing is placed."""
-    done = -1
-    while done == -1:
-        done = advance(floats, ints, lanes, count, excess_first, excess_last, latency)
-    if done == -2:
-        return -2
+    while True:
+        time = floats[0]
+        best = UNREACHED
+        best_lane = -1
+        best_kind = 2
+        best_rank = 0
+        for lane in range(lanes):
+            if ints[HEADER + lane] < 0:
+                continue
+            rank = ints[HEADER + 3 * lanes + lane]
+            if ints[HEADER + 2 * lanes + lane] < 0:
+                when = floats[1 + lane]
+                kind = 1
+            else:
+                when = time + floats[1 + lanes + lane] * max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN)
+                kind = 0
+            if when < best or (when == best and (kind < best_kind or (kind == best_kind and rank < best_rank))):
+                best = when
+                best_lane = lane
+                best_kind = kind
+                best_rank = rank
+        if best_lane < 0:
+            return -2
+        passed = best - time
+        if passed > 0.0:
+            for lane in range(lanes):
+                if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+                    left = floats[1 + lanes + lane] - passed / max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN)
+                    floats[1 + lanes + lane] = max(0.0, left)
+            floats[0] = best
+        chosen = ints[HEADER + lanes + best_lane]
+        if best_kind == 1:
+            company = 0
+            for lane in range(lanes):
+                if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+                    company += 1
+            if company > 0 and latency[3] > 0.0 and ints[HEADER + 2 * lanes + best_lane] == -1:
+                floats[1 + best_lane] += latency[3]
+                ints[HEADER + 2 * lanes + best_lane] = -2
+                continue
+            slowdown = 1.0
+            for lane in range(lanes):
+                if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+                    other = ints[HEADER + lanes + lane]
+                    slowdown += excess_last[chosen, other]
+                    floats[1 + 2 * lanes + lane] += excess_first[other, chosen]
+            floats[1 + 2 * lanes + best_lane] = slowdown
+            ints[HEADER + 2 * lanes + best_lane] = ints[0]
+            ints[0] += 1
+            continue
+        operator = ints[HEADER + best_lane]
+        sequence = ints[HEADER + 2 * lanes + best_lane]
+        ints[HEADER + best_lane] = -1
+        running = 0
+        last_running = -1
+        for lane in range(lanes):
+            if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+                other = ints[HEADER + lanes + lane]
+                if ints[HEADER + 2 * lanes + lane] < sequence:
+                    floats[1 + 2 * lanes + lane] -= excess_first[other, chosen]
+                else:
+                    floats[1 + 2 * lanes + lane] -= excess_last[other, chosen]
+                running += 1
+                last_running = lane
+        if running == 1:
+            floats[1 + 2 * lanes + last_running] = 1.0
+        floats[1 + 4 * lanes + operator] = floats[0]
+        floats[1 + 3 * lanes + best_lane] = floats[0]
+        break
     base = HEADER + 4 * lanes
     ints[2] += 1
-    ints[3] = done
-    for place in range(succ_ptr[done], succ_ptr[done + 1]):
+    ints[3] = operator
+    for place in range(succ_ptr[operator], succ_ptr[operator + 1]):
         after = succ_idx[place]
         ints[base + after] -= 1
         if ints[base + after] == 0:
             ints[base + 5 * count + ints[4]] = after
             ints[4] += 1
-    return done
+    return operator
 
 
 @_compiled(f"i8({_I1},i8,i8)")
@@ -524,7 +483,12 @@ def list_finish(  # type: ignore[no-untyped-def]
                 row = kernel[operator, width]
                 score = priority[operator]
                 if idle < used:
-                    cost = interference_cost(floats, ints, lanes, count, row, solo, excess_first, excess_last)
+                    cost = 0.0  # time lost on both sides, as if it started now beside what is placed
+                    for lane in range(lanes):
+                        if ints[HEADER + lane] >= 0:
+                            other = ints[HEADER + lanes + lane]
+                            overlap = min(solo[row], floats[1 + lanes + lane])
+                            cost += overlap * (excess_last[row, other] + excess_first[other, row])
                     if cost > policy[1] * solo[row]:
                         continue
                     score -= policy[0] * cost
