@@ -104,6 +104,38 @@ class PairRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """Three or more operators started together, in the order given; each is repeated to balance their lengths, as in a pair.
+
+    Args:
+        solo_us: time of one run of each alone.
+        repeats: how often each was run.
+        finish_us: when each was done with all its repeats, from the start of the first.
+        together_us: when the last of them was done.
+    """
+
+    signatures: tuple[str, ...]
+    widths: tuple[int, ...]
+    solo_us: tuple[float, ...]
+    repeats: tuple[int, ...]
+    finish_us: tuple[float, ...]
+    together_us: float
+    count: int
+    contamination: Contamination
+    source: Source = Source.MEASURED
+
+    @property
+    def slowdowns(self) -> tuple[float, ...]:
+        """Each one's time until it was done over its time alone; the start of the first is where all are counted from."""
+        return tuple(done / (once * times) for done, once, times in zip(self.finish_us, self.solo_us, self.repeats, strict=True))
+
+    @property
+    def makespan_ratio(self) -> float:
+        """Time of all together over the sum of their times alone: ``1 / k`` for perfect overlap of ``k`` equals, 1.0 for no gain."""
+        return self.together_us / sum(once * times for once, times in zip(self.solo_us, self.repeats, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleRecord:
     """One schedule, the whole model. ``key`` is ``canonical_key``.
 

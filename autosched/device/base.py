@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from autosched.core.program import Program
-from autosched.core.records import DeviceKey, Failure, PairRecord, ScheduleRecord, SoftwareKey, SoloRecord
+from autosched.core.records import DeviceKey, Failure, GroupRecord, PairRecord, ScheduleRecord, SoftwareKey, SoloRecord
 from autosched.core.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -28,6 +28,18 @@ class Pair:
     last: int
     first_width: int = 1
     last_width: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ask for three or more operators of the program together, started in the order given. Widths as in ``Schedule``; empty for all 1."""
+
+    operators: tuple[int, ...]
+    widths: tuple[int, ...] = ()
+
+    def width_of(self, place: int) -> int:
+        """Width of the operator at ``place``."""
+        return self.widths[place] if self.widths else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,12 @@ class Session(Protocol):
 
     def pairs(self, pairs: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
         """Time operators together, each pair in the start order given."""
+
+    def groups(self, groups: Sequence[Group], *, repeats: int) -> list[GroupRecord | Failure]:
+        """Time three or more operators together, each group in the start order given; a device that cannot answers ``UNAVAILABLE``.
+
+        A group may have more members than the device has cores or queues: that is then part of what is measured.
+        """
 
     def schedules(
         self, schedules: Sequence[Schedule], *, rounds: int, trace: bool = False, min_block_us: float = 0.0

@@ -65,14 +65,14 @@ def directional_slowdowns(run: Overlap, solo_first_us: float, solo_last_us: floa
     return slowdowns[0], slowdowns[1]
 
 
-def balanced_repeats(first_us: float, last_us: float) -> tuple[int, int]:
-    """How often to repeat each so that both loops last about as long, and long enough to outlast the start of a thread.
+def balanced_repeats(*once_us: float) -> tuple[int, ...]:
+    """How often to repeat each so that all loops last about as long, and long enough to outlast the start of a thread.
 
     >>> balanced_repeats(1000.0, 100.0)
     (1, 10)
     """
-    length_us = max(first_us, last_us, _SHORTEST_RUN_US)
-    return tuple(min(_MOST_REPEATS, max(1, round(length_us / one_us))) for one_us in (first_us, last_us))  # type: ignore[return-value]
+    length_us = max(*once_us, _SHORTEST_RUN_US)
+    return tuple(min(_MOST_REPEATS, max(1, round(length_us / one_us))) for one_us in once_us)
 
 
 def measure_pairs(
@@ -84,7 +84,7 @@ def measure_pairs(
     """
     rng = np.random.default_rng(seed)
     try:
-        values = _all_values(measurer)
+        values = all_values(measurer)
     except Exception as error:
         for index in range(len(pairs)):
             yield index, None, describe(error)
@@ -117,7 +117,8 @@ def _refuse(measurer: CpuMeasurer, pair: Pair) -> Failure | None:
     return None
 
 
-def _all_values(measurer: CpuMeasurer) -> Slots:
+def all_values(measurer: CpuMeasurer) -> Slots:
+    """Slots with every value of one run in them: what an operator is given when it runs alone."""
     with torch.inference_mode():
         slots = measurer.bound.new_slots(measurer.inputs)
         for kernel in measurer.bound.kernels:
@@ -126,7 +127,7 @@ def _all_values(measurer: CpuMeasurer) -> Slots:
     return slots
 
 
-class _Loop:
+class Loop:
     """One operator, repeated, on its own copy of the value table, so that two lanes never write the same slot."""
 
     def __init__(self, kernel: Kernel, slots: Slots, width: int) -> None:
@@ -138,10 +139,12 @@ class _Loop:
         self.end_us = 0.0
 
     def prepare(self) -> None:
+        """Give this thread as many threads as the operator may use."""
         if torch.get_num_threads() != self.width:
             torch.set_num_threads(self.width)
 
     def run(self, started: Callable[[], None] | None = None) -> None:
+        """Run all repeats and note the times; ``started`` is called once the clock runs."""
         kernel, slots = self._kernel, self._slots
         self.start_us = time.perf_counter_ns() / 1000.0
         if started is not None:
@@ -151,13 +154,14 @@ class _Loop:
         self.end_us = time.perf_counter_ns() / 1000.0
 
     def length_us(self) -> float:
+        """Of the last run."""
         return max(self.end_us - self.start_us, 0.001)
 
 
 def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng: np.random.Generator, index: int) -> PairRecord:
     graph = measurer.graph
-    first = _loop(measurer, pair.first, pair.first_width, values)
-    last = _loop(measurer, pair.last, pair.last_width, values)
+    first = loop_of(measurer, pair.first, pair.first_width, values)
+    last = loop_of(measurer, pair.last, pair.last_width, values)
     start = measurer.meter.start()
     threads = torch.get_num_threads()
     alone_us: list[tuple[float, float]] = []
@@ -167,8 +171,8 @@ def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng
             once_us = []
             lanes = _lane_of(first, last, is_first=True), _lane_of(last, first, is_first=False)
             for loop, lane in zip((first, last), lanes, strict=True):
-                _alone(measurer, loop, lane)
-                once_us.append(min(_alone(measurer, loop, lane) for _ in range(3)))
+                time_alone(measurer, loop, lane)
+                once_us.append(min(time_alone(measurer, loop, lane) for _ in range(3)))
             first.repeats, last.repeats = balanced_repeats(once_us[0], once_us[1])
             for turn in range(-1, repeats):
                 measurer.beat(index)
@@ -178,7 +182,7 @@ def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng
                     if part == 2:
                         run = _together(measurer, first, last)
                     else:
-                        times_us[part] = _alone(measurer, (first, last)[part], lanes[part])
+                        times_us[part] = time_alone(measurer, (first, last)[part], lanes[part])
                 if turn >= 0:
                     together.append(run)
                     alone_us.append((times_us[0], times_us[1]))
@@ -206,33 +210,36 @@ def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng
     )
 
 
-def _loop(measurer: CpuMeasurer, operator: int, width: int, values: Slots) -> _Loop:
+def loop_of(measurer: CpuMeasurer, operator: int, width: int, values: Slots) -> Loop:
+    """One operator at a width, with values of its own to work on."""
     bound = measurer.programs.at(width)
     own = list(values)
     for value in measurer.programs.packed_reads(operator, bound.constants):
         own[value] = bound.constants[value]
-    return _Loop(bound.kernels[operator], own, width)
+    return Loop(bound.kernels[operator], own, width)
 
 
-def _lane_of(loop: _Loop, other: _Loop, *, is_first: bool) -> int:
+def _lane_of(loop: Loop, other: Loop, *, is_first: bool) -> int:
     """Which of the two threads runs a loop: the wide one always the caller's, see ``LaneExecutor``; else the first."""
     if (loop.width > 1) != (other.width > 1):
         return 0 if loop.width > 1 else 1
     return 0 if is_first else 1
 
 
-def _alone(measurer: CpuMeasurer, loop: _Loop, own_lane: int) -> float:
+def time_alone(measurer: CpuMeasurer, loop: Loop, own_lane: int, lanes: int = 2) -> float:
+    """Time of all repeats of one loop on the thread it has in company, microseconds; the other lanes' threads do nothing."""
+
     def task(lane: int) -> None:
         if lane == own_lane:
             loop.prepare()
             loop.run()
 
     with torch.inference_mode():
-        measurer.pool.run(task, 2, Signals(2), 0)
+        measurer.pool.run(task, lanes, Signals(lanes), 0)
     return loop.length_us()
 
 
-def _together(measurer: CpuMeasurer, first: _Loop, last: _Loop) -> Overlap:
+def _together(measurer: CpuMeasurer, first: Loop, last: Loop) -> Overlap:
     # Flags: 0, 1 ends of lanes; 2 the last lane is ready; 3 the first has started.
     signals = Signals(4)
 

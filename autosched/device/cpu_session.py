@@ -10,15 +10,17 @@ import msgspec
 
 from autosched.core.errors import DeviceError
 from autosched.core.program import Program
-from autosched.core.records import Failure, FailureKind, PairRecord, ScheduleRecord, SoloRecord
+from autosched.core.records import Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, violations
-from autosched.device.base import Comparison, Limits, Pair
+from autosched.device.base import Comparison, Group, Limits, Pair
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_messages import (
     Answer,
     Broken,
     CompareAnswer,
     CompareRequest,
+    GroupAnswer,
+    GroupsRequest,
     LimitsAnswer,
     LimitsRequest,
     OpenRequest,
@@ -141,6 +143,14 @@ class CpuSession:
 
         return self._batch(len(pairs), {}, request, PairAnswer)
 
+    def groups(self, groups: Sequence[Group], *, repeats: int) -> list[GroupRecord | Failure]:
+        """As ``base.Session.groups``; each member has a lane of its own, also where there are fewer cores."""
+
+        def request(places: Sequence[int]) -> GroupsRequest:
+            return GroupsRequest(tuple(groups[place] for place in places), max(1, repeats), self._next_seed())
+
+        return self._batch(len(groups), {}, request, GroupAnswer)
+
     def schedules(
         self, schedules: Sequence[Schedule], *, rounds: int, trace: bool = False, min_block_us: float = 0.0
     ) -> list[ScheduleRecord | Failure]:
@@ -202,7 +212,7 @@ class CpuSession:
         self,
         count: int,
         known: Mapping[int, Failure],
-        request: Callable[[Sequence[int]], PairsRequest | SchedulesRequest],
+        request: Callable[[Sequence[int]], PairsRequest | GroupsRequest | SchedulesRequest],
         kind: type[_Indexed[_Record]],
     ) -> list[_Record | Failure]:
         results: dict[int, _Record | Failure] = dict(known)
@@ -235,7 +245,7 @@ class CpuSession:
         return failure
 
     def _ask(
-        self, request: LimitsRequest | SoloRequest | PairsRequest | SchedulesRequest | PairedRequest | CompareRequest
+        self, request: LimitsRequest | SoloRequest | PairsRequest | GroupsRequest | SchedulesRequest | PairedRequest | CompareRequest
     ) -> Iterator[Answer]:
         if self._closed:
             raise DeviceError("the session is closed; open the device again")

@@ -12,6 +12,7 @@ import torch
 
 from autosched.core.errors import UsageError
 from autosched.core.records import Failure
+from autosched.device.cpu_groups import measure_groups
 from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.cpu_pairs import measure_pairs
 from autosched.device.worker_child import Channel, describe
@@ -20,6 +21,8 @@ from autosched.device.worker_messages import (
     Broken,
     CompareAnswer,
     CompareRequest,
+    GroupAnswer,
+    GroupsRequest,
     LimitsAnswer,
     LimitsRequest,
     OpenRequest,
@@ -63,6 +66,9 @@ class _Service:
             case PairsRequest():
                 for index, pair, failure in measure_pairs(measurer, request.pairs, request.repeats, request.seed):
                     yield PairAnswer(index, pair, failure)
+            case GroupsRequest():
+                for index, group, failure in measure_groups(measurer, request.groups, request.repeats, request.seed):
+                    yield GroupAnswer(index, group, failure)
             case SchedulesRequest():
                 yield from self._schedules(measurer, request)
             case PairedRequest():

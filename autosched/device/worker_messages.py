@@ -13,9 +13,9 @@ import msgspec
 
 from autosched.core.graph import OpGraph
 from autosched.core.program import Argument, Binding, Call, InputSpec, Program
-from autosched.core.records import Failure, PairRecord, ScheduleRecord, SoloRecord
+from autosched.core.records import Failure, GroupRecord, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule
-from autosched.device.base import Comparison, Pair
+from autosched.device.base import Comparison, Group, Pair
 
 LENGTH = struct.Struct(">I")
 # Shared between both sides without a system call: beats so far, and the item now worked on (-1: none in particular).
@@ -74,6 +74,14 @@ class PairsRequest(_Message, frozen=True):
     """Time pairs together."""
 
     pairs: tuple[Pair, ...]
+    repeats: int
+    seed: int
+
+
+class GroupsRequest(_Message, frozen=True):
+    """Time groups of three and more together."""
+
+    groups: tuple[Group, ...]
     repeats: int
     seed: int
 
@@ -138,6 +146,7 @@ Request = (
     | LimitsRequest
     | SoloRequest
     | PairsRequest
+    | GroupsRequest
     | SchedulesRequest
     | PairedRequest
     | CompareRequest
@@ -183,6 +192,14 @@ class PairAnswer(_Message, frozen=True):
 
     index: int
     record: PairRecord | None = None
+    failure: Failure | None = None
+
+
+class GroupAnswer(_Message, frozen=True):
+    """One group, by its place in the request: a record or a failure."""
+
+    index: int
+    record: GroupRecord | None = None
     failure: Failure | None = None
 
 
@@ -234,6 +251,7 @@ Answer = (
     | LimitsAnswer
     | SoloAnswer
     | PairAnswer
+    | GroupAnswer
     | ScheduleAnswer
     | PairedAnswer
     | CompareAnswer

@@ -12,9 +12,9 @@ import torch
 from autosched.core.errors import DeviceError
 from autosched.core.graph import OpGraph
 from autosched.core.program import Program
-from autosched.core.records import Failure, FailureKind, PairRecord, Samples, ScheduleRecord, SoloRecord
+from autosched.core.records import Failure, FailureKind, GroupRecord, PairRecord, Samples, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, canonical_key, make_schedule, sequential
-from autosched.device.base import Comparison, Device, Pair, Session
+from autosched.device.base import Comparison, Device, Group, Pair, Session
 from autosched.runtime.kernels import bind, random_inputs
 from tests.conformance.programs import branches_program
 
@@ -103,6 +103,23 @@ class DeviceSuite:
             assert record.makespan_ratio == pytest.approx(record.together_us / whole)
             assert record.contamination.foreign_load == -1 or 0 <= record.contamination.foreign_load <= 1
 
+    def test_groups_answer_in_the_order_asked(self, session: Session, graph: OpGraph) -> None:
+        three, with_a_dependence, a_pair, absent = (0, 2 * DEPTH, 4 * DEPTH), (0, 1, 2 * DEPTH), (0, 2 * DEPTH), (0, 2 * DEPTH, 10_000)
+        found = session.groups([Group(members) for members in (three, with_a_dependence, a_pair, absent, three[::-1])], repeats=3)
+        assert len(found) == 5
+        for refused in found[1:4]:
+            assert isinstance(refused, Failure)
+            assert refused.kind is FailureKind.ILLEGAL
+        for members, record in ((three, found[0]), (three[::-1], found[4])):
+            assert isinstance(record, GroupRecord)
+            assert record.signatures == tuple(graph.operators[index].signature for index in members)
+            assert record.widths == (1, 1, 1)
+            assert len(record.solo_us) == len(record.repeats) == len(record.finish_us) == len(record.slowdowns) == 3
+            assert all(math.isfinite(time_us) and time_us > 0 for time_us in (*record.solo_us, *record.finish_us, record.together_us))
+            assert min(record.repeats) >= 1
+            assert record.together_us >= max(record.finish_us) * 0.999
+            assert record.makespan_ratio > 0
+
     def test_schedules_answer_in_the_order_asked(self, session: Session, graph: OpGraph) -> None:
         lanes = min(2, session.limits.max_lanes)
         foreign = dataclasses.replace(sequential(graph), graph_hash="another")
@@ -128,6 +145,7 @@ class DeviceSuite:
     def test_nothing_asked_nothing_answered(self, session: Session) -> None:
         assert session.schedules([], rounds=3) == []
         assert session.pairs([], repeats=3) == []
+        assert session.groups([], repeats=3) == []
 
     def test_paired_has_a_column_for_each_round(self, session: Session, graph: OpGraph) -> None:
         found = session.paired([sequential(graph), sequential(graph)], rounds=5)

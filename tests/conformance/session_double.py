@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from autosched.core.records import Contamination, Failure, PairRecord, Samples, ScheduleRecord, SoloRecord, Source
+from autosched.core.records import Contamination, Failure, GroupRecord, PairRecord, Samples, ScheduleRecord, SoloRecord, Source
 from autosched.core.schedule import Schedule
-from autosched.device.base import Comparison, Limits, Pair
+from autosched.device.base import Comparison, Group, Limits, Pair
 
 Truth = Callable[[Schedule], "float | Failure"]
 
@@ -44,6 +44,9 @@ class SessionDouble:
 
     def pairs(self, pairs: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
         self.asked_pairs += pairs
+        raise NotImplementedError("set in a subclass that knows its program")
+
+    def groups(self, groups: Sequence[Group], *, repeats: int) -> list[GroupRecord | Failure]:
         raise NotImplementedError("set in a subclass that knows its program")
 
     def schedules(

@@ -22,7 +22,7 @@ def measure_pair(measurer: CudaMeasurer, pair: Pair, repeats: int, place: int = 
     """
     if (refusal := _refuse(measurer, pair)) is not None:
         return refusal
-    copies = balanced_copies(measurer, pair)
+    copies = balanced_copies(measurer, (pair.first, pair.last))
     if isinstance(copies, Failure):
         return copies
     lanes = [(pair.first, copies[0]), (pair.last, copies[1])]
@@ -41,15 +41,16 @@ def measure_pair(measurer: CudaMeasurer, pair: Pair, repeats: int, place: int = 
     return record
 
 
-def balanced_copies(measurer: CudaMeasurer, pair: Pair) -> tuple[int, int] | Failure:
-    """How often each is repeated so that both sides last about equally long, and long enough."""
-    first_us, last_us = measurer.solo_us(pair.first), measurer.solo_us(pair.last)
-    if isinstance(first_us, Failure):
-        return first_us
-    if isinstance(last_us, Failure):
-        return last_us
-    target_us = max(first_us, last_us, _TARGET_US)
-    return tuple(max(1, min(_MOST_COPIES, round(target_us / time_us))) for time_us in (first_us, last_us))  # type: ignore[return-value]
+def balanced_copies(measurer: CudaMeasurer, operators: Sequence[int]) -> tuple[int, ...] | Failure:
+    """How often each is repeated so that all sides last about equally long, and long enough."""
+    times_us: list[float] = []
+    for operator in operators:
+        time_us = measurer.solo_us(operator)
+        if isinstance(time_us, Failure):
+            return time_us
+        times_us.append(time_us)
+    target_us = max(*times_us, _TARGET_US)
+    return tuple(max(1, min(_MOST_COPIES, round(target_us / time_us))) for time_us in times_us)
 
 
 def _refuse(measurer: CudaMeasurer, pair: Pair) -> Failure | None:
@@ -66,7 +67,7 @@ def _refuse(measurer: CudaMeasurer, pair: Pair) -> Failure | None:
     return None
 
 
-def _time(measurer: CudaMeasurer, pair: Pair, copies: tuple[int, int], chains: Sequence[Chain], repeats: int, place: int) -> PairRecord:
+def _time(measurer: CudaMeasurer, pair: Pair, copies: Sequence[int], chains: Sequence[Chain], repeats: int, place: int) -> PairRecord:
     alone_first, alone_last, both = chains
     rows: list[tuple[float, float, float, float, float]] = []
     for _ in range(repeats):

@@ -14,6 +14,7 @@ from autosched.core.errors import UsageError
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, sequential
 from autosched.device.base import Comparison
+from autosched.device.cuda.groups import measure_group
 from autosched.device.cuda.limits import measure_costs
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.messages import (
@@ -41,6 +42,8 @@ from autosched.device.worker_messages import (
     CompareRequest,
     ExtraAnswer,
     ExtraRequest,
+    GroupAnswer,
+    GroupsRequest,
     LimitsAnswer,
     LimitsRequest,
     OpenRequest,
@@ -168,6 +171,8 @@ class CudaService:
                 yield from self._solo(measurer, request)
             case PairsRequest():
                 yield from self._pairs(measurer, request)
+            case GroupsRequest():
+                yield from self._groups(measurer, request)
             case SchedulesRequest():
                 for index, made in measurer.schedules(request.schedules, request.rounds, request.trace, request.min_block_us, request.seed):
                     yield ScheduleAnswer(index, failure=made) if isinstance(made, Failure) else ScheduleAnswer(index, made)
@@ -205,6 +210,15 @@ class CudaService:
             except Exception as error:
                 made = describe(error)
             yield PairAnswer(index, failure=made) if isinstance(made, Failure) else PairAnswer(index, made)
+
+    def _groups(self, measurer: CudaMeasurer, request: GroupsRequest) -> Iterator[Answer]:
+        for index, group in enumerate(request.groups):
+            self._beat(index)
+            try:
+                made = measure_group(measurer, group, request.repeats, index)
+            except Exception as error:
+                made = describe(error)
+            yield GroupAnswer(index, failure=made) if isinstance(made, Failure) else GroupAnswer(index, made)
 
     def compare(
         self, schedule: Schedule, inputs: Sequence[Sequence[torch.Tensor]], references: Sequence[Sequence[torch.Tensor]]

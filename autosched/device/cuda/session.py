@@ -41,6 +41,7 @@ from autosched.device.worker_messages import (
     Broken,
     CompareRequest,
     ExtraAnswer,
+    GroupsRequest,
     LimitsAnswer,
     LimitsRequest,
     OpenRequest,
@@ -61,7 +62,7 @@ _NO_ANSWER = Failure(FailureKind.CRASH, "the measuring process gave no answer fo
 _GRACE_S = 5.0
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-_Asked = LimitsRequest | SoloRequest | PairsRequest | SchedulesRequest | PairedRequest | CompareRequest
+_Asked = LimitsRequest | SoloRequest | PairsRequest | GroupsRequest | SchedulesRequest | PairedRequest | CompareRequest
 
 
 class _Refused(Exception):

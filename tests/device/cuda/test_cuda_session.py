@@ -12,9 +12,9 @@ import torch
 from autosched.core.errors import DeviceError
 from autosched.core.graph import OpGraph
 from autosched.core.program import InputSpec, Program
-from autosched.core.records import Failure, FailureKind, PairRecord, ScheduleRecord, SoloRecord
+from autosched.core.records import Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.schedule import canonical_key, make_schedule, sequential
-from autosched.device.base import Comparison, Pair, Session
+from autosched.device.base import Comparison, Group, Pair, Session
 from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.session import CudaSession
 from autosched.device.cuda.settings import current_settings
@@ -84,6 +84,19 @@ def test_pairs_run_side_by_side(session: Session) -> None:
     assert (good.slowdown_first, good.slowdown_last) == (1.0, 1.0)
     assert good.solo_first_us * good.repeats_first == pytest.approx(good.together_us)
     for failure in (dependent, wide, absent):
+        assert isinstance(failure, Failure)
+        assert failure.kind is FailureKind.ILLEGAL
+
+
+def test_groups_run_side_by_side(session: Session) -> None:
+    good, dependent, wide, pair, absent = session.groups(
+        [Group((1, 3, 5)), Group((1, 2, 5)), Group((1, 3, 5), (2, 1, 1)), Group((1, 3)), Group((1, 3, 99))], repeats=3
+    )
+    assert isinstance(good, GroupRecord)
+    assert good.makespan_ratio == pytest.approx(1 / 3)
+    assert good.slowdowns == pytest.approx((1.0, 1.0, 1.0))
+    assert good.count == 3
+    for failure in (dependent, wide, pair, absent):
         assert isinstance(failure, Failure)
         assert failure.kind is FailureKind.ILLEGAL
 

@@ -1,0 +1,83 @@
+"""Three and more operators at the same time: fork{A x k | B x m | C x n ...}join in one graph, launched in the order given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from autosched.core.records import Failure, FailureKind, GroupRecord
+from autosched.device.base import Group
+from autosched.device.cuda.measure import Chain, CudaMeasurer, unsupported_width
+from autosched.device.cuda.pairs import balanced_copies
+
+
+def measure_group(measurer: CudaMeasurer, group: Group, repeats: int, place: int = -1) -> GroupRecord | Failure:
+    """Time all members together, and each alone in the same number of copies; the graphs take turns in each round.
+
+    ``place`` is the group's number, for the board.
+    """
+    if (refusal := _refuse(measurer, group)) is not None:
+        return refusal
+    copies = balanced_copies(measurer, group.operators)
+    if isinstance(copies, Failure):
+        return copies
+    lanes = list(zip(group.operators, copies, strict=True))
+    chains: list[Chain] = []
+    for wanted in (*([lane] for lane in lanes), lanes):
+        chain = measurer.chain(wanted)
+        if isinstance(chain, Failure):
+            for made in chains:
+                measurer.release(made)
+            return chain
+        chains.append(chain)
+        measurer.replay(chain.graph)
+    record = _time(measurer, group, copies, chains, repeats, place)
+    for chain in chains:
+        measurer.release(chain)
+    return record
+
+
+def _refuse(measurer: CudaMeasurer, group: Group) -> Failure | None:
+    graph, members = measurer.graph, group.operators
+    if len(members) < 3:
+        return Failure(FailureKind.ILLEGAL, f"a group of {len(members)}; expected three operators or more: two are a pair")
+    if group.widths and len(group.widths) != len(members):
+        return Failure(FailureKind.ILLEGAL, f"{len(group.widths)} widths for {len(members)} operators; expected one each")
+    for place, operator in enumerate(members):
+        if group.width_of(place) != 1:
+            return unsupported_width(group.width_of(place))
+        if not 0 <= operator < len(graph):
+            return Failure(FailureKind.ILLEGAL, f"operator {operator} does not exist; the graph has {len(graph)}")
+    for place, a in enumerate(members):
+        for b in members[place + 1 :]:
+            if not graph.independent(a, b):
+                return Failure(FailureKind.ILLEGAL, f"operators {a} and {b} are the same or depend on each other")
+    return None
+
+
+def _time(measurer: CudaMeasurer, group: Group, copies: Sequence[int], chains: Sequence[Chain], repeats: int, place: int) -> GroupRecord:
+    *alone, together = chains
+    elapsed = measurer.backend.elapsed_us
+    first_start = together.stamps[0][0]
+    alone_us: list[list[float]] = []
+    done_us: list[list[float]] = []
+    begun_us: list[float] = []
+    for _ in range(repeats):
+        measurer.beat(place)
+        for chain in chains:
+            measurer.replay(chain.graph)
+        alone_us.append([max(1e-3, measurer.lane_us(chain, 0)) for chain in alone])
+        done_us.append([max(1e-3, elapsed(first_start, end)) for _, end in together.stamps])
+        # A later branch may begin before the first: the device orders them, not the host.
+        begun_us.append(min(0.0, *(elapsed(first_start, start) for start, _ in together.stamps)))
+    operators = measurer.graph.operators
+    return GroupRecord(
+        signatures=tuple(operators[operator].signature for operator in group.operators),
+        widths=(1,) * len(group.operators),
+        solo_us=tuple(median(column) / count for column, count in zip(zip(*alone_us, strict=True), copies, strict=True)),
+        repeats=tuple(copies),
+        finish_us=tuple(median(column) for column in zip(*done_us, strict=True)),
+        together_us=median(max(row) - begun for row, begun in zip(done_us, begun_us, strict=True)),
+        count=repeats,
+        contamination=measurer.contamination(),
+    )
