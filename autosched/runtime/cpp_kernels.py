@@ -1,0 +1,77 @@
+"""Inductor's C++ kernels, called from lanes: without this they hold the interpreter's lock and no two of them overlap.
+
+What PyTorch does (seen in the sources of 2.11 to 2.13): ``async_compile.cpp_pybinding`` appends a small binding to the kernel, a function
+that parses its arguments and runs ``kernel(...); Py_RETURN_NONE;`` with the lock held. The text of that line is a class attribute,
+so here it is replaced, while kernels are built or loaded, by one that parses the arguments first and gives up the lock around the
+kernel alone. A call through ``ctypes`` would release the lock as well, but costs a microsecond per call and ends the process when a kernel throws.
+
+The line is part of what is hashed: kernels built here and kernels that ``torch.compile`` builds never share a cache entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_HOLDS_LOCK = "kernel({}); Py_RETURN_NONE;"
+# A lambda: its arguments are parsed before its body runs. The guard takes the lock back also when the kernel throws.
+_RELEASES_LOCK = (
+    "[](auto... given) {{ struct Released {{ PyThreadState* state = PyEval_SaveThread(); ~Released() {{ PyEval_RestoreThread(state); }} }} "
+    "released; kernel(given...); }}({}); Py_RETURN_NONE;"
+)
+# These report a division by zero through one pointer of the whole process, so two of them must not run at the same time.
+_DIVIDES_INTEGERS = ("floor_divide_integral(", "remainder_integral(", "mod(")
+
+_patching = threading.RLock()
+
+
+@contextlib.contextmanager
+def kernels_release_gil() -> Iterator[bool]:
+    """Within the block, C++ kernels that Inductor builds or loads release the interpreter's lock while they run.
+
+    Covers what this process compiles or loads inside the block, also from Inductor's caches on disk; one block at a time in a process.
+    Kernels that divide integers keep the lock (see the module).
+
+    Yields:
+        Whether it takes effect; ``False`` where this PyTorch writes its bindings in another way: kernels are right there, and run one
+        at a time.
+    """
+    with _patching:
+        cache = _binding_cache()
+        if cache is None:
+            yield False
+            return
+        own = "load_pybinding_async" in vars(cache)
+        original = vars(cache).get("load_pybinding_async")
+        build = cache.load_pybinding_async
+
+        def load(cls: Any, argtypes: Any, main_code: str, *args: Any, **kwargs: Any) -> Any:
+            if any(name in main_code for name in _DIVIDES_INTEGERS):
+                return build(argtypes, main_code, *args, **kwargs)
+            cache.call_entry_function = _RELEASES_LOCK
+            try:
+                return build(argtypes, main_code, *args, **kwargs)
+            finally:
+                cache.call_entry_function = _HOLDS_LOCK
+
+        cache.load_pybinding_async = classmethod(load)
+        try:
+            yield True
+        finally:
+            if own:
+                cache.load_pybinding_async = original
+            else:
+                del cache.load_pybinding_async
+
+
+def _binding_cache() -> Any:
+    """The class that writes the bindings, or None if it is not the one known here."""
+    try:
+        from torch._inductor.codecache import CppPythonBindingsCodeCache
+    except ImportError:
+        return None
+    cache: Any = CppPythonBindingsCodeCache
+    known = getattr(cache, "call_entry_function", None) == _HOLDS_LOCK and getattr(cache, "entry_function", None) == "kernel"
+    return cache if known and hasattr(cache, "load_pybinding_async") else None
