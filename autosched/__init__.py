@@ -1,6 +1,7 @@
 """autosched decides when and where each operator of a PyTorch model runs.
 
-``tune`` measures and searches, ``load`` runs the result. Importing this package loads neither the tuning stack nor CUDA.
+``tune`` measures and searches, ``load`` runs the result, ``compile`` finds it in the cache by itself. Importing this package loads
+neither the tuning stack nor CUDA.
 """
 
 from pathlib import Path as _Path
@@ -11,12 +12,13 @@ if not (_here / "search").is_dir() and (_here.parent / "search" / "__init__.py")
     __path__.append(str(_here.parent))  # source checkout: sibling folders are our sub-packages
 
 __version__ = "0.1.0"
-__all__ = ["AutoschedError", "load", "tune"]
+__all__ = ["AutoschedError", "compile", "load", "tune"]
 
 _LAZY = {
     "AutoschedError": "autosched.core.errors",
     "tune": "autosched.pipeline",
     "load": "autosched.runtime.load",
+    "compile": "autosched.compiled",
 }
 
 

@@ -86,3 +86,8 @@ def cache_dir() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("autosched", appauthor=False))
+
+
+def schedules_dir() -> Path:
+    """The cache of tuned schedules."""
+    return cache_dir() / "schedules"

@@ -274,13 +274,23 @@ def _validate(graph: OpGraph) -> None:
 
 
 def _canonical_hash(graph: OpGraph) -> str:
+    operators, outputs = merkle_digests(graph, numbered_inputs=True)
+    return _digest(sorted(operators), list(outputs)).hex()
+
+
+def merkle_digests(graph: OpGraph, *, numbered_inputs: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """For each operator, and for each output, a digest of all that it is computed from; names and constants' contents do not matter.
+
+    Args:
+        numbered_inputs: whether the first input is another thing than the second of the same shape.
+    """
     digests: dict[int, bytes] = {}
     for position, value_index in enumerate(graph.inputs):
-        digests[value_index] = _digest("input", position, graph.values[value_index].spec)
+        digests[value_index] = _digest("input", position if numbered_inputs else 0, graph.values[value_index].spec)
     for value in graph.values:
         if value.role is ValueRole.CONSTANT:
             digests[value.index] = _digest("constant", value.spec)
-    operator_digests: list[bytes] = []
+    operator_digests: list[str] = []
     mutated: dict[int, bytes] = {}
     for operator in graph.operators:
         # A reader after an in-place change reads something else than a reader before it.
@@ -297,9 +307,8 @@ def _canonical_hash(graph: OpGraph) -> str:
         digest = _digest(*parts, len(operator.calls))
         for value_index in operator.mutates:
             mutated[graph.values[value_index].storage] = digest
-        operator_digests.append(digest)
-    outputs = [digests[value_index].hex() for value_index in graph.outputs]
-    return _digest([digest.hex() for digest in sorted(operator_digests)], outputs).hex()
+        operator_digests.append(digest.hex())
+    return tuple(operator_digests), tuple(digests[value_index].hex() for value_index in graph.outputs)
 
 
 def _describe(argument: Argument, digests: dict[int, bytes]) -> object:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from autosched.config import budget_for
 from autosched.core.progress import Progress, Silent
 from autosched.pipeline.bundles import bench, check, read, trace
+from autosched.pipeline.cache import remember
 from autosched.pipeline.result import Tuned, check_writable
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def tune(
 ) -> Tuned:
     """Measure a model's operators, search schedules, verify the best on the device, and keep the winner.
 
+    The winner is also kept in the cache of tuned schedules, where ``autosched.compile`` and ``torch.compile`` find it.
+
     Args:
         model: in inference mode; left unchanged.
         example_inputs: positional arguments of one call; nested containers are allowed.
@@ -62,7 +65,9 @@ def tune(
         device, effort, budget, seed, rewrite, fresh, None, True, budget.compiled_baseline, name or type(model).__name__, dtype, source
     )
     outcome = Job(model, example_inputs, example_kwargs, options, progress or Silent()).run()
-    return Tuned(outcome, options)
+    tuned = Tuned(outcome, options)
+    remember(tuned)
+    return tuned
 
 
 def compare(

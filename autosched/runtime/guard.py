@@ -111,7 +111,7 @@ class LoadedModel:
         prepared = self._prepared
         if prepared is None:
             return self.model(*args, **kwargs)
-        if reason := _foreign_mode(prepared.device):
+        if reason := foreign_mode(prepared.device):
             return self._step_aside("mode", reason, args, kwargs)
         try:
             tensors = self._flattened(prepared.program, args, kwargs)
@@ -243,7 +243,7 @@ class LoadedModel:
             warnings.warn(f"autosched runs {type(self.model).__name__} as it came: {reason}", FallbackWarning, stacklevel=4)
 
 
-def _foreign_mode(device: torch.device) -> str:
+def foreign_mode(device: torch.device) -> str:
     """Why this thread's modes forbid running operators on other threads or from a recording, or nothing."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return "the call is being traced or compiled"

@@ -1,0 +1,112 @@
+"""The second way in: a graph that Dynamo cut out of a model, as a module that ``capture`` takes like any other.
+
+Dynamo hands a backend an FX graph whose parameters and buffers are inputs like the user's own. Put back where they belong, on a
+module, the graph goes through ``torch.export`` with the same lowering as a whole model, so both ways give one program and one hash.
+The only file that reads Dynamo's private marks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_IN_BRACKETS = re.compile(r"\['?([^'\]]+)'?\]")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInputs:
+    """What the inputs of a Dynamo graph are.
+
+    Args:
+        names: one for each input, for messages.
+        static: positions of parameters and buffers, ascending: the same tensors in every call, unless the model is changed.
+        given: positions of all others.
+        dynamic: whether sizes are left open, to be taken from each call's inputs.
+    """
+
+    names: tuple[str, ...]
+    static: tuple[int, ...]
+    given: tuple[int, ...]
+    dynamic: bool
+
+
+def inputs_of(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> GraphInputs:
+    """Tell parameters from inputs.
+
+    Args:
+        graph: as Dynamo gives it to a backend.
+        examples: real tensors, parameters and symbolic sizes, in the order of the graph's placeholders.
+    """
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    static = tuple(index for index, (node, item) in enumerate(zip(nodes, examples, strict=True)) if _is_static(node, item))
+    given = tuple(sorted(set(range(len(nodes))) - set(static)))
+    dynamic = any(_is_open(nodes[index].meta.get("example_value"), examples[index]) for index in given)
+    return GraphInputs(tuple(_name(node) for node in nodes), static, given, dynamic)
+
+
+def gives_gradients(graph: torch.fx.GraphModule) -> bool:
+    """Whether something the graph returns has a gradient history, or may have one."""
+    if not torch.is_grad_enabled():
+        return False
+    returned = next(node for node in graph.graph.nodes if node.op == "output").all_input_nodes
+    values = [node.meta.get("example_value", node.meta.get("val")) for node in returned]
+    # Nothing known of an output: assume the worst.
+    return any(value is None or getattr(value, "requires_grad", False) for value in values)
+
+
+class DynamoGraph(torch.nn.Module):
+    """A Dynamo graph with its parameters and buffers in place: the very tensors, not copies. In inference mode.
+
+    Args:
+        graph: what Dynamo cut out.
+        inputs: as :func:`inputs_of` gives them.
+        static: the tensor at each of ``inputs.static``.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, inputs: GraphInputs, static: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.graph = graph
+        # Not eval(): a graph that holds modules of the user's holds the user's own.
+        self.training = graph.training = False
+        self._keys: list[str | None] = [None] * len(inputs.names)
+        for position, tensor in zip(inputs.static, static, strict=True):
+            key = f"{inputs.names[position]}_{position}"
+            if isinstance(tensor, torch.nn.Parameter):
+                self.register_parameter(key, tensor)
+            else:
+                self.register_buffer(key, tensor)
+            self._keys[position] = key
+
+    def forward(self, *given: Any) -> Any:
+        """Run the graph as it came on the inputs that are not parameters, in order."""
+        left = iter(given)
+        return self.graph(*[next(left) if key is None else getattr(self, key) for key in self._keys])
+
+
+def _is_static(node: torch.fx.Node, item: object) -> bool:
+    if isinstance(item, torch.nn.Parameter):
+        return True
+    noted = node.meta.get("tensor_dict") or {}
+    return isinstance(item, torch.Tensor) and bool(
+        noted.get("_dynamo_static_input_type") or getattr(item, "_dynamo_static_input_type", None)
+    )
+
+
+def _is_open(noted: object, item: object) -> bool:
+    value = noted if isinstance(noted, torch.Tensor) else item
+    if not isinstance(value, torch.Tensor):
+        return True
+    return any(not isinstance(size, int) for size in value.shape)
+
+
+def _name(node: torch.fx.Node) -> str:
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", None)
+    text = name() if callable(name) else name
+    # L['self']._modules['fc']._parameters['weight'] without its root.
+    parts = _IN_BRACKETS.findall(text)[1:] if isinstance(text, str) else []
+    return re.sub(r"\W", "_", "_".join(parts)) or node.name

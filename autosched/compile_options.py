@@ -1,0 +1,57 @@
+"""What ``torch.compile(model, backend="autosched", options={...})`` and ``autosched.compile`` may be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autosched.core.errors import UsageError
+
+EFFORTS = ("quick", "balanced", "full")
+_DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """How a model gets its schedule.
+
+    Args:
+        tune: tune at the first call with this effort if the cache has nothing; ``None`` to take the default schedule then.
+        budget_s: seconds for tuning, instead of the preset's.
+        device: ``cpu`` or ``cuda`` to insist on where the model is; ``auto`` for wherever that is.
+        strict: raise where the model would otherwise run as it came.
+    """
+
+    tune: str | None = None
+    budget_s: float | None = None
+    device: str = "auto"
+    strict: bool = False
+
+
+def parse_options(options: Mapping[str, Any] | None) -> CompileOptions:
+    """Check every option.
+
+    Raises:
+        UsageError: naming the option, its value and what is expected.
+    """
+    given = dict(options or {})
+    known = ("tune", "budget_s", "device", "strict")
+    if unknown := sorted(str(name) for name in given.keys() - set(known)):
+        raise UsageError(f"option {unknown[0]!r} is not known to the backend 'autosched'; expected one of {', '.join(known)}")
+    tune = given.get("tune")
+    if tune is not None and tune not in EFFORTS:
+        raise UsageError(f"option tune is {tune!r}; expected one of {', '.join(EFFORTS)}, or nothing for not tuning")
+    budget = given.get("budget_s")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget < math.inf):
+        raise UsageError(f"option budget_s is {budget!r}; expected a number of seconds that is not negative")
+    if budget is not None and tune is None:
+        raise UsageError("option budget_s says how long to tune, but option tune is not given; expected both, or neither")
+    device = given.get("device", "auto")
+    if device not in _DEVICES:
+        raise UsageError(f"option device is {device!r}; expected one of {', '.join(_DEVICES)}")
+    strict = given.get("strict", False)
+    if not isinstance(strict, bool):
+        raise UsageError(f"option strict is {strict!r}; expected True or False")
+    return CompileOptions(tune, float(budget) if budget is not None else None, str(device), strict)

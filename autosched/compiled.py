@@ -1,0 +1,273 @@
+"""``autosched.compile``: a model with the schedule that was tuned for it, or a safe default, found by what the model computes.
+
+A schedule is looked up by graph, device, versions and settings, and transferred onto the graph captured here, so that neither the
+names of parameters nor the order of inputs matter. If there is none, the default is the fused operators one after another, each as
+wide as this process allows: what PyTorch itself would do, without a search. Lanes are never tried unmeasured, for they can lose; and
+the default itself must win a short race against the model as it came, or the model stays as it came.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import statistics
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from autosched.capture.export import Captured, capture
+from autosched.compile_options import CompileOptions, parse_options
+from autosched.config import schedules_dir
+from autosched.core.errors import AutoschedError, IllegalSchedule, UnsupportedGraph, UsageError
+from autosched.core.likeness import transfer
+from autosched.core.program import ConstantSource
+from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.core.report import TuneReport
+from autosched.core.schedule import sequential
+from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.runtime import cache
+from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
+from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
+from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
+from autosched.runtime.load import load
+
+_log = logging.getLogger(__name__)
+
+DEFAULT = "sequential_default"
+# torch.export patches classes while it traces, so no two captures may overlap in one process.
+PREPARING = threading.RLock()
+_RACE_ROUNDS = 9
+_RACE_SECONDS = 0.5
+
+
+class Origin(enum.StrEnum):
+    """Where a schedule came from."""
+
+    CACHE = "cache"
+    TUNED = "tuned"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A bundle for one graph and one set of input shapes; it fits every model with such parameters."""
+
+    bundle: bytes
+    origin: Origin
+
+
+def compile(
+    model: torch.nn.Module,
+    example_inputs: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    schedule: str | os.PathLike[str] | bytes = "auto",
+    tune: str | None = None,
+    budget_s: float | None = None,
+    device: str = "auto",
+    strict: bool = False,
+) -> Callable[..., Any]:
+    """A callable like ``model`` that runs a schedule.
+
+    Args:
+        model: in eval mode, on the device it is to run on.
+        example_inputs: positional arguments of one call; the schedule is then found and verified now. Without them that happens at the
+            first call, for each input shape, and for each part if the model cannot be captured whole (``torch.compile`` with this
+            backend).
+        example_kwargs: keyword arguments of that call.
+        schedule: ``auto`` to look in the cache of tuned schedules; or the path or the bytes of a bundle.
+        tune: ``quick``, ``balanced`` or ``full``: tune if the cache has nothing, and keep the result there.
+        budget_s: seconds for tuning, instead of the preset's.
+        device: ``cpu`` or ``cuda`` to insist on where the model is.
+        strict: raise where the model would otherwise run as it came with a warning.
+
+    Returns:
+        A ``LoadedModel``; or, without example inputs, what ``torch.compile`` returns.
+
+    Raises:
+        UsageError: for an option that cannot be honoured, or a missing file.
+        AutoschedError: with ``strict``, if the model cannot be captured or its schedule may not run.
+    """
+    options = parse_options({"tune": tune, "budget_s": budget_s, "device": device, "strict": strict})
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"compile() got a {type(model).__name__}; expected a torch.nn.Module")
+    if schedule != "auto":
+        if tune is not None:
+            raise UsageError(f"compile() was told to tune ({tune!r}) and to use the schedule {_shown(schedule)}; expected one of the two")
+        return load(schedule, model, strict=strict)
+    if example_inputs is None and example_kwargs is None:
+        from autosched.plugin import autosched
+
+        given = {"tune": tune, "budget_s": budget_s, "device": device, "strict": strict}
+        # One schedule is for one shape: sizes left open would only be closed again.
+        compiled: Callable[..., Any] = torch.compile(model, backend=autosched, dynamic=False, options=given)
+        return compiled
+    args, kwargs = tuple(example_inputs or ()), dict(example_kwargs or {})
+    try:
+        return ready(model, recipe_for(model, args, kwargs, options), args, kwargs, options)
+    except UsageError as error:
+        if options.strict or not isinstance(error, UnsupportedGraph):
+            raise
+        return _as_it_came(model, str(error))
+    except AutoschedError as error:
+        if options.strict:
+            raise
+        return _as_it_came(model, str(error))
+
+
+def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: CompileOptions) -> Recipe:
+    """A schedule for ``model`` called like this: from the cache, else tuned if asked for, else the default.
+
+    Raises:
+        UnsupportedGraph: if the model cannot be captured.
+        UsageError: if the model is not on the device that ``options`` names.
+        AutoschedError: if tuning fails.
+    """
+    home = _home(model, args, kwargs)
+    if options.device not in ("auto", home.type):
+        raise UsageError(f"option device is {options.device!r}, but the model is on {home}; move the model, or leave the option out")
+    if home.type not in ("cpu", "cuda"):
+        raise UnsupportedGraph(f"the model is on {home}; expected cpu or cuda. Move the model.")
+    if torch.is_autocast_enabled(home.type):
+        raise UnsupportedGraph("autocast is on, which no schedule is made for; expected it off. Convert the model instead (model.half()).")
+    with PREPARING, torch.inference_mode(False), torch.no_grad():
+        args, kwargs = _usable(args), _usable(dict(kwargs))
+        captured = capture(model, args, kwargs)
+        device, software = _host_keys(home)
+        key = cache.key_for(captured.program.graph, device, software, numerics_key(home.type))
+        found = cache.find(schedules_dir(), key)
+        origin = Origin.CACHE
+        if found is None and options.tune is not None:
+            # Once, not again for each shape that comes to the same graph.
+            found, origin = _tune(model, args, kwargs, home.type, options), Origin.TUNED
+        if found is not None:
+            try:
+                return Recipe(encode_bundle(_fitted(found, captured)), origin)
+            except IllegalSchedule as error:
+                _log.warning("the tuned schedule of %s does not fit: %s", type(model).__name__, error)
+        return Recipe(encode_bundle(_default(captured, device, software, type(model).__name__)), Origin.DEFAULT)
+
+
+def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: CompileOptions) -> LoadedModel:
+    """``model`` on the schedule of ``recipe``, verified against the model; or, where that is no faster, the model as it came.
+
+    Raises:
+        AutoschedError: with ``strict``, if the schedule may not run.
+    """
+    with PREPARING, torch.inference_mode(False), torch.no_grad():
+        loaded = load(recipe.bundle, model, strict=options.strict)
+        report = loaded.report()
+        if recipe.origin is Origin.DEFAULT and report.scheduled and not _faster(loaded, model, _usable(args), _usable(dict(kwargs))):
+            reason = "the default schedule is no faster here than the model as it came; tune to search for a better one"
+            _log.info("%s: %s", type(model).__name__, reason)
+            return LoadedModel(model, None, replace(report, scheduled=False, reason=reason), strict=False)
+        return loaded
+
+
+def _fitted(found: Bundle, captured: Captured) -> Bundle:
+    """The schedule of ``found`` in a bundle for the program captured here."""
+    schedule = transfer(found.schedule, found.program.graph, captured.program.graph)
+    report = replace(found.evidence.report, graph_hash=captured.program.graph.hash)
+    # Times by operator index belong to the other program's indices.
+    evidence = replace(found.evidence, report=report, planned=OperatorTimes(), measured=OperatorTimes())
+    key = found.key
+    return make_bundle(captured.program, schedule, evidence, _literals(captured), key.device, key.software, numerics=key.numerics)
+
+
+def _default(captured: Captured, device: DeviceKey, software: SoftwareKey, name: str) -> Bundle:
+    graph = captured.program.graph
+    width = max(1, min(torch.get_num_threads(), usable_cores())) if device.kind == "cpu" else 1
+    report = TuneReport(
+        model=name,
+        graph_hash=graph.hash,
+        device=device,
+        lowering=captured.program.lowering,
+        operators=len(graph),
+        chosen=DEFAULT,
+        best_baseline=DEFAULT,
+        verdict="no schedule has been tuned for this graph here; the operators run one after another",
+        ratio_low=1.0,
+        ratio_high=1.0,
+        strategies=(),
+        measurements=0,
+        failures=0,
+        search_s=0.0,
+        noise_floor_pct=0.0,
+        seed=0,
+        effort="none",
+    )
+    return make_bundle(captured.program, sequential(graph, width=width), Evidence(report), _literals(captured), device, software)
+
+
+def _literals(captured: Captured) -> dict[str, torch.Tensor]:
+    return {
+        binding.name: captured.constants[binding.value].detach().cpu()
+        for binding in captured.program.bindings
+        if binding.source is ConstantSource.LITERAL
+    }
+
+
+def _tune(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: str, options: CompileOptions) -> Bundle:
+    from autosched.pipeline import tune
+
+    return tune(model, args, kwargs, device=kind, effort=options.tune or "quick", budget_s=options.budget_s).bundle
+
+
+def _faster(loaded: LoadedModel, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the schedule beats the model in a short race: turn by turn, the median of the ratios under 1."""
+    runners = (lambda: loaded(*args, **kwargs), lambda: model(*args, **kwargs))
+    on_gpu = _home(model, args, kwargs).type == "cuda"
+    for run in (*runners, *runners):
+        run()
+    ratios: list[float] = []
+    begin = time.perf_counter()
+    while len(ratios) < 3 or (len(ratios) < _RACE_ROUNDS and time.perf_counter() - begin < _RACE_SECONDS):
+        # Who goes first changes from round to round.
+        first = len(ratios) % 2
+        times = {index: _timed(runners[index], on_gpu) for index in (first, 1 - first)}
+        ratios.append(times[0] / times[1])
+    return statistics.median(ratios) < 1.0
+
+
+def _timed(run: Callable[[], Any], on_gpu: bool) -> float:
+    begin = time.perf_counter()
+    run()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def _usable(item: Any) -> Any:
+    """The same nested arguments without tensors made in inference mode, which autograd's bookkeeping refuses."""
+    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone() if tensor.is_inference() else tensor, item)
+
+
+def _home(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    leaves = torch.utils._pytree.tree_leaves((args, dict(kwargs)))
+    return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
+
+
+def _host_keys(home: torch.device) -> tuple[DeviceKey, SoftwareKey]:
+    if home.type == "cpu":
+        return cpu_device_key(), software_key()
+    from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+
+    index = home.index if home.index is not None else torch.cuda.current_device()
+    return cuda_device_key(index), cuda_software_key(index)
+
+
+def _as_it_came(model: torch.nn.Module, reason: str) -> LoadedModel:
+    warnings.warn(f"autosched runs {type(model).__name__} as it came: {reason}", FallbackWarning, stacklevel=3)
+    return LoadedModel(model, None, LoadReport(False, reason), strict=False)
+
+
+def _shown(schedule: object) -> str:
+    return "given as bytes" if isinstance(schedule, bytes) else repr(schedule)

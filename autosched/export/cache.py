@@ -1,0 +1,34 @@
+"""Keeping tuned schedules where the next process finds them. Reading is ``runtime.cache``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from autosched.core.errors import AutoschedError
+from autosched.export.bundle import write_bundle
+from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.cache import key_of, warn_once
+
+
+def keep(folder: str | os.PathLike[str], bundle: Bundle) -> Path | None:
+    """Keep ``bundle`` in the cache folder, in one step; an older entry of the same key gives way.
+
+    Any number of processes may do so at once: a reader sees one of their bundles, whole. A folder that cannot be written costs a
+    warning, not the job.
+
+    Returns:
+        Where it is, or ``None`` if it could not be kept.
+
+    Warns:
+        CacheWarning: once for each folder that cannot be written.
+    """
+    target = Path(folder) / key_of(bundle).filename
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return write_bundle(target, bundle)
+    except (OSError, AutoschedError) as error:
+        warn_once(
+            f"{folder}: write", f"the tuned schedule is not kept in the cache: {error} Set AUTOSCHED_CACHE to a folder that can be written."
+        )
+        return None

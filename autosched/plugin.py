@@ -1,0 +1,214 @@
+"""The backend of ``torch.compile(model, backend="autosched", options={...})``, found through the entry point of that name.
+
+Dynamo calls it once for each graph it cuts out of a model (a graph break gives several). Nothing is done then: at the first call,
+with real inputs, the graph gets its schedule from the cache of tuned schedules, by tuning if asked to, or by default
+(``compiled.recipe_for``), and is verified against itself in eager mode. Where there is any doubt the graph runs as it came, with one
+warning; where gradients are wanted, always.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autosched.compile_options import CompileOptions, parse_options
+from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from autosched.capture.dynamo import DynamoGraph, GraphInputs
+    from autosched.compiled import Recipe
+    from autosched.runtime.guard import LoadedModel, LoadReport
+
+# Models of one class share their code, and so their graphs: this many sets of parameters, and this many input shapes, keep a schedule
+# at once for each graph. One more, and the one used longest ago is dropped.
+MAX_BOUND = 32
+MAX_SHAPES = 16
+
+Shapes = tuple[object, ...]
+
+_graphs: weakref.WeakSet[ScheduledGraph] = weakref.WeakSet()
+
+
+def autosched(
+    graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """Compile one graph of Dynamo's for inference.
+
+    Args:
+        graph: as Dynamo cuts it out.
+        example_inputs: its inputs in order; parameters are among them.
+        options: ``tune`` (``quick``, ``balanced``, ``full``: at the first call, if the cache has nothing), ``budget_s``, ``device``,
+            ``strict``; see ``compile_options.CompileOptions``.
+        mode: none is known; say what you want by ``options``.
+
+    Returns:
+        A callable on the graph's inputs.
+
+    Raises:
+        UsageError: by the callable, so that it arrives as it is: an option that cannot be honoured.
+    """
+    from autosched.capture.dynamo import gives_gradients, inputs_of
+
+    try:
+        if mode is not None:
+            raise UsageError(f"mode is {mode!r}; the backend 'autosched' has none. Give options={{'tune': 'quick'}} instead.")
+        parsed = parse_options(options)
+    except UsageError as error:
+        return _raiser(error)
+    if gives_gradients(graph):
+        reason = "it is called with gradients; call it under torch.no_grad() or torch.inference_mode() to run a schedule"
+        if parsed.strict:
+            return _raiser(UnsupportedGraph(f"the graph may not be scheduled: {reason}"))
+        return _aside(graph, reason)
+    made = ScheduledGraph(graph, inputs_of(graph, example_inputs), parsed)
+    _graphs.add(made)
+    return made
+
+
+def reports() -> list[LoadReport]:
+    """What became of every graph, shape and set of parameters compiled so far in this process and still in use."""
+    return [report for graph in list(_graphs) for report in graph.reports()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a graph runs as it came at inputs of certain shapes."""
+
+    reason: str
+
+
+class ScheduledGraph:
+    """One graph of Dynamo's; called with all its inputs, parameters included. Calls may come from any thread."""
+
+    def __init__(self, graph: torch.fx.GraphModule, inputs: GraphInputs, options: CompileOptions) -> None:
+        self._graph = graph
+        self._inputs = inputs
+        self._options = options
+        self._recipes: dict[Shapes, Recipe | _Refusal] = {}
+        self._bound: OrderedDict[tuple[Shapes, tuple[int, ...]], _Bound] = OrderedDict()
+        self._warned: set[str] = set()
+
+    def __call__(self, *args: Any) -> Any:
+        """The graph's outputs, as the graph itself would give them.
+
+        Raises:
+            AutoschedError: with ``strict``, where the graph would run as it came.
+        """
+        shapes = _shapes([args[index] for index in self._inputs.given]) if self._inputs.dynamic else ()
+        static = [args[index] for index in self._inputs.static]
+        # Dynamo does not watch which tensors the parameters are: other ones (a replaced parameter, another model of the same class)
+        # come to the same graph. Those bound here are kept alive, so their identities stay theirs.
+        key = (shapes, tuple(map(id, static)))
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = self._bind(key, args, static)
+        if bound is None:
+            return self._graph(*args)
+        return bound.model(*[args[index] for index in self._inputs.given])
+
+    def reports(self) -> list[LoadReport]:
+        """One for each set of shapes and parameters."""
+        from autosched.compiled import PREPARING
+        from autosched.runtime.guard import LoadReport
+
+        with PREPARING:
+            refused = [LoadReport(False, recipe.reason) for recipe in self._recipes.values() if isinstance(recipe, _Refusal)]
+            return refused + [bound.model.report() for bound in self._bound.values()]
+
+    def _bind(self, key: tuple[Shapes, tuple[int, ...]], args: Sequence[Any], static: Sequence[torch.Tensor]) -> _Bound | None:
+        from autosched.capture.dynamo import DynamoGraph
+        from autosched.compiled import PREPARING
+        from autosched.runtime.guard import foreign_mode
+
+        home = next((item.device for item in (*static, *args) if hasattr(item, "device")), None)
+        if home is not None and foreign_mode(home):
+            # For this call only: the mode belongs to the caller.
+            return None
+        # One lock for all graphs: a model being prepared may call another one that is prepared too.
+        with PREPARING:
+            if key in self._bound:
+                return self._bound[key]
+            model = DynamoGraph(self._graph, self._inputs, static)
+            given = tuple(args[index] for index in self._inputs.given)
+            recipe = self._recipe(key[0], model, given)
+            if isinstance(recipe, _Refusal):
+                return None
+            bound = _Bound(self._verified(model, recipe, given), tuple(static))
+            self._bound[key] = bound
+            if len(self._bound) > MAX_BOUND:
+                self._bound.popitem(last=False)
+            return bound
+
+    def _recipe(self, shapes: Shapes, model: DynamoGraph, given: tuple[Any, ...]) -> Recipe | _Refusal:
+        from autosched.compiled import recipe_for
+
+        if shapes in self._recipes:
+            return self._recipes[shapes]
+        if len(self._recipes) >= MAX_SHAPES:
+            return self._refuse(f"more than {MAX_SHAPES} input shapes came to one graph; pad inputs to fewer shapes")
+        try:
+            recipe: Recipe | _Refusal = recipe_for(model, given, {}, self._options)
+        except UsageError as error:
+            if self._options.strict or not isinstance(error, UnsupportedGraph):
+                raise
+            recipe = self._refuse(str(error))
+        except AutoschedError as error:
+            if self._options.strict:
+                raise
+            recipe = self._refuse(str(error))
+        except Exception as error:
+            # A plugin must not break a model that runs without it, whatever it stumbled over.
+            if self._options.strict:
+                raise
+            recipe = self._refuse(f"{type(error).__name__}: {error}")
+        self._recipes[shapes] = recipe
+        return recipe
+
+    def _verified(self, model: DynamoGraph, recipe: Recipe, given: tuple[Any, ...]) -> LoadedModel:
+        from autosched.compiled import ready
+
+        return ready(model, recipe, given, {}, self._options)
+
+    def _refuse(self, reason: str) -> _Refusal:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            _warn(reason)
+        return _Refusal(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A schedule on one set of parameters, which it keeps alive."""
+
+    model: LoadedModel
+    static: tuple[torch.Tensor, ...]
+
+
+def _shapes(given: Sequence[Any]) -> Shapes:
+    return tuple((tuple(item.shape), tuple(item.stride()), str(item.dtype)) if hasattr(item, "stride") else item for item in given)
+
+
+def _raiser(error: AutoschedError) -> Callable[..., Any]:
+    """Dynamo would wrap what a backend raises; what its product raises arrives as it is."""
+
+    def fail(*args: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def _aside(graph: torch.fx.GraphModule, reason: str) -> Callable[..., Any]:
+    _warn(reason)
+    return graph
+
+
+def _warn(reason: str) -> None:
+    from autosched.runtime.guard import FallbackWarning
+
+    warnings.warn(f"autosched runs a compiled graph as it came: {reason}", FallbackWarning, stacklevel=2)

@@ -1,0 +1,127 @@
+"""Tuned schedules by what they are for: finding one in the cache folder. Writing is ``export.cache``; a server only reads.
+
+One entry is one bundle, in a file named after its key. A file that is not what its writer wrote is moved aside, never deleted and
+never fatal: the search for a schedule goes on as if there were none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from autosched.core.errors import ArtifactCorrupt, AutoschedError
+from autosched.core.graph import OpGraph
+from autosched.core.likeness import structure_key
+from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.runtime.bundle_format import Bundle, read_bundle
+
+SUFFIX = ".autosched"
+
+_lock = threading.Lock()
+_warned: set[str] = set()
+
+
+class CacheWarning(UserWarning):
+    """The schedule cache cannot be used as it should; the message says why. Given once for each cause and process."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """What a tuned schedule is for.
+
+    Args:
+        structure: ``core.likeness.structure_key`` of the graph.
+        device: where it was, or shall be, run.
+        software: versions there.
+        numerics: process-wide settings, as ``host_key.numerics_key`` gives them.
+    """
+
+    structure: str
+    device: DeviceKey
+    software: SoftwareKey
+    numerics: tuple[tuple[str, str], ...]
+
+    @property
+    def filename(self) -> str:
+        """``<graph>-<device>-<software>-<settings>.autosched``, each part a digest."""
+        parts = (self.structure[:32], _digest(self.device), _digest(self.software), _digest(self.numerics))
+        return "-".join(parts) + SUFFIX
+
+
+def key_of(bundle: Bundle) -> CacheKey:
+    """The key under which ``bundle`` is kept."""
+    return key_for(bundle.program.graph, bundle.key.device, bundle.key.software, bundle.key.numerics)
+
+
+def key_for(graph: OpGraph, device: DeviceKey, software: SoftwareKey, numerics: tuple[tuple[str, str], ...]) -> CacheKey:
+    """The key under which a schedule of ``graph`` would be kept."""
+    return CacheKey(structure_key(graph), device, software, numerics)
+
+
+def find(folder: str | os.PathLike[str], key: CacheKey) -> Bundle | None:
+    """The tuned schedule kept under ``key``, or ``None``. Never raises for what is in the folder.
+
+    Args:
+        folder: of the cache; it need not exist.
+
+    Warns:
+        CacheWarning: if there is an entry that cannot be used.
+    """
+    path = Path(folder) / key.filename
+    bundle: Bundle | None = None
+    try:
+        if not path.exists():
+            return None
+        bundle = _read(path)
+        if key_of(bundle) != key:
+            raise ArtifactCorrupt(str(path), "it holds a schedule for something else than its name says")
+    except ArtifactCorrupt as error:
+        _set_aside(path, error.why)
+        return None
+    except (AutoschedError, OSError) as error:
+        warn_once(f"{path}: {type(error).__name__}", f"the tuned schedule in {path} is not used: {error}")
+        return None
+    return bundle
+
+
+def _read(path: Path) -> Bundle:
+    try:
+        return read_bundle(path)
+    except ArtifactCorrupt:
+        # Another process may have replaced it between two reads of a slow disk; what is bad stays bad.
+        return read_bundle(path)
+
+
+def _set_aside(path: Path, why: str) -> None:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    target = path.with_name(f"{path.name}.corrupt-{stamp}")
+    count = 1
+    while target.exists():
+        target = path.with_name(f"{path.name}.corrupt-{stamp}-{count}")
+        count += 1
+    kept = "left where it is (the folder cannot be changed)"
+    with contextlib.suppress(OSError):
+        os.rename(path, target)
+        kept = f"moved to {target.name}"
+    warn_once(f"{path}: corrupt", f"the tuned schedule in {path} is damaged ({why}); it was {kept} and is not used. Tune again.")
+
+
+def warn_once(cause: str, message: str) -> None:
+    """Warn with ``message`` unless this process has warned of ``cause`` before."""
+    with _lock:
+        if cause in _warned:
+            return
+        _warned.add(cause)
+    warnings.warn(f"autosched: {message}", CacheWarning, stacklevel=3)
+
+
+def _digest(item: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(item)).hexdigest()[:16]
