@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import msgspec
-
 from autosched.core.errors import DeviceError
 from autosched.core.program import Program
+from autosched.core.program_json import encode_program
 from autosched.core.records import Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, violations
 from autosched.device.base import Comparison, Group, Limits, Pair
@@ -28,7 +27,6 @@ from autosched.device.worker_messages import (
     PairedAnswer,
     PairedRequest,
     PairsRequest,
-    ProgramMessage,
     ScheduleAnswer,
     SchedulesRequest,
     SoloAnswer,
@@ -256,7 +254,7 @@ class CpuSession:
 
     def _write_program(self, constants: Mapping[int, torch.Tensor]) -> None:
         program_file = self._worker.folder / "program.json"
-        program_file.write_bytes(msgspec.json.encode(ProgramMessage.of(self._program)))
+        program_file.write_bytes(encode_program(self._program))
         constants_file = self._worker.write_tensors("constants.safetensors", {str(value): tensor for value, tensor in constants.items()})
         self._worker.opens_with([OpenRequest(str(program_file), str(constants_file), self._seed)])
 

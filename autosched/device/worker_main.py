@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import msgspec
 import torch
 
 from autosched.core.errors import UsageError
+from autosched.core.program_json import decode_program
 from autosched.core.records import Failure
 from autosched.device.cpu_groups import measure_groups
 from autosched.device.cpu_measure import CpuMeasurer
@@ -30,7 +30,6 @@ from autosched.device.worker_messages import (
     PairedAnswer,
     PairedRequest,
     PairsRequest,
-    ProgramMessage,
     Request,
     ScheduleAnswer,
     SchedulesRequest,
@@ -80,7 +79,7 @@ class _Service:
                 raise UsageError(f"the measuring process of the CPU device cannot answer {type(request).__name__}")
 
     def _open(self, request: OpenRequest) -> CpuMeasurer:
-        program = msgspec.json.decode(Path(request.program_file).read_bytes(), type=ProgramMessage).program()
+        program = decode_program(Path(request.program_file).read_bytes())
         constants = {int(name): tensor for name, tensor in read_tensors(Path(request.constants_file)).items()}
         self._channel.beat(-1)
         programs = WidePrograms(program, constants, lambda bound: _with_plugin(bound, self._channel.plugin))

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from autosched.core.graph import OpGraph
-from autosched.core.program import Argument, Binding, Call, InputSpec, Program
+from autosched.core.program import Argument
 from autosched.core.records import Failure, GroupRecord, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule
 from autosched.device.base import Comparison, Group, Pair
@@ -24,29 +23,6 @@ BOARD = struct.Struct("<qq")
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     pass
-
-
-class ProgramMessage(_Message, frozen=True):
-    """A ``Program``, field by field."""
-
-    graph: OpGraph
-    prologue: tuple[Call, ...]
-    bindings: tuple[Binding, ...]
-    inputs: tuple[InputSpec, ...]
-    input_tree: str
-    output_tree: str
-    input_leaves: tuple[Argument, ...]
-    output_leaves: tuple[Argument, ...]
-    lowering: str
-
-    @staticmethod
-    def of(program: Program) -> ProgramMessage:
-        """The message that carries ``program``."""
-        return ProgramMessage(**{name: getattr(program, name) for name in ProgramMessage.__struct_fields__})
-
-    def program(self) -> Program:
-        """The program carried."""
-        return Program(**{name: getattr(self, name) for name in ProgramMessage.__struct_fields__})
 
 
 class OpenRequest(_Message, frozen=True):

@@ -7,14 +7,14 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import torch
 
+from autosched.core.program_json import decode_program
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.messages import SettingsBody
 from autosched.device.cuda.service import Bench, CudaService
 from autosched.device.worker_child import Channel
-from autosched.device.worker_messages import OpenRequest, ProgramMessage
+from autosched.device.worker_messages import OpenRequest
 from autosched.runtime.cuda_graph import GraphCapturer
 from tests.conformance.fake_cuda import FakeCuda, FakeProgram, FakeTensor, OutOfMemory, mix
 
@@ -36,7 +36,7 @@ class FakeBuilder:
         self.settings = settings
 
     def build(self, request: OpenRequest) -> Bench:
-        program = msgspec.json.decode(Path(request.program_file).read_bytes(), type=ProgramMessage).program()
+        program = decode_program(Path(request.program_file).read_bytes())
         cuda = FakeCuda()
         graph = program.graph
         fails = {operator.index: OutOfMemory() for operator in graph.operators if operator.source == _NO_MEMORY}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from autosched.core.errors import UsageError
+from autosched.core.program_json import decode_program
 from autosched.device.cuda.baselines import BaselineKind, TimedBaseline, program_module
 from autosched.device.cuda.messages import BaselineBody, BaselineResult, SettingsBody, unwrap, wrap_answer
 from autosched.device.cuda.settings import apply_settings
@@ -19,7 +19,6 @@ from autosched.device.worker_messages import (
     Answer,
     ExtraRequest,
     OpenRequest,
-    ProgramMessage,
     Request,
     RoundAnswer,
     RoundRequest,
@@ -56,7 +55,7 @@ class _Service:
                 raise UsageError(f"a baseline's process cannot answer {type(request).__name__} now")
 
     def _open(self, request: OpenRequest) -> None:
-        program = msgspec.json.decode(Path(request.program_file).read_bytes(), type=ProgramMessage).program()
+        program = decode_program(Path(request.program_file).read_bytes())
         constants = {int(name): tensor.to(self._device) for name, tensor in read_tensors(Path(request.constants_file)).items()}
         self._channel.beat(-1)
         self._bound = bind(program, constants, self._device)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from autosched.core.program import Program
+from autosched.core.program_json import encode_program
 from autosched.core.records import Failure, FailureKind
 from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.cuda.messages import BaselineBody, BaselineResult, SettingsBody, unwrap, wrap_request
 from autosched.device.worker import Worker, WorkerDied
-from autosched.device.worker_messages import Answer, Broken, ExtraAnswer, OpenRequest, ProgramMessage, Request, RoundAnswer, RoundRequest
+from autosched.device.worker_messages import Answer, Broken, ExtraAnswer, OpenRequest, Request, RoundAnswer, RoundRequest
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +38,7 @@ class CudaBaseline:
         self.kind = kind
         self._worker = Worker(MODULE, timeout_s=_PREPARE_TIMEOUT_S, start_timeout_s=_PREPARE_TIMEOUT_S)
         program_file = self._worker.folder / "program.json"
-        program_file.write_bytes(msgspec.json.encode(ProgramMessage.of(program)))
+        program_file.write_bytes(encode_program(program))
         tensors = {str(value): tensor.cpu() for value, tensor in constants.items()}
         constants_file = self._worker.write_tensors("constants.safetensors", tensors)
         self._worker.opens_with([wrap_request(settings), OpenRequest(str(program_file), str(constants_file), seed)])

@@ -13,6 +13,7 @@ import msgspec
 
 from autosched.core.errors import DeviceError
 from autosched.core.program import Program
+from autosched.core.program_json import encode_program
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule
 from autosched.device.base import Limits
@@ -47,7 +48,6 @@ from autosched.device.worker_messages import (
     OpenRequest,
     PairedRequest,
     PairsRequest,
-    ProgramMessage,
     SchedulesRequest,
     SoloRequest,
 )
@@ -230,7 +230,7 @@ class CudaSession(CpuSession):
 
     def _write_program(self, constants: Mapping[int, torch.Tensor]) -> None:
         program_file = self._worker.folder / "program.json"
-        program_file.write_bytes(msgspec.json.encode(ProgramMessage.of(self._program)))
+        program_file.write_bytes(encode_program(self._program))
         tensors = {str(value): tensor.cpu() for value, tensor in constants.items()}
         constants_file = self._worker.write_tensors("constants.safetensors", tensors)
         self._worker.opens_with([wrap_request(self._settings), OpenRequest(str(program_file), str(constants_file), self._seed)])

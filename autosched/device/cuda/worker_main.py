@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from autosched.core.errors import UnsupportedGraph
+from autosched.core.program_json import decode_program
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.messages import SettingsBody
 from autosched.device.cuda.meter import GpuMeter
@@ -18,7 +18,7 @@ from autosched.device.cuda.screen import observe_synchronising
 from autosched.device.cuda.service import Bench, CudaService
 from autosched.device.cuda.settings import apply_settings
 from autosched.device.worker_child import Channel
-from autosched.device.worker_messages import OpenRequest, ProgramMessage
+from autosched.device.worker_messages import OpenRequest
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.audit import audit_run
 from autosched.runtime.cuda_bindings import open_bindings
@@ -51,7 +51,7 @@ class _Builder:
         beat = self._channel.beat
         backend = TorchStreams(f"cuda:{self._index}")
         device = backend.device
-        program = msgspec.json.decode(Path(request.program_file).read_bytes(), type=ProgramMessage).program()
+        program = decode_program(Path(request.program_file).read_bytes())
         beat(-1)
         constants = {int(name): tensor.to(device) for name, tensor in read_tensors(Path(request.constants_file)).items()}
         beat(-1)
