@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -136,9 +137,10 @@ def composition(model: PairModel, query: PairQuery, groups: Sequence[GroupRow], 
     scopes = {row.scope: row.facts.name for row in store.scopes()}
     for index, (kernel, device) in enumerate(zip(query.kernels, query.kernel_device.tolist(), strict=True)):
         place[query.devices[device].name, kernel.signature, kernel.width] = index
-    errors: dict[int, list[tuple[float, float, float]]] = {}
-    for group in groups:
-        keys = [(scopes.get(group.scope, ""), name, width) for name, width in zip(group.signatures, group.widths, strict=True)]
+    errors: dict[int, list[tuple[float, ...]]] = {}
+    for row in groups:
+        group = row.record
+        keys = [(scopes.get(row.scope, ""), name, width) for name, width in zip(group.signatures, group.widths, strict=True)]
         if not all(key in place for key in keys):
             continue
         members = np.asarray([place[key] for key in keys], dtype=np.int64)
@@ -148,11 +150,13 @@ def composition(model: PairModel, query: PairQuery, groups: Sequence[GroupRow], 
         answer = model.predict(asked)
         first, last = np.ones((size, size)), np.ones((size, size))
         first[a, b], last[b, a] = answer.slowdown_first, answer.slowdown_last
-        truth = max(group.finish_us)
-        guess = float(finish_times(group.solo_us, first, last).max())
-        errors.setdefault(size, []).append(
-            (abs(guess - truth) / truth, abs(max(group.solo_us) - truth) / truth, abs(sum(group.solo_us) - truth) / truth)
-        )
+        truth = group.together_us
+        # Each member was repeated, so what is composed is its repeats in a row.
+        alone_us = [once * times for once, times in zip(group.solo_us, group.repeats, strict=True)]
+        device = query.devices[int(query.kernel_device[members[0]])]
+        cores = math.inf if device.kind == "cuda" else device.units
+        guess = float(finish_times(alone_us, first, last, widths=group.widths, cores=cores).max())
+        errors.setdefault(size, []).append(tuple(abs(value - truth) / truth for value in (guess, max(alone_us), sum(alone_us))))
     return tuple(
         Composition(size, len(rows), *(float(np.mean([row[part] for row in rows]) * 100) for part in range(3)))
         for size, rows in sorted(errors.items())

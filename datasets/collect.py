@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.core.graph import OpGraph
-from autosched.core.records import Contamination, Failure, FailureKind, PairRecord, SoloRecord, Source
+from autosched.core.records import Contamination, Failure, FailureKind, GroupRecord, PairRecord, SoloRecord
 from autosched.datasets.candidates import descriptor, diverse_order, group_candidates, pair_candidates
 from autosched.datasets.choices import GroupChoice, PairChoice
 from autosched.datasets.facts import DISTURBED, KernelFacts, LaunchFacts, kernel_facts, stolen_share
@@ -32,18 +32,11 @@ BATCH = 16
 REPEAT_EVERY = 16
 """One pair in so many is measured a second time: the spread of repeats is the noise floor every error is read against."""
 
+GROUP_SHARE = 0.15
+"""Share of a model's time that pairs leave to groups, where any are wanted."""
+
 DIVERSE_SHARE = 0.5
 _Names: TypeAlias = tuple[str, int, str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTimes:
-    """When each member of a group was done, microseconds from the common start, and how often it was repeated."""
-
-    finish_us: tuple[float, ...]
-    count: int
-    contamination: Contamination
-    source: Source = Source.MEASURED
 
 
 class Measurer(Protocol):
@@ -55,7 +48,7 @@ class Measurer(Protocol):
     def pairs(self, choices: Sequence[PairChoice]) -> Sequence[PairRecord | Failure]:
         """Pairs, each in its start order."""
 
-    def groups(self, choices: Sequence[GroupChoice]) -> Sequence[GroupTimes | Failure]:
+    def groups(self, choices: Sequence[GroupChoice]) -> Sequence[GroupRecord | Failure]:
         """Groups, each in its start order; a device that cannot answers with ``Failure`` of kind ``unavailable``."""
 
 
@@ -116,8 +109,11 @@ def collect_model(
     with Journal.open(store.folder / "failures.jsonl", Scope(scope.device, scope.software)) as failures:
         store.append([scope])
         added_solo, times = job.solo(failures)
+        if max_groups:
+            job.deadline -= GROUP_SHARE * budget_s
         added_pairs, pairs_done = job.pairs(failures, times, max_pairs, uncertainty, probes)
-        added_groups, groups_done = job.groups(times, max_groups) if pairs_done else (0, False)
+        job.deadline = started + budget_s
+        added_groups, groups_done = job.groups(times, max_groups)
     return Collected(added_solo, added_pairs, added_groups, job.failed, job.disturbed, clock() - started, pairs_done and groups_done)
 
 
@@ -235,22 +231,8 @@ class _Job:
                         logger.warning("no groups are collected: %s", answer.detail)
                         return added, True
                     continue
-                names = [self.graph.operators[index].signature for index in choice.operators]
-                solo = tuple(times[name, width].solo_us for name, width in zip(names, choice.widths, strict=True))
-                rows.append(
-                    GroupRow(
-                        self.scope.scope,
-                        family_of(self.model),
-                        self.model,
-                        tuple(names),
-                        choice.widths,
-                        solo,
-                        answer.finish_us,
-                        answer.count,
-                        answer.contamination,
-                        answer.source,
-                    )
-                )
+                if not self._is_disturbed(answer.contamination, sum(choice.widths)):
+                    rows.append(GroupRow(self.scope.scope, family_of(self.model), self.model, answer))
             added += self.store.append(rows)
             self._tell("groups", added, len(chosen))
         return added, True

@@ -1,7 +1,8 @@
 """The columns of stored runs: types, units, keys, and the version of it all.
 
-Three tables of measurements (``solo``, ``pairs``, ``groups``) and one that says of what (``scopes``). Times are microseconds, sizes
-bytes, slowdowns and ratios have no unit; the unit of each column is also in its Parquet metadata.
+Four tables of measurements (``solo``, ``pairs``, ``groups``, ``schedules``), one that says of what (``scopes``), and two that a schedule
+is read with (``graphs``, ``limits``). Times are microseconds, sizes bytes, slowdowns and ratios have no unit; the unit of each column
+is also in its Parquet metadata. ``cells.py`` turns rows into cells and back.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from autosched.core.records import Contamination, DeviceKey, PairRecord, Samples, SoftwareKey, Source
-from autosched.datasets.facts import DeviceFacts, KernelFacts, LaunchFacts
+from autosched.core.graph import OpGraph
+from autosched.core.records import Contamination, DeviceKey, GroupRecord, PairRecord, Samples, ScheduleRecord, SoftwareKey, Source
+from autosched.core.schedule import Schedule
+from autosched.datasets.facts import DeviceFacts, KernelFacts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA = 1
-"""Raised when a column is added, dropped, or changes its meaning."""
+SCHEMA = 2
+"""Raised when a column or a table is added, dropped, or changes its meaning; ``migrations.py`` then learns how to read the former one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +73,97 @@ class PairRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """Three or four kernels started together, in order; ``finish_us`` is when each was done, from the common start."""
+    """Three or four kernels started together."""
 
     scope: str
     family: str
     model: str
-    signatures: tuple[str, ...]
-    widths: tuple[int, ...]
-    solo_us: tuple[float, ...]
-    finish_us: tuple[float, ...]
-    count: int
-    contamination: Contamination
-    source: Source = Source.MEASURED
+    record: GroupRecord
 
     @property
     def key(self) -> str:
         """Content key."""
-        return group_key(self.scope, self.signatures, self.widths)
+        return group_key(self.scope, self.record.signatures, self.record.widths)
 
 
-Row: TypeAlias = ScopeRow | SoloRow | PairRow | GroupRow
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """One schedule of a whole model.
 
-TABLES: dict[str, type[Row]] = {"scopes": ScopeRow, "solo": SoloRow, "pairs": PairRow, "groups": GroupRow}
+    Args:
+        graph: ``OpGraph.hash``; the graph itself is in table ``graphs``.
+        strategy: who proposed it.
+        is_baseline: whether that is a baseline.
+        schedule: what was run.
+        predicted_us: what the search believed of it before it was timed, microseconds; 0 if it was not asked.
+        predictor: the cost model that believed it; empty if unknown.
+        record: what came out; operator times are not stored.
+    """
+
+    scope: str
+    family: str
+    model: str
+    graph: str
+    strategy: str
+    is_baseline: bool
+    schedule: Schedule
+    predicted_us: float
+    predictor: str
+    record: ScheduleRecord
+
+    @property
+    def key(self) -> str:
+        """Content key."""
+        return content_key("schedule", self.scope, self.graph, self.record.key)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRow:
+    """The operator graph that schedules of a model are of, without the lines of the model's source."""
+
+    family: str
+    model: str
+    graph: OpGraph
+
+    @property
+    def key(self) -> str:
+        """``OpGraph.hash``."""
+        return self.graph.hash
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsRow:
+    """What schedules of one graph may use on one device, and the costs between operators there, as in ``device.base.Limits``."""
+
+    scope: str
+    family: str
+    model: str
+    graph: str
+    max_lanes: int
+    widths: tuple[int, ...]
+    priorities: tuple[int, ...]
+    lanes_matter: bool
+    launch_gap_us: float
+    cross_lane_us: float
+    fixed_us: float
+
+    @property
+    def key(self) -> str:
+        """Content key."""
+        return content_key("limits", self.scope, self.graph)
+
+
+Row: TypeAlias = ScopeRow | SoloRow | PairRow | GroupRow | ScheduleRow | GraphRow | LimitsRow
+
+TABLES: dict[str, type[Row]] = {
+    "scopes": ScopeRow,
+    "solo": SoloRow,
+    "pairs": PairRow,
+    "groups": GroupRow,
+    "schedules": ScheduleRow,
+    "graphs": GraphRow,
+    "limits": LimitsRow,
+}
 
 
 def content_key(*parts: object) -> str:
@@ -111,8 +183,8 @@ def group_key(scope: str, signatures: Sequence[str], widths: Sequence[int]) -> s
 
 # Column -> (Arrow type name, unit). The order is the order in the file.
 _TEXT, _COUNT, _REAL = "string", "int64", "double"
-_COMMON = {"key": (_TEXT, ""), "scope": (_TEXT, ""), "family": (_TEXT, ""), "model": (_TEXT, "")}
-_DISTURBED = {"foreign_load": (_REAL, "share of all cores, -1 unknown"), "clock_mhz": (_REAL, "MHz, 0 unknown"), "source": (_TEXT, "")}
+COMMON = {"key": (_TEXT, ""), "scope": (_TEXT, ""), "family": (_TEXT, ""), "model": (_TEXT, "")}
+DISTURBANCE = {"foreign_load": (_REAL, "share of all cores, -1 unknown"), "clock_mhz": (_REAL, "MHz, 0 unknown"), "source": (_TEXT, "")}
 
 COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
     "scopes": {
@@ -128,7 +200,7 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "threads_per_unit": (_COUNT, "threads"),
     },
     "solo": {
-        **_COMMON,
+        **COMMON,
         "signature": (_TEXT, ""),
         "width": (_COUNT, "threads"),
         "kind": (_TEXT, ""),
@@ -149,10 +221,10 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "p95_us": (_REAL, "us"),
         "min_us": (_REAL, "us"),
         "count": (_COUNT, "samples"),
-        **_DISTURBED,
+        **DISTURBANCE,
     },
     "pairs": {
-        **_COMMON,
+        **COMMON,
         "repeat": (_COUNT, ""),
         "first": (_TEXT, ""),
         "first_width": (_COUNT, "threads"),
@@ -167,16 +239,55 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "repeats_first": (_COUNT, "runs"),
         "repeats_last": (_COUNT, "runs"),
         "count": (_COUNT, "samples"),
-        **_DISTURBED,
+        **DISTURBANCE,
     },
     "groups": {
-        **_COMMON,
+        **COMMON,
         "signatures": (_TEXT, "JSON"),
         "widths": (_TEXT, "JSON"),
         "solo_us": (_TEXT, "JSON, us"),
+        "repeats": (_TEXT, "JSON, runs"),
         "finish_us": (_TEXT, "JSON, us"),
+        "together_us": (_REAL, "us"),
         "count": (_COUNT, "samples"),
-        **_DISTURBED,
+        **DISTURBANCE,
+    },
+    "schedules": {
+        **COMMON,
+        "graph": (_TEXT, ""),
+        "strategy": (_TEXT, ""),
+        "is_baseline": (_COUNT, "0 or 1"),
+        "lanes": (_COUNT, "lanes"),
+        "schedule": (_TEXT, "JSON"),
+        "schedule_key": (_TEXT, ""),
+        "predicted_us": (_REAL, "us, 0 unknown"),
+        "predictor": (_TEXT, ""),
+        "median_us": (_REAL, "us"),
+        "ci_low_us": (_REAL, "us"),
+        "ci_high_us": (_REAL, "us"),
+        "p95_us": (_REAL, "us"),
+        "min_us": (_REAL, "us"),
+        "count": (_COUNT, "samples"),
+        "peak_memory_bytes": (_COUNT, "bytes"),
+        **DISTURBANCE,
+    },
+    "graphs": {
+        "key": (_TEXT, ""),
+        "family": (_TEXT, ""),
+        "model": (_TEXT, ""),
+        "operators": (_COUNT, "operators"),
+        "graph": (_TEXT, "JSON"),
+    },
+    "limits": {
+        **COMMON,
+        "graph": (_TEXT, ""),
+        "max_lanes": (_COUNT, "lanes"),
+        "widths": (_TEXT, "JSON"),
+        "priorities": (_TEXT, "JSON"),
+        "lanes_matter": (_COUNT, "0 or 1"),
+        "launch_gap_us": (_REAL, "us"),
+        "cross_lane_us": (_REAL, "us"),
+        "fixed_us": (_REAL, "us"),
     },
 }
 
@@ -190,86 +301,3 @@ def arrow_schema(table: str) -> pa.Schema:
         for name, (type_name, unit) in COLUMNS[table].items()
     ]
     return pa.schema(fields, metadata={"autosched.table": table, "autosched.schema": str(SCHEMA)})
-
-
-def flat(row: Row) -> dict[str, Any]:
-    """The cells of a row, by column; only the store and this file handle rows in this form."""
-    if isinstance(row, ScopeRow):
-        facts = row.facts
-        return {
-            "key": row.scope, "device_name": facts.name, "device_kind": facts.kind, "device_key": _json(row.device),
-            "software_key": _json(row.software), "units": facts.units, "peak_gflops": facts.peak_gflops,
-            "bandwidth_gb_s": facts.bandwidth_gb_s, "cache_bytes": facts.cache_bytes, "threads_per_unit": facts.threads_per_unit,
-        }  # fmt: skip
-    common = {"key": row.key, "scope": row.scope, "family": row.family, "model": row.model}
-    if isinstance(row, SoloRow):
-        kernel, launch, samples = row.kernel, row.kernel.launch or LaunchFacts(0, 0, kernels=0), row.samples
-        return common | {
-            "signature": kernel.signature, "width": kernel.width, "kind": kernel.kind, "flops": kernel.flops,
-            "bytes_read": kernel.bytes_read, "bytes_written": kernel.bytes_written, "elements": kernel.elements, "calls": kernel.calls,
-            "blocks": launch.blocks, "threads_per_block": launch.threads_per_block, "registers_per_thread": launch.registers_per_thread,
-            "shared_bytes": launch.shared_bytes, "blocks_per_sm": launch.blocks_per_sm, "device_kernels": launch.kernels,
-            "solo_us": samples.median_us, "ci_low_us": samples.ci_low_us, "ci_high_us": samples.ci_high_us, "p95_us": samples.p95_us,
-            "min_us": samples.min_us, "count": samples.count, **_disturbed(row.contamination, row.source),
-        }  # fmt: skip
-    if isinstance(row, PairRow):
-        record = row.record
-        names = [name for name in COLUMNS["pairs"] if name not in _COMMON and name not in _DISTURBED and name != "repeat"]
-        cells = {name: getattr(record, name) for name in names}
-        return common | {"repeat": row.repeat} | cells | _disturbed(record.contamination, record.source)
-    return common | {
-        "signatures": _json(row.signatures), "widths": _json(row.widths), "solo_us": _json(row.solo_us),
-        "finish_us": _json(row.finish_us), "count": row.count, **_disturbed(row.contamination, row.source),
-    }  # fmt: skip
-
-
-def row_of(table: str, cells: dict[str, Any]) -> Row:
-    """The inverse of :func:`flat`.
-
-    Raises:
-        ValueError: cells that no writer would write (msgspec's errors are of this class).
-    """
-    if table == "scopes":
-        facts = DeviceFacts(
-            cells["device_name"], cells["device_kind"], cells["units"], cells["peak_gflops"], cells["bandwidth_gb_s"], cells["cache_bytes"],
-            cells["threads_per_unit"],
-        )  # fmt: skip
-        device = msgspec.json.decode(cells["device_key"], type=DeviceKey)
-        return ScopeRow(cells["key"], device, msgspec.json.decode(cells["software_key"], type=SoftwareKey), facts)
-    contamination, source = Contamination(cells["foreign_load"], cells["clock_mhz"]), Source(cells["source"])
-    common = (cells["scope"], cells["family"], cells["model"])
-    if table == "solo":
-        launch = None
-        if cells["device_kernels"]:
-            launch = LaunchFacts(
-                cells["blocks"], cells["threads_per_block"], cells["registers_per_thread"], cells["shared_bytes"], cells["blocks_per_sm"],
-                cells["device_kernels"],
-            )  # fmt: skip
-        kernel = KernelFacts(
-            cells["signature"], cells["width"], cells["kind"], cells["flops"], cells["bytes_read"], cells["bytes_written"],
-            cells["elements"], cells["solo_us"], cells["calls"], launch,
-        )  # fmt: skip
-        samples = Samples(cells["solo_us"], cells["ci_low_us"], cells["ci_high_us"], cells["p95_us"], cells["min_us"], cells["count"])
-        return SoloRow(*common, kernel, samples, contamination, source)
-    if table == "pairs":
-        names = [name for name in COLUMNS["pairs"] if name not in _COMMON and name not in _DISTURBED and name != "repeat"]
-        record = PairRecord(**{name: cells[name] for name in names}, contamination=contamination, source=source)
-        return PairRow(*common, record, cells["repeat"])
-    return GroupRow(
-        *common,
-        msgspec.json.decode(cells["signatures"], type=tuple[str, ...]),
-        msgspec.json.decode(cells["widths"], type=tuple[int, ...]),
-        msgspec.json.decode(cells["solo_us"], type=tuple[float, ...]),
-        msgspec.json.decode(cells["finish_us"], type=tuple[float, ...]),
-        cells["count"],
-        contamination,
-        source,
-    )
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value, order="sorted").decode()
-
-
-def _disturbed(contamination: Contamination, source: Source) -> dict[str, Any]:
-    return {"foreign_load": contamination.foreign_load, "clock_mhz": contamination.clock_mhz, "source": source.value}

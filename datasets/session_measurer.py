@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autosched.core.records import Failure, FailureKind, PairRecord, SoloRecord
+from autosched.core.records import Failure, GroupRecord, PairRecord, SoloRecord
 from autosched.datasets.choices import GroupChoice, PairChoice
-from autosched.datasets.collect import GroupTimes
-from autosched.device.base import Pair, Session
+from autosched.device.base import Group, Pair, Session
 
 
 class SessionMeasurer:
@@ -26,7 +25,6 @@ class SessionMeasurer:
         asked = [Pair(choice.first, choice.last, choice.first_width, choice.last_width) for choice in choices]
         return self._session.pairs(asked, repeats=self._repeats)
 
-    def groups(self, choices: Sequence[GroupChoice]) -> list[GroupTimes | Failure]:
-        """Sessions time pairs and whole schedules; three and four at once they cannot, and say so."""
-        detail = "this device times pairs and whole schedules, not groups of three and four"
-        return [Failure(FailureKind.UNAVAILABLE, detail) for _ in choices]
+    def groups(self, choices: Sequence[GroupChoice]) -> list[GroupRecord | Failure]:
+        """Groups in their start order."""
+        return self._session.groups([Group(choice.operators, choice.widths) for choice in choices], repeats=self._repeats)

@@ -13,17 +13,29 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
-from autosched.datasets.schema import COLUMNS, SCHEMA, TABLES, GroupRow, PairRow, Row, ScopeRow, SoloRow, arrow_schema, flat, row_of
+from autosched.datasets.cells import flat, row_of
+from autosched.datasets.migrations import upgraded
+from autosched.datasets.schema import (
+    COLUMNS,
+    SCHEMA,
+    TABLES,
+    GraphRow,
+    GroupRow,
+    LimitsRow,
+    PairRow,
+    Row,
+    ScheduleRow,
+    ScopeRow,
+    SoloRow,
+    arrow_schema,
+)
 
 logger = logging.getLogger(__name__)
-
-_MIGRATIONS: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {}
-"""Schema ``n`` -> function that turns the cells of a row of schema ``n`` into those of ``n + 1``. Empty while there is one schema."""
 
 
 class Store:
@@ -85,30 +97,44 @@ class Store:
 
     def scopes(self) -> list[ScopeRow]:
         """Devices with software, by key."""
-        return cast(list[ScopeRow], self._rows("scopes"))
+        return cast(list[ScopeRow], self.rows("scopes"))
 
     def solo(self) -> list[SoloRow]:
         """Kernels alone, by key."""
-        return cast(list[SoloRow], self._rows("solo"))
+        return cast(list[SoloRow], self.rows("solo"))
 
     def pairs(self) -> list[PairRow]:
         """Pairs, by key."""
-        return cast(list[PairRow], self._rows("pairs"))
+        return cast(list[PairRow], self.rows("pairs"))
 
     def groups(self) -> list[GroupRow]:
         """Groups of three and four, by key."""
-        return cast(list[GroupRow], self._rows("groups"))
+        return cast(list[GroupRow], self.rows("groups"))
+
+    def schedules(self) -> list[ScheduleRow]:
+        """Schedules of whole models, by key."""
+        return cast(list[ScheduleRow], self.rows("schedules"))
+
+    def graphs(self) -> list[GraphRow]:
+        """Operator graphs that schedules are of, by hash."""
+        return cast(list[GraphRow], self.rows("graphs"))
+
+    def limits(self) -> list[LimitsRow]:
+        """What schedules of each graph may use on each device, by key."""
+        return cast(list[LimitsRow], self.rows("limits"))
 
     def merge(self, other: Store) -> int:
         """Append every row of ``other`` that is not here yet; how many those were."""
-        rows: list[Row] = [*other.scopes(), *other.solo(), *other.pairs(), *other.groups()]
+        rows: list[Row] = []
+        for table in TABLES:
+            rows += other.rows(table)
         return self.append(rows)
 
     def _parts(self, table: str) -> list[Path]:
         return sorted((self.folder / table).glob("part-*.parquet"))
 
-    def _rows(self, table: str) -> list[Row]:
-        """One row for each key; where two processes measured one thing, the larger and less disturbed measurement."""
+    def rows(self, table: str) -> list[Row]:
+        """Every row of a table, one for each key; where two processes measured one thing, the larger and less disturbed measurement."""
         best: dict[str, dict[str, Any]] = {}
         for part in self._parts(table):
             for cells in self._read(table, part) or ():
@@ -162,9 +188,7 @@ class Store:
         except (pa.ArrowException, OSError, ValueError) as error:
             _put_aside(part, str(error))
             return None
-        for step in range(version, SCHEMA):
-            cells = [_MIGRATIONS[step](table, row) for row in cells]
-        return cells
+        return [upgraded(table, version, SCHEMA, row) for row in cells]
 
 
 def union(folders: Iterable[Path], into: Path) -> Store:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autosched.core.records import Contamination, DeviceKey, PairRecord, Samples, SoftwareKey, Source
+from autosched.core.records import Contamination, DeviceKey, GroupRecord, PairRecord, Samples, SoftwareKey, Source
 from autosched.datasets.facts import DeviceFacts, KernelFacts, LaunchFacts
 from autosched.datasets.journal import Scope
 from autosched.datasets.schema import GroupRow, PairRow, Row, ScopeRow, SoloRow
@@ -168,9 +168,10 @@ def synthetic_store(
             finish, _ = finish_times(members)
             names = tuple(member.facts.signature for member in members)
             solo = tuple(member.facts.solo_us for member in members)
-            rows.append(
-                GroupRow(scope, family, model, names, (1,) * size, solo, tuple(finish), 9, Contamination(0.0, 0.0), Source.SIMULATED)
+            group = GroupRecord(
+                names, (1,) * size, solo, (1,) * size, tuple(finish), max(finish), 9, Contamination(0.0, 0.0), Source.SIMULATED
             )
+            rows.append(GroupRow(scope, family, model, group))
         for repeat in (1, 2):
             a, b = (int(i) for i in rng.choice(kernels, 2, replace=False))
             for number in range(repeat, repeat + 2):

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from autosched.core.errors import UsageError
-from autosched.core.records import Contamination, DeviceKey, PairRecord, Samples, SoftwareKey
+from autosched.core.records import Contamination, DeviceKey, GroupRecord, PairRecord, Samples, ScheduleRecord, SoftwareKey
+from autosched.core.schedule import canonical_key, make_schedule
 from autosched.datasets.facts import DeviceFacts, KernelFacts, LaunchFacts
 from autosched.datasets.journal import Scope
-from autosched.datasets.schema import GroupRow, PairRow, Row, ScopeRow, SoloRow
+from autosched.datasets.schema import TABLES, GraphRow, GroupRow, LimitsRow, PairRow, Row, ScheduleRow, ScopeRow, SoloRow
 from autosched.datasets.store import Store
+from autosched.search.synthetic import make_graph
 
 DEVICE = DeviceKey("cpu", "suite", (("cores", "2"),))
 SOFTWARE = SoftwareKey((("torch", "2.13"),))
@@ -28,8 +30,25 @@ def example_rows(names: str = "ab") -> list[Row]:
         rows.append(SoloRow(SCOPE, "fam", "zoo:fam1", facts, Samples(5.5, 5.0, 6.0, 7.0, 4.5, 11), clean))
     record = PairRecord(names[0], 1, names[1], 1, 5.5, 5.5, 6.5, 1.05, 1.2, 0.59, 3, 3, 11, clean)
     rows += [PairRow(SCOPE, "fam", "zoo:fam1", record), PairRow(SCOPE, "fam", "zoo:fam1", dataclasses.replace(record, together_us=6.6), 1)]
-    rows.append(GroupRow(SCOPE, "fam", "zoo:fam1", (names[0], names[1], names[0]), (1, 1, 1), (5.5, 5.5, 5.5), (6.0, 7.0, 8.0), 5, clean))
+    three = (names[0], names[1], names[0])
+    rows.append(
+        GroupRow(SCOPE, "fam", "zoo:fam1", GroupRecord(three, (1, 1, 1), (5.5, 5.5, 5.5), (1, 2, 1), (6.0, 7.0, 8.0), 8.5, 5, clean))
+    )
+    rows += schedule_rows(names, clean)
     return rows
+
+
+def schedule_rows(names: str, clean: Contamination) -> list[Row]:
+    """A graph of one operator for each name, a schedule of it, and what schedules of it may use."""
+    graph = make_graph([[] for _ in names], [sum(name.encode()) for name in names])
+    bare = dataclasses.replace(graph, operators=tuple(dataclasses.replace(item, source="") for item in graph.operators))
+    chosen = make_schedule(bare, range(len(bare)), [index % 2 for index in range(len(bare))])
+    record = ScheduleRecord(canonical_key(bare, chosen, lanes_matter=True), Samples(9.0, 8.5, 9.5, 10.0, 8.0, 24), 4096, clean)
+    return [
+        GraphRow("fam", "zoo:fam1", bare),
+        ScheduleRow(SCOPE, "fam", "zoo:fam1", bare.hash, "beam", False, chosen, 8.75, "analytic", record),
+        LimitsRow(SCOPE, "fam", "zoo:fam1", bare.hash, 2, (1, 2), (0,), True, 1.5, 20.0, 12.0),
+    ]
 
 
 class StoreSuite:
@@ -45,7 +64,7 @@ class StoreSuite:
         rows = example_rows()
         assert self.make(tmp_path / "s").append(rows) == len(rows)
         store = self.reopen(tmp_path / "s")
-        back = [*store.scopes(), *store.solo(), *store.pairs(), *store.groups()]
+        back = [row for table in TABLES for row in store.rows(table)]
         assert len(back) == len(rows)
         assert all(row in back for row in rows)
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from autosched.core.errors import UsageError
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
-from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, PairRecord, Samples, SoftwareKey, SoloRecord
+from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, GroupRecord, PairRecord, Samples, SoftwareKey, SoloRecord
 from autosched.datasets.audit import audit
 from autosched.datasets.candidates import diverse_order
 from autosched.datasets.choices import GroupChoice, PairChoice
-from autosched.datasets.collect import Collected, GroupTimes, collect_model, rows_of_tuning
+from autosched.datasets.collect import Collected, collect_model, rows_of_tuning
 from autosched.datasets.facts import DeviceFacts
 from autosched.datasets.journal import Scope
 from autosched.datasets.probes import probe_choices
@@ -78,8 +78,16 @@ class FakeMeasurer:
                 )
         return answers
 
-    def groups(self, choices: Sequence[GroupChoice]) -> list[GroupTimes | Failure]:
-        return [GroupTimes(tuple(20.0 + index for index in range(len(choice.operators))), 5, CLEAN) for choice in choices]
+    def groups(self, choices: Sequence[GroupChoice]) -> list[GroupRecord | Failure]:
+        answers: list[GroupRecord | Failure] = []
+        for choice in choices:
+            self.now += self.seconds
+            names = tuple(self.graph.operators[index].signature for index in choice.operators)
+            solo, finish = tuple(10.0 + index for index in choice.operators), tuple(20.0 + index for index in choice.operators)
+            answers.append(
+                GroupRecord(names, choice.widths, solo, (1,) * len(names), finish, max(finish), 5, Contamination(self.load, 0.0))
+            )
+        return answers
 
 
 def collect(graph: OpGraph, measurer: FakeMeasurer, store: Store, **options: object) -> Collected:

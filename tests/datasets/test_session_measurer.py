@@ -1,19 +1,24 @@
-"""A session asked through the measurer gets the pairs as they were chosen, and groups are refused as a value."""
+"""A session asked through the measurer gets the pairs and groups as they were chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from autosched.core.records import Contamination, Failure, FailureKind, PairRecord
+from autosched.core.records import Contamination, Failure, FailureKind, GroupRecord, PairRecord
 from autosched.datasets.choices import GroupChoice, PairChoice
 from autosched.datasets.session_measurer import SessionMeasurer
-from autosched.device.base import Pair
+from autosched.device.base import Group, Pair
 
 
 class RecordingSession:
     def __init__(self) -> None:
         self.asked: list[Pair] = []
+        self.groups_asked: list[Group] = []
+
+    def groups(self, groups: Sequence[Group], *, repeats: int) -> list[GroupRecord | Failure]:
+        self.groups_asked += groups
+        return [Failure(FailureKind.UNAVAILABLE, "a double") for _ in groups]
 
     def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[Any]]:
         return [[(width, repeats) for width in widths]]
@@ -34,6 +39,8 @@ def test_pairs_are_asked_in_their_start_order_and_width() -> None:
     assert asked == [[(1, 7), (2, 7)]]
 
 
-def test_groups_are_unavailable_not_an_error() -> None:
-    answers = SessionMeasurer(RecordingSession(), repeats=1).groups([GroupChoice((1, 2, 3), (1, 1, 1))])  # type: ignore[arg-type]
-    assert [answer.kind for answer in answers if isinstance(answer, Failure)] == [FailureKind.UNAVAILABLE]
+def test_groups_are_asked_in_their_start_order_and_width() -> None:
+    session = RecordingSession()
+    (answer,) = SessionMeasurer(session, repeats=4).groups([GroupChoice((3, 1, 2), (1, 1, 2))])  # type: ignore[arg-type]
+    assert session.groups_asked == [Group((3, 1, 2), (1, 1, 2))]
+    assert isinstance(answer, Failure)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
-from autosched.datasets.schema import COLUMNS, arrow_schema
+from autosched.datasets.schema import COLUMNS, SCHEMA, arrow_schema
 from autosched.datasets.store import Store, union
 from tests.conformance.store_suite import StoreSuite, example_rows
 
@@ -43,7 +43,7 @@ def test_units_travel_with_the_file(store: Store) -> None:
     (part,) = (store.folder / "solo").glob("part-*.parquet")
     schema = pq.read_schema(part)
     assert schema.field("solo_us").metadata == {b"unit": b"us"}
-    assert schema.metadata[b"autosched.schema"] == b"1"
+    assert schema.metadata[b"autosched.schema"] == str(SCHEMA).encode()
 
 
 def test_every_flipped_byte_is_noticed_and_the_other_parts_stay(store: Store, caplog: pytest.LogCaptureFixture) -> None:
