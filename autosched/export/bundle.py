@@ -170,7 +170,9 @@ def _encode_literals(literals: Mapping[str, torch.Tensor]) -> bytes:
 def _require_finite(bundle: Bundle) -> None:
     times = (bundle.evidence.planned, bundle.evidence.measured)
     figures: list[tuple[str, float]] = [("operator time", time) for item in times for time in (*item.start_us, *item.end_us)]
+    figures += [("an operator's time alone", time) for time in bundle.evidence.solo_us]
     report = bundle.evidence.report
+    figures += [(name, bound) for name in ("critical_path_us", "work_us") if (bound := getattr(report, name)) is not None]
     figures += [(name, getattr(report, name)) for name in ("ratio_low", "ratio_high", "search_s", "noise_floor_pct")]
     for row in report.strategies:
         named = ("predicted_us", "measured_us", "speedup_vs_sequential", "speedup_vs_best_baseline", "max_abs_error")

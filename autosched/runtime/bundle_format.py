@@ -146,6 +146,8 @@ class Evidence:
         seeds: ``(what, seed)`` of every random choice.
         planned: operator times as the simulator predicted them.
         measured: operator times as the device ran them.
+        solo_us: each operator's time alone at the width it has in the schedule, microseconds; empty if unknown.
+        rewrites: ``(pass, how often it applied)``, in order.
     """
 
     report: TuneReport
@@ -153,6 +155,8 @@ class Evidence:
     seeds: tuple[tuple[str, int], ...] = ()
     planned: OperatorTimes = OperatorTimes()
     measured: OperatorTimes = OperatorTimes()
+    solo_us: tuple[float, ...] = ()
+    rewrites: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -350,6 +354,8 @@ def _check_evidence(evidence: Evidence, operators: int, label: str) -> None:
             raise _corrupt(label, f"{EVIDENCE}: {name} times of {len(times.start_us)} operators; expected none or {operators}")
         if any(not math.isfinite(time) for time in (*times.start_us, *times.end_us)):
             raise _corrupt(label, f"{EVIDENCE}: a {name} time is not finite")
+    if len(evidence.solo_us) not in (0, operators) or any(not math.isfinite(time) for time in evidence.solo_us):
+        raise _corrupt(label, f"{EVIDENCE}: {len(evidence.solo_us)} times alone; expected none or {operators}, all finite")
 
 
 def _read_literals(data: bytes, program: Program, label: str) -> dict[str, torch.Tensor]:
