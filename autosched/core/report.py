@@ -38,6 +38,7 @@ class TuneReport:
         unstable: whether the machine was too restless for any statement; the sequential schedule is then kept.
         noise_floor_pct: how much two runs of the same schedule differ in this run (A/A).
         search_s: seconds for the whole job, capture excluded.
+        critical_path_us, work_us: bounds on every schedule of these operators, as ``pipeline.bounds`` gives them; ``None`` if unknown.
     """
 
     model: str
@@ -60,3 +61,5 @@ class TuneReport:
     notes: tuple[str, ...] = ()
     unstable: bool = False
     bundle: str | None = None
+    critical_path_us: float | None = None
+    work_us: float | None = None

@@ -26,8 +26,9 @@ from autosched.device.base import Comparison, Device, Session
 from autosched.device.compiled_baseline import ModelSource
 from autosched.device.registry import device_named
 from autosched.pipeline.baselines import externals_for
+from autosched.pipeline.bounds import LowerBounds, lower_bounds
 from autosched.pipeline.candidates import Candidate, by_key, propose, prove
-from autosched.pipeline.graph_proofs import stress_capture
+from autosched.pipeline.graph_proofs import launch_facts, stress_capture
 from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
 from autosched.pipeline.references import References, take_references
@@ -73,7 +74,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything a job leaves behind."""
+    """Everything a job leaves behind. ``planned_us`` are starts and ends, ``solo_us`` times alone, by operator."""
 
     report: TuneReport
     captured: Captured
@@ -81,6 +82,7 @@ class Outcome:
     device: Device
     trace: ScheduleRecord | None
     planned_us: tuple[tuple[float, ...], tuple[float, ...]]
+    solo_us: tuple[float, ...]
 
 
 class Job:
@@ -96,6 +98,7 @@ class Job:
         self._progress = progress
         self._ledger = Ledger()
         self._rng = np.random.default_rng(options.seed)
+        self._bounds: LowerBounds | None = None
 
     def run(self) -> Outcome:
         """Do all of it.
@@ -151,7 +154,10 @@ class Job:
         pairs = measure_pairs(
             session, graph, device_facts(device.key), solo, journal, budget.total_s * budget.pair_share, self._ledger, self._progress
         )
-        return Problem.make(graph, cost_table(session, graph, device.key, solo, pairs))
+        launches = launch_facts(session, graph)
+        problem = Problem.make(graph, cost_table(session, graph, device.key, solo, pairs, launches))
+        self._bounds = lower_bounds(problem, device_facts(device.key), launches)
+        return problem
 
     def _propose(self, problem: Problem, session: Session, deadline: float) -> tuple[list[Candidate], dict[str, Failure]]:
         self._progress.stage("search")
@@ -292,9 +298,11 @@ class Job:
             effort=options.effort,
             notes=tuple(self._ledger.notes),
             unstable=judgement.unstable,
+            critical_path_us=self._bounds.critical_path_us if self._bounds is not None else None,
+            work_us=self._bounds.work_us if self._bounds is not None else None,
         )
         trace = None if isinstance(traced, Failure) else traced
-        return Outcome(report, captured, kept.schedule, device, trace, _planned(problem, kept.schedule))
+        return Outcome(report, captured, kept.schedule, device, trace, _planned(problem, kept.schedule), _alone(problem, kept.schedule))
 
     def _judged(
         self,
@@ -336,6 +344,12 @@ def _planned(problem: Problem, schedule: Schedule) -> tuple[tuple[float, ...], t
 
     simulation = simulate(problem, schedule)
     return tuple(float(item) for item in simulation.start_us), tuple(float(item) for item in simulation.end_us)
+
+
+def _alone(problem: Problem, schedule: Schedule) -> tuple[float, ...]:
+    """Time alone of each operator at the width that ``schedule`` gives it."""
+    widths = problem.costs.widths
+    return tuple(float(problem.solo_us[problem.kernel[index, widths.index(schedule.width[index])]]) for index in range(problem.count))
 
 
 def _listed(failures: Mapping[str, Failure]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autosched.core.costs import CostTable
@@ -12,10 +12,9 @@ from autosched.core.progress import Progress
 from autosched.core.records import DeviceKey, Failure, PairRecord, SoloRecord
 from autosched.costmodel.select_pairs import PairChoice, select_pairs
 from autosched.costmodel.table import make_cost_table
-from autosched.datasets.facts import DISTURBED, DeviceFacts, device_facts, stolen_share
+from autosched.datasets.facts import DISTURBED, DeviceFacts, LaunchFacts, device_facts, stolen_share
 from autosched.datasets.journal import Journal
 from autosched.device.base import Pair, Session
-from autosched.pipeline.graph_proofs import launch_facts
 
 # Pairs go to the device in small lots, so that a kill or the end of the budget loses little.
 _LOT = 8
@@ -100,9 +99,14 @@ def _measure_lot(session: Session, graph: OpGraph, lot: Sequence[PairChoice], jo
 
 
 def cost_table(
-    session: Session, graph: OpGraph, key: DeviceKey, solo: Sequence[Sequence[SoloRecord | Failure]], pairs: Sequence[PairRecord]
+    session: Session,
+    graph: OpGraph,
+    key: DeviceKey,
+    solo: Sequence[Sequence[SoloRecord | Failure]],
+    pairs: Sequence[PairRecord],
+    launches: Mapping[str, LaunchFacts],
 ) -> CostTable:
-    """What the search reads."""
+    """What the search reads; ``launches`` are as ``graph_proofs.launch_facts`` gives them."""
     limits = session.limits
     return make_cost_table(
         graph,
@@ -114,5 +118,5 @@ def cost_table(
         fixed_us=limits.fixed_us,
         max_lanes=limits.max_lanes,
         device=device_facts(key),
-        launches=launch_facts(session, graph),
+        launches=launches,
     )

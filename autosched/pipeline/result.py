@@ -39,6 +39,8 @@ class Tuned:
             seeds=(("tune", options.seed),),
             planned=OperatorTimes(*outcome.planned_us),
             measured=OperatorTimes(measured.operator_start_us, measured.operator_end_us) if measured is not None else OperatorTimes(),
+            solo_us=outcome.solo_us,
+            rewrites=tuple((item.name, item.applied) for item in outcome.captured.rewrites),
         )
         return make_bundle(program, outcome.schedule, evidence, literals, outcome.device.key, outcome.device.software)
 

@@ -92,7 +92,7 @@ def test_measuring_goes_through_the_journal_and_asks_nothing_twice(
         solo = measure_solo(session, GRAPH, journal, 4, ledger)
         pairs = measure_pairs(session, GRAPH, device_facts(KEY), solo, journal, 30.0, ledger, Silent())
         assert pairs
-        table = cost_table(session, GRAPH, KEY, solo, pairs)
+        table = cost_table(session, GRAPH, KEY, solo, pairs, launch_facts(session, GRAPH))
     assert table.kernel.shape == (len(GRAPH), 1)
     assert table.measured_pairs > 0
     spent = ledger.measurements

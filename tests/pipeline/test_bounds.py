@@ -1,0 +1,43 @@
+"""Bounds that no schedule can beat: worked examples for both kinds of device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autosched.core.costs import CostTable
+from autosched.datasets.facts import DeviceFacts, LaunchFacts
+from autosched.pipeline.bounds import lower_bounds
+from autosched.search.problem import Problem
+
+
+def problem(narrow_us: list[float], wide_us: list[float] | None = None) -> Problem:
+    """A chain of two beside a single operator; ``wide_us`` adds width 2."""
+    count = len(narrow_us)
+    solo = np.array([*narrow_us, *(wide_us or [])])
+    kernel = np.arange(len(solo), dtype=np.int32).reshape(-1, count).T.copy()
+    ones = np.ones((len(solo), len(solo)))
+    widths = (1, 2) if wide_us else (1,)
+    return Problem.from_arrays([[], [0], []], CostTable(widths, kernel, solo, ones, ones, 0.0, 0.0, 0.0, 2))
+
+
+def test_on_a_cpu_an_operator_takes_its_width_of_the_cores() -> None:
+    # Least core time: 10, then the wide form of the second (2 x 5 = 10 against 12), then 6; over two cores 13.
+    found = lower_bounds(problem([10.0, 12.0, 6.0], [6.0, 5.0, 6.0]), DeviceFacts("c", "cpu", 2), {})
+    assert found.work_us == pytest.approx(13.0)
+    assert found.critical_path_us == pytest.approx(11.0)
+
+
+def test_on_a_gpu_it_takes_the_share_of_the_device_that_its_blocks_fill() -> None:
+    made = problem([10.0, 12.0, 6.0])
+    signatures = [operator.signature for operator in made.graph.operators]
+    launches = {
+        signatures[0]: LaunchFacts(blocks=4, threads_per_block=128, blocks_per_sm=2),  # 4 of 8: half
+        signatures[1]: LaunchFacts(blocks=80, threads_per_block=128, blocks_per_sm=2),  # more than all
+        signatures[2]: LaunchFacts(blocks=1, threads_per_block=128),  # residency unknown: counts for nothing
+    }
+    found = lower_bounds(made, DeviceFacts("g", "cuda", 4), launches)
+    assert len(set(signatures)) == 3
+    assert found.work_us == pytest.approx(5.0 + 12.0)
+    assert found.critical_path_us == pytest.approx(22.0)
+    assert lower_bounds(made, DeviceFacts("g", "cuda", 4), {}).work_us is None
