@@ -11,7 +11,7 @@ import os
 import platform
 import secrets
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from autosched.runtime.bundle_format import (
     FORMAT,
     LITERALS,
     MANIFEST,
+    MAX_SHAPES,
     PROGRAM,
     SCHEDULE,
     SCHEMA,
@@ -35,10 +36,13 @@ from autosched.runtime.bundle_format import (
     CreatedBy,
     Evidence,
     FileEntry,
+    HostKey,
     Manifest,
+    ShapeKey,
     model_fingerprint,
     program_to_json,
-    read_bundle,
+    read_bundles,
+    shape_file,
 )
 from autosched.runtime.host_key import numerics_key
 
@@ -81,24 +85,33 @@ def make_bundle(
     return Bundle(program, schedule, evidence, key, created_by, dict(literals))
 
 
-def encode_bundle(bundle: Bundle) -> bytes:
+def encode_bundle(bundle: Bundle, *more: Bundle) -> bytes:
     """The bytes of a bundle; equal bundles give equal bytes.
 
+    Args:
+        bundle, more: one for each shape of inputs, measured on one host by one version; literals that are equal are written once.
+
     Raises:
-        UsageError: if a figure is not finite (JSON cannot write it).
+        UsageError: if a figure is not finite (JSON cannot write it), or the shapes are of different hosts or too many.
         ArtifactCorrupt: if what was written would not be read back; the bundle's parts do not fit together.
     """
-    _require_finite(bundle)
-    files = {
-        EVIDENCE: msgspec.json.encode(bundle.evidence, order="sorted"),
-        LITERALS: _encode_literals(bundle.literals),
-        PROGRAM: program_to_json(bundle.program),
-        SCHEDULE: bundle.schedule.to_json(),
-    }
+    shapes = (bundle, *more)
+    host = HostKey(bundle.key.device, bundle.key.software, bundle.key.numerics)
+    if any(HostKey(item.key.device, item.key.software, item.key.numerics) != host for item in more):
+        raise UsageError("the shapes of one bundle were tuned on different machines, versions or settings; tune them in one run")
+    if len(shapes) > MAX_SHAPES:
+        raise UsageError(f"{len(shapes)} shapes; a bundle holds at most {MAX_SHAPES}. Write several bundles.")
+    files = {LITERALS: _encode_literals([item.literals for item in shapes])}
+    for index, item in enumerate(shapes):
+        _require_finite(item)
+        files[shape_file(index, EVIDENCE)] = msgspec.json.encode(item.evidence, order="sorted")
+        files[shape_file(index, PROGRAM)] = program_to_json(item.program)
+        files[shape_file(index, SCHEDULE)] = item.schedule.to_json()
     entries = {name: FileEntry(hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()}
-    manifest = msgspec.json.encode(Manifest(FORMAT, SCHEMA, bundle.created_by, bundle.key, entries), order="sorted")
+    keys = tuple(ShapeKey(item.key.graph, item.key.model) for item in shapes)
+    manifest = msgspec.json.encode(Manifest(FORMAT, SCHEMA, bundle.created_by, host, keys, entries), order="sorted")
     data = zip_files({MANIFEST: manifest, **files})
-    read_bundle(data)
+    read_bundles(data)
     return data
 
 
@@ -114,14 +127,14 @@ def zip_files(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def write_bundle(path: str | os.PathLike[str], bundle: Bundle) -> Path:
-    """Write ``bundle`` to ``path``, replacing what is there in one step.
+def write_bundle(path: str | os.PathLike[str], bundle: Bundle, *more: Bundle) -> Path:
+    """Write ``bundle``, and further shapes of it, to ``path``, replacing what is there in one step.
 
     Raises:
         UsageError: if the folder is missing or not writable, or the disk is full; what was at ``path`` is still there.
     """
     target = Path(path)
-    data = encode_bundle(bundle)
+    data = encode_bundle(bundle, *more)
     try:
         _replace_atomically(target, data)
     except OSError as error:
@@ -158,13 +171,36 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _encode_literals(literals: Mapping[str, torch.Tensor]) -> bytes:
+def _encode_literals(shapes: Sequence[Mapping[str, torch.Tensor]]) -> bytes:
+    """One file for all shapes: ``name`` where every shape that has it has the same tensor, else ``N/name`` for shape ``N``."""
     import safetensors.torch
     import torch
 
     # Two names may share memory, which the format refuses; each gets its own dense copy.
-    dense = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in sorted(literals.items())}
-    return bytes(safetensors.torch.save(dense))
+    dense = [
+        {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in literals.items()}
+        for literals in shapes
+    ]
+    found: dict[str, torch.Tensor] = {}
+    for name in sorted({name for literals in dense for name in literals}):
+        held = {index: literals[name] for index, literals in enumerate(dense) if name in literals}
+        first = next(iter(held.values()))
+        if all(_identical(first, tensor) for tensor in held.values()):
+            found[name] = first
+        else:
+            found.update({f"{index}/{name}": tensor for index, tensor in held.items()})
+    return bytes(safetensors.torch.save(dict(sorted(found.items()))))
+
+
+def _identical(first: torch.Tensor, other: torch.Tensor) -> bool:
+    import torch
+
+    if first is other:
+        return True
+    if first.shape != other.shape or first.dtype != other.dtype:
+        return False
+    # As bytes: NaN is equal to itself here, and 0.0 differs from -0.0.
+    return torch.equal(first.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def _require_finite(bundle: Bundle) -> None:

@@ -1,51 +1,68 @@
 """The ``.autosched`` file: what is in it, and how to read one that may come from a stranger.
 
-A bundle is a zip of ``manifest.json`` (format, schema number, key, sha256 of every other file), ``program.json``,
-``schedule.json``, ``evidence.json`` and ``literals.safetensors`` (tensors written in the model's code; never its weights).
+A bundle is a zip of ``manifest.json`` (format, schema number, keys, sha256 of every other file), ``literals.safetensors`` (tensors
+written in the model's code; never its weights), and, for each shape of inputs it was tuned for, a folder ``shapes/N`` with
+``program.json``, ``schedule.json`` and ``evidence.json``. Schema 1 had one shape and no folders; it is migrated on reading.
 Reading goes from the cheapest distrust to the dearest: sizes from the zip directory, manifest, hash of every file before any
-parser sees it, strict decoding, checks of the program, and last the legality oracle.
+parser sees it, strict decoding, checks of the programs, and last the legality oracle.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import os
 import re
-import stat
-import struct
-import zipfile
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 import autosched
-from autosched.core.errors import ArtifactCorrupt, IllegalSchedule, IncompatibleArtifact, InvalidGraph, UsageError
-from autosched.core.graph import OpGraph
-from autosched.core.program import Argument, Binding, Call, ConstantSource, InputSpec, Program
-from autosched.core.records import DeviceKey, SoftwareKey
-from autosched.core.report import TuneReport
+from autosched.core.errors import IllegalSchedule, IncompatibleArtifact, InvalidGraph, UsageError
+from autosched.core.program import ConstantSource, Program
+from autosched.core.program_json import decode_program
 from autosched.core.schedule import Schedule, require_legal
+from autosched.runtime.bundle_values import (
+    EVIDENCE,
+    FORMAT,
+    LITERALS,
+    MANIFEST,
+    MAX_SHAPES,
+    PER_SHAPE,
+    PROGRAM,
+    SCHEDULE,
+    SCHEMA,
+    Bundle,
+    BundleKey,
+    CreatedBy,
+    Evidence,
+    FileEntry,
+    HostKey,
+    Manifest,
+    ManifestOne,
+    OperatorTimes,
+    ShapeKey,
+    migrate,
+    model_fingerprint,
+    program_to_json,
+    shape_file,
+)
+from autosched.runtime.bundle_zip import Limits, corrupt, printable, read_file, unzip
 from autosched.runtime.program_check import check_program
+from autosched.runtime.shapes import call_key, describe_shape
 
 if TYPE_CHECKING:
     import torch
 
-FORMAT = "autosched.bundle"
-SCHEMA = 1
-MANIFEST = "manifest.json"
-PROGRAM = "program.json"
-SCHEDULE = "schedule.json"
-EVIDENCE = "evidence.json"
-LITERALS = "literals.safetensors"
+__all__ = [
+    "EVIDENCE", "FORMAT", "LITERALS", "MANIFEST", "MAX_SHAPES", "PER_SHAPE", "PROGRAM", "SCHEDULE", "SCHEMA",
+    "Bundle", "BundleKey", "CreatedBy", "Evidence", "FileEntry", "HostKey", "Manifest", "ManifestOne", "OperatorTimes", "ShapeKey",
+    "migrate", "model_fingerprint", "printable", "program_to_json", "read_bundle", "read_bundles", "shape_file",
+]  # fmt: skip
 
 _MIB = 2**20
-MAX_BUNDLE_BYTES = 1024 * _MIB
 MAX_FILE_BYTES: Mapping[str, int] = {
     MANIFEST: 1 * _MIB,
     PROGRAM: 64 * _MIB,
@@ -53,13 +70,12 @@ MAX_FILE_BYTES: Mapping[str, int] = {
     EVIDENCE: 64 * _MIB,
     LITERALS: 1024 * _MIB,
 }
-_MAX_DIRECTORY_BYTES = 64 * 1024
+_SHARED = (MANIFEST, LITERALS)
+_MAX_TEXT_BYTES = 256 * _MIB
 _MAX_JSON_DEPTH = 48
-_MAX_MESSAGE = 500
 _MAX_LANES = 128  # planning takes memory in proportion to operators times lanes
-# Everything zipfile and zlib are documented, or were seen, to raise on damaged bytes.
-_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, KeyError, struct.error, OverflowError)
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,40}")
+_SHAPE_FILE = re.compile(r"shapes/(0|[1-9][0-9]?)/([a-z]+\.json)")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKETS = bytes(range(256)).translate(None, b"[]{}")
 _OPEN_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -67,131 +83,21 @@ _OPEN_SQUARE = bytes.maketrans(b"{}", b"[]")
 T = TypeVar("T")
 
 
-class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the manifest says of one file: its hash (hex) and its size."""
-
-    sha256: str
-    bytes: int
-
-
-class CreatedBy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Versions of the writer; for people and for messages."""
-
-    autosched: str
-    torch: str
-    python: str
-
-
-class BundleKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the schedule was made for.
-
-    Args:
-        graph: ``OpGraph.hash``.
-        device: where it was measured.
-        software: versions it was measured with.
-        numerics: process-wide settings, as ``host_key.numerics_key`` gives them.
-        model: digest of the names, shapes and dtypes of the parameters the program reads (:func:`model_fingerprint`).
-    """
-
-    graph: str
-    device: DeviceKey
-    software: SoftwareKey
-    numerics: tuple[tuple[str, str], ...]
-    model: str
-
-
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``manifest.json``."""
-
-    format: str
-    schema: int
-    created_by: CreatedBy
-    key: BundleKey
-    files: dict[str, FileEntry]
-
-
-class _Header(msgspec.Struct, frozen=True):
-    format: str
-    schema: int
-    created_by: dict[str, Any] = {}
-
-
-class _ProgramFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    graph: OpGraph
-    prologue: tuple[Call, ...]
-    bindings: tuple[Binding, ...]
-    inputs: tuple[InputSpec, ...]
-    input_tree: str
-    output_tree: str
-    input_leaves: tuple[Argument, ...]
-    output_leaves: tuple[Argument, ...]
-    lowering: str
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorTimes:
-    """Start and end of each operator, microseconds from the start of the run, by operator index. Empty if unknown."""
-
-    start_us: tuple[float, ...] = ()
-    end_us: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Why this schedule was chosen.
-
-    Args:
-        report: the comparison it won, every strategy with its figures.
-        environment: what the machine was doing, as ``(name, value)`` pairs; shown, never compared.
-        seeds: ``(what, seed)`` of every random choice.
-        planned: operator times as the simulator predicted them.
-        measured: operator times as the device ran them.
-        solo_us: each operator's time alone at the width it has in the schedule, microseconds; empty if unknown.
-        rewrites: ``(pass, how often it applied)``, in order.
-    """
-
-    report: TuneReport
-    environment: tuple[tuple[str, str], ...] = ()
-    seeds: tuple[tuple[str, int], ...] = ()
-    planned: OperatorTimes = OperatorTimes()
-    measured: OperatorTimes = OperatorTimes()
-    solo_us: tuple[float, ...] = ()
-    rewrites: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Bundle:
-    """A tuned schedule with everything needed to run it on the model it was made for.
-
-    ``literals`` are CPU tensors by name, laid out as the program's value table says.
-    """
-
-    program: Program
-    schedule: Schedule
-    evidence: Evidence
-    key: BundleKey
-    created_by: CreatedBy
-    literals: Mapping[str, torch.Tensor] = field(default_factory=dict)
-
-
-def model_fingerprint(program: Program) -> str:
-    """Digest of the names, shapes and dtypes of every parameter and buffer that ``program`` takes from its model."""
-    rows = [
-        [binding.source, binding.name, program.graph.values[binding.value].spec.shape, program.graph.values[binding.value].spec.dtype]
-        for binding in program.bindings
-        if binding.source is not ConstantSource.LITERAL
-    ]
-    return hashlib.sha256(msgspec.json.encode(sorted(rows))).hexdigest()
-
-
-def program_to_json(program: Program) -> bytes:
-    """Canonical bytes of ``program.json``."""
-    fields = {name: getattr(program, name) for name in _ProgramFile.__struct_fields__}
-    return msgspec.json.encode(_ProgramFile(**fields), order="sorted")
-
-
 def read_bundle(source: str | os.PathLike[str] | bytes) -> Bundle:
-    """Read a bundle and check all that can be checked without the model.
+    """Read a bundle of one shape; as :func:`read_bundles`.
+
+    Raises:
+        UsageError: also if it holds several shapes.
+    """
+    found = read_bundles(source)
+    if len(found) > 1:
+        shapes = "; ".join(describe_shape(bundle.program) for bundle in found)
+        raise UsageError(f"{_label(source)} holds {len(found)} shapes: {shapes}. Name one with --shape, or call read_bundles().")
+    return found[0]
+
+
+def read_bundles(source: str | os.PathLike[str] | bytes) -> tuple[Bundle, ...]:
+    """Read a bundle, one value for each shape in it, and check all that can be checked without the model.
 
     Args:
         source: a path, or the bytes of a bundle.
@@ -201,109 +107,69 @@ def read_bundle(source: str | os.PathLike[str] | bytes) -> Bundle:
         ArtifactCorrupt: if it is not what its writer wrote.
         IncompatibleArtifact: if a newer autosched wrote it; the message says which version reads it.
     """
-    label = "the bundle" if isinstance(source, bytes) else os.fspath(source)
-    data = source if isinstance(source, bytes) else _read_file(Path(source))
-    files = _unzip(data, label)
-    manifest = _read_manifest(files.pop(MANIFEST, None), label)
-    _check_hashes(manifest, files, label)
-    program = _decode_program(files[PROGRAM], label)
-    schedule = _decode(files[SCHEDULE], Schedule, SCHEDULE, label)
-    evidence = _decode(files[EVIDENCE], Evidence, EVIDENCE, label)
-    try:
-        check_program(program)
-        if program.graph.hash != manifest.key.graph:
-            raise InvalidGraph(f"its hash is {program.graph.hash[:12]}, but the manifest says {manifest.key.graph[:12]!r}")
-        if model_fingerprint(program) != manifest.key.model:
-            raise InvalidGraph("its parameters are not those of the manifest")
-    except InvalidGraph as error:
-        raise _corrupt(label, f"{PROGRAM}: {error}") from error
-    except (KeyError, IndexError, OverflowError, RecursionError, ValueError, TypeError) as error:
-        # A forged program may break an assumption that no check names; it is still the file that is wrong.
-        raise _corrupt(label, f"{PROGRAM}: inconsistent ({type(error).__name__}: {error})") from error
-    if schedule.lane_slots > _MAX_LANES:
-        raise _corrupt(label, f"{SCHEDULE}: {schedule.lane_slots} lanes; expected at most {_MAX_LANES}")
-    try:
-        require_legal(program.graph, schedule)
-    except IllegalSchedule as error:
-        raise _corrupt(label, f"{SCHEDULE}: {error}") from error
-    _check_evidence(evidence, len(program.graph), label)
-    literals = _read_literals(files[LITERALS], program, label)
-    return Bundle(program, schedule, evidence, manifest.key, manifest.created_by, literals)
+    label = _label(source)
+    data = source if isinstance(source, bytes) else read_file(Path(source))
+    files = unzip(data, _LIMITS, label)
+    manifest, files = _read_manifest(files.pop(MANIFEST), files, label)
+    programs = [_read_program(files[shape_file(shape, PROGRAM)], manifest, shape, label) for shape in range(len(manifest.shapes))]
+    if len(programs) > 1 and len({call_key(program) for program in programs}) < len(programs):
+        raise corrupt(label, "two of its shapes answer the same call")
+    literals = _read_literals(files[LITERALS], programs, label)
+    bundles: list[Bundle] = []
+    for shape, (program, own) in enumerate(zip(programs, literals, strict=True)):
+        place = shape_file(shape, SCHEDULE)
+        schedule = _decode(files[place], Schedule, place, label)
+        if schedule.lane_slots > _MAX_LANES:
+            raise corrupt(label, f"{place}: {schedule.lane_slots} lanes; expected at most {_MAX_LANES}")
+        try:
+            require_legal(program.graph, schedule)
+        except IllegalSchedule as error:
+            raise corrupt(label, f"{place}: {error}") from error
+        evidence = _read_evidence(files[shape_file(shape, EVIDENCE)], shape, len(program.graph), label)
+        bundles.append(Bundle(program, schedule, evidence, manifest.key(shape), manifest.created_by, own))
+    return tuple(bundles)
 
 
-def printable(text: str) -> str:
-    """``text`` without control characters and of bounded length: bundles come from strangers, messages go to terminals."""
-    clean = "".join(character if character.isprintable() else "?" for character in text)
-    return clean if len(clean) <= _MAX_MESSAGE else clean[: _MAX_MESSAGE - 3] + "..."
+def _label(source: str | os.PathLike[str] | bytes) -> str:
+    return "the bundle" if isinstance(source, bytes) else os.fspath(source)
 
 
-def _corrupt(label: str, why: str) -> ArtifactCorrupt:
-    return ArtifactCorrupt(label, printable(why))
+def _max_bytes(name: str) -> int | None:
+    if name in MAX_FILE_BYTES:
+        return MAX_FILE_BYTES[name]
+    found = _SHAPE_FILE.fullmatch(name)
+    if found is None or int(found[1]) >= MAX_SHAPES or found[2] not in PER_SHAPE:
+        return None
+    return MAX_FILE_BYTES[found[2]]
 
 
-def _read_file(path: Path) -> bytes:
-    try:
-        # Asked before opening: to open a pipe is to wait for its writer.
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"cannot read {path}: not a regular file. Name a file written by 'autosched tune'.")
-        if status.st_size > MAX_BUNDLE_BYTES:
-            raise ArtifactCorrupt(str(path), f"{status.st_size} bytes; a bundle has at most {MAX_BUNDLE_BYTES}")
-        with path.open("rb") as file:
-            return file.read(MAX_BUNDLE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}. Name a file written by 'autosched tune'.") from error
+def _complete(names: Sequence[str]) -> str:
+    held = set(names)
+    if not held & set(PER_SHAPE):
+        shapes = max(1, sum(name.endswith("/" + PROGRAM) for name in names))
+        wanted = {*_SHARED, *(shape_file(shape, name) for shape in range(shapes) for name in PER_SHAPE)}
+    else:
+        wanted = {*_SHARED, *PER_SHAPE}
+    if missing := sorted(wanted - held):
+        return f"it lacks {missing[:5]}"
+    if extra := sorted(held - wanted):
+        return f"it holds {extra[:5]} beside the files of a bundle"
+    return ""
 
 
-def _unzip(data: bytes, label: str) -> dict[str, bytes]:
-    _check_directory(data, label)
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = archive.infolist()
-            _check_entries(entries, label)
-            return {entry.filename: archive.read(entry) for entry in entries}
-    except _ZIP_ERRORS as error:
-        raise _corrupt(label, f"damaged zip ({error})") from error
+_LIMITS = Limits(len(_SHARED) + len(PER_SHAPE) * MAX_SHAPES, _max_bytes, _complete, _MAX_TEXT_BYTES)
 
 
-def _check_directory(data: bytes, label: str) -> None:
-    """Bound what ``zipfile`` will parse: our writer leaves no comment, so the end record is the last 22 bytes."""
-    if not data:
-        raise _corrupt(label, "the file is empty")
-    if len(data) > MAX_BUNDLE_BYTES:
-        raise _corrupt(label, f"{len(data)} bytes; a bundle has at most {MAX_BUNDLE_BYTES}")
-    if data[:4] != b"PK\x03\x04" or len(data) < 22 or data[-22:-18] != b"PK\x05\x06" or data[-42:-38] == b"PK\x06\x07":
-        raise _corrupt(label, "not a complete bundle (truncated, or another kind of file)")
-    here, total, size, offset, comment = struct.unpack("<4x4xHHIIH", data[-22:])
-    if comment or here != total or total > len(MAX_FILE_BYTES) or size > _MAX_DIRECTORY_BYTES or offset + size + 22 != len(data):
-        raise _corrupt(label, f"a zip directory of {total} files in {size} bytes; expected at most {len(MAX_FILE_BYTES)} files")
+class _Header(msgspec.Struct, frozen=True):
+    format: str
+    schema: int
+    created_by: dict[str, Any] = {}
 
 
-def _check_entries(entries: list[zipfile.ZipInfo], label: str) -> None:
-    seen: set[str] = set()
-    for entry in entries:
-        name = entry.filename
-        if name not in MAX_FILE_BYTES:
-            raise _corrupt(label, f"it holds {name[:80]!r}; expected only {sorted(MAX_FILE_BYTES)}")
-        if name in seen:
-            raise _corrupt(label, f"it holds {name} twice")
-        seen.add(name)
-        if entry.flag_bits & 0x1:
-            raise _corrupt(label, f"{name} is encrypted")
-        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise _corrupt(label, f"{name} is compressed by method {entry.compress_type}; expected stored or deflated")
-        if entry.file_size > MAX_FILE_BYTES[name]:
-            raise _corrupt(label, f"{name} has {entry.file_size} bytes; expected at most {MAX_FILE_BYTES[name]}")
-    if sum(entry.file_size for entry in entries) > MAX_BUNDLE_BYTES:
-        raise _corrupt(label, f"its files have more than {MAX_BUNDLE_BYTES} bytes together")
-    if missing := MAX_FILE_BYTES.keys() - seen:
-        raise _corrupt(label, f"it lacks {sorted(missing)}")
-
-
-def _read_manifest(data: bytes | None, label: str) -> Manifest:
-    header = _decode(data or b"", _Header, MANIFEST, label)
+def _read_manifest(data: bytes, files: dict[str, bytes], label: str) -> tuple[Manifest, dict[str, bytes]]:
+    header = _decode(data, _Header, MANIFEST, label)
     if header.format != FORMAT:
-        raise _corrupt(label, f"its format is {header.format[:40]!r}; expected {FORMAT!r}")
+        raise corrupt(label, f"its format is {header.format[:40]!r}; expected {FORMAT!r}")
     if header.schema > SCHEMA:
         writer = header.created_by.get("autosched")
         version = writer if isinstance(writer, str) and _VERSION.fullmatch(writer) else "a newer version"
@@ -315,74 +181,124 @@ def _read_manifest(data: bytes | None, label: str) -> Manifest:
             ],
         )
     if header.schema < 1:
-        raise _corrupt(label, f"its schema is {header.schema}; expected 1 to {SCHEMA}")
-    return _decode(data or b"", Manifest, MANIFEST, label)
+        raise corrupt(label, f"its schema is {header.schema}; expected 1 to {SCHEMA}")
+    if header.schema == 1:
+        first = _decode(data, ManifestOne, MANIFEST, label)
+        _check_hashes(first.files, files, label)
+        return migrate(first, files)
+    manifest = _decode(data, Manifest, MANIFEST, label)
+    _check_hashes(manifest.files, files, label)
+    if len(files) != 1 + len(PER_SHAPE) * len(manifest.shapes) or shape_file(0, PROGRAM) not in files:
+        raise corrupt(label, f"the manifest lists {len(manifest.shapes)} shapes; the files are not those of as many")
+    return manifest, files
 
 
-def _check_hashes(manifest: Manifest, files: Mapping[str, bytes], label: str) -> None:
-    if manifest.files.keys() != files.keys():
-        raise _corrupt(label, f"the manifest lists {sorted(manifest.files)[:8]}; the file holds {sorted(files)}")
+def _check_hashes(entries: Mapping[str, FileEntry], files: Mapping[str, bytes], label: str) -> None:
+    if entries.keys() != files.keys():
+        raise corrupt(label, f"the manifest lists {sorted(entries)[:8]}; the file holds {sorted(files)[:8]}")
     for name, data in files.items():
-        entry = manifest.files[name]
+        entry = entries[name]
         if entry.bytes != len(data):
-            raise _corrupt(label, f"{name} has {len(data)} bytes; the manifest says {entry.bytes}")
+            raise corrupt(label, f"{name} has {len(data)} bytes; the manifest says {entry.bytes}")
         if hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise _corrupt(label, f"{name} has another sha256 than the manifest says")
+            raise corrupt(label, f"{name} has another sha256 than the manifest says")
 
 
-def _decode(data: bytes, kind: type[T], name: str, label: str) -> T:
+def _parse(data: bytes, decode: Callable[[bytes], T], name: str, label: str) -> T:
     # Strings out, brackets only; each round of the loop removes the innermost level.
     brackets = _STRING.sub(b"", data).translate(_OPEN_SQUARE, _BRACKETS)
     for _ in range(_MAX_JSON_DEPTH):
         brackets = brackets.replace(b"[]", b"")
     if brackets:
-        raise _corrupt(label, f"{name} is nested deeper than {_MAX_JSON_DEPTH} levels, or its brackets do not match")
+        raise corrupt(label, f"{name} is nested deeper than {_MAX_JSON_DEPTH} levels, or its brackets do not match")
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError) as error:
-        raise _corrupt(label, f"{name}: {error}") from error
+        raise corrupt(label, f"{name}: {error}") from error
 
 
-def _decode_program(data: bytes, label: str) -> Program:
-    raw = _decode(data, _ProgramFile, PROGRAM, label)
-    return Program(**{name: getattr(raw, name) for name in _ProgramFile.__struct_fields__})
+def _decode(data: bytes, kind: type[T], name: str, label: str) -> T:
+    return _parse(data, lambda text: msgspec.json.decode(text, type=kind), name, label)
 
 
-def _check_evidence(evidence: Evidence, operators: int, label: str) -> None:
+def _read_program(data: bytes, manifest: Manifest, shape: int, label: str) -> Program:
+    place, key = shape_file(shape, PROGRAM), manifest.shapes[shape]
+    program = _parse(data, decode_program, place, label)
+    try:
+        check_program(program)
+        if program.graph.hash != key.graph:
+            raise InvalidGraph(f"its hash is {program.graph.hash[:12]}, but the manifest says {key.graph[:12]!r}")
+        if model_fingerprint(program) != key.model:
+            raise InvalidGraph("its parameters are not those of the manifest")
+    except InvalidGraph as error:
+        raise corrupt(label, f"{place}: {error}") from error
+    except (KeyError, IndexError, OverflowError, RecursionError, ValueError, TypeError) as error:
+        # A forged program may break an assumption that no check names; it is still the file that is wrong.
+        raise corrupt(label, f"{place}: inconsistent ({type(error).__name__}: {error})") from error
+    return program
+
+
+def _read_evidence(data: bytes, shape: int, operators: int, label: str) -> Evidence:
+    place = shape_file(shape, EVIDENCE)
+    evidence = _decode(data, Evidence, place, label)
     for name, times in (("planned", evidence.planned), ("measured", evidence.measured)):
         if len(times.start_us) != len(times.end_us) or len(times.start_us) not in (0, operators):
-            raise _corrupt(label, f"{EVIDENCE}: {name} times of {len(times.start_us)} operators; expected none or {operators}")
+            raise corrupt(label, f"{place}: {name} times of {len(times.start_us)} operators; expected none or {operators}")
         if any(not math.isfinite(time) for time in (*times.start_us, *times.end_us)):
-            raise _corrupt(label, f"{EVIDENCE}: a {name} time is not finite")
+            raise corrupt(label, f"{place}: a {name} time is not finite")
     if len(evidence.solo_us) not in (0, operators) or any(not math.isfinite(time) for time in evidence.solo_us):
-        raise _corrupt(label, f"{EVIDENCE}: {len(evidence.solo_us)} times alone; expected none or {operators}, all finite")
+        raise corrupt(label, f"{place}: {len(evidence.solo_us)} times of operators alone; expected none or {operators}, all finite")
+    return evidence
 
 
-def _read_literals(data: bytes, program: Program, label: str) -> dict[str, torch.Tensor]:
+def _read_literals(data: bytes, programs: Sequence[Program], label: str) -> list[dict[str, torch.Tensor]]:
+    """For each shape its literals. One called ``N/name`` is shape ``N``'s own ``name``, every other one belongs to all shapes."""
     import safetensors
     import safetensors.torch
-    import torch
 
     try:
         found: dict[str, torch.Tensor] = safetensors.torch.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise _corrupt(label, f"{LITERALS}: {error}") from error
-    laid_out: dict[str, torch.Tensor] = {}
-    for binding in program.bindings:
-        if binding.source is not ConstantSource.LITERAL:
-            continue
-        spec = program.graph.values[binding.value].spec
-        tensor = found.get(binding.name)
-        if tensor is None or tuple(tensor.shape) != spec.shape or str(tensor.dtype) != f"torch.{spec.dtype}":
-            raise _corrupt(label, f"{LITERALS}: {binding.name} is absent, or not {list(spec.shape)} {spec.dtype}")
-        if spec.strides and tensor.stride() != spec.strides:
-            needed = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 0)
-            if needed > 4 * max(spec.elements, 1):
-                raise _corrupt(label, f"{LITERALS}: {binding.name} has strides {spec.strides}, which waste memory")
-            # Overlapping strides cannot be written to element by element; such a literal stays dense.
-            if needed >= spec.elements:
-                tensor = torch.empty_strided(spec.shape, spec.strides, dtype=tensor.dtype).copy_(tensor)
-        laid_out[binding.name] = tensor
-    if extra := found.keys() - laid_out.keys():
-        raise _corrupt(label, f"{LITERALS} holds tensors that the program does not read: {sorted(extra)[:3]!r}")
+        raise corrupt(label, f"{LITERALS}: {error}") from error
+    used: set[str] = set()
+    shared: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+    laid_out: list[dict[str, torch.Tensor]] = []
+    for shape, program in enumerate(programs):
+        own: dict[str, torch.Tensor] = {}
+        for binding in program.bindings:
+            if binding.source is not ConstantSource.LITERAL:
+                continue
+            name = f"{shape}/{binding.name}" if f"{shape}/{binding.name}" in found else binding.name
+            used.add(name)
+            layout = program.graph.values[binding.value].spec.strides
+            if (name, layout) not in shared:
+                shared[name, layout] = _lay_out(found.get(name), program, binding.value, binding.name, label)
+            own[binding.name] = shared[name, layout]
+            _check_literal(own[binding.name], program, binding.value, binding.name, label)
+        laid_out.append(own)
+    if extra := found.keys() - used:
+        raise corrupt(label, f"{LITERALS} holds tensors that no program reads: {sorted(extra)[:3]!r}")
     return laid_out
+
+
+def _check_literal(tensor: torch.Tensor | None, program: Program, value: int, name: str, label: str) -> torch.Tensor:
+    spec = program.graph.values[value].spec
+    if tensor is None or tuple(tensor.shape) != spec.shape or str(tensor.dtype) != f"torch.{spec.dtype}":
+        raise corrupt(label, f"{LITERALS}: {name} is absent, or not {list(spec.shape)} {spec.dtype}")
+    return tensor
+
+
+def _lay_out(found: torch.Tensor | None, program: Program, value: int, name: str, label: str) -> torch.Tensor:
+    import torch
+
+    tensor = _check_literal(found, program, value, name, label)
+    spec = program.graph.values[value].spec
+    if not spec.strides or tensor.stride() == spec.strides:
+        return tensor
+    needed = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 0)
+    if needed > 4 * max(spec.elements, 1):
+        raise corrupt(label, f"{LITERALS}: {name} has strides {spec.strides}, which waste memory")
+    # Overlapping strides cannot be written to element by element; such a literal stays dense.
+    if needed < spec.elements:
+        return tensor
+    return torch.empty_strided(spec.shape, spec.strides, dtype=tensor.dtype).copy_(tensor)

@@ -240,10 +240,10 @@ def two_branches_inputs(seed: int = 1, rows: int = 4) -> tuple[tuple[torch.Tenso
     return (x,), {"more": {"shift": shift, "flag": True}}
 
 
-def two_branches_program(model: TwoBranches) -> tuple[Program, dict[str, torch.Tensor]]:
-    """The program of :class:`TwoBranches` for four rows, and its literals by name."""
+def two_branches_program(model: TwoBranches, rows: int = 4) -> tuple[Program, dict[str, torch.Tensor]]:
+    """The program of :class:`TwoBranches` for ``rows`` rows, and its literals by name."""
     recorder = Recorder()
-    (x_tensor,), kwargs = two_branches_inputs()
+    (x_tensor,), kwargs = two_branches_inputs(rows=rows)
     x, shift = recorder.input(x_tensor), recorder.input(kwargs["more"]["shift"])
     weight, bias = recorder.constant("left.weight", model.left.weight), recorder.constant("left.bias", model.left.bias)
     right = recorder.constant("right.weight", model.right.weight)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
 import json
 import math
 import os
@@ -10,6 +12,7 @@ import threading
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -17,15 +20,16 @@ from autosched.core.errors import ArtifactCorrupt, IllegalSchedule, UsageError
 from autosched.core.schedule import sequential
 from autosched.export import bundle as writer
 from autosched.export.bundle import encode_bundle, write_bundle
-from autosched.runtime.bundle_format import Bundle, read_bundle
+from autosched.runtime.bundle_format import Bundle, ManifestOne, migrate, read_bundle, read_bundles
 from autosched.runtime.kernels import bind, gather_constants
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
 from autosched.runtime.trees import flatten_inputs, output_tensors
-from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.bundles import encode_schema_1, shapes_of, two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
 
-_GOLDEN = Path(__file__).resolve().parents[1] / "compat" / "bundle" / "schema-1.autosched"
+_GOLDEN = Path(__file__).resolve().parents[1] / "compat" / "bundle"
+_OF_ONE_SHAPE = [f"shapes/0/{name}.json" for name in ("evidence", "program", "schedule")]
 
 
 @pytest.fixture
@@ -56,13 +60,14 @@ def test_equal_bundles_are_equal_bytes(bundle: Bundle) -> None:
 def test_a_bundle_holds_no_weights_and_only_known_files(bundle: Bundle, tmp_path: Path) -> None:
     path = write_bundle(tmp_path / "model.autosched", bundle)
     with zipfile.ZipFile(path) as archive:
-        assert sorted(archive.namelist()) == ["evidence.json", "literals.safetensors", "manifest.json", "program.json", "schedule.json"]
+        assert sorted(archive.namelist()) == sorted(["literals.safetensors", "manifest.json", *_OF_ONE_SHAPE])
         manifest = json.loads(archive.read("manifest.json"))
         assert b"left.weight" not in archive.read("literals.safetensors")
     assert manifest["format"] == "autosched.bundle"
-    assert manifest["schema"] == 1
-    assert set(manifest["key"]) == {"graph", "device", "software", "numerics", "model"}
-    assert set(manifest["files"]) == {"evidence.json", "literals.safetensors", "program.json", "schedule.json"}
+    assert manifest["schema"] == 2
+    assert set(manifest["host"]) == {"device", "software", "numerics"}
+    assert [set(shape) for shape in manifest["shapes"]] == [{"graph", "model"}]
+    assert set(manifest["files"]) == {"literals.safetensors", *_OF_ONE_SHAPE}
 
 
 def test_the_path_of_the_file_is_not_in_the_file(bundle: Bundle) -> None:
@@ -157,14 +162,64 @@ def test_a_sequential_schedule_travels_too() -> None:
     assert read_bundle(encode_bundle(plain)).schedule == plain.schedule
 
 
-def test_the_golden_bundle_of_schema_1_still_runs() -> None:
-    bundle = read_bundle(_GOLDEN)
+@pytest.mark.parametrize("schema", [1, 2])
+def test_the_golden_bundle_of_every_schema_still_runs(schema: int) -> None:
+    bundles = read_bundles(_GOLDEN / f"schema-{schema}.autosched")
     model = TwoBranches(seed=0).eval()
-    bound = bind(bundle.program, gather_constants(bundle.program, model, bundle.literals))
-    make_plan(bundle.program.graph, bundle.schedule)
-    args, kwargs = two_branches_inputs(9)
-    with torch.no_grad():
-        expected = output_tensors(model(*args, **kwargs))
-    assert compare(bound.run(flatten_inputs(bundle.program, args, kwargs)), expected).within_tolerance
-    assert bundle.evidence.report.chosen == "beam"
-    assert bundle.key.device.name == "golden processor"
+    assert len(bundles) == schema
+    for bundle, rows in zip(bundles, [4] if schema == 1 else [1, 4], strict=True):
+        bound = bind(bundle.program, gather_constants(bundle.program, model, bundle.literals))
+        make_plan(bundle.program.graph, bundle.schedule)
+        args, kwargs = two_branches_inputs(9, rows)
+        with torch.no_grad():
+            expected = output_tensors(model(*args, **kwargs))
+        assert compare(bound.run(flatten_inputs(bundle.program, args, kwargs)), expected).within_tolerance
+        assert bundle.evidence.report.chosen == "beam"
+        assert bundle.key.device.name == "golden processor"
+
+
+def test_schema_1_is_migrated_without_changing_a_byte_of_its_files(bundle: Bundle) -> None:
+    old = encode_schema_1(bundle)
+    _assert_same(read_bundle(old), bundle)
+    with zipfile.ZipFile(io.BytesIO(old)) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    first = msgspec.json.decode(files.pop("manifest.json"), type=ManifestOne)
+    before = dict(files)
+    manifest, moved = migrate(first, files)
+    assert files == before
+    assert sorted(moved.values()) == sorted(files.values())
+    assert manifest.key(0) == bundle.key
+    assert {name: entry.sha256 for name, entry in manifest.files.items()} == {
+        name: hashlib.sha256(data).hexdigest() for name, data in moved.items()
+    }
+
+
+def test_several_shapes_travel_in_one_file_and_share_literals(tmp_path: Path) -> None:
+    shapes = shapes_of(TwoBranches().eval(), 1, 4, 16)
+    path = write_bundle(tmp_path / "model.autosched", *shapes)
+    read = read_bundles(path)
+    assert len(read) == 3
+    for one, other in zip(read, shapes, strict=True):
+        _assert_same(one, other)
+    assert len({bundle.literals["range"].data_ptr() for bundle in read}) == 1
+    assert encode_bundle(*read) == path.read_bytes()
+    with pytest.raises(UsageError, match=r"holds 3 shapes: \[1, 8\] float32"):
+        read_bundle(path)
+
+
+def test_literals_that_differ_between_shapes_are_kept_apart() -> None:
+    shapes = shapes_of(TwoBranches().eval(), 1, 4)
+    shapes[1] = dataclasses.replace(shapes[1], literals={"range": torch.arange(8.0) + 1.0})
+    first, last = read_bundles(encode_bundle(*shapes))
+    assert torch.equal(first.literals["range"], torch.arange(8.0))
+    assert torch.equal(last.literals["range"], torch.arange(8.0) + 1.0)
+
+
+def test_shapes_that_do_not_belong_together_are_not_written(bundle: Bundle) -> None:
+    with pytest.raises(ArtifactCorrupt, match="two of its shapes answer the same call"):
+        encode_bundle(bundle, two_branches_bundle(TwoBranches().eval(), lanes=3))
+    other = dataclasses.replace(bundle, key=msgspec.structs.replace(bundle.key, numerics=(("deterministic", "True"),)))
+    with pytest.raises(UsageError, match="different machines"):
+        encode_bundle(bundle, other)
+    with pytest.raises(UsageError, match="at most 64"):
+        encode_bundle(*[bundle] * 65)

@@ -18,23 +18,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import safetensors.torch
 import torch
 
 from autosched.core.errors import ArtifactCorrupt, ArtifactError, AutoschedError, IncompatibleArtifact, InputMismatch
+from autosched.core.program_json import decode_program
 from autosched.export.bundle import encode_bundle, zip_files
-from autosched.runtime.bundle_format import MANIFEST, _decode_program, model_fingerprint, read_bundle
+from autosched.runtime.bundle_format import MANIFEST, model_fingerprint, read_bundles
 from autosched.runtime.load import FallbackWarning, load
 from autosched.runtime.numerics import compare
 from autosched.runtime.program_check import check_program
 from autosched.runtime.trees import output_tensors
-from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.bundles import encode_schema_1, shapes_of, two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
 
 Files = dict[str, bytes]
 
 _MODEL = TwoBranches().eval()
 _DATA = encode_bundle(two_branches_bundle(_MODEL))
+_OLD = encode_schema_1(two_branches_bundle(_MODEL))
+_SEVERAL = encode_bundle(*shapes_of(_MODEL, 1, 4, 6))
 
 
 def files_of(data: bytes) -> Files:
@@ -51,11 +56,18 @@ def sealed(files: Files) -> bytes:
 
 
 def with_file(name: str, data: bytes) -> bytes:
-    return sealed({**files_of(_DATA), name: data})
-
-
-def with_json(name: str, edit: Callable[[Any], Any]) -> bytes:
     files = files_of(_DATA)
+    return sealed({**files, _place(files, name): data})
+
+
+def _place(files: Files, name: str) -> str:
+    """Where the file of the first shape called ``name`` is, whatever the schema."""
+    return name if name in files else f"shapes/0/{name}"
+
+
+def with_json(name: str, edit: Callable[[Any], Any], base: bytes = _DATA) -> bytes:
+    files = files_of(base)
+    name = _place(files, name)
     tree = json.loads(files[name])
     result = edit(tree)
     return sealed({**files, name: json.dumps(tree if result is None else result).encode()})
@@ -87,13 +99,13 @@ def _flag(data: bytes, bit: int) -> bytes:
 
 
 def _bomb() -> bytes:
-    files = {**files_of(_DATA), "evidence.json": b" " * (65 * 2**20)}
+    files = {**files_of(_DATA), "shapes/0/evidence.json": b" " * (65 * 2**20)}
     return _zip(files=files, method=zipfile.ZIP_DEFLATED)
 
 
 def _understated_bomb() -> bytes:
     """A directory that declares a small file, and a stream that inflates to a large one."""
-    files = {**files_of(_DATA), "evidence.json": b" " * (8 * 2**20)}
+    files = {**files_of(_DATA), "shapes/0/evidence.json": b" " * (8 * 2**20)}
     data = bytearray(_zip(files=files, method=zipfile.ZIP_DEFLATED))
     for signature, offset in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
         place = 0
@@ -104,15 +116,46 @@ def _understated_bomb() -> bytes:
     return bytes(data)
 
 
-def _manifest(**changes: Any) -> bytes:
+def _evidence_bytes() -> int:
+    return len(files_of(_DATA)["shapes/0/evidence.json"])
+
+
+def _shape_keys() -> list[Any]:
+    found: list[Any] = json.loads(files_of(_DATA)[MANIFEST])["shapes"]
+    return found
+
+
+def _much_text() -> bytes:
     files = files_of(_DATA)
+    blank = b" " * (60 * 2**20)
+    files |= {f"shapes/{shape}/{name}.json": blank for shape in range(1, 4) for name in ("program", "evidence")}
+    files |= {f"shapes/{shape}/schedule.json": b"" for shape in range(1, 4)}
+    return _zip(files=files, method=zipfile.ZIP_DEFLATED)
+
+
+def _twins() -> bytes:
+    files = files_of(_SEVERAL)
+    manifest = json.loads(files[MANIFEST])
+    manifest["shapes"][1] = manifest["shapes"][0]
+    files |= {f"shapes/1/{name}.json": files[f"shapes/0/{name}.json"] for name in ("program", "schedule", "evidence")}
+    return sealed({**files, MANIFEST: json.dumps(manifest).encode()})
+
+
+def _foreign_literal() -> bytes:
+    literals = safetensors.torch.save({"range": torch.arange(8.0), "7/range": torch.arange(8.0)})
+    return with_file("literals.safetensors", literals)
+
+
+def _manifest(base: bytes = _DATA, **changes: Any) -> bytes:
+    files = files_of(base)
     manifest = {**json.loads(files[MANIFEST]), **changes}
     return zip_files({**files, MANIFEST: json.dumps(manifest).encode()})
 
 
 def _swapped() -> bytes:
     files = files_of(_DATA)
-    return sealed({**files, "schedule.json": files["program.json"], "program.json": files["schedule.json"]})
+    program, schedule = (f"shapes/0/{name}.json" for name in ("program", "schedule"))
+    return sealed({**files, schedule: files[program], program: files[schedule]})
 
 
 def _tree(text: object) -> bytes:
@@ -136,7 +179,7 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
     "another zip": (lambda: _zip(files={"a.txt": b"hello"}), ArtifactCorrupt, "holds 'a.txt'"),
     "path traversal": (lambda: _zip(files={**dict(list(files_of(_DATA).items())[:4]), "../../x": b""}), ArtifactCorrupt, "../../x"),
     "absolute path": (lambda: _zip(files={"/etc/passwd": b""}), ArtifactCorrupt, "/etc/passwd"),
-    "one file too many": (lambda: _zip(files={**files_of(_DATA), "more": b""}), ArtifactCorrupt, "directory of 6 files"),
+    "one file too many": (lambda: _zip(files={**files_of(_DATA), "more": b""}), ArtifactCorrupt, "holds 'more'"),
     "one file too few": (lambda: _zip(files=dict(list(files_of(_DATA).items())[:4])), ArtifactCorrupt, "lacks"),
     "the same name twice": (_duplicate, ArtifactCorrupt, "twice"),
     "encrypted": (lambda: _flag(_DATA, 1), ArtifactCorrupt, "encrypted"),
@@ -155,13 +198,38 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
         IncompatibleArtifact,
         "install autosched a newer",
     ),
+    "schema 2 that calls itself 1": (lambda: _manifest(schema=1), ArtifactCorrupt, "unknown field|required"),
+    "schema 1 that calls itself 2": (lambda: _manifest(_OLD, schema=2), ArtifactCorrupt, "unknown field|required"),
+    "a shape too many in the manifest": (lambda: _manifest(shapes=_shape_keys() * 2), ArtifactCorrupt, "lists 2 shapes"),
+    "no shapes": (lambda: _manifest(shapes=[]), ArtifactCorrupt, "lists 0 shapes"),
+    "a folder too many": (
+        lambda: sealed({**files_of(_DATA), "shapes/1/program.json": b"{}"}),
+        ArtifactCorrupt,
+        "lacks",
+    ),
+    "a folder beyond the last": (lambda: sealed({**files_of(_DATA), "shapes/64/program.json": b"{}"}), ArtifactCorrupt, "shapes/64"),
+    "a folder with a sign": (lambda: sealed({**files_of(_DATA), "shapes/+1/program.json": b"{}"}), ArtifactCorrupt, "no bundle does"),
+    "a folder with zeros": (lambda: sealed({**files_of(_DATA), "shapes/00/program.json": b"{}"}), ArtifactCorrupt, "no bundle does"),
+    "both layouts at once": (
+        lambda: sealed({**files_of(_DATA), "program.json": b"{}", "schedule.json": b"{}", "evidence.json": b"{}"}),
+        ArtifactCorrupt,
+        "beside the files of a bundle",
+    ),
+    "a thousand entries": (lambda: _zip(files={f"{index}": b"" for index in range(1000)}), ArtifactCorrupt, "directory of 1000 files"),
+    "text without end in many files": (_much_text, ArtifactCorrupt, "JSON files have"),
+    "one shape twice": (_twins, ArtifactCorrupt, "answer the same call"),
+    "literals of a shape that is not there": (_foreign_literal, ArtifactCorrupt, "no program reads"),
     "schema of the past": (lambda: _manifest(schema=0), ArtifactCorrupt, "its schema is 0"),
     "schema that is no number": (lambda: _manifest(schema="1"), ArtifactCorrupt, "Expected `int`"),
     "unknown manifest field": (lambda: _manifest(extra=1), ArtifactCorrupt, "unknown field"),
     "manifest that is no object": (lambda: zip_files({**files_of(_DATA), MANIFEST: b"[]"}), ArtifactCorrupt, "Expected `object`"),
     "manifest of depth": (lambda: zip_files({**files_of(_DATA), MANIFEST: b"[" * 10**6}), ArtifactCorrupt, "nested deeper"),
-    "hash": (lambda: zip_files({**files_of(_DATA), "evidence.json": files_of(_DATA)["evidence.json"][::-1]}), ArtifactCorrupt, "sha256"),
-    "length": (lambda: zip_files({**files_of(_DATA), "evidence.json": b"{}"}), ArtifactCorrupt, "the manifest says"),
+    "hash": (
+        lambda: zip_files({**files_of(_DATA), "shapes/0/evidence.json": files_of(_DATA)["shapes/0/evidence.json"][::-1]}),
+        ArtifactCorrupt,
+        "sha256",
+    ),
+    "length": (lambda: zip_files({**files_of(_DATA), "shapes/0/evidence.json": b"{}"}), ArtifactCorrupt, "the manifest says"),
     "files swapped, hashes fixed": (_swapped, ArtifactCorrupt, r"(program|schedule)\.json"),
     "depth": (lambda: with_file("program.json", b'{"graph":' * 10**6), ArtifactCorrupt, "nested deeper"),
     "brackets in strings are no depth": (lambda: with_file("schedule.json", b'{"a": "' + b"[" * 99 + b'"}'), ArtifactCorrupt, "required"),
@@ -204,7 +272,7 @@ def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
     path.write_bytes(make())
     began = time.monotonic()
     with pytest.raises(error, match=words) as caught:
-        read_bundle(path)
+        read_bundles(path)
     assert time.monotonic() - began < 30  # a hang guard, not a measurement
     assert str(path) in str(caught.value)
     assert caught.value.exit_code == 4
@@ -276,7 +344,7 @@ _ODDITIES: tuple[Any, ...] = ("", "x", "a" * 5000, "\x1b[31m", [], {}, [0], [[]]
 _EDITS: tuple[Any, ...] = (*_NUMBERS, *_ODDITIES, *_REFS, *_LITERALS, *_TARGETS, *_WORDS)
 
 
-def structural_edit(rng: random.Random, name: str) -> bytes:
+def structural_edit(rng: random.Random, name: str, base: bytes) -> bytes:
     """One to three random changes somewhere in the tree of one JSON file, hashes made to match."""
 
     def edit(tree: Any) -> Any:
@@ -286,26 +354,33 @@ def structural_edit(rng: random.Random, name: str) -> bytes:
                 _change(rng, rng.choice(parents), parents)
         return tree
 
-    return with_json(name, edit)
+    return with_json(name, edit, base)
 
 
-def forged_program(rng: random.Random) -> bytes:
+def forged_program(rng: random.Random, base: bytes) -> bytes:
     """A changed program under keys made to match it: what reaches the binding, the audit and the comparison."""
-    files = files_of(structural_edit(rng, "program.json"))
+    shape = rng.choice(_folders(base))
+    files = files_of(structural_edit(rng, f"{shape}program.json", base))
     try:
-        program = _decode_program(files["program.json"], "forgery")
+        program = decode_program(files[f"{shape}program.json"])
         check_program(program)
         graph_hash, fingerprint = program.graph.hash, model_fingerprint(program)
-    except (AutoschedError, KeyError, IndexError, OverflowError):
+    except (AutoschedError, msgspec.MsgspecError, KeyError, IndexError, OverflowError):
         return sealed(files)
-    manifest, schedule = json.loads(files[MANIFEST]), json.loads(files["schedule.json"])
-    manifest["key"] |= {"graph": graph_hash, "model": fingerprint}
+    manifest, schedule = json.loads(files[MANIFEST]), json.loads(files[f"{shape}schedule.json"])
+    key = manifest["shapes"][int(shape.split("/")[1])] if shape else manifest["key"]
+    key |= {"graph": graph_hash, "model": fingerprint}
     schedule["graph_hash"] = graph_hash
     if rng.random() < 0.5:
         count = len(program.graph)
         schedule |= {"order": list(range(count)), **{name: [0] * count for name in ("lane", "priority", "variant")}, "width": [1] * count}
         schedule["extra_edges"] = []
-    return sealed({**files, MANIFEST: json.dumps(manifest).encode(), "schedule.json": json.dumps(schedule).encode()})
+    return sealed({**files, MANIFEST: json.dumps(manifest).encode(), f"{shape}schedule.json": json.dumps(schedule).encode()})
+
+
+def _folders(base: bytes) -> list[str]:
+    """The folder of each shape; nothing for the first schema, which had none."""
+    return [name.removesuffix("program.json") for name in sorted(files_of(base)) if name.endswith("program.json")]
 
 
 def _nodes(tree: Any) -> list[Any]:
@@ -362,19 +437,21 @@ def byte_edit(rng: random.Random, data: bytes) -> bytes:
     return bytes(forged)
 
 
-_JSON = ("program.json", "schedule.json", "evidence.json", "manifest.json")
-
-
 def fuzz_case(seed: int) -> bytes:
+    """Three kinds of files in turn (one shape, several, the first schema), four kinds of damage in turn."""
     rng = random.Random(seed)
+    base = (_DATA, _SEVERAL, _OLD)[seed // 4 % 3]
     kind = seed % 4
     if kind == 0:
-        return byte_edit(rng, _DATA)
+        return byte_edit(rng, base)
+    files = files_of(base)
     if kind == 1:
-        files = files_of(_DATA)
         name = rng.choice(sorted(set(files) - {MANIFEST}))
         return sealed({**files, name: byte_edit(rng, files[name])})
-    return structural_edit(rng, rng.choice(_JSON)) if kind == 2 else forged_program(rng)
+    if kind == 2:
+        name = rng.choice(sorted(name for name in files if name.endswith(".json")))
+        return structural_edit(rng, name, base)
+    return forged_program(rng, base)
 
 
 def fuzz(seeds: range) -> dict[str, int]:

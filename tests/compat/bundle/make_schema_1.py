@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 from autosched.core.records import DeviceKey, SoftwareKey
-from autosched.export.bundle import make_bundle, write_bundle
-from tests.conformance.bundles import evidence_for
+from autosched.export.bundle import make_bundle
+from tests.conformance.bundles import encode_schema_1, evidence_for
 from tests.conformance.graphs import TwoBranches, random_placement, two_branches_program
 
 DEVICE = DeviceKey("cpu", "golden processor", (("cores", "2"),))
@@ -21,7 +21,7 @@ def main() -> None:
     schedule = random_placement(random.Random(5), program.graph, 2)
     evidence = evidence_for(len(program.graph), DEVICE, program.graph.hash)
     bundle = make_bundle(program, schedule, evidence, literals, DEVICE, SOFTWARE, numerics=NUMERICS)
-    write_bundle(Path(__file__).parent / "schema-1.autosched", bundle)
+    (Path(__file__).parent / "schema-1.autosched").write_bytes(encode_schema_1(bundle))
 
 
 if __name__ == "__main__":
