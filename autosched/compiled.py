@@ -12,7 +12,6 @@ import enum
 import logging
 import os
 import statistics
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +20,12 @@ from typing import Any
 
 import torch
 
+from autosched.capture.dynamo import alone
 from autosched.capture.export import Captured, capture
 from autosched.compile_options import CompileOptions, parse_options
 from autosched.config import schedules_dir
 from autosched.core.errors import AutoschedError, IllegalSchedule, UnsupportedGraph, UsageError
+from autosched.core.graph import ValueRole
 from autosched.core.likeness import transfer
 from autosched.core.program import ConstantSource
 from autosched.core.records import DeviceKey, SoftwareKey
@@ -40,8 +41,6 @@ from autosched.runtime.load import load
 _log = logging.getLogger(__name__)
 
 DEFAULT = "sequential_default"
-# torch.export patches classes while it traces, so no two captures may overlap in one process.
-PREPARING = threading.RLock()
 _RACE_ROUNDS = 9
 _RACE_SECONDS = 0.5
 
@@ -136,9 +135,10 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         raise UnsupportedGraph(f"the model is on {home}; expected cpu or cuda. Move the model.")
     if torch.is_autocast_enabled(home.type):
         raise UnsupportedGraph("autocast is on, which no schedule is made for; expected it off. Convert the model instead (model.half()).")
-    with PREPARING, torch.inference_mode(False), torch.no_grad():
+    with alone(), torch.inference_mode(False), torch.no_grad():
         args, kwargs = _usable(args), _usable(dict(kwargs))
         captured = capture(model, args, kwargs)
+        _require_pure(captured)
         device, software = _host_keys(home)
         key = cache.key_for(captured.program.graph, device, software, numerics_key(home.type))
         found = cache.find(schedules_dir(), key)
@@ -160,7 +160,7 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
     Raises:
         AutoschedError: with ``strict``, if the schedule may not run.
     """
-    with PREPARING, torch.inference_mode(False), torch.no_grad():
+    with alone(), torch.inference_mode(False), torch.no_grad():
         loaded = load(recipe.bundle, model, strict=options.strict)
         report = loaded.report()
         if recipe.origin is Origin.DEFAULT and report.scheduled and not _faster(loaded, model, _usable(args), _usable(dict(kwargs))):
@@ -168,6 +168,19 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
             _log.info("%s: %s", type(model).__name__, reason)
             return LoadedModel(model, None, replace(report, scheduled=False, reason=reason), strict=False)
         return loaded
+
+
+def _require_pure(captured: Captured) -> None:
+    program = captured.program
+    values = program.graph.values
+    names = {binding.value: binding.name for binding in program.bindings}
+    for operator in program.graph.operators:
+        for value in operator.mutates:
+            if values[values[value].storage].role in (ValueRole.INPUT, ValueRole.CONSTANT):
+                raise UnsupportedGraph(
+                    f"the model changes {names.get(values[value].storage, 'an input')!r} in place; expected a model that leaves its "
+                    "buffers and inputs as they are. Return the new value instead."
+                )
 
 
 def _fitted(found: Bundle, captured: Captured) -> Bundle:

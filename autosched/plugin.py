@@ -8,6 +8,7 @@ warning; where gradients are wanted, always.
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections import OrderedDict
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from autosched.runtime.guard import LoadedModel, LoadReport
 
 # Models of one class share their code, and so their graphs: this many sets of parameters, and this many input shapes, keep a schedule
-# at once for each graph. One more, and the one used longest ago is dropped.
+# at once for each graph. One more, and the oldest is dropped, or the shape refused.
 MAX_BOUND = 32
 MAX_SHAPES = 16
 
@@ -90,6 +91,7 @@ class ScheduledGraph:
         self._graph = graph
         self._inputs = inputs
         self._options = options
+        self._lock = threading.Lock()  # of the two tables below, held for no longer than a look
         self._recipes: dict[Shapes, Recipe | _Refusal] = {}
         self._bound: OrderedDict[tuple[Shapes, tuple[int, ...]], _Bound] = OrderedDict()
         self._warned: set[str] = set()
@@ -114,16 +116,14 @@ class ScheduledGraph:
 
     def reports(self) -> list[LoadReport]:
         """One for each set of shapes and parameters."""
-        from autosched.compiled import PREPARING
         from autosched.runtime.guard import LoadReport
 
-        with PREPARING:
+        with self._lock:
             refused = [LoadReport(False, recipe.reason) for recipe in self._recipes.values() if isinstance(recipe, _Refusal)]
             return refused + [bound.model.report() for bound in self._bound.values()]
 
     def _bind(self, key: tuple[Shapes, tuple[int, ...]], args: Sequence[Any], static: Sequence[torch.Tensor]) -> _Bound | None:
-        from autosched.capture.dynamo import DynamoGraph
-        from autosched.compiled import PREPARING
+        from autosched.capture.dynamo import DynamoGraph, alone
         from autosched.runtime.guard import foreign_mode
 
         home = next((item.device for item in (*static, *args) if hasattr(item, "device")), None)
@@ -131,7 +131,7 @@ class ScheduledGraph:
             # For this call only: the mode belongs to the caller.
             return None
         # One lock for all graphs: a model being prepared may call another one that is prepared too.
-        with PREPARING:
+        with alone():
             if key in self._bound:
                 return self._bound[key]
             model = DynamoGraph(self._graph, self._inputs, static)
@@ -140,9 +140,10 @@ class ScheduledGraph:
             if isinstance(recipe, _Refusal):
                 return None
             bound = _Bound(self._verified(model, recipe, given), tuple(static))
-            self._bound[key] = bound
-            if len(self._bound) > MAX_BOUND:
-                self._bound.popitem(last=False)
+            with self._lock:
+                self._bound[key] = bound
+                if len(self._bound) > MAX_BOUND:
+                    self._bound.popitem(last=False)
             return bound
 
     def _recipe(self, shapes: Shapes, model: DynamoGraph, given: tuple[Any, ...]) -> Recipe | _Refusal:
@@ -167,7 +168,8 @@ class ScheduledGraph:
             if self._options.strict:
                 raise
             recipe = self._refuse(f"{type(error).__name__}: {error}")
-        self._recipes[shapes] = recipe
+        with self._lock:
+            self._recipes[shapes] = recipe
         return recipe
 
     def _verified(self, model: DynamoGraph, recipe: Recipe, given: tuple[Any, ...]) -> LoadedModel:

@@ -8,12 +8,15 @@ The only file that reads Dynamo's private marks.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+_tracing = threading.RLock()
 _IN_BRACKETS = re.compile(r"\['?([^'\]]+)'?\]")
 
 
@@ -56,6 +59,16 @@ def gives_gradients(graph: torch.fx.GraphModule) -> bool:
     values = [node.meta.get("example_value", node.meta.get("val")) for node in returned]
     # Nothing known of an output: assume the worst.
     return any(value is None or getattr(value, "requires_grad", False) for value in values)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Trace while no other thread does: Dynamo and ``torch.export`` patch classes as they go, and see each other's patches."""
+    from torch._dynamo import convert_frame
+
+    # Ours second everywhere: Dynamo's may be held already, by whoever compiles a model that calls another.
+    with getattr(convert_frame, "compile_lock", _tracing), _tracing:
+        yield
 
 
 class DynamoGraph(torch.nn.Module):

@@ -245,7 +245,8 @@ class LoadedModel:
 
 def foreign_mode(device: torch.device) -> str:
     """Why this thread's modes forbid running operators on other threads or from a recording, or nothing."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    # Not is_compiling(), which is true in every thread while any of them compiles; export and make_fx show as fake inputs or modes.
+    if torch.compiler.is_dynamo_compiling() or torch._C._get_tracing_state() is not None:
         return "the call is being traced or compiled"
     if torch.is_autocast_enabled(device.type):
         return "autocast is on, which the schedule was not made for"
