@@ -125,6 +125,8 @@ class Program:
         input_leaves: for each flattened input leaf, its value index, or a literal the call must repeat.
         output_leaves: for each flattened output leaf, the value returned, or a literal.
         lowering: the name of the operator granularity, for example ``aten`` or ``rewritten``.
+        source: for a lowering whose operators are compiled again wherever they run (``inductor``), the JSON of the program they are
+            compiled from (``program_json.encode_program``); else empty.
     """
 
     graph: OpGraph
@@ -136,3 +138,4 @@ class Program:
     input_leaves: tuple[Argument, ...]
     output_leaves: tuple[Argument, ...]
     lowering: str
+    source: str = ""

@@ -62,7 +62,12 @@ def bind(program: Program, constants: Mapping[int, torch.Tensor], device: torch.
     Raises:
         UnsupportedGraph: if an operator is not allowed or does not exist here.
         ArtifactCorrupt: if a constant is missing.
+        IncompatibleArtifact: if its operators are compiled where they run, and here are others.
     """
+    if program.lowering == "inductor":
+        from autosched.runtime.inductor_bind import bind_recorded
+
+        return bind_recorded(program, constants, device)
     graph = program.graph
     home = torch.device(device) if device is not None else _home(constants)
     slots: Slots = [None] * len(graph.values)

@@ -75,7 +75,12 @@ class WidePrograms:
                 if value not in decided:
                     decided.add(value)
                     constants[value] = self.at(step.width).constants[value]
-        return dataclasses.replace(bound, constants=constants)
+        kernels = bound.kernels
+        if self.program.source:
+            # Compiled kernels have their number of threads in them.
+            width_of = {step.operator: step.width for step in plan.steps}
+            kernels = tuple(self.at(width_of.get(index, most_common)).kernels[index] for index in range(len(kernels)))
+        return dataclasses.replace(bound, constants=constants, kernels=kernels)
 
     def packed_reads(self, operator: int, constants: Slots) -> tuple[int, ...]:
         """Values that ``operator`` reads and whose tensor in ``constants`` is packed."""

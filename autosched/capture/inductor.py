@@ -1,0 +1,122 @@
+"""The lowering ``inductor``: what Inductor makes of the whole model, launch by launch, as operators.
+
+The model is captured as for the lowering ``aten`` on a CPU, where Inductor itself folds and packs the constants, and as ``rewritten`` for a
+GPU, where that has been done before; then compiled here, on the device it is captured for (a GPU is touched by this process). The
+sequential schedule of these operators runs the launches of ``torch.compile`` in the order of ``torch.compile``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autosched.capture.build import build_program
+from autosched.capture.export import Captured, draft_of
+from autosched.capture.rewrite import rewrite_draft
+from autosched.core.graph import Operator, OpGraph, Value
+from autosched.core.program import Program
+from autosched.runtime.inductor_bind import Refused, bind_recorded, record
+from autosched.runtime.kernels import bind, random_inputs
+from autosched.runtime.numerics import compare
+
+logger = logging.getLogger(__name__)
+
+_SEED = 20_261  # of the inputs of the comparison with the source program
+_FUSED = ("cpp_fused", "triton_poi_", "triton_red_", "triton_per_", "triton_for_")
+
+
+def capture_inductor(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, target: str = ""
+) -> Captured | Refused:
+    """Capture ``model`` as the launches of Inductor's whole-graph code.
+
+    Args:
+        model, args, kwargs: as for ``export.capture``.
+        target: kind of device the code is for; by default that of the example inputs. For ``cuda`` this process uses the GPU.
+
+    Returns:
+        What was captured; its ``constants`` are the model's own tensors, as for any lowering. Or why there is nothing: no compiler, code
+        that is not understood, launches that compute something else. Then another lowering is to be used.
+
+    Raises:
+        UnsupportedGraph: if the model cannot be captured in any lowering.
+    """
+    draft = draft_of(model, args, kwargs)
+    device = torch.device(target) if target else draft.device
+    rewrites = rewrite_draft(draft, device.type) if device.type != "cpu" else ()
+    source, constants = build_program(draft, "rewritten" if rewrites else "aten")
+    return lower_inductor(Captured(source, constants, rewrites), device)
+
+
+def lower_inductor(captured: Captured, device: torch.device | str) -> Captured | Refused:
+    """The same model in the lowering ``inductor``.
+
+    Args:
+        captured: a program of ATen calls (no packed weights where ``device`` is a CPU).
+        device: where it is compiled, and run once.
+    """
+    source = captured.program
+    home = torch.device(device)
+    placed = {value: tensor.to(home) for value, tensor in captured.constants.items()}
+    recording = record(source, placed, home)
+    if isinstance(recording, Refused):
+        logger.info("no inductor lowering: %s", recording.reason)
+        return recording
+    program = dataclasses.replace(recording.program, graph=_with_costs(recording.program.graph))
+    pairs = list(zip(source.bindings, program.bindings, strict=True))
+    constants = {ours.value: captured.constants[theirs.value] for theirs, ours in pairs}
+    if why := _disagreement(source, placed, program, {ours.value: placed[theirs.value] for theirs, ours in pairs}, home):
+        return Refused(f"Inductor's launches compute something else than the model's operators: {why}")
+    return Captured(program, constants, captured.rewrites)
+
+
+def _disagreement(
+    source: Program, constants: Mapping[int, torch.Tensor], program: Program, same: Mapping[int, torch.Tensor], device: torch.device
+) -> str:
+    inputs = random_inputs(source, _SEED, device)
+    wanted = [item.clone() for item in bind(source, constants, device).run(inputs)]
+    got = dict(zip(program.graph.outputs, bind_recorded(program, same, device).run(inputs), strict=True))
+    # Two outputs of the source may be one tensor here.
+    leaves = zip(source.output_leaves, program.output_leaves, strict=True)
+    order = {theirs.value: ours.value for theirs, ours in leaves if hasattr(theirs, "value") and hasattr(ours, "value")}
+    places = [(place, order[value]) for place, value in enumerate(source.graph.outputs) if value in order]
+    agreement = compare([got[value] for _, value in places], [wanted[place] for place, _ in places])
+    return "" if agreement.within_tolerance else agreement.reason
+
+
+def _with_costs(graph: OpGraph) -> OpGraph:
+    operators = tuple(dataclasses.replace(item, flops=estimated_flops(item, graph.values)) for item in graph.operators)
+    return OpGraph(operators, graph.values, graph.inputs, graph.outputs)
+
+
+def estimated_flops(operator: Operator, values: Sequence[Value]) -> int:
+    """Floating point operations of a launch, from the shapes it reads and writes: exact for plain convolutions and products, one per element
+    made otherwise. A product of views of larger buffers is estimated too high.
+    """
+    made = [values[value].spec for value in (*operator.writes, *operator.mutates)]
+    read = [values[value].spec for value in operator.reads]
+    elements = max((spec.elements for spec in made), default=0)
+    title = operator.name
+    if elements == 0 or title.startswith(_FUSED):
+        return sum(spec.elements for spec in made)
+    if title.startswith("_mkl_linear") and len(read) >= 3:
+        # (input, packed weight, weight): the shape of a packed weight is that of its memory.
+        return 2 * elements * read[2].shape[-1]
+    shaped = sorted((spec for spec in read if len(spec.shape) >= 2 and spec.elements), key=lambda spec: -spec.elements)
+    if "conv" in title:
+        weight = next((spec for spec in read[1:] if len(spec.shape) >= 3), None)
+        return 2 * elements * weight.elements // weight.shape[0] if weight is not None else elements
+    if "attention" in title and len(shaped) >= 3:
+        # Two products: with the keys, and of what comes of that with the values.
+        keys = shaped[1].shape[-2]
+        return 4 * elements * keys
+    if any(word in title for word in ("mm", "linear", "tem_fused")) and len(shaped) >= 2:
+        batch = made[0].shape[0] if "bmm" in title else 1
+        inner = math.sqrt(shaped[0].elements * shaped[1].elements / elements / max(batch, 1))
+        return int(2 * elements * inner)
+    return sum(spec.elements for spec in made)

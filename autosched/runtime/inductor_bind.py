@@ -1,0 +1,354 @@
+"""The launches of Inductor's whole-graph code as a program: recorded where it is captured, and again wherever it runs.
+
+No compiled code travels. A program of the lowering ``inductor`` carries the program it was compiled from (``Program.source``); binding it
+compiles that with the local Inductor, reads the launches off again, and goes on only if they are, operator by operator, those of the
+program. What differs is an ``IncompatibleArtifact`` naming the first difference, so a loader runs the model as it came.
+
+On a CPU the code depends on the number of threads, so a program is compiled for the number torch has at the time of binding; another
+number that gives another graph is incompatible, and only the width it was captured at can be used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, InvalidGraph
+from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
+from autosched.core.program import Argument, Call, Program, Ref
+from autosched.core.program_json import decode_program, encode_program
+from autosched.runtime.audit import audit_run
+from autosched.runtime.calls import Kernel, Slots
+from autosched.runtime.inductor_compile import Compiled, Refused, compile_whole
+from autosched.runtime.inductor_source import Module, Unrecognised, View, read_module
+from autosched.runtime.inductor_units import Effects, Unit, Units, function_text, make_units
+from autosched.runtime.kernels import BoundProgram, bind, random_inputs
+from autosched.runtime.program_check import check_program
+
+LOWERING = "inductor"
+PREPARE = "inductor::prepare"
+"""The one call of the prologue: every tensor that Inductor, or the source's own prologue, computes from the parameters."""
+
+_SEED = 20_260  # of the inputs of the run that shows shapes; any will do
+_LABEL = "the inductor program"
+_MAX_FOOTPRINT = 2**28  # elements of a buffer whose windows are compared one by one
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A program of the lowering ``inductor``, its kernels, and the tensors of its prologue by value."""
+
+    program: Program
+    kernels: tuple[Kernel, ...]
+    prepared: Mapping[int, torch.Tensor]
+
+
+def record(source: Program, constants: Mapping[int, torch.Tensor], device: torch.device | str) -> Recording | Refused:
+    """Compile ``source`` as a whole for ``device`` and take the result apart.
+
+    Args:
+        source: a program of ATen calls.
+        constants: tensor of each of its bindings, by value index, on ``device``.
+
+    Returns:
+        The recording, checked by running it once; or why there is none, in which case another lowering is to be used.
+
+    Raises:
+        UnsupportedGraph, ArtifactCorrupt: as ``kernels.bind`` of ``source``.
+    """
+    home = torch.device(device)
+    bound = bind(source, constants, home)
+    inputs = random_inputs(source, _SEED, home)
+    # On a CPU weights are packed and batch norms folded only where they are constants; on a GPU the source is folded already.
+    compiled = compile_whole(bound, inputs, freeze=home.type == "cpu")
+    if isinstance(compiled, Refused):
+        return compiled
+    try:
+        module = read_module(compiled.source)
+        if module.devices - {home.index or 0}:
+            return Refused(f"the generated code runs on devices {sorted(module.devices)}; expected {home}")
+        units = make_units(module, compiled.constants, _effects, _Footprints(module))
+        recording = _Assembler(bound, compiled, module, units).assemble(inputs)
+    except Unrecognised as error:
+        return Refused(f"the code Inductor wrote is not understood: {error}")
+    except InvalidGraph as error:
+        return Refused(f"the launches of the code Inductor wrote do not form a graph: {error}")
+    except Exception as error:
+        return Refused(f"the launches of the code Inductor wrote do not run one by one: {type(error).__name__}: {error}")
+    whole = _whole(recording, bound.program, constants, home)
+    _, lies = audit_run(whole, random_inputs(recording.program, _SEED, home))
+    return Refused(f"the launches touch other memory than their code says: {lies[0]}") if lies else recording
+
+
+def bind_recorded(program: Program, constants: Mapping[int, torch.Tensor], device: torch.device | str | None = None) -> BoundProgram:
+    """``kernels.bind`` of a program of the lowering ``inductor``: compile its source here, and require the same operators.
+
+    Raises:
+        IncompatibleArtifact: saying what is different here.
+        ArtifactCorrupt: if the program carries no source that can be read.
+    """
+    source = _source_of(program)
+    missing = [binding.name for binding in program.bindings if binding.value not in constants]
+    if missing:
+        raise ArtifactCorrupt("the program", f"constant {missing[0]} is missing")
+    pairs = zip(source.bindings, program.bindings, strict=True)
+    given = {theirs.value: constants[ours.value] for theirs, ours in pairs}
+    home = torch.device(device) if device is not None else next((tensor.device for tensor in given.values()), torch.device("cpu"))
+    recording = record(source, given, home)
+    if isinstance(recording, Refused):
+        raise IncompatibleArtifact(_LABEL, [f"Inductor: it was compiled there, but not here: {recording.reason}"])
+    if difference := _difference(program, recording.program):
+        raise IncompatibleArtifact(_LABEL, [f"Inductor writes other code here (torch {torch.__version__}): {difference}"])
+    return dataclasses.replace(_whole(recording, source, given, home), program=program)
+
+
+def _source_of(program: Program) -> Program:
+    try:
+        source = decode_program(program.source.encode())
+        check_program(source)
+    except (msgspec.MsgspecError, UnicodeError, InvalidGraph) as error:
+        raise ArtifactCorrupt("the program", f"the program that it was compiled from: {error}") from error
+    described = [(binding.source, binding.name) for binding in source.bindings]
+    if source.source or described != [(binding.source, binding.name) for binding in program.bindings]:
+        raise ArtifactCorrupt("the program", "the program that it was compiled from takes other constants")
+    return source
+
+
+def _difference(program: Program, here: Program) -> str:
+    """The first thing in which ``here`` is not ``program``, or an empty string. Names and costs do not count."""
+    if len(program.graph) != len(here.graph):
+        return f"{len(program.graph)} operators there, {len(here.graph)} here"
+    for theirs, ours in zip(program.graph.operators, here.graph.operators, strict=True):
+        if (theirs.calls, theirs.reads, theirs.writes, theirs.mutates) != (ours.calls, ours.reads, ours.writes, ours.mutates):
+            return f"operator {theirs.index} is {theirs.kind} there, {ours.kind} here, or reads and writes other tensors"
+    for value, other in zip(program.graph.values, here.graph.values, strict=False):
+        if value != other:
+            return f"value {value.index} is {value.spec} there, {other.spec} here"
+    same = (program.graph.inputs, program.graph.outputs) == (here.graph.inputs, here.graph.outputs)
+    return "" if same and len(program.graph.values) == len(here.graph.values) else "it takes or returns other tensors"
+
+
+def _whole(recording: Recording, source: Program, constants: Mapping[int, torch.Tensor], device: torch.device) -> BoundProgram:
+    program = recording.program
+    slots: Slots = [None] * len(program.graph.values)
+    for theirs, ours in zip(source.bindings, program.bindings, strict=True):
+        slots[ours.value] = constants[theirs.value]
+    for value, tensor in recording.prepared.items():
+        slots[value] = tensor
+    needed = {value for operator in program.graph.operators for value in (*operator.reads, *operator.mutates)} | set(program.graph.outputs)
+    slots = [item if value in needed else None for value, item in enumerate(slots)]
+    return BoundProgram(program, device, recording.kernels, slots)
+
+
+class _Assembler:
+    """Numbers the values, makes the functions, runs them once for the shapes, and writes the program down."""
+
+    def __init__(self, bound: BoundProgram, compiled: Compiled, module: Module, units: Units) -> None:
+        self._source = bound.program
+        self._bound = bound
+        self._compiled = compiled
+        self._units = units
+        if len(module.arguments) != len(compiled.takes):
+            raise Unrecognised(f"call takes {len(module.arguments)} tensors; expected {len(compiled.takes)}")
+        if len(units.returned) != len(self._source.graph.outputs):
+            raise Unrecognised(f"call returns {len(units.returned)} tensors; expected {len(self._source.graph.outputs)}")
+        self._place: dict[str, int] = {}  # name in the code -> value
+        self._of_source: dict[int, int] = {}  # value of the source -> value
+        self._prepared: dict[int, torch.Tensor] = {}
+        self._number(module)
+
+    def _number(self, module: Module) -> None:
+        for value in (*self._source.graph.inputs, *(binding.value for binding in self._source.bindings)):
+            self._of_source[value] = len(self._of_source)
+        following = len(self._of_source)
+        for name, value in zip(module.arguments, self._compiled.takes, strict=True):
+            if value not in self._of_source:
+                self._of_source[value] = following
+                self._prepared[following] = self._bound.constants[value]
+                following += 1
+            self._place[name] = self._of_source[value]
+        used = {name for unit in self._units.units for name in (*unit.reads, *unit.changes)} | set(self._units.returned)
+        for name in self._compiled.constants:
+            if name in used:
+                self._place[name] = following
+                self._prepared[following] = self._compiled.namespace[name].detach()
+                following += 1
+        self._first_made = following
+        for unit in self._units.units:
+            for name in unit.makes:
+                self._place[name] = following
+                following += 1
+
+    def assemble(self, inputs: Sequence[torch.Tensor]) -> Recording:
+        kernels = tuple(_function(unit, self._place, self._compiled.namespace) for unit in self._units.units)
+        specs = self._observe(kernels, inputs)
+        values = self._values(specs)
+        operators = tuple(self._operator(index, unit, values) for index, unit in enumerate(self._units.units))
+        returned = [self._place[name] for name in self._units.returned]
+        count = len(self._source.graph.inputs)
+        graph = OpGraph(operators, values, tuple(range(count)), tuple(dict.fromkeys(returned)))
+        graph.validate()
+        outputs = dict(zip(self._source.graph.outputs, returned, strict=True))
+        bindings = tuple(dataclasses.replace(binding, value=self._of_source[binding.value]) for binding in self._source.bindings)
+        taken = tuple(Ref(binding.value) for binding in bindings)
+        prologue = (Call(PREPARE, taken, (), tuple(self._prepared)),) if self._prepared else ()
+        program = dataclasses.replace(
+            self._source,
+            graph=graph,
+            prologue=prologue,
+            bindings=bindings,
+            inputs=tuple(dataclasses.replace(item, value=self._of_source[item.value]) for item in self._source.inputs),
+            input_leaves=tuple(_renamed(leaf, self._of_source) for leaf in self._source.input_leaves),
+            output_leaves=tuple(_renamed(leaf, outputs) for leaf in self._source.output_leaves),
+            lowering=LOWERING,
+            source=encode_program(self._source).decode(),
+        )
+        return Recording(program, kernels, self._prepared)
+
+    def _observe(self, kernels: Sequence[Kernel], inputs: Sequence[torch.Tensor]) -> dict[int, TensorSpec]:
+        """Run every unit once, in order; the spec of every value."""
+        count = 1 + max(self._place.values(), default=len(self._of_source))
+        slots: Slots = [None] * max(count, len(self._of_source))
+        specs: dict[int, TensorSpec] = {}
+        for value, tensor in zip(self._source.graph.inputs, inputs, strict=True):
+            slots[self._of_source[value]] = tensor
+        for binding in self._source.bindings:
+            spec = self._source.graph.values[binding.value].spec
+            specs[self._of_source[binding.value]] = spec
+            slots[self._of_source[binding.value]] = self._bound.constants[binding.value]
+        for value, tensor in self._prepared.items():
+            slots[value] = tensor
+        for value, tensor in enumerate(slots):
+            if isinstance(tensor, torch.Tensor):
+                specs.setdefault(value, _spec(tensor))
+        with torch.inference_mode():
+            for unit, kernel in zip(self._units.units, kernels, strict=True):
+                kernel(slots)
+                for name in unit.makes:
+                    made = slots[self._place[name]]
+                    if not isinstance(made, torch.Tensor):
+                        raise Unrecognised(f"{unit.name} makes a {type(made).__name__}, not a tensor")
+                    specs[self._place[name]] = _spec(made)
+        return specs
+
+    def _values(self, specs: Mapping[int, TensorSpec]) -> tuple[Value, ...]:
+        names = {value: name for name, value in self._place.items()}
+        owners: dict[str, int] = {}
+        found: list[Value] = []
+        given = len(self._source.graph.inputs)
+        for value in range(1 + max(specs)):
+            role = ValueRole.INPUT if value < given else ValueRole.CONSTANT if value < self._first_made else ValueRole.INTERMEDIATE
+            root = self._units.owner.get(names.get(value, ""), "")
+            owner = self._place.get(root, value) if root else value
+            # The buffer itself may be private to its unit: then the first window of it stands for it.
+            owner = owners.setdefault(root, owner) if root else value
+            found.append(Value(value, specs[value], role, owner))
+        return tuple(found)
+
+    def _operator(self, index: int, unit: Unit, values: Sequence[Value]) -> Operator:
+        reads = tuple(self._place[name] for name in unit.reads)
+        writes = tuple(self._place[name] for name in unit.makes)
+        changes = tuple(self._place[name] for name in unit.changes)
+        call = Call(unit.target, tuple(Ref(value) for value in (*reads, *changes)), (), writes)
+        signature = kernel_signature([call], values) + unit.source
+        return Operator(
+            index=index,
+            name=unit.name,
+            calls=(call,),
+            reads=reads,
+            writes=writes,
+            mutates=changes,
+            flops=0,
+            bytes_read=_bytes_read(unit, self._place, values),
+            bytes_written=sum(values[value].spec.bytes for value in (*writes, *changes)),
+            signature=hashlib.sha256(signature.encode()).hexdigest()[:24],
+            source="",
+        )
+
+
+def _bytes_read(unit: Unit, place: Mapping[str, int], values: Sequence[Value]) -> int:
+    """Bytes of the values read; a buffer only handed over to be written to, or read through its windows, counts no second time."""
+    windows = {name.partition("#")[0] for name in (*unit.reads, *unit.makes) if "#" in name}
+    return sum(values[place[name]].spec.bytes for name in unit.reads if name not in windows)
+
+
+def _renamed(leaf: Argument, places: Mapping[int, int]) -> Argument:
+    return Ref(places[leaf.value]) if isinstance(leaf, Ref) else leaf
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    strides = tuple(tensor.stride()) if tensor.layout is torch.strided else ()
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), strides)
+
+
+def _function(unit: Unit, place: Mapping[str, int], namespace: Mapping[str, Any]) -> Kernel:
+    # The text is Inductor's own, from the module that this process has just generated and run.
+    scope = dict(namespace)
+    exec(compile(function_text(unit, place), f"<inductor {unit.name}>", "exec"), scope)
+    made: Kernel = scope["unit"]
+    return made
+
+
+class _Footprints:
+    """Whether two views of one allocation share an element, by marking elements."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+
+    def __call__(self, first: View, second: View) -> bool:
+        if first.base != second.base or first.size is None or second.size is None:
+            return False
+        reach = max(_reach(first), _reach(second))
+        if reach > _MAX_FOOTPRINT or _overlaps_itself(first) or _overlaps_itself(second):
+            return False
+        marks = torch.zeros(reach, dtype=torch.bool)
+        marks.as_strided(first.size, first.stride, first.offset).fill_(True)
+        return not bool(marks.as_strided(second.size, second.stride, second.offset).any())
+
+
+def _reach(view: View) -> int:
+    assert view.size is not None
+    return 1 + view.offset + sum((size - 1) * stride for size, stride in zip(view.size, view.stride, strict=True) if size > 0)
+
+
+def _overlaps_itself(view: View) -> bool:
+    assert view.size is not None
+    return any(stride == 0 and size > 1 for size, stride in zip(view.size, view.stride, strict=True))
+
+
+def _effects(callee: str) -> Effects | None:
+    """From the schema of the operator that generated code calls ``torch.ops.ns.name.overload`` or ``aten.name``."""
+    parts = callee.removeprefix("torch.ops.").split(".")
+    namespaces = {"inductor_ops": "inductor", "_quantized": "_quantized"}
+    if len(parts) not in (2, 3):
+        return None
+    packet = getattr(getattr(torch.ops, namespaces.get(parts[0], parts[0])), parts[1], None)
+    if packet is None:
+        return None
+    if len(parts) == 3:
+        overloads = [getattr(packet, parts[2], None)]
+    else:
+        overloads = [getattr(packet, name) for name in packet.overloads()]
+    writes: set[int | str] = set()
+    aliases: set[int | str] = set()
+    for overload in overloads:
+        schema = getattr(overload, "_schema", None)
+        if schema is None:
+            return None
+        for place, argument in enumerate(schema.arguments):
+            if argument.alias_info is None:
+                continue
+            where: set[int | str] = {argument.name} if argument.kwarg_only else {place, argument.name}
+            aliases |= where
+            if argument.alias_info.is_write:
+                writes |= where
+    return Effects(frozenset(writes), frozenset(aliases))
+
+
+__all__ = ["LOWERING", "PREPARE", "Recording", "Refused", "bind_recorded", "record"]

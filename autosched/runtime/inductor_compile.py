@@ -1,0 +1,234 @@
+"""Compile a program as a whole with the local Inductor, and get hold of the Python module it writes.
+
+The only file that touches Inductor's compiler. The interfaces are private and were the same in PyTorch 2.11 to 2.13: ``compile_fx`` with
+an ``inner_compile`` of one's own, which sees the graph that Inductor is given and what it returns; and ``PyCodeCache.load_by_key_path``, through
+which every generated module is loaded, fresh or from the cache on disk. What is absent or behaves otherwise is a :class:`Refused` with
+a reason, never an exception.
+
+The configuration forced here makes one launch one unit: no buffer is used twice and none is written over (so that the frees of a
+schedule stay ours and no false dependency arises), no CUDA graph, no partition, no kernels combined or chosen while running, static
+shapes. Threads are set explicitly, because they are part of the code of a CPU kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from autosched.core.program import Argument, Many, Ref
+from autosched.runtime.calls import literal, resolve
+from autosched.runtime.cpp_kernels import kernels_release_gil
+from autosched.runtime.kernels import BoundProgram
+
+_FORCED: Mapping[str, object] = {
+    "allow_buffer_reuse": False,
+    "inplace_buffers": False,
+    "graph_partition": False,
+    "cpp_wrapper": False,
+    "combo_kernels": False,
+    "benchmark_combo_kernel": False,
+    "memory_planning": False,
+    "size_asserts": True,
+    "nan_asserts": False,
+    "profile_bandwidth": False,
+    "profiler_mark_wrapper_call": False,
+    "triton.cudagraphs": False,
+    "triton.multi_kernel": 0,
+    "triton.autotune_at_compile_time": None,
+    "freezing_discard_parameters": False,
+    "fallback_random": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a program cannot be taken apart into Inductor's launches; another lowering is to be used."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What Inductor wrote.
+
+    Args:
+        source: text of the generated module.
+        namespace: its globals: kernels, helpers, frozen constants.
+        constants: names of the globals that are tensors (frozen weights), in the order of the module.
+        takes: for each argument of the module's ``call``, the value of the source program given there.
+    """
+
+    source: str
+    namespace: dict[str, Any]
+    constants: tuple[str, ...]
+    takes: tuple[int, ...]
+
+
+@dataclass
+class _Seen:
+    """What the compilation showed on its way."""
+
+    modules: list[ModuleType] = field(default_factory=list)
+    inner_inputs: list[int] = field(default_factory=list)  # number of placeholders of each graph compiled
+    inner_outputs: list[int] = field(default_factory=list)
+
+
+def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], *, freeze: bool) -> Compiled | Refused:
+    """Compile all operators of ``bound`` as one graph, for as many threads as torch now uses.
+
+    Args:
+        bound: the source program with its constants, prologue evaluated.
+        inputs: example inputs in the order of ``program.graph.inputs``; only their shapes, strides and dtypes matter.
+        freeze: let Inductor compute with the constants (fold, pack); else they are arguments of the code.
+    """
+    graph = bound.program.graph
+    read = {value for operator in graph.operators for call in operator.calls for value in call.reads()} | set(graph.outputs)
+    constants = [value.index for value in graph.values if value.index in read and bound.constants[value.index] is not None]
+    if freeze and any(not _plain(bound.constants[value]) for value in constants):
+        return Refused("a constant has an opaque layout, which Inductor cannot freeze")
+    try:
+        module, arguments = _graph_module(bound, constants, freeze=freeze)
+    except Exception as error:
+        return Refused(f"the program cannot be written as one graph: {_first_line(error)}")
+    example = [bound.constants[value] for value in arguments if value in set(constants)] + list(inputs)
+    seen = _Seen()
+    try:
+        _compile(module, example, seen, freeze=freeze)
+    except Exception as error:
+        return Refused(f"Inductor could not compile the program: {_first_line(error)}")
+    if len(seen.inner_inputs) != 1 or len(seen.modules) == 0:
+        return Refused(f"Inductor compiled {len(seen.inner_inputs)} graphs into {len(seen.modules)} modules; expected one of each")
+    if seen.inner_inputs[0] != len(arguments) or seen.inner_outputs[0] != len(graph.outputs):
+        return Refused(
+            f"Inductor's graph takes {seen.inner_inputs[0]} tensors and returns {seen.inner_outputs[0]}; "
+            f"expected {len(arguments)} and {len(graph.outputs)}"
+        )
+    return _described(seen.modules[-1], arguments)
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+def _graph_module(bound: BoundProgram, constants: Sequence[int], *, freeze: bool) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
+    """The program as an FX graph; the values of its placeholders, in order."""
+    program = bound.program
+    graph = torch.fx.Graph()
+    root = torch.nn.Module()
+    nodes: dict[int, torch.fx.Node] = {}
+    placed = [] if freeze else list(constants)
+    for value in (*placed, *program.graph.inputs):
+        nodes[value] = graph.placeholder(f"arg{value}")
+    if freeze:
+        for value in constants:
+            constant = bound.constants[value]
+            root.register_buffer(f"constant{value}", constant.clone() if constant.is_inference() else constant)
+            nodes[value] = graph.get_attr(f"constant{value}")
+    for operator in program.graph.operators:
+        for call in operator.calls:
+            overload = resolve(call.target)
+            args = tuple(_argument(item, nodes, bound.device) for item in call.args)
+            kwargs = {name: _argument(item, nodes, bound.device) for name, item in call.kwargs}
+            made = graph.call_function(overload, args, kwargs)
+            returns = overload._schema.returns  # type: ignore[attr-defined]
+            single = len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
+            for place, value in enumerate(call.outputs):
+                if value >= 0:
+                    nodes[value] = made if single else graph.call_function(_getitem(), (made, place))
+    graph.output(tuple(nodes[value] for value in program.graph.outputs))
+    return torch.fx.GraphModule(root, graph), (*placed, *program.graph.inputs)
+
+
+def _getitem() -> Any:
+    import operator
+
+    return operator.getitem
+
+
+def _argument(item: Argument, nodes: Mapping[int, torch.fx.Node], device: torch.device) -> Any:
+    if isinstance(item, Ref):
+        return nodes[item.value]
+    if isinstance(item, Many):
+        return [_argument(part, nodes, device) for part in item.items]
+    return literal(item, device)
+
+
+def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _Seen, *, freeze: bool) -> None:
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def inner(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        seen.inner_inputs.append(sum(node.op == "placeholder" for node in graph.graph.nodes))
+        returned = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+        seen.inner_outputs.append(len(returned) if isinstance(returned, list | tuple) else 1)
+        with _modules_into(seen.modules):
+            return compile_fx_inner(graph, inputs, **options)
+
+    known = {name: value for name, value in _FORCED.items() if _exists(inductor_config, name)}
+    known |= {"freezing": freeze, "cpp.threads": torch.get_num_threads()}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(inductor_config.patch(known))
+        # A hit in this cache would skip the inner compilation, and with it all there is to see. Inductor's own cache stays.
+        if hasattr(functorch_config, "enable_autograd_cache"):
+            stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
+        stack.enter_context(kernels_release_gil())
+        plain = [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device) for item in example]
+        compile_fx(module, plain, inner_compile=inner)
+
+
+def _exists(config: Any, name: str) -> bool:
+    for part in name.split("."):
+        if not hasattr(config, part):
+            return False
+        config = getattr(config, part)
+    return True
+
+
+@contextlib.contextmanager
+def _modules_into(found: list[ModuleType]) -> Iterator[None]:
+    """Note every generated module that is loaded within the block and has a ``call``."""
+    from torch._inductor.codecache import PyCodeCache
+
+    cache: Any = PyCodeCache
+    original = vars(cache)["load_by_key_path"]
+    load = cache.load_by_key_path
+
+    def noting(cls: Any, *args: Any, **kwargs: Any) -> ModuleType:
+        module: ModuleType = load(*args, **kwargs)
+        if callable(getattr(module, "call", None)):
+            found.append(module)
+        return module
+
+    cache.load_by_key_path = classmethod(noting)
+    try:
+        yield
+    finally:
+        cache.load_by_key_path = original
+
+
+def _described(module: ModuleType, arguments: tuple[int, ...]) -> Compiled | Refused:
+    path = getattr(module, "__file__", None)
+    try:
+        source = Path(path or "").read_text()
+    except OSError as error:
+        return Refused(f"the module that Inductor wrote cannot be read: {error}")
+    namespace = dict(vars(module))
+    constants = tuple(name for name, item in namespace.items() if isinstance(item, torch.Tensor))
+    return Compiled(source, namespace, constants, arguments)
