@@ -1,4 +1,4 @@
-"""Commands on a tuned schedule: ``bench``, ``check`` and ``trace``."""
+"""Commands on a tuned schedule: ``bench``, ``check``, ``trace`` and ``report``."""
 
 from __future__ import annotations
 
@@ -68,8 +68,28 @@ def trace(
         print(result.summary())
 
 
+def report(
+    file: FileArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the page.")] = Path("report.html"),
+    json: JsonOption = False,
+) -> None:
+    """Write what a tuning job found as one HTML page that needs no network.
+
+    Example: autosched report googlenet.autosched -o report.html
+    """
+    from autosched.export.report import write_report
+    from autosched.runtime.bundle_format import read_bundles
+
+    result = write_report(output, read_bundles(file))
+    if json:
+        emit(result)
+    else:
+        print(result.summary())
+
+
 def register(app: typer.Typer) -> None:
     """Add these commands to ``app``."""
     app.command()(bench)
     app.command()(check)
     app.command()(trace)
+    app.command()(report)

@@ -1,0 +1,242 @@
+"""The report: everything in a bundle is shown, nothing in it is executed, and nothing is fetched."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import html.parser
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosched.cli import main
+from autosched.core.errors import UsageError
+from autosched.core.records import Failure, FailureKind
+from autosched.export.bundle import encode_bundle
+from autosched.export.report import report_html, write_report
+from autosched.export.report_figures import figures, scatter_figure, timeline_figure
+from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches
+
+pytest.importorskip("plotly")
+pytest.importorskip("jinja2")
+
+_EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'{{ 7 * 7 }}"
+# What may make a browser fetch something.
+_FETCHING = re.compile(
+    r"""(?:src|href|srcset|data|poster)\s*=\s*["']?\s*(?:https?:)?//|@import|url\(\s*["']?https?:|<link|<iframe""", re.IGNORECASE
+)
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return two_branches_bundle(TwoBranches())
+
+
+@pytest.fixture(scope="module")
+def page(bundle: Bundle) -> str:
+    return report_html([bundle])
+
+
+class _Reader(html.parser.HTMLParser):
+    """Tags, and the text outside scripts and styles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words: list[str] = []
+        self._inside = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self._inside = tag if tag in ("script", "style") else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if not self._inside:
+            self.words.append(data)
+
+
+def read(page: str) -> _Reader:
+    reader = _Reader()
+    reader.feed(page)
+    return reader
+
+
+def without_library(page: str) -> str:
+    """The page without plotly's own code, which holds the word of every tag there is."""
+    begin = page.index("<script>")
+    return page[:begin] + page[page.index("</script>", begin) :]
+
+
+def evil(bundle: Bundle) -> Bundle:
+    report = bundle.evidence.report
+    rows = tuple(dataclasses.replace(row, name=f"{row.name}{_EVIL}") for row in report.strategies)
+    rows += (dataclasses.replace(rows[-1], failure=Failure(FailureKind.CRASH, _EVIL), name="broken"),)
+    bad = dataclasses.replace(
+        report, model=_EVIL, verdict=_EVIL, notes=(_EVIL,), strategies=rows, chosen=rows[1].name, best_baseline=_EVIL, lowering=_EVIL
+    )
+    evidence = dataclasses.replace(bundle.evidence, report=bad, environment=((_EVIL, _EVIL),), rewrites=((_EVIL, 1),))
+    operators = tuple(dataclasses.replace(item, name=f"{_EVIL}{item.index}", source=_EVIL) for item in bundle.program.graph.operators)
+    graph = dataclasses.replace(bundle.program.graph, operators=operators)
+    key = dataclasses.replace(bundle.key.device, name=_EVIL, details=((_EVIL, _EVIL),))
+    parts = {name: getattr(bundle.key, name) for name in bundle.key.__struct_fields__} | {"device": key}
+    return dataclasses.replace(
+        bundle, evidence=evidence, program=dataclasses.replace(bundle.program, graph=graph), key=type(bundle.key)(**parts)
+    )
+
+
+def test_the_page_has_every_part(page: str, bundle: Bundle) -> None:
+    reader = read(page)
+    words = " ".join(" ".join(reader.words).split())
+    report = bundle.evidence.report
+    for expected in (
+        report.model, report.verdict, "tuned schedule kept", "Strategies", "Timeline of the kept schedule", "Predicted against measured",
+        "Operators", "Failures", "no compiler", "unavailable", "Rewriting and notes", "Environment", bundle.key.device.name,
+        bundle.key.graph, "0.0105", "0.0110 to 0.0120", "1.09x", "seed of search",
+    ):  # fmt: skip
+        assert expected in words, expected
+    ids = [value for name, value in reader.attributes if name == "id"]
+    assert ids == ["strategies-0", "timeline-0", "scatter-0"]
+    assert page.count('Plotly.newPlot("') == 3
+    headings = re.findall(r"<h2>(.*?)</h2>", page)
+    assert headings == [
+        "Strategies", "Timeline of the kept schedule", "Predicted against measured", "Operators", "Failures",
+        "Rewriting and notes", "Environment",
+    ]  # fmt: skip
+    operators = re.search(r'<table class="sortable operators">.*?<tbody>(.*?)</tbody>', page, re.DOTALL)
+    assert operators is not None
+    assert operators.group(1).count("<tr>") == len(bundle.program.graph)
+
+
+def test_nothing_is_fetched(page: str) -> None:
+    assert "default-src 'none'" in page
+    assert _FETCHING.search(without_library(page)) is None
+    reader = read(page)
+    assert not {"link", "iframe", "img", "object", "embed", "base"} & set(reader.tags)
+    assert not [value for name, value in reader.attributes if name in ("src", "href")]
+
+
+def test_strings_of_a_stranger_are_shown_and_never_run(bundle: Bundle) -> None:
+    page = without_library(report_html([evil(bundle)]))
+    reader = read(page)
+    # One more than figures: the sorting of tables; the library's own was cut out but for its end.
+    assert page.count("<script>") == 4
+    assert "alert(1)</script>" not in page
+    assert "img" not in reader.tags
+    assert not [name for name, _ in reader.attributes if name.startswith("on")]
+    assert "49" not in "".join(word for word in reader.words if "alert" in word)
+    # Shown letter by letter where it belongs.
+    assert sum(_EVIL in word for word in reader.words) >= 8
+
+
+def test_labels_of_figures_are_escaped_for_plotly(bundle: Bundle) -> None:
+    for item in figures(evil(bundle)):
+        for text in _strings(item.figure.to_plotly_json()["data"]):
+            assert "<script" not in text
+            assert "<img" not in text
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in _strings(item)]
+    return [text for item in value for text in _strings(item)] if isinstance(value, list | tuple) else []
+
+
+def test_planned_stands_above_measured_on_every_lane(bundle: Bundle) -> None:
+    figure = timeline_figure(bundle)
+    assert figure is not None
+    lanes = sorted(set(bundle.schedule.lane))
+    rows = list(figure.layout.yaxis.categoryarray)
+    assert rows == [f"{title} · lane {lane}" for title in ("planned", "measured") for lane in lanes][::-1]
+    slices = [trace for trace in figure.data if trace.type == "bar"]
+    assert sum(len(trace.x) for trace in slices) == 2 * len(bundle.program.graph)
+    assert {round(float(length), 6) for trace in slices for length in trace.x} == {0.9}
+
+
+def test_a_bundle_without_times_still_makes_a_page(bundle: Bundle) -> None:
+    evidence = bundle.evidence
+    bare = dataclasses.replace(bundle, evidence=Evidence(dataclasses.replace(evidence.report, strategies=())))
+    assert timeline_figure(bare) is None
+    assert scatter_figure(bare) is None
+    page = report_html([bare])
+    assert 'Plotly.newPlot("' not in page
+    assert "Every strategy and baseline that was tried ran." in page
+
+
+def test_times_alone_and_rewrites_are_shown(bundle: Bundle) -> None:
+    alone = tuple(0.45 for _ in bundle.program.graph.operators)
+    full = dataclasses.replace(
+        bundle, evidence=dataclasses.replace(bundle.evidence, solo_us=alone, rewrites=(("fold_batch_norm", 7), ("none", 0)))
+    )
+    page = report_html([full])
+    assert "fold batch norm 7x." in page
+    assert page.count("<td>0.5</td>") >= len(alone)  # 0.45 at one digit
+    assert page.count("<td>2.00</td>") == len(alone)  # 0.9 us measured over 0.45 alone
+
+
+def test_several_shapes_have_a_section_each(bundle: Bundle) -> None:
+    page = report_html([bundle, bundle])
+    assert [value for name, value in read(page).attributes if name == "id"].count("timeline-1") == 1
+    assert page.count("<h2>inputs [") == 2
+
+
+def test_an_unstable_job_says_so(bundle: Bundle) -> None:
+    report = dataclasses.replace(bundle.evidence.report, unstable=True)
+    page = report_html([dataclasses.replace(bundle, evidence=dataclasses.replace(bundle.evidence, report=report))])
+    assert '<div class="verdict careful"><span class="pill">no statement</span>' in page
+
+
+def test_too_many_operators_for_a_picture_are_left_to_the_table(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autosched.export.report_figures.MOST_SLICES", 3)
+    assert timeline_figure(bundle) is None
+    half = OperatorTimes()
+    monkeypatch.setattr("autosched.export.report.MOST_OPERATORS", 2)
+    page = report_html([dataclasses.replace(bundle, evidence=dataclasses.replace(bundle.evidence, planned=half))])
+    assert f"{len(bundle.program.graph) - 2} more operators are in the bundle." in page
+
+
+@pytest.mark.parametrize("missing", ["plotly", "jinja2"])
+def test_a_missing_extra_is_named(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if name.partition(".")[0] == missing:
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UsageError, match=rf"{missing}.*pip install autosched\[report\]"):
+        report_html([bundle])
+
+
+def test_it_is_written_or_the_reason_is_given(bundle: Bundle, tmp_path: Path) -> None:
+    written = write_report(tmp_path / "r.html", [bundle])
+    page = (tmp_path / "r.html").read_bytes()
+    assert page.startswith(b"<!doctype html>")
+    assert (written.bytes, written.chosen) == (len(page), ("beam",))
+    assert "r.html" in written.summary()
+    with pytest.raises(UsageError, match="cannot write"):
+        write_report(tmp_path / "absent" / "r.html", [bundle])
+    with pytest.raises(UsageError, match="nothing to report"):
+        report_html([])
+
+
+def test_the_command_writes_the_page_and_says_so_in_json(bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, page = tmp_path / "b.autosched", tmp_path / "p.html"
+    file.write_bytes(encode_bundle(bundle))
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", str(file), "-o", str(page), "--json"])
+    assert stopped.value.code == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["report"], said["bytes"]) == (str(page), page.stat().st_size)
