@@ -22,6 +22,7 @@ from autosched.capture.screen import explain_export_failure, is_check, quiet_tor
 from autosched.capture.sources import source_of
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import ConstantSource, Program, Ref
+from autosched.core.variants import Lowering
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ def capture(
     *,
     rewrite: bool = True,
     target: str = "",
+    lowering: Lowering | None = None,
 ) -> Captured:
     """Capture ``model`` for inputs shaped like ``args`` and ``kwargs``.
 
@@ -63,15 +65,17 @@ def capture(
         rewrite: fold, simplify and fuse (lowering ``rewritten``); otherwise one operator for each ATen call (lowering ``aten``).
         target: kind of device (``cpu``, ``cuda``) whose operators the rewriting may choose; by default that of the example inputs. A
             model on a CPU can be captured for a GPU that this process never touches.
+        lowering: what an operator is; by default what ``rewrite`` says.
 
     Raises:
         UnsupportedGraph: if the model cannot be captured or scheduled, naming the operator, its source line and what to do.
     """
+    chosen = lowering if lowering is not None else Lowering.REWRITTEN if rewrite else Lowering.ATEN
     draft = draft_of(model, args, kwargs)
     reports: tuple[RewriteReport, ...] = ()
-    if rewrite:
-        reports = rewrite_draft(draft, target)
-    program, constants = build_program(draft, "rewritten" if rewrite else "aten")
+    if chosen is not Lowering.ATEN:
+        reports = rewrite_draft(draft, target, chosen)
+    program, constants = build_program(draft, chosen.value)
     logger.info("captured %d operators, %d constants, width %d", len(program.graph), len(constants), program.graph.width)
     return Captured(program, constants, reports)
 

@@ -16,7 +16,9 @@ from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.pointwise import fuse_pointwise
 from autosched.capture.passes.views import sink_views
+from autosched.capture.regions import fuse_regions
 from autosched.core.program import Ref
+from autosched.core.variants import Lowering
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +53,17 @@ PASSES: tuple[Pass, ...] = (
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu"),
 )
-GROUPING: tuple[Pass, ...] = (Pass("sink_views", sink_views), Pass("fuse_pointwise", fuse_pointwise))
+GROUPING: dict[Lowering, tuple[Pass, ...]] = {
+    Lowering.REWRITTEN: (Pass("sink_views", sink_views), Pass("fuse_pointwise", fuse_pointwise)),
+    Lowering.FUSED: (Pass("sink_views", sink_views), Pass("fuse_regions", fuse_regions)),
+}
 
 
-def rewrite_draft(draft: Draft, target: str = "") -> tuple[RewriteReport, ...]:
+def rewrite_draft(draft: Draft, target: str = "", lowering: Lowering = Lowering.REWRITTEN) -> tuple[RewriteReport, ...]:
     """Run every pass on an observed ``draft``, in order; it is observed and grouped into operators afterwards.
 
     Args:
+        lowering: which operators to group it into.
         target: kind of device the program is for; by default the draft's own.
     """
     kind = target or draft.device.type
@@ -80,6 +86,6 @@ def rewrite_draft(draft: Draft, target: str = "") -> tuple[RewriteReport, ...]:
     reports.append(RewriteReport("restore_output_layout", restored))
     if restored:
         draft.observe()
-    for item in GROUPING:
+    for item in GROUPING[lowering]:
         reports.append(RewriteReport(item.name, item.run(draft)))
     return tuple(reports)

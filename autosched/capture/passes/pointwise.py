@@ -162,10 +162,11 @@ class _Regions:
         names = sorted(self.members, key=lambda index: self._place[self.members[index][-1]])
         rank = {index: position for position, index in enumerate(names)}
         order = topological(len(names), [[rank[item] for item in self._before[index]] for index in names])
-        return [_share_views(self.members[names[position]], self._draft) for position in order]
+        return [share_views(self.members[names[position]], self._draft) for position in order]
 
 
-def _share_views(region: list[Node], draft: Draft) -> list[Node]:
+def share_views(region: list[Node], draft: Draft) -> list[Node]:
+    """The calls of one operator with equal views made once; a view that leaves the model is left alone."""
     first: dict[str, Node] = {}
     mapping: dict[int, int] = {}
     kept: list[Node] = []

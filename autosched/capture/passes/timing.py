@@ -17,8 +17,12 @@ def rough_us(calls: Sequence[Node], draft: Draft) -> float:
     """Guess of the time of some calls run one after the other, in microseconds."""
     moved = bytes_read(calls, draft.specs, draft.storage)
     moved += bytes_written((value for node in calls for value in node.outputs if value >= 0), draft.specs, draft.storage)
-    products = sum(_products(node, draft) for node in calls)
-    return len(calls) * _CALL_US + moved / _BYTES_EACH_US + products / _PRODUCTS_EACH_US
+    return len(calls) * _CALL_US + moved / _BYTES_EACH_US + products_us(calls, draft)
+
+
+def products_us(calls: Sequence[Node], draft: Draft) -> float:
+    """The same for the arithmetic of convolutions and matrix products alone."""
+    return sum(_products(node, draft) for node in calls) / _PRODUCTS_EACH_US
 
 
 def _products(node: Node, draft: Draft) -> int:

@@ -1,0 +1,80 @@
+"""What a compiler can put into one loop nest, and what stays a call of a library: the vocabulary of the region partition."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import torch
+
+from autosched.capture.draft import Draft, Node
+from autosched.capture.traffic import is_view
+from autosched.core.graph import TensorSpec
+
+# Calls that Inductor writes as loops of its own, beside those that PyTorch tags as pointwise.
+_LOOPS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_log_softmax", "_softmax", "_to_copy", "_unsafe_index", "_unsafe_view", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "all", "amax",
+        "amin", "any", "arange", "argmax", "argmin", "avg_pool2d", "avg_pool1d", "cat", "clone", "constant_pad_nd", "contiguous", "copy",
+        "embedding", "expand_as", "fill", "flip", "full", "full_like", "gather", "glu", "group_norm", "index", "index_select", "layer_norm",
+        "log_softmax", "logsumexp", "masked_fill", "max_pool2d", "max_pool2d_with_indices", "mean", "native_group_norm",
+        "native_layer_norm", "norm", "ones", "ones_like", "pad", "pixel_shuffle", "pixel_unshuffle", "prod", "repeat", "repeat_interleave",
+        "rms_norm", "roll", "scalar_tensor", "softmax", "stack", "std", "sum", "to", "tril", "triu", "upsample_bilinear2d",
+        "upsample_nearest2d", "var", "var_mean", "where", "zeros", "zeros_like",
+    )
+)  # fmt: skip
+_ANCHOR_WORDS = ("conv", "mm", "linear", "matmul", "attention", "einsum", "dot")
+# Compiled code would depend on the state of a generator, or on the data.
+_NEVER = ("rand", "dropout", "bernoulli", "multinomial", "nonzero", "unique", "masked_select", "item")
+
+
+class RegionKind(enum.StrEnum):
+    """What a region is built around."""
+
+    ANCHOR = "anchor"  # one convolution, matrix product or attention, perhaps with its epilogue
+    CLUSTER = "cluster"  # pointwise calls, reductions and copies
+    ALONE = "alone"  # must stay as it is: it writes memory, returns a view, or no compiler takes it
+
+
+def kind_of(calls: Sequence[Node], draft: Draft, written: set[int]) -> RegionKind:
+    """The kind of an operator before anything is merged: its views and its one working call.
+
+    Args:
+        written: storages that some call of the model changes in place.
+    """
+    working = [node for node in calls if not is_view(node, draft.storage)]
+    touched = [value for node in calls for value in (*node.reads(), *node.outputs) if value >= 0]
+    if not working or any(node.mutates() for node in calls) or any(draft.storage[value] in written for value in touched):
+        return RegionKind.ALONE
+    if any(_refused(node) for node in working) or not all(_owns_outputs(node, draft) for node in working):
+        return RegionKind.ALONE
+    if any(is_anchor(node) for node in working):
+        return RegionKind.ANCHOR
+    if any(opaque(draft.specs[value]) for value in touched):
+        return RegionKind.ALONE
+    return RegionKind.CLUSTER if all(is_loop(node) for node in working) else RegionKind.ALONE
+
+
+def is_loop(node: Node) -> bool:
+    """Whether a compiler writes the call as a loop that may be merged with others."""
+    return torch.Tag.pointwise in node.op.tags or node.kind in _LOOPS
+
+
+def is_anchor(node: Node) -> bool:
+    """Whether the call is a convolution, a matrix product or an attention."""
+    return any(word in node.kind for word in _ANCHOR_WORDS)
+
+
+def opaque(spec: TensorSpec) -> bool:
+    """Whether a tensor has a layout that only its library can read (packed weights)."""
+    return len(spec.strides) != len(spec.shape)
+
+
+def _refused(node: Node) -> bool:
+    name = node.kind.partition("::")[2]
+    return any(word in name for word in _NEVER)
+
+
+def _owns_outputs(node: Node, draft: Draft) -> bool:
+    return all(draft.storage[value] == value for value in node.outputs if value >= 0)

@@ -1,0 +1,242 @@
+"""The lowering ``fused``: a partition of the draft into regions, each one operator that a compiler can make one callable of.
+
+Two sorts of regions grow: *anchors* (a convolution, matrix product or attention, with its single-consumer epilogue) and *clusters*
+(connected pointwise calls, reductions and copies). Everything else stays as it is. Every merge keeps the graph of regions free of cycles,
+and is made only where what it delays is worth less than what it saves: a launch, and a tensor that is neither written nor read
+again. So two branches that could run at the same time stay apart unless they are so small that launching them costs more.
+
+1. *cone*: a cluster absorbs what it reads if nobody else reads it (the closed diamonds of a normalisation, an activation).
+2. *epilogue*: an anchor absorbs the cluster that alone reads it, with residual inputs that are ready before.
+3. *fan*: a cluster absorbs a reader although others read it too, if they can wait for it (the two results of an LSTM cell).
+4. *siblings*: small clusters that wait for the same become one (the lookups of a recommender).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autosched.capture.draft import Draft, Node, iterate_regions
+from autosched.capture.passes.pointwise import share_views
+from autosched.capture.passes.timing import products_us
+from autosched.capture.region_kinds import RegionKind, kind_of
+from autosched.capture.traffic import bytes_read, bytes_written, footprint, is_view
+from autosched.core.graph import topological
+
+# Orders of magnitude, like those of ``passes.timing``: what a launch costs, and how many bytes move in a microsecond.
+_LAUNCH_US = 4.0
+_BYTES_EACH_US = 10_000
+# Compile time grows faster than the number of calls, and more than this in one kernel spills registers.
+_MOST_CALLS = 96
+
+
+def fuse_regions(draft: Draft) -> int:
+    """Partition an observed draft, whose views are sunk, into regions; returns how many operators disappeared."""
+    partition = _Partition(draft)
+    before = len(partition.members)
+    partition.cones()
+    partition.epilogues()
+    partition.fans()
+    partition.siblings()
+    draft.regions = partition.ordered()
+    draft.nodes = [node for region in draft.regions for node in region]
+    return before - len(draft.regions)
+
+
+class _Partition:
+    """Regions by number, a topological order of the operators they began as; and the edges between them."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self.members: dict[int, list[Node]] = {index: list(region) for index, region in enumerate(iterate_regions(draft))}
+        self._place = {node: place for place, node in enumerate(node for region in self.members.values() for node in region)}
+        written = {draft.storage[value] for region in self.members.values() for node in region for value in node.mutates()}
+        self.kind = {index: kind_of(region, draft, written) for index, region in self.members.items()}
+        self._leaves = set(draft.output_values())
+        home = {value: index for index, region in self.members.items() for node in region for value in node.outputs if value >= 0}
+        self.before: dict[int, set[int]] = {index: set() for index in self.members}
+        self.after: dict[int, set[int]] = {index: set() for index in self.members}
+        last_touch: dict[int, int] = {}
+        for index, region in self.members.items():
+            for node in region:
+                for value in node.reads():
+                    self._edge(home.get(value, index), index)
+                for value in (*node.reads(), *node.outputs):
+                    storage = draft.storage.get(value, -1)
+                    if storage in written:
+                        # In-place changes order whoever touches the memory, not only who reads a value of it.
+                        self._edge(last_touch.get(storage, index), index)
+                        last_touch[storage] = index
+        self.work = {index: _LAUNCH_US + self._bare_work(index) for index in self.members}
+        self.start: dict[int, float] = {}
+        self._time()
+
+    def _edge(self, first: int, last: int) -> None:
+        if first != last:
+            self.before[last].add(first)
+            self.after[first].add(last)
+
+    def _time(self) -> None:
+        """Earliest starts of all regions with unlimited lanes."""
+        for index in self._topological():
+            self.start[index] = max((self.start[item] + self.work[item] for item in self.before[index]), default=0.0)
+
+    def _finish(self, index: int) -> float:
+        return self.start[index] + self.work[index]
+
+    def cones(self) -> None:
+        """Rule 1, from the outputs to the inputs."""
+        for index in sorted(self.members, reverse=True):
+            if index not in self.members or self.kind[index] is not RegionKind.CLUSTER:
+                continue
+            grown = True
+            while grown:
+                grown = False
+                for item in sorted(self.before[index], reverse=True):
+                    if self.kind[item] is RegionKind.CLUSTER and self.after[item] == {index} and self._worth(item, index):
+                        self._merge(index, item)
+                        grown = True
+                        break
+        self._time()
+
+    def epilogues(self) -> None:
+        """Rule 2, from the inputs to the outputs. Of several anchors that one cluster reads, the one that ends last gets it."""
+        for index in sorted(self.members):
+            if index not in self.members or self.kind[index] is not RegionKind.CLUSTER:
+                continue
+            anchors = [item for item in self.before[index] if self.kind[item] is RegionKind.ANCHOR and self.after[item] == {index}]
+            for anchor in sorted(anchors, key=lambda item: (-self._finish(item), item)):
+                if self._worth(anchor, index):
+                    self._merge(anchor, index)
+                    break
+        self._time()
+
+    def fans(self) -> None:
+        """Rule 3, from the inputs to the outputs: others that read the producer then wait for this reader, too."""
+        for index in sorted(self.members):
+            if index not in self.members or self.kind[index] is not RegionKind.CLUSTER:
+                continue
+            for item in sorted(self.before[index], key=lambda item: (-self._finish(item), item)):
+                if self.kind[item] is RegionKind.ALONE or not self._convex(item, index):
+                    continue
+                if self.kind[item] is RegionKind.ANCHOR and self._count(item) + self._count(index) > _MOST_CALLS // 4:
+                    continue
+                delay = self._bare_work(index) + max(0.0, self.start[index] - self._finish(item))
+                if delay <= self._saved(item, index) and self._worth(item, index):
+                    self._merge(item, index)
+                    self._time()
+                    break
+
+    def siblings(self) -> None:
+        """Rule 4: clusters with the same predecessors, together no longer than a launch; first those that also have the same readers."""
+        for same_readers in (True, False):
+            groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+            for index in sorted(self.members):
+                if self.kind[index] is RegionKind.CLUSTER and self._bare_work(index) <= _LAUNCH_US:
+                    readers = tuple(sorted(self.after[index])) if same_readers else ()
+                    groups.setdefault((tuple(sorted(self.before[index])), readers), []).append(index)
+            self._join(list(groups.values()))
+
+    def _join(self, groups: Sequence[list[int]]) -> None:
+        for group in groups:
+            while len(group) > 1:
+                first, rest = group[0], group[1:]
+                total = self._bare_work(first)
+                for item in rest:
+                    total += self._bare_work(item)
+                    if total > _LAUNCH_US or self._count(first) + self._count(item) > _MOST_CALLS or not self._independent(first, item):
+                        break
+                    self._merge(first, item)
+                group = [item for item in rest if item in self.members]
+
+    def _bare_work(self, index: int) -> float:
+        """Guess of the time of a region without its launch: what merging siblings would put one after the other."""
+        region, draft = self.members[index], self._draft
+        own = (value for node in region for value in node.outputs if value >= 0 and draft.storage[value] == value)
+        moved = bytes_read(region, draft.specs, draft.storage) + bytes_written(own, draft.specs, draft.storage)
+        return moved / _BYTES_EACH_US + products_us(region, draft)
+
+    def _count(self, index: int) -> int:
+        return sum(not is_view(node, self._draft.storage) for node in self.members[index])
+
+    def _worth(self, producer: int, reader: int) -> bool:
+        """Whether the producer may be put off until everything else that the reader reads is there."""
+        if self._count(producer) + self._count(reader) > _MOST_CALLS:
+            return False
+        others = max((self._finish(item) for item in self.before[reader] if item != producer), default=0.0)
+        delay = min(self._bare_work(producer), max(0.0, others - self.start[producer]))
+        return delay <= self._saved(producer, reader)
+
+    def _saved(self, producer: int, reader: int) -> float:
+        """A launch, and the memory traffic of what one makes and the other reads."""
+        made = {value for node in self.members[producer] for value in node.outputs if value >= 0}
+        shared = {value for node in self.members[reader] for value in node.reads()} & made
+        return _LAUNCH_US + sum(footprint(self._draft.specs[value]) for value in shared) / _BYTES_EACH_US
+
+    def _convex(self, first: int, last: int) -> bool:
+        """Whether nothing lies between the two, so that one region of both makes no cycle."""
+        return not self._reaches((item for item in self.after[first] if item != last), last)
+
+    def _independent(self, a: int, b: int) -> bool:
+        return not self._reaches([a], b) and not self._reaches([b], a)
+
+    def _reaches(self, sources: Iterable[int], goal: int) -> bool:
+        stack, seen = list(sources), set[int]()
+        while stack:
+            index = stack.pop()
+            if index == goal:
+                return True
+            if index not in seen:
+                seen.add(index)
+                stack.extend(self.after[index])
+        return False
+
+    def _merge(self, keep: int, gone: int) -> None:
+        self.members[keep] = sorted(self.members[keep] + self.members.pop(gone), key=self._place.__getitem__)
+        for mine, theirs in ((self.before, self.after), (self.after, self.before)):
+            for item in mine.pop(gone):
+                theirs[item].discard(gone)
+                if item != keep:
+                    theirs[item].add(keep)
+                    mine[keep].add(item)
+            mine[keep].discard(gone)
+        if RegionKind.ANCHOR in (self.kind[keep], self.kind[gone]):
+            self.kind[keep] = RegionKind.ANCHOR
+        self.start[keep] = max((self._finish(item) for item in self.before[keep]), default=0.0)
+        self.work[keep] = _LAUNCH_US + self._bare_work(keep)
+
+    def _topological(self) -> list[int]:
+        names = sorted(self.members, key=lambda index: self._place[self.members[index][-1]])
+        rank = {index: position for position, index in enumerate(names)}
+        return [names[position] for position in topological(len(names), [[rank[item] for item in self.before[index]] for index in names])]
+
+    def ordered(self) -> list[list[Node]]:
+        """The regions in a topological order close to the original one, equal views within a region made once."""
+        return [share_views(self.members[index], self._draft) for index in self._topological()]
+
+
+def region_faults(draft: Draft, regions: Sequence[Sequence[Node]]) -> list[str]:
+    """Everything that makes ``regions`` no legal partition of the draft's calls, one line each; an oracle for tests.
+
+    Every call in exactly one region, no cycle between regions, and no region of several working calls that writes memory from outside.
+    """
+    home: dict[int, int] = {}
+    found: list[str] = []
+    for index, region in enumerate(regions):
+        for node in region:
+            if id(node) in home:
+                found.append(f"{node.name} is in regions {home[id(node)]} and {index}")
+            home[id(node)] = index
+    found += [f"{node.name} is in no region" for node in draft.nodes if id(node) not in home]
+    made = {value: index for index, region in enumerate(regions) for node in region for value in node.outputs if value >= 0}
+    before = [
+        {made[value] for node in region for value in node.reads() if made.get(value, index) != index}
+        for index, region in enumerate(regions)
+    ]
+    try:
+        topological(len(regions), before)
+    except Exception as error:
+        found.append(str(error))
+    for index, region in enumerate(regions):
+        if len(region) > 1 and any(node.mutates() for node in region[:-1]):
+            found.append(f"region {index} changes memory and does other work after it")
+    return found

@@ -1,0 +1,49 @@
+"""How a model is cut into operators, and how one operator may be run: two closed sets that every room names alike.
+
+An operator's *variant* is part of a schedule, never of a program: a bundle holds calls and variant numbers, and the machine that loads it
+compiles what it needs itself.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from autosched.core.errors import UsageError
+
+
+class Lowering(enum.StrEnum):
+    """What one operator of a captured model is."""
+
+    ATEN = "aten"  # one call of the exported graph
+    REWRITTEN = "rewritten"  # folded, simplified, small pointwise chains merged
+    FUSED = "fused"  # a region that a compiler can make one kernel of
+
+
+class Variant(enum.IntEnum):
+    """How an operator runs. Numbers are written to bundles: never renumber, only add."""
+
+    CALLS = 0  # its ATen calls, one after the other
+    COMPILED = 1  # compiled by Inductor as it stands
+    TUNED_TEMPLATES = 2  # compiled by Inductor, matrix products chosen among templates and libraries by timing (CUDA)
+    SMALL_TILES = 3  # as TUNED_TEMPLATES, from templates alone: other tiles and epilogues inside than the libraries have (CUDA)
+
+
+def lowering_named(name: str) -> Lowering:
+    """The lowering called ``name``.
+
+    Raises:
+        UsageError: listing those there are.
+    """
+    try:
+        return Lowering(name)
+    except ValueError:
+        raise UsageError(f"lowering is {name!r}; expected one of {', '.join(Lowering)}, auto") from None
+
+
+def variant_signature(signature: str, variant: int) -> str:
+    """Under what name measurements of a variant are kept: the operator's signature itself for its calls.
+
+    >>> variant_signature("ab12", 0), variant_signature("ab12", 1)
+    ('ab12', 'ab12+compiled')
+    """
+    return signature if variant == Variant.CALLS else f"{signature}+{Variant(variant).name.lower()}"
