@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from autosched.datasets.store import Store
 logger = logging.getLogger(__name__)
 
 BATCH = 16
+FIRST_BATCH = 4
+"""The first request is small, because nobody knows yet how long one takes; later ones are as large as the time allows."""
+
 REPEAT_EVERY = 16
 """One pair in so many is measured a second time: the spread of repeats is the noise floor every error is read against."""
 
@@ -37,6 +40,7 @@ GROUP_SHARE = 0.15
 
 DIVERSE_SHARE = 0.5
 _Names: TypeAlias = tuple[str, int, str, int]
+_Item = TypeVar("_Item")
 
 
 class Measurer(Protocol):
@@ -88,6 +92,7 @@ def collect_model(
     uncertainty: Uncertainty | None = None,
     probes: bool = False,
     launches: dict[str, LaunchFacts] | None = None,
+    keep_disturbed: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Collected:
@@ -102,17 +107,19 @@ def collect_model(
         uncertainty: ranks the second half of the pairs; without it all are chosen for diversity.
         probes: whether to begin with each kernel's probe runs, which is what a new device needs first; they count as pairs.
         launches: CUDA launch facts by signature.
+        keep_disturbed: keep what other processes disturbed, instead of leaving it for a later run.
         progress: told what, how many are done, of how many.
     """
-    job = _Job(graph, measurer, store, scope, model, tuple(widths), rng, clock, clock() + budget_s, launches or {}, progress)
     started = clock()
+    deadline = started + budget_s
+    job = _Job(graph, measurer, store, scope, model, tuple(widths), rng, clock, deadline, launches or {}, keep_disturbed, progress)
     with Journal.open(store.folder / "failures.jsonl", Scope(scope.device, scope.software)) as failures:
         store.append([scope])
         added_solo, times = job.solo(failures)
         if max_groups:
             job.deadline -= GROUP_SHARE * budget_s
         added_pairs, pairs_done = job.pairs(failures, times, max_pairs, uncertainty, probes)
-        job.deadline = started + budget_s
+        job.deadline = deadline
         added_groups, groups_done = job.groups(times, max_groups)
     return Collected(added_solo, added_pairs, added_groups, job.failed, job.disturbed, clock() - started, pairs_done and groups_done)
 
@@ -129,9 +136,11 @@ class _Job:
     clock: Callable[[], float]
     deadline: float
     launches: dict[str, LaunchFacts]
+    keep_disturbed: bool
     progress: Callable[[str, int, int], None] | None
     failed: int = 0
     disturbed: int = 0
+    _sufficed: bool = True
 
     def solo(self, failures: Journal) -> tuple[int, dict[tuple[str, int], KernelFacts]]:
         """Time what is not timed yet; the facts of every kernel that has a time."""
@@ -213,16 +222,8 @@ class _Job:
         added = 0
         mine = sum(row.model == self.model and row.scope == self.scope.scope for row in self.store.groups())
         chosen = group_candidates(self.graph, times, max(0, max_groups - mine), self.rng)
-        for start in range(0, len(chosen), BATCH):
-            if self.clock() >= self.deadline:
-                return added, False
-            batch = []
-            for choice in chosen[start : start + BATCH]:
-                names = [self.graph.operators[index].signature for index in choice.operators]
-                if group_key(self.scope.scope, names, choice.widths) not in known:
-                    batch.append(choice)
-            if not batch:
-                continue
+        open_groups = [choice for choice in chosen if self._group_key(choice) not in known]
+        for batch in self._batches(open_groups):
             rows = []
             for choice, answer in zip(batch, self.measurer.groups(batch), strict=True):
                 if isinstance(answer, Failure):
@@ -235,16 +236,32 @@ class _Job:
                     rows.append(GroupRow(self.scope.scope, family_of(self.model), self.model, answer))
             added += self.store.append(rows)
             self._tell("groups", added, len(chosen))
-        return added, True
+        return added, self._sufficed
+
+    def _group_key(self, choice: GroupChoice) -> str:
+        return group_key(self.scope.scope, [self.graph.operators[index].signature for index in choice.operators], choice.widths)
+
+    def _batches(self, items: Sequence[_Item]) -> Iterator[list[_Item]]:
+        """Parts of ``items`` that fit into the time left, by how long the parts before took; whether all did is in ``_sufficed``."""
+        done, size = 0, FIRST_BATCH
+        began = self.clock()
+        while done < len(items):
+            left_s = self.deadline - self.clock()
+            if done:
+                each_s = (self.clock() - began) / done
+                size = min(BATCH, int(left_s / each_s)) if each_s > 0 else BATCH
+            if left_s <= 0 or size < 1:
+                break
+            yield list(items[done : done + size])
+            done += size
+        self._sufficed = done >= len(items)
 
     def _measure_pairs(self, chosen: Sequence[PairChoice], failures: Journal, wanted: int, done: int = 0) -> tuple[int, bool]:
         """Rows added, and whether the time sufficed."""
-        added = 0
-        for start in range(0, len(chosen), BATCH):
-            if self.clock() >= self.deadline:
-                return added, False
-            batch = list(chosen[start : start + BATCH])
-            again = batch[::REPEAT_EVERY]
+        added = asked = 0
+        for batch in self._batches(chosen):
+            again = [choice for number, choice in enumerate(batch, asked) if number % REPEAT_EVERY == 0]
+            asked += len(batch)
             rows = []
             answers = self.measurer.pairs([*batch, *again])
             for number, (choice, answer) in enumerate(zip([*batch, *again], answers, strict=True)):
@@ -254,8 +271,8 @@ class _Job:
                 elif not self._is_disturbed(answer.contamination, choice.first_width + choice.last_width):
                     rows.append(PairRow(self.scope.scope, family_of(self.model), self.model, answer, int(number >= len(batch))))
             added += self.store.append(rows)
-            self._tell("pairs", done + min(len(chosen), start + BATCH), wanted)
-        return added, True
+            self._tell("pairs", done + asked, wanted)
+        return added, self._sufficed
 
     def _settled(self, choice: PairChoice, known: set[str], failures: Journal) -> bool:
         names = self._names(choice)
@@ -272,7 +289,7 @@ class _Job:
     def _is_disturbed(self, contamination: Contamination, threads: int) -> bool:
         disturbed = stolen_share(contamination, self.scope.facts, threads) > DISTURBED
         self.disturbed += disturbed
-        return disturbed
+        return disturbed and not self.keep_disturbed
 
     def _tell(self, what: str, done: int, total: int) -> None:
         if self.progress is not None:

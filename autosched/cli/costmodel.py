@@ -18,23 +18,35 @@ def collect(
     device: DeviceOption = "auto",
     budget: Annotated[str, typer.Option(help="Time for all models together, such as 10m.")] = "10m",
     pairs: Annotated[int, typer.Option(min=0, help="Most ordered pairs for each model.")] = 400,
+    groups: Annotated[int, typer.Option(min=0, help="Most groups of three and four for each model.")] = 24,
+    schedules: Annotated[int, typer.Option(min=0, help="Most whole schedules for each model.")] = 12,
+    cost_model: Annotated[
+        Path | None, typer.Option("--cost-model", help="A cost model; half of the pairs are then those it is least sure of.")
+    ] = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Measure operators and pairs of operators on this device; run it again to go on where it stopped.
+    """Measure operators, pairs, groups and schedules on this device; run it again to go on where it stopped.
 
     Example: autosched collect torchvision:googlenet autosched:randwire -o runs --device cpu --budget 5m
     """
     from autosched import zoo
     from autosched.config import parse_seconds
-    from autosched.pipeline import retraining
+    from autosched.pipeline import collecting
 
     names = models or [entry.name for entry in zoo.names() if not entry.package]
     loaded = [zoo.load(name, seed=seed) for name in names]
-    subjects = [retraining.Subject(item.name, item.model, item.args, item.kwargs) for item in loaded]
+    subjects = [collecting.Subject(item.name, item.model, item.args, item.kwargs) for item in loaded]
     with live_progress() as progress:
-        result = retraining.collect(
-            subjects, output, device=device, budget_s=parse_seconds(budget), max_pairs=pairs, seed=seed, progress=progress
+        result = collecting.collect(
+            subjects,
+            output,
+            device=device,
+            budget_s=parse_seconds(budget),
+            aims=collecting.Aims(pairs, groups, schedules),
+            cost_model=cost_model,
+            seed=seed,
+            progress=progress,
         )
     if json:
         emit(result)

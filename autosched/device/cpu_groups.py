@@ -12,8 +12,9 @@ import torch
 
 from autosched.core.records import Failure, GroupRecord
 from autosched.device.base import Group
-from autosched.device.cpu_measure import CpuMeasurer, illegal, no_collector
+from autosched.device.cpu_measure import CpuMeasurer, no_collector
 from autosched.device.cpu_pairs import Loop, all_values, balanced_repeats, loop_of, time_alone
+from autosched.device.requests import group_refusal
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Slots
 from autosched.runtime.host_key import usable_cores
@@ -40,7 +41,7 @@ def measure_groups(
         return
     for index, group in enumerate(groups):
         measurer.beat(index)
-        if (refusal := _refuse(measurer, group)) is not None:
+        if (refusal := group_refusal(measurer.graph, group, wide=True)) is not None:
             yield index, None, refusal
             continue
         try:
@@ -49,24 +50,6 @@ def measure_groups(
             yield index, None, describe(error)
         else:
             yield index, record, None
-
-
-def _refuse(measurer: CpuMeasurer, group: Group) -> Failure | None:
-    graph, members = measurer.graph, group.operators
-    if len(members) < 3:
-        return illegal(f"a group of {len(members)}; expected three operators or more: two are a pair")
-    if group.widths and len(group.widths) != len(members):
-        return illegal(f"{len(group.widths)} widths for {len(members)} operators; expected one each")
-    for operator in members:
-        if not 0 <= operator < len(graph):
-            return illegal(f"operator {operator} does not exist; the graph has {len(graph)}")
-    if sum(width > 1 for width in group.widths) > 1:
-        return illegal("two wide operators never run at the same time: schedules keep them on one lane")
-    for place, a in enumerate(members):
-        for b in members[place + 1 :]:
-            if not graph.independent(a, b):
-                return illegal(f"operators {a} and {b} are the same or depend on each other and can never run at the same time")
-    return None
 
 
 def _measure(measurer: CpuMeasurer, group: Group, values: Slots, repeats: int, rng: np.random.Generator, index: int) -> GroupRecord:

@@ -388,8 +388,3 @@ def _incomparable(agreement: Agreement, got: Sequence[torch.Tensor], want: Seque
         return None
     same_form = [(item.shape, item.dtype) for item in got] == [(item.shape, item.dtype) for item in want]
     return Failure(FailureKind.NONFINITE if same_form else FailureKind.MISMATCH, agreement.reason)
-
-
-def illegal(detail: str) -> Failure:
-    """A request that no schedule could mean."""
-    return Failure(FailureKind.ILLEGAL, detail)

@@ -11,7 +11,8 @@ import torch
 
 from autosched.core.records import Failure, PairRecord
 from autosched.device.base import Pair
-from autosched.device.cpu_measure import CpuMeasurer, illegal, no_collector
+from autosched.device.cpu_measure import CpuMeasurer, no_collector
+from autosched.device.requests import pair_refusal
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.lanes import Signals
@@ -91,7 +92,7 @@ def measure_pairs(
         return
     for index, pair in enumerate(pairs):
         measurer.beat(index)
-        if (refusal := _refuse(measurer, pair)) is not None:
+        if (refusal := pair_refusal(measurer.graph, pair, wide=True)) is not None:
             yield index, None, refusal
             continue
         try:
@@ -100,21 +101,6 @@ def measure_pairs(
             yield index, None, describe(error)
         else:
             yield index, record, None
-
-
-def _refuse(measurer: CpuMeasurer, pair: Pair) -> Failure | None:
-    graph = measurer.graph
-    for operator in (pair.first, pair.last):
-        if not 0 <= operator < len(graph):
-            return illegal(f"operator {operator} does not exist; the graph has {len(graph)}")
-    if pair.first_width > 1 and pair.last_width > 1:
-        return illegal("two wide operators never run at the same time: schedules keep them on one lane")
-    if pair.first == pair.last:
-        # A kernel beside itself, as two equal operators of a graph would be.
-        return illegal(f"operator {pair.first} changes its input in place") if graph.operators[pair.first].mutates else None
-    if not graph.independent(pair.first, pair.last):
-        return illegal(f"operators {pair.first} and {pair.last} depend on each other and can never run at the same time")
-    return None
 
 
 def all_values(measurer: CpuMeasurer) -> Slots:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from autosched.core.records import Failure, FailureKind, GroupRecord
+from autosched.core.records import Failure, GroupRecord
 from autosched.device.base import Group
-from autosched.device.cuda.measure import Chain, CudaMeasurer, unsupported_width
+from autosched.device.cuda.measure import Chain, CudaMeasurer
 from autosched.device.cuda.pairs import balanced_copies
+from autosched.device.requests import group_refusal
 
 
 def measure_group(measurer: CudaMeasurer, group: Group, repeats: int, place: int = -1) -> GroupRecord | Failure:
@@ -16,7 +17,7 @@ def measure_group(measurer: CudaMeasurer, group: Group, repeats: int, place: int
 
     ``place`` is the group's number, for the board.
     """
-    if (refusal := _refuse(measurer, group)) is not None:
+    if (refusal := group_refusal(measurer.graph, group, wide=False)) is not None:
         return refusal
     copies = balanced_copies(measurer, group.operators)
     if isinstance(copies, Failure):
@@ -35,24 +36,6 @@ def measure_group(measurer: CudaMeasurer, group: Group, repeats: int, place: int
     for chain in chains:
         measurer.release(chain)
     return record
-
-
-def _refuse(measurer: CudaMeasurer, group: Group) -> Failure | None:
-    graph, members = measurer.graph, group.operators
-    if len(members) < 3:
-        return Failure(FailureKind.ILLEGAL, f"a group of {len(members)}; expected three operators or more: two are a pair")
-    if group.widths and len(group.widths) != len(members):
-        return Failure(FailureKind.ILLEGAL, f"{len(group.widths)} widths for {len(members)} operators; expected one each")
-    for place, operator in enumerate(members):
-        if group.width_of(place) != 1:
-            return unsupported_width(group.width_of(place))
-        if not 0 <= operator < len(graph):
-            return Failure(FailureKind.ILLEGAL, f"operator {operator} does not exist; the graph has {len(graph)}")
-    for place, a in enumerate(members):
-        for b in members[place + 1 :]:
-            if not graph.independent(a, b):
-                return Failure(FailureKind.ILLEGAL, f"operators {a} and {b} are the same or depend on each other")
-    return None
 
 
 def _time(measurer: CudaMeasurer, group: Group, copies: Sequence[int], chains: Sequence[Chain], repeats: int, place: int) -> GroupRecord:

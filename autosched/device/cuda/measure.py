@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from autosched.core.graph import OpGraph
-from autosched.core.records import Contamination, Failure, FailureKind, Samples, ScheduleRecord, SoloRecord
+from autosched.core.records import Contamination, Failure, Samples, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
@@ -333,8 +333,3 @@ class CudaMeasurer:
         """Free graphs and buffers."""
         self.drop_runners()
         self._values = None
-
-
-def unsupported_width(width: int) -> Failure:
-    """On a CUDA device an operator has all multiprocessors; the only width is 1."""
-    return Failure(FailureKind.ILLEGAL, f"width {width} means nothing on a CUDA device; expected 1")

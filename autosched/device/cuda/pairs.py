@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from autosched.core.records import Failure, FailureKind, PairRecord
+from autosched.core.records import Failure, PairRecord
 from autosched.device.base import Pair
 from autosched.device.cpu_pairs import Overlap, directional_slowdowns
-from autosched.device.cuda.measure import Chain, CudaMeasurer, unsupported_width
+from autosched.device.cuda.measure import Chain, CudaMeasurer
+from autosched.device.requests import pair_refusal
 
 # A chain this long hides the skew between the two branches' starts (a few microseconds).
 _TARGET_US = 60.0
@@ -20,7 +21,7 @@ def measure_pair(measurer: CudaMeasurer, pair: Pair, repeats: int, place: int = 
 
     The three graphs take turns in each round, so a drifting clock touches all alike. ``place`` is the pair's number, for the board.
     """
-    if (refusal := _refuse(measurer, pair)) is not None:
+    if (refusal := pair_refusal(measurer.graph, pair, wide=False)) is not None:
         return refusal
     copies = balanced_copies(measurer, (pair.first, pair.last))
     if isinstance(copies, Failure):
@@ -51,20 +52,6 @@ def balanced_copies(measurer: CudaMeasurer, operators: Sequence[int]) -> tuple[i
         times_us.append(time_us)
     target_us = max(*times_us, _TARGET_US)
     return tuple(max(1, min(_MOST_COPIES, round(target_us / time_us))) for time_us in times_us)
-
-
-def _refuse(measurer: CudaMeasurer, pair: Pair) -> Failure | None:
-    graph = measurer.graph
-    for operator, width in ((pair.first, pair.first_width), (pair.last, pair.last_width)):
-        if width != 1:
-            return unsupported_width(width)
-        if not 0 <= operator < len(graph):
-            return Failure(FailureKind.ILLEGAL, f"operator {operator} does not exist; the graph has {len(graph)}")
-    if pair.first == pair.last and graph.operators[pair.first].mutates:
-        return Failure(FailureKind.ILLEGAL, f"operator {pair.first} changes its input in place, so it cannot run beside itself")
-    if pair.first != pair.last and not graph.independent(pair.first, pair.last):
-        return Failure(FailureKind.ILLEGAL, f"operators {pair.first} and {pair.last} depend on each other and can never run together")
-    return None
 
 
 def _time(measurer: CudaMeasurer, pair: Pair, copies: Sequence[int], chains: Sequence[Chain], repeats: int, place: int) -> PairRecord:

@@ -1,0 +1,221 @@
+"""Collecting runs for a cost model: operators, pairs, groups and schedules of some models, into a store, within a time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from autosched.capture.export import capture
+from autosched.core.errors import AutoschedError
+from autosched.core.graph import OpGraph
+from autosched.core.progress import Progress, Silent
+from autosched.costmodel.active import ModelUncertainty
+from autosched.costmodel.persist import load_model
+from autosched.costmodel.trained import TrainedModel
+from autosched.datasets.audit import Audit, audit
+from autosched.datasets.collect import Collected, collect_model
+from autosched.datasets.facts import device_facts
+from autosched.datasets.journal import Scope
+from autosched.datasets.schema import ScopeRow
+from autosched.datasets.session_measurer import SessionMeasurer
+from autosched.datasets.store import Store
+from autosched.device.base import Device, Session
+from autosched.device.registry import device_named
+from autosched.pipeline.graph_proofs import launch_facts
+from autosched.pipeline.replaying import StoreRecording
+from autosched.pipeline.schedule_runs import measure_schedules
+
+_TIMEOUT_S = 120.0
+_REPEATS = 9
+# Share of a model's time that operators, pairs and groups leave to whole schedules, where any are wanted.
+_SCHEDULE_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model to collect from."""
+
+    name: str
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Aims:
+    """Most rows of each kind that the store should hold of one model afterwards; pairs count each start order."""
+
+    pairs: int = 400
+    groups: int = 24
+    schedules: int = 12
+
+
+@dataclass(frozen=True, slots=True)
+class CollectResult:
+    """``autosched collect``: rows in the store afterwards, and what an audit says of them.
+
+    ``unfinished`` are models whose aims the time did not suffice for: the same command goes on with them.
+    """
+
+    store: str
+    device: str
+    models: tuple[str, ...]
+    left_out: tuple[str, ...]
+    unfinished: tuple[str, ...]
+    solo_rows: int
+    pair_rows: int
+    group_rows: int
+    schedule_rows: int
+    usable_pairs: int
+    disturbed: int
+    noise_floor_pct: float | None
+    findings: tuple[str, ...]
+
+    def summary(self) -> str:
+        """For people."""
+        noise = f"{self.noise_floor_pct:.1f} %" if self.noise_floor_pct is not None else "unknown (no repeats)"
+        lines = [
+            f"{self.store}: {self.solo_rows} solo, {self.pair_rows} pair ({self.usable_pairs} usable), {self.group_rows} group and "
+            f"{self.schedule_rows} schedule runs on {self.device}",
+            f"  noise floor of repeats: {noise}",
+        ]
+        if self.disturbed:
+            lines.append(f"  {self.disturbed} measurements were not kept: other processes had the cores")
+        if self.unfinished:
+            lines.append(f"  time did not suffice for {', '.join(self.unfinished)}: run the command again to go on")
+        return "\n".join([*lines, *(f"  {line}" for line in (*self.left_out, *self.findings))])
+
+
+def collect(
+    subjects: Sequence[Subject],
+    folder: str | os.PathLike[str],
+    *,
+    device: str = "auto",
+    budget_s: float = 120.0,
+    aims: Aims | None = None,
+    cost_model: str | os.PathLike[str] | None = None,
+    keep_disturbed: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> CollectResult:
+    """Measure operators alone, pairs in both orders, groups and schedules of some models; call it again to go on where it stopped.
+
+    Args:
+        budget_s: for all models together, each an equal share of what is left.
+        aims: rows of each kind.
+        cost_model: a folder of ``autosched train``; half of the pairs are then those it is least sure of.
+        keep_disturbed: keep what was timed while others had the cores, marked as such, instead of leaving it for a later run;
+            training leaves it out. For rehearsals.
+
+    A model that cannot be captured is left out and named; the rest goes on.
+    """
+    told, wanted = progress or Silent(), aims or Aims()
+    model = load_model(Path(cost_model)) if cost_model is not None else None
+    opened = device_named(device)
+    scope = scope_row(opened)
+    store = Store.create(Path(folder))
+    left_out: list[str] = []
+    unfinished: list[str] = []
+    disturbed = 0
+    deadline = time.monotonic() + budget_s
+    for index, subject in enumerate(subjects):
+        told.stage(f"collect {subject.name}", max(deadline - time.monotonic(), 0.0))
+        try:
+            captured = capture(subject.model, subject.args, subject.kwargs, target=opened.key.kind)
+        except AutoschedError as error:
+            left_out.append(f"{subject.name} left out: {error}")
+            continue
+        session = opened.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)
+        try:
+            # Starts the worker, so that its start is not taken from this model's share.
+            _ = session.limits
+            share_s = max(deadline - time.monotonic(), 0.0) / (len(subjects) - index)
+            done = collect_graph(
+                session, captured.program.graph, store, scope, name=subject.name, aims=wanted, model=model, budget_s=share_s, seed=seed,
+                progress=told, keep_disturbed=keep_disturbed,
+            )  # fmt: skip
+        finally:
+            session.close()
+        disturbed += done.disturbed
+        if not done.finished:
+            unfinished.append(subject.name)
+    return _result(store, opened, subjects, left_out, unfinished, disturbed)
+
+
+def scope_row(device: Device) -> ScopeRow:
+    """A device with its software, as a row."""
+    return ScopeRow(Scope(device.key, device.software).digest, device.key, device.software, device_facts(device.key))
+
+
+def collect_graph(
+    session: Session,
+    graph: OpGraph,
+    store: Store,
+    scope: ScopeRow,
+    *,
+    name: str,
+    aims: Aims,
+    model: TrainedModel | None,
+    budget_s: float,
+    seed: int,
+    progress: Progress,
+    keep_disturbed: bool = False,
+) -> Collected:
+    """One model's share: first what its parts cost, then whole schedules found with those costs."""
+    began = time.monotonic()
+    rng = np.random.default_rng(seed)
+    launches = launch_facts(session, graph)
+    done = collect_model(
+        graph,
+        SessionMeasurer(session, repeats=_REPEATS),
+        store,
+        scope,
+        model=name,
+        widths=session.limits.widths,
+        max_pairs=aims.pairs,
+        max_groups=aims.groups,
+        budget_s=budget_s * (1.0 - _SCHEDULE_SHARE) if aims.schedules else budget_s,
+        rng=rng,
+        uncertainty=ModelUncertainty(model, graph, store, scope) if model is not None else None,
+        launches=launches,
+        keep_disturbed=keep_disturbed,
+        progress=lambda what, done, total: progress.update(done=done, total=total, incumbent=what),
+    )
+    left_s = budget_s - (time.monotonic() - began)
+    timed = {(row.kernel.signature, row.kernel.width) for row in store.solo() if row.scope == scope.scope}
+    if aims.schedules and left_s > 0 and all((operator.signature, 1) in timed for operator in graph.operators):
+        recording = StoreRecording(store, scope.scope)
+        problem = recording.problem(graph, model, limits=session.limits)
+        predictor = model.name if model is not None else "analytic"
+        measure_schedules(session, problem, store, scope, model=name, predictor=predictor, most=aims.schedules, budget_s=left_s, rng=rng)
+    return done
+
+
+def _result(
+    store: Store, device: Device, subjects: Sequence[Subject], left_out: Sequence[str], unfinished: Sequence[str], disturbed: int
+) -> CollectResult:
+    found: Audit = audit(store)
+    pairs = store.pairs()
+    noise = found.noise_floor_pct
+    return CollectResult(
+        store=os.fspath(store.folder),
+        device=device.key.name,
+        models=tuple(subject.name for subject in subjects),
+        left_out=tuple(left_out),
+        unfinished=tuple(unfinished),
+        solo_rows=len(store.solo()),
+        pair_rows=len(pairs),
+        group_rows=len(store.groups()),
+        schedule_rows=len(store.schedules()),
+        usable_pairs=len(pairs) - len(found.excluded & {row.key for row in pairs}),
+        disturbed=disturbed,
+        noise_floor_pct=noise if np.isfinite(noise) else None,
+        findings=tuple(found.lines()),
+    )

@@ -1,0 +1,256 @@
+"""A store of runs as a device: its records, and a simulator calibrated on them for what was not recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from autosched.core.errors import UsageError
+from autosched.core.graph import OpGraph
+from autosched.core.records import (
+    Contamination,
+    DeviceKey,
+    Failure,
+    FailureKind,
+    GroupRecord,
+    PairRecord,
+    Samples,
+    ScheduleRecord,
+    SoftwareKey,
+    SoloRecord,
+    Source,
+)
+from autosched.core.schedule import Schedule, canonical_key
+from autosched.costmodel.composition import finish_times
+from autosched.costmodel.model import PairModel, makespan_ratio
+from autosched.costmodel.table import make_cost_table
+from autosched.datasets.facts import LaunchFacts
+from autosched.datasets.schema import LimitsRow, ScheduleRow, ScopeRow
+from autosched.datasets.store import Store
+from autosched.device.base import Device, Group, Limits, Pair
+from autosched.device.cpu_measure import peak_live_bytes
+from autosched.device.registry import device_named
+from autosched.device.replay import ReplayDevice
+from autosched.runtime.plan import make_plan
+from autosched.search.problem import Problem
+from autosched.search.simulate import simulate
+
+PREFIX = "replay:"
+
+
+def open_device(name: str) -> Device:
+    """The device called ``name``, or for ``replay:DIR`` the one whose runs are in the store ``DIR``.
+
+    Raises:
+        UnknownName, DeviceMissing: as ``device.registry.device_named``.
+        ArtifactCorrupt, UsageError: for a folder that holds no runs, or runs of nothing that can be replayed.
+    """
+    return replay_device(Path(name.removeprefix(PREFIX))) if name.startswith(PREFIX) else device_named(name)
+
+
+def replay_device(folder: Path, *, model: PairModel | None = None) -> ReplayDevice:
+    """The device whose runs are in ``folder``; with several, the one with most rows.
+
+    Args:
+        model: predicts pairs that were not recorded; ``None`` is the analytic prior.
+    """
+    recording = StoreRecording(Store.open(folder))
+    return ReplayDevice(recording, lambda graph: SimulatedRuns.of(recording, graph, model))
+
+
+class StoreRecording:
+    """See ``device.replay.Recording``.
+
+    Args:
+        scope: which device with which software; the one with most operator times by default.
+    """
+
+    def __init__(self, store: Store, scope: str | None = None) -> None:
+        counts = Counter(row.scope for row in store.solo())
+        scopes = {row.scope: row for row in store.scopes() if counts[row.scope]}
+        if not scopes:
+            raise UsageError(f"{store.folder} holds no operator times; expected a store filled by 'autosched collect'")
+        self.scope: ScopeRow = scopes[scope if scope in scopes else max(scopes, key=lambda name: (counts[name], name))]
+        mine = self.scope.scope
+        self._solo = {
+            (row.kernel.signature, row.kernel.width): SoloRecord(
+                row.kernel.signature, row.kernel.width, row.samples, row.contamination, row.source
+            )
+            for row in store.solo()
+            if row.scope == mine
+        }
+        self.launches: dict[str, LaunchFacts] = {
+            row.kernel.signature: row.kernel.launch for row in store.solo() if row.scope == mine and row.kernel.launch is not None
+        }
+        pairs = [row for row in store.pairs() if row.scope == mine and row.repeat == 0]
+        self.all_pairs: list[PairRecord] = [row.record for row in pairs]
+        self._pairs = {(row.first, row.first_width, row.last, row.last_width): row for row in self.all_pairs}
+        self._groups = {(row.record.signatures, row.record.widths): row.record for row in store.groups() if row.scope == mine}
+        self.schedules_of: dict[str, list[ScheduleRow]] = {}
+        for row in store.schedules():
+            if row.scope == mine:
+                self.schedules_of.setdefault(row.graph, []).append(row)
+        self._limits: dict[str, LimitsRow] = {row.graph: row for row in store.limits() if row.scope == mine}
+
+    @property
+    def key(self) -> DeviceKey:
+        """The recorded device's."""
+        return self.scope.device
+
+    @property
+    def software(self) -> SoftwareKey:
+        """The recorded device's."""
+        return self.scope.software
+
+    def limits(self, graph: OpGraph) -> Limits:
+        """Those recorded with ``graph``; else the medians of the costs recorded, for all lanes and widths that were."""
+        rows = [self._limits[graph.hash]] if graph.hash in self._limits else list(self._limits.values())
+        widths = tuple(sorted({width for _, width in self._solo} | {1}))
+        if not rows:
+            # A store without a schedule: the costs between operators were never recorded, and count nothing.
+            is_cuda = self.key.kind == "cuda"
+            return Limits(graph.width if is_cuda else self.scope.facts.units, widths, (0,), not is_cuda, 0.0, 0.0, 0.0)
+        cost = {name: statistics.median(getattr(row, name) for row in rows) for name in ("launch_gap_us", "cross_lane_us", "fixed_us")}
+        return Limits(max(row.max_lanes for row in rows), widths, rows[0].priorities, rows[0].lanes_matter, **cost)
+
+    def solo(self, signature: str, width: int) -> SoloRecord | None:
+        """As ``Recording.solo``."""
+        return self._solo.get((signature, width))
+
+    def solo_table(self, graph: OpGraph, widths: Sequence[int]) -> list[list[SoloRecord | Failure]]:
+        """Every operator of ``graph`` at every width, as a session gives it."""
+        missing = Failure(FailureKind.UNAVAILABLE, "this operator was not recorded")
+        return [[self.solo(operator.signature, width) or missing for width in widths] for operator in graph.operators]
+
+    def pair(self, first: str, first_width: int, last: str, last_width: int) -> PairRecord | None:
+        """As ``Recording.pair``."""
+        return self._pairs.get((first, first_width, last, last_width))
+
+    def group(self, signatures: tuple[str, ...], widths: tuple[int, ...]) -> GroupRecord | None:
+        """As ``Recording.group``."""
+        return self._groups.get((signatures, widths))
+
+    def schedule(self, graph: str, key: str) -> ScheduleRecord | None:
+        """As ``Recording.schedule``."""
+        return next((row.record for row in self.schedules_of.get(graph, ()) if row.record.key == key), None)
+
+    def problem(
+        self,
+        graph: OpGraph,
+        model: PairModel | None = None,
+        *,
+        pairs: Sequence[PairRecord] | None = None,
+        limits: Limits | None = None,
+    ) -> Problem:
+        """What a simulator needs of ``graph``: recorded times, recorded ``pairs`` (all by default), and ``model`` for the rest.
+
+        ``limits`` are those recorded, if none are given.
+
+        Raises:
+            NoFeasibleCandidate: an operator of the graph was not recorded.
+        """
+        limits = limits or self.limits(graph)
+        costs = make_cost_table(
+            graph,
+            self.solo_table(graph, limits.widths),
+            self.all_pairs if pairs is None else pairs,
+            widths=limits.widths,
+            launch_gap_us=limits.launch_gap_us,
+            cross_lane_us=limits.cross_lane_us,
+            fixed_us=limits.fixed_us,
+            max_lanes=limits.max_lanes,
+            device=self.scope.facts,
+            model=model,
+            launches=self.launches,
+        )
+        return Problem.make(graph, costs)
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatedRuns:
+    """See ``device.replay.Predictor``: the search's simulator on recorded costs.
+
+    ``scale`` is the median of recorded over simulated time among the recorded schedules of the graph, 1 if there are none.
+    """
+
+    problem: Problem
+    scale: float
+    lanes_matter: bool
+
+    @staticmethod
+    def of(recording: StoreRecording, graph: OpGraph, model: PairModel | None = None) -> SimulatedRuns | None:
+        """Calibrate on ``recording``; ``None`` if an operator of the graph has no recorded time."""
+        if any(recording.solo(operator.signature, 1) is None for operator in graph.operators):
+            return None
+        problem = recording.problem(graph, model)
+        ratios = [
+            row.record.samples.median_us / simulate(problem, row.schedule).makespan_us for row in recording.schedules_of.get(graph.hash, ())
+        ]
+        return SimulatedRuns(problem, statistics.median(ratios) if ratios else 1.0, recording.limits(graph).lanes_matter)
+
+    def pair(self, pair: Pair) -> PairRecord | None:
+        """As ``Predictor.pair``: each operator once."""
+        kernels = self._kernels((pair.first, pair.last), (pair.first_width, pair.last_width))
+        if kernels is None:
+            return None
+        a, b = kernels
+        costs = self.problem.costs
+        first_us, last_us = float(costs.solo_us[a]), float(costs.solo_us[b])
+        first, last = float(costs.slowdown_first[a, b]), float(costs.slowdown_last[b, a])
+        ratio = float(makespan_ratio(*(np.asarray([value]) for value in (first_us, last_us, first, last)))[0])
+        operators = self.problem.graph.operators
+        return PairRecord(
+            operators[pair.first].signature, pair.first_width, operators[pair.last].signature, pair.last_width, first_us, last_us,
+            ratio * (first_us + last_us), first, last, ratio, 1, 1, 1, Contamination(), Source.SIMULATED,
+        )  # fmt: skip
+
+    def group(self, group: Group) -> GroupRecord | None:
+        """As ``Predictor.group``: each operator once, composed from pairs."""
+        widths = tuple(group.width_of(place) for place in range(len(group.operators)))
+        kernels = self._kernels(group.operators, widths)
+        if kernels is None:
+            return None
+        costs = self.problem.costs
+        index = np.ix_(kernels, kernels)
+        solo_us = tuple(float(costs.solo_us[kernel]) for kernel in kernels)
+        finish_us = finish_times(
+            solo_us,
+            costs.slowdown_first[index],
+            costs.slowdown_last[index],
+            widths=widths,
+            cores=costs.max_lanes if self.lanes_matter else math.inf,
+        )
+        names = tuple(self.problem.graph.operators[operator].signature for operator in group.operators)
+        once = (1,) * len(names)
+        return GroupRecord(
+            names, widths, solo_us, once, tuple(finish_us.tolist()), float(finish_us.max()), 1, Contamination(), Source.SIMULATED
+        )
+
+    def schedule(self, schedule: Schedule) -> ScheduleRecord | None:
+        """As ``Predictor.schedule``; ``None`` for a width without costs."""
+        if not set(schedule.width) <= set(self.problem.costs.widths):
+            return None
+        graph = self.problem.graph
+        found = simulate(self.problem, schedule)
+        time_us = found.makespan_us * self.scale
+        return ScheduleRecord(
+            canonical_key(graph, schedule, lanes_matter=self.lanes_matter),
+            Samples(time_us, time_us, time_us, time_us, time_us, 1),
+            peak_live_bytes(graph, make_plan(graph, schedule)),
+            Contamination(),
+            tuple(value * self.scale for value in found.start_us),
+            tuple(value * self.scale for value in found.end_us),
+            Source.SIMULATED,
+        )
+
+    def _kernels(self, operators: Sequence[int], widths: Sequence[int]) -> list[int] | None:
+        costs = self.problem.costs
+        if not set(widths) <= set(costs.widths):
+            return None
+        return [int(costs.kernel[operator, costs.widths.index(width)]) for operator, width in zip(operators, widths, strict=True)]

@@ -1,0 +1,163 @@
+"""The replay device passes the suite on what a CPU device recorded, and says of everything where it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autosched.core.errors import ArtifactCorrupt, UnknownName, UsageError
+from autosched.core.graph import OpGraph
+from autosched.core.program import Program
+from autosched.core.records import Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord, Source
+from autosched.core.schedule import sequential
+from autosched.datasets.collect import collect_model
+from autosched.datasets.session_measurer import SessionMeasurer
+from autosched.datasets.store import Store
+from autosched.datasets.synthetic import synthetic_store
+from autosched.device.base import Device, Group, Pair, Session
+from autosched.device.cpu import CpuDevice
+from autosched.device.replay import ReplayDevice
+from autosched.pipeline.collecting import scope_row
+from autosched.pipeline.replaying import SimulatedRuns, StoreRecording, open_device, replay_device
+from autosched.pipeline.schedule_runs import limits_row, schedule_row
+from tests.conformance.device_suite import BRANCHES, DEPTH, DeviceSuite, spread
+from tests.conformance.programs import branches_program
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Really recorded on this machine: operators, a few pairs and groups, and two schedules of three rounds."""
+    folder = tmp_path_factory.mktemp("recorded") / "store"
+    device = CpuDevice(seed=3)
+    program, constants = branches_program(branches=BRANCHES, depth=DEPTH)
+    graph, store, scope = program.graph, Store.create(folder), scope_row(device)
+    with device.open(program, constants, timeout_s=60) as session:
+        collect_model(
+            graph, SessionMeasurer(session, repeats=2), store, scope, model="test:branches", widths=session.limits.widths, max_pairs=6,
+            max_groups=2, budget_s=60.0, rng=np.random.default_rng(0), keep_disturbed=True,
+        )  # fmt: skip
+        store.append([limits_row(scope.scope, "test:branches", graph, session.limits)])
+        chosen = [sequential(graph), spread(graph, min(2, session.limits.max_lanes))]
+        for schedule, record in zip(chosen, session.schedules(chosen, rounds=3), strict=True):
+            assert isinstance(record, ScheduleRecord)
+            store.append([schedule_row(scope.scope, "test:branches", graph, "given", False, schedule, (0.0, ""), record)])
+    return folder
+
+
+class TestReplayDevice(DeviceSuite):
+    traces_everything = False
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def device(cls, recorded: Path) -> Device:
+        return replay_device(recorded)
+
+
+@pytest.fixture
+def graph() -> OpGraph:
+    return branches_program(branches=BRANCHES, depth=DEPTH)[0].graph
+
+
+@pytest.fixture
+def session(recorded: Path) -> Session:
+    return replay_device(recorded).open(*branches_program(branches=BRANCHES, depth=DEPTH), timeout_s=60)
+
+
+def test_what_was_recorded_is_replayed_and_the_rest_simulated(session: Session, graph: OpGraph, recorded: Path) -> None:
+    store = Store.open(recorded)
+    known = {(row.record.first, row.record.last) for row in store.pairs() if row.record.first_width == row.record.last_width == 1}
+    sources = set()
+    for a in range(len(graph)):
+        for b in range(len(graph)):
+            (answer,) = session.pairs([Pair(a, b)], repeats=1)
+            if isinstance(answer, PairRecord):
+                expected = Source.REPLAYED if (answer.first, answer.last) in known else Source.SIMULATED
+                assert answer.source is expected
+                sources.add(answer.source)
+    assert sources <= {Source.REPLAYED, Source.SIMULATED}
+    solo = session.solo((1,), repeats=1)
+    assert all(isinstance(row[0], SoloRecord) and row[0].source is Source.REPLAYED for row in solo)
+
+
+def test_a_recorded_schedule_is_its_record_and_another_is_predicted(session: Session, graph: OpGraph, recorded: Path) -> None:
+    other = sequential(graph, order=[2 * DEPTH, 0, 1, 2, 3, *range(2 * DEPTH + 1, len(graph))])
+    told = {row.record.key: row.record for row in Store.open(recorded).schedules()}
+    replayed, simulated = session.schedules([sequential(graph), other], rounds=5, trace=True)
+    assert isinstance(replayed, ScheduleRecord)
+    assert isinstance(simulated, ScheduleRecord)
+    assert (replayed.source, simulated.source) == (Source.REPLAYED, Source.SIMULATED)
+    assert replayed == dataclasses.replace(told[replayed.key], source=Source.REPLAYED)
+    assert simulated.samples.count == 1
+    assert len(simulated.operator_end_us) == len(graph)
+    rounds = session.paired([sequential(graph), other], rounds=3)
+    assert rounds == [[replayed.samples.median_us] * 3, [simulated.samples.median_us] * 3]
+
+
+def test_the_simulator_is_calibrated_on_the_recorded_schedules(graph: OpGraph, recorded: Path) -> None:
+    recording = StoreRecording(Store.open(recorded))
+    runs = SimulatedRuns.of(recording, graph)
+    assert runs is not None
+    ratios = []
+    for row in recording.schedules_of[graph.hash]:
+        predicted = runs.schedule(row.schedule)
+        assert predicted is not None
+        ratios.append(row.record.samples.median_us / predicted.samples.median_us)
+    assert np.median(ratios) == pytest.approx(1.0)
+
+
+def test_without_a_predictor_what_was_not_recorded_is_unavailable(recorded: Path, graph: OpGraph) -> None:
+    device = ReplayDevice(StoreRecording(Store.open(recorded)))
+    session = device.open(*branches_program(branches=BRANCHES, depth=DEPTH), timeout_s=60)
+    answers = [
+        *session.pairs([Pair(a, b) for a in range(len(graph)) for b in range(len(graph)) if graph.independent(a, b)], repeats=1),
+        *session.schedules([sequential(graph, order=[2 * DEPTH, 0, 1, 2, 3, *range(2 * DEPTH + 1, len(graph))])], rounds=1),
+    ]
+    missing = [answer for answer in answers if isinstance(answer, Failure)]
+    assert missing
+    assert {answer.kind for answer in missing} == {FailureKind.UNAVAILABLE}
+
+
+def test_another_program_has_no_times_and_no_prediction(recorded: Path) -> None:
+    program, constants = branches_program(branches=2, depth=1, size=24)
+    session = replay_device(recorded).open(program, constants, timeout_s=60)
+    assert all(isinstance(item, Failure) for row in session.solo((1,), repeats=1) for item in row)
+    (answer,) = session.schedules([sequential(program.graph)], rounds=1)
+    assert isinstance(answer, Failure)
+
+
+def test_what_a_simulator_stored_never_becomes_a_replay(tmp_path: Path) -> None:
+    store = synthetic_store(tmp_path, families=("alpha",), kernels=4, pairs=6)
+    recording = StoreRecording(store)
+    assert recording.key.name.startswith("synthetic")
+    program, constants = branches_program(branches=BRANCHES, depth=DEPTH)
+    renamed = _renamed(program, [row.kernel.signature for row in store.solo()])
+    for row in ReplayDevice(recording).open(renamed, constants, timeout_s=60).solo((1,), repeats=1):
+        for record in row:
+            assert isinstance(record, SoloRecord)
+            assert record.source is Source.SIMULATED
+
+
+def _renamed(program: Program, signatures: list[str]) -> Program:
+    operators = tuple(dataclasses.replace(item, signature=signatures[item.index % len(signatures)]) for item in program.graph.operators)
+    return dataclasses.replace(program, graph=dataclasses.replace(program.graph, operators=operators))
+
+
+def test_groups_are_composed_where_none_was_recorded(session: Session) -> None:
+    members = (4 * DEPTH, 2 * DEPTH + 1, 1)
+    (answer,) = session.groups([Group(members)], repeats=1)
+    assert isinstance(answer, GroupRecord)
+    assert answer.source in (Source.SIMULATED, Source.REPLAYED)
+    assert answer.together_us >= max(answer.solo_us) * 0.5
+
+
+def test_names_and_folders_that_cannot_be_replayed(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactCorrupt, match="autosched collect"):
+        open_device(f"replay:{tmp_path / 'nowhere'}")
+    Store.create(tmp_path / "empty")
+    with pytest.raises(UsageError, match="no operator times"):
+        open_device(f"replay:{tmp_path / 'empty'}")
+    with pytest.raises(UnknownName):
+        open_device("abacus")
