@@ -20,7 +20,7 @@ from autosched.capture.export import Captured, draft_of
 from autosched.capture.rewrite import rewrite_draft
 from autosched.core.graph import Operator, OpGraph, Value
 from autosched.core.program import Program
-from autosched.runtime.inductor_bind import Refused, bind_recorded, record
+from autosched.runtime.inductor_bind import Recording, Refused, bound_of, record
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
 
@@ -70,17 +70,16 @@ def lower_inductor(captured: Captured, device: torch.device | str) -> Captured |
     program = dataclasses.replace(recording.program, graph=_with_costs(recording.program.graph))
     pairs = list(zip(source.bindings, program.bindings, strict=True))
     constants = {ours.value: captured.constants[theirs.value] for theirs, ours in pairs}
-    if why := _disagreement(source, placed, program, {ours.value: placed[theirs.value] for theirs, ours in pairs}, home):
+    if why := _disagreement(source, placed, recording, home):
         return Refused(f"Inductor's launches compute something else than the model's operators: {why}")
     return Captured(program, constants, captured.rewrites)
 
 
-def _disagreement(
-    source: Program, constants: Mapping[int, torch.Tensor], program: Program, same: Mapping[int, torch.Tensor], device: torch.device
-) -> str:
+def _disagreement(source: Program, constants: Mapping[int, torch.Tensor], recording: Recording, device: torch.device) -> str:
+    program = recording.program
     inputs = random_inputs(source, _SEED, device)
     wanted = [item.clone() for item in bind(source, constants, device).run(inputs)]
-    got = dict(zip(program.graph.outputs, bind_recorded(program, same, device).run(inputs), strict=True))
+    got = dict(zip(program.graph.outputs, bound_of(recording, source, constants, device).run(inputs), strict=True))
     # Two outputs of the source may be one tensor here.
     leaves = zip(source.output_leaves, program.output_leaves, strict=True)
     order = {theirs.value: ours.value for theirs, ours in leaves if hasattr(theirs, "value") and hasattr(ours, "value")}
@@ -95,8 +94,8 @@ def _with_costs(graph: OpGraph) -> OpGraph:
 
 
 def estimated_flops(operator: Operator, values: Sequence[Value]) -> int:
-    """Floating point operations of a launch, from the shapes it reads and writes: exact for plain convolutions and products, one per element
-    made otherwise. A product of views of larger buffers is estimated too high.
+    """Floating point operations of a launch, from the shapes it reads and writes: exact for plain convolutions and products, one for each
+    element made otherwise. A product of views of larger buffers is estimated too high.
     """
     made = [values[value].spec for value in (*operator.writes, *operator.mutates)]
     read = [values[value].spec for value in operator.reads]

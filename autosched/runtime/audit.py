@@ -55,6 +55,9 @@ def changes_callers_memory(bound: BoundProgram) -> str:
 def _outsiders(bound: BoundProgram, operator: Operator) -> list[int]:
     values = bound.program.graph.values
     allowed = {values[value].storage for value in operator.mutates}
+    if bound.program.source:
+        # A launch that fills its window of a shared buffer says so by making that window, which is its alone.
+        allowed |= {values[value].storage for value in operator.writes}
     return [value for value in operator.reads if values[value].storage not in allowed]
 
 

@@ -81,7 +81,7 @@ def record(source: Program, constants: Mapping[int, torch.Tensor], device: torch
         return Refused(f"the launches of the code Inductor wrote do not form a graph: {error}")
     except Exception as error:
         return Refused(f"the launches of the code Inductor wrote do not run one by one: {type(error).__name__}: {error}")
-    whole = _whole(recording, bound.program, constants, home)
+    whole = bound_of(recording, bound.program, constants, home)
     _, lies = audit_run(whole, random_inputs(recording.program, _SEED, home))
     return Refused(f"the launches touch other memory than their code says: {lies[0]}") if lies else recording
 
@@ -105,7 +105,7 @@ def bind_recorded(program: Program, constants: Mapping[int, torch.Tensor], devic
         raise IncompatibleArtifact(_LABEL, [f"Inductor: it was compiled there, but not here: {recording.reason}"])
     if difference := _difference(program, recording.program):
         raise IncompatibleArtifact(_LABEL, [f"Inductor writes other code here (torch {torch.__version__}): {difference}"])
-    return dataclasses.replace(_whole(recording, source, given, home), program=program)
+    return dataclasses.replace(bound_of(recording, source, given, home), program=program)
 
 
 def _source_of(program: Program) -> Program:
@@ -134,7 +134,8 @@ def _difference(program: Program, here: Program) -> str:
     return "" if same and len(program.graph.values) == len(here.graph.values) else "it takes or returns other tensors"
 
 
-def _whole(recording: Recording, source: Program, constants: Mapping[int, torch.Tensor], device: torch.device) -> BoundProgram:
+def bound_of(recording: Recording, source: Program, constants: Mapping[int, torch.Tensor], device: torch.device) -> BoundProgram:
+    """A recording with the constants that it was made with, ready to run; ``constants`` by value index of ``source``."""
     program = recording.program
     slots: Slots = [None] * len(program.graph.values)
     for theirs, ours in zip(source.bindings, program.bindings, strict=True):
@@ -331,10 +332,8 @@ def _effects(callee: str) -> Effects | None:
     packet = getattr(getattr(torch.ops, namespaces.get(parts[0], parts[0])), parts[1], None)
     if packet is None:
         return None
-    if len(parts) == 3:
-        overloads = [getattr(packet, parts[2], None)]
-    else:
-        overloads = [getattr(packet, name) for name in packet.overloads()]
+    names = parts[2:] or packet.overloads()
+    overloads = [getattr(packet, name, None) for name in names]
     writes: set[int | str] = set()
     aliases: set[int | str] = set()
     for overload in overloads:
@@ -351,4 +350,4 @@ def _effects(callee: str) -> Effects | None:
     return Effects(frozenset(writes), frozenset(aliases))
 
 
-__all__ = ["LOWERING", "PREPARE", "Recording", "Refused", "bind_recorded", "record"]
+__all__ = ["LOWERING", "PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "record"]
