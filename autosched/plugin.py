@@ -127,8 +127,11 @@ class ScheduledGraph:
         from autosched.runtime.guard import foreign_mode
 
         home = next((item.device for item in (*static, *args) if hasattr(item, "device")), None)
-        if home is not None and foreign_mode(home):
+        if home is not None and (reason := foreign_mode(home)):
             # For this call only: the mode belongs to the caller.
+            if self._options.strict:
+                raise UnsupportedGraph(f"the graph may not be scheduled: {reason}")
+            self._refuse(reason)
             return None
         # One lock for all graphs: a model being prepared may call another one that is prepared too.
         with alone():

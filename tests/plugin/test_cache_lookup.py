@@ -1,0 +1,193 @@
+"""A model tuned by ``autosched.tune`` is found by ``torch.compile`` and by ``autosched.compile``, whatever names its parameters have."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import autosched
+from autosched import compiled, plugin
+from autosched.config import schedules_dir
+from autosched.core.errors import ArtifactError, IncompatibleArtifact, UnsupportedGraph, UsageError
+from autosched.export.bundle import encode_bundle, write_bundle
+from autosched.pipeline import cache as tuned_cache
+from autosched.runtime.cache import CacheWarning
+from autosched.runtime.guard import FallbackWarning, LoadedModel
+from tests.plugin.nets import Attention, Broken, Counting, Inception, Mlp, SecondInputFirst, cached_two_lanes, inputs_of, require_same
+
+
+class Renamed(nn.Module):
+    """The same computation under other names, one level down."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.wrapped = nn.ModuleDict({"it": inner})
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.wrapped["it"](*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [Mlp, Inception, Attention, SecondInputFirst])
+def test_torch_compile_finds_what_was_tuned(kind: type[nn.Module]) -> None:
+    model = kind().eval()
+    args, kwargs = inputs_of(model)
+    tuned = cached_two_lanes(model, args, kwargs)
+    run = torch.compile(model, backend=plugin.autosched)
+    require_same(run(*args, **kwargs), model(*args, **kwargs))
+    [report] = plugin.reports()
+    assert report.scheduled
+    assert report.schedule == "beam"
+    assert report.lanes == 2
+    assert report.operators == len(tuned.program.graph)
+    other, _ = inputs_of(model, seed=7)
+    require_same(run(*other, **kwargs), model(*other, **kwargs))
+
+
+@pytest.mark.parametrize("kind", [Inception, Attention])
+def test_names_of_parameters_do_not_matter(kind: type[nn.Module]) -> None:
+    model = kind().eval()
+    args, kwargs = inputs_of(model)
+    cached_two_lanes(model, args, kwargs)
+    renamed = Renamed(model).eval()
+    for run in (autosched.compile(renamed, args, kwargs), torch.compile(renamed, backend=plugin.autosched)):
+        require_same(run(*args, **kwargs), model(*args, **kwargs))
+    assert plugin.reports()[0].lanes == 2
+
+
+def test_compile_with_example_inputs_is_ready_at_once() -> None:
+    model = Inception().eval()
+    args, _ = inputs_of(model)
+    cached_two_lanes(model, args, {})
+    run = autosched.compile(model, args)
+    assert isinstance(run, LoadedModel)
+    assert run.report().lanes == 2
+    assert run.report().schedule == "beam"
+    require_same(run(*args), model(*args))
+
+
+def test_compile_without_example_inputs_follows_the_shapes() -> None:
+    model = Mlp().eval()
+    run = autosched.compile(model)
+    for rows in (3, 4):
+        x = torch.randn(rows, 8)
+        require_same(run(x), model(x))
+    assert [report.scheduled for report in plugin.reports()] == [True, True]
+
+
+def test_another_shape_or_another_model_is_not_found() -> None:
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    cached_two_lanes(model, args, {})
+    assert autosched.compile(model, (torch.randn(5, 8),)).report().schedule == compiled.DEFAULT
+    wider = nn.Sequential(nn.Linear(8, 17), nn.ReLU(), nn.Linear(17, 4)).eval()
+    assert autosched.compile(wider, args).report().schedule == compiled.DEFAULT
+
+
+def test_other_settings_are_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    cached_two_lanes(model, args, {})
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert autosched.compile(model, args).report().schedule == compiled.DEFAULT
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert autosched.compile(model, args).report().schedule == "beam"
+
+
+def test_tuning_at_the_first_call_leaves_its_winner_for_the_next(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """The real job, with the smallest budget; it keeps nothing on a machine too busy to say, so that is taken out of the test."""
+    monkeypatch.setattr(tuned_cache, "remember", None)
+    kept: list[Any] = []
+
+    def remember(tuned: Any) -> None:
+        kept.append(tuned)
+        tuned_cache.keep(schedules_dir(), tuned.bundle)
+
+    monkeypatch.setattr("autosched.pipeline.remember", remember)
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    run = torch.compile(model, backend=plugin.autosched, options={"tune": "quick", "budget_s": 1.0})
+    require_same(run(*args), model(*args))
+    [report] = plugin.reports()
+    assert report.schedule == kept[0].report.chosen
+    assert len(list(cache.glob("*.autosched"))) == 1
+    # The next one finds it: tuning again would append.
+    again = autosched.compile(model, args, tune="quick", budget_s=1.0)
+    require_same(again(*args), model(*args))
+    assert len(kept) == 1
+
+
+def test_a_restless_machine_leaves_nothing(cache: Path) -> None:
+    class Restless:
+        class report:
+            unstable = True
+
+    assert tuned_cache.remember(Restless()) is None  # type: ignore[arg-type]
+    assert not cache.exists()
+
+
+def test_a_corrupt_entry_is_a_miss_with_one_warning(cache: Path) -> None:
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    cached_two_lanes(model, args, {})
+    [entry] = cache.iterdir()
+    entry.write_bytes(entry.read_bytes()[:-100])
+    with pytest.warns(CacheWarning, match="damaged"):
+        run = autosched.compile(model, args)
+    assert run.report().schedule == compiled.DEFAULT
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        autosched.compile(model, args)
+    assert [path.name.split(".corrupt-")[0] for path in cache.iterdir()] == [entry.name]
+
+
+def test_a_schedule_can_be_given(tmp_path: Path) -> None:
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    bundle = cached_two_lanes(model, args, {})
+    path = write_bundle(tmp_path / "mlp.autosched", bundle)
+    for source in (path, str(path), encode_bundle(bundle)):
+        run = autosched.compile(model, schedule=source, strict=True)
+        assert run.report().lanes == 2
+        require_same(run(*args), model(*args))
+    with pytest.raises(UsageError, match="one of the two"):
+        autosched.compile(model, schedule=path, tune="quick")
+    with pytest.raises(UsageError, match="cannot read"):
+        autosched.compile(model, schedule=tmp_path / "absent.autosched")
+    path.write_bytes(b"no bundle")
+    with pytest.raises(ArtifactError):
+        autosched.compile(model, schedule=path, strict=True)
+    with pytest.warns(FallbackWarning):
+        require_same(autosched.compile(model, schedule=path)(*args), model(*args))
+    with pytest.raises(IncompatibleArtifact):
+        autosched.compile(Inception().eval(), schedule=encode_bundle(bundle), strict=True)
+
+
+def test_what_cannot_be_captured_runs_as_it_came_or_raises() -> None:
+    model = Counting().eval()
+    args, _ = inputs_of(model)
+    with pytest.warns(FallbackWarning, match="'seen' in place"):
+        run = autosched.compile(model, args)
+    run(*args)
+    assert model.seen[0] == 1
+    with pytest.raises(UnsupportedGraph, match="'seen' in place"):
+        autosched.compile(model, args, strict=True)
+    with pytest.warns(FallbackWarning):
+        require_same(autosched.compile(Broken().eval().train(), args)(*args).shape, (3, 8))
+
+
+def test_what_is_not_a_model_or_not_an_option_is_said() -> None:
+    args, _ = inputs_of(Mlp())
+    with pytest.raises(UsageError, match=r"expected a torch\.nn\.Module"):
+        autosched.compile(torch.relu)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="tune is 'hard'"):
+        autosched.compile(Mlp().eval(), args, tune="hard")
+    with pytest.raises(UsageError, match="the model is on cpu"):
+        autosched.compile(Mlp().eval(), args, device="cuda")

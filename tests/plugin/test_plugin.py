@@ -1,0 +1,297 @@
+"""``torch.compile(model, backend=...)``: which graphs run a schedule, which run as they came, and that none runs wrong."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosched import plugin
+from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
+from autosched.runtime.guard import FallbackWarning, LoadReport
+from tests.plugin.nets import Attention, Broken, Counting, Inception, Mlp, inputs_of, require_same
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    return torch.compile(model, backend=plugin.autosched, options=options)
+
+
+def reports() -> list[LoadReport]:
+    """Of this test's graphs; Dynamo was reset before it."""
+    return plugin.reports()
+
+
+@pytest.mark.parametrize("kind", [Mlp, Inception, Attention])
+def test_without_a_tuned_schedule_the_default_runs(kind: type[nn.Module]) -> None:
+    model = kind().eval()
+    args, kwargs = inputs_of(model)
+    run = compiled(model)
+    require_same(run(*args, **kwargs), model(*args, **kwargs))
+    [report] = reports()
+    assert report.scheduled
+    assert report.schedule == "sequential_default"
+    assert report.lanes == 1
+    before = report.calls
+    require_same(run(*args, **kwargs), model(*args, **kwargs))
+    assert reports()[0].calls == before + 1
+
+
+def test_a_default_that_is_no_faster_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autosched.compiled._faster", lambda *args: False)
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    require_same(compiled(model, strict=True)(*args), model(*args))
+    [report] = reports()
+    assert not report.scheduled
+    assert "no faster" in report.reason
+
+
+def test_each_part_of_a_broken_graph_gets_its_own_schedule() -> None:
+    model = Broken().eval()
+    args, _ = inputs_of(model)
+    require_same(compiled(model)(*args), model(*args))
+    assert [report.scheduled for report in reports()] == [True, True]
+
+
+def test_with_gradients_it_steps_aside_once_and_without_them_it_runs() -> None:
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    run = compiled(model)
+    with torch.enable_grad():
+        with pytest.warns(FallbackWarning, match="called with gradients"):
+            run(*args).sum().backward()
+        run(*args)
+    assert model.first.weight.grad is not None
+    assert model.first.weight.grad.abs().sum() > 0
+    assert reports() == []
+    assert not run(*args).requires_grad
+    assert reports()[0].scheduled
+    with torch.enable_grad(), pytest.raises(UnsupportedGraph, match="gradients"):
+        compiled(model, strict=True)(*args)
+
+
+def test_gradient_mode_alone_is_no_obstacle() -> None:
+    model = Mlp().eval().requires_grad_(False)
+    args, _ = inputs_of(model)
+    with torch.enable_grad():
+        require_same(compiled(model, strict=True)(*args), model(*args))
+    assert reports()[0].scheduled
+
+
+def test_weights_loaded_in_place_are_honoured() -> None:
+    model = Inception().eval()  # its batch norms are folded into weights ahead of time
+    args, _ = inputs_of(model)
+    run = compiled(model)
+    run(*args)
+    model.load_state_dict({name: tensor + 0.1 for name, tensor in model.state_dict().items()})
+    require_same(run(*args), model(*args))
+    assert len(reports()) == 1
+
+
+def test_a_replaced_parameter_is_noticed() -> None:
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    run = compiled(model)
+    run(*args)
+    model.first.weight = nn.Parameter(torch.ones(16, 8))
+    require_same(run(*args), model(*args))
+    require_same(run(*args), model(*args))
+    assert [report.scheduled for report in reports()] == [True, True]
+
+
+def test_models_of_one_class_share_a_graph_and_keep_their_weights_apart() -> None:
+    models = [Mlp(seed).eval() for seed in range(3)]
+    runs = [compiled(model) for model in models]
+    args, _ = inputs_of(models[0])
+    for _ in range(2):
+        for model, run in zip(models, runs, strict=True):
+            require_same(run(*args), model(*args))
+    assert all(report.scheduled for report in reports())
+
+
+def test_more_sets_of_weights_than_are_kept_still_run_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "MAX_BOUND", 2)
+    models = [Mlp(seed).eval() for seed in range(4)]
+    runs = [compiled(model) for model in models]
+    args, _ = inputs_of(models[0])
+    for _ in range(2):
+        for model, run in zip(models, runs, strict=True):
+            require_same(run(*args), model(*args))
+    assert len(reports()) == 2
+
+
+def test_sizes_left_open_are_closed_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "MAX_SHAPES", 2)
+    model = Mlp().eval()
+    run = torch.compile(model, backend=plugin.autosched, dynamic=True)
+    for rows in (3, 5, 3):
+        x = torch.randn(rows, 8)
+        require_same(run(x), model(x))
+    assert [report.scheduled for report in reports()] == [True, True]
+    x = torch.randn(6, 8)
+    with pytest.warns(FallbackWarning, match="more than 2 input shapes"):
+        require_same(run(x), model(x))
+    require_same(run(x), model(x))
+
+
+def test_a_changed_buffer_is_changed_once_a_call() -> None:
+    model = Counting().eval()
+    args, _ = inputs_of(model)
+    run = compiled(model)
+    with pytest.warns(FallbackWarning, match="'seen_.*' in place"):
+        run(*args)
+    assert model.seen[0] == 1
+    run(*args)
+    assert model.seen[0] == 2
+    with pytest.raises(UnsupportedGraph, match="in place"):
+        compiled(model, strict=True)(*args)
+
+
+def test_an_input_changed_in_place_is_changed() -> None:
+    class Adding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.add_(1) * 2
+
+    x = torch.zeros(3)
+    with pytest.warns(FallbackWarning, match="input 'given_0' in place"):
+        made = compiled(Adding().eval())(x)
+    assert x.tolist() == [1.0, 1.0, 1.0]
+    assert made.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_random_numbers_are_not_scheduled() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train()
+    with pytest.warns(FallbackWarning, match="random"):
+        made = compiled(model)(torch.ones(64, 8))
+    assert (made == 0).any()
+
+
+def test_outputs_of_one_call_are_not_touched_by_the_next() -> None:
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    run = compiled(model)
+    first = run(*args)
+    kept = first.clone()
+    run(args[0] + 1)
+    assert torch.equal(first, kept)
+
+
+def test_inference_mode_in_and_out() -> None:
+    model = Mlp().eval()
+    with torch.inference_mode():
+        x = torch.randn(3, 8)
+        run = compiled(model, strict=True)
+        require_same(run(x), model(x))
+    x = torch.randn(3, 8)
+    made = run(x)
+    assert not made.is_inference()
+    require_same(made, model(x))
+
+
+def test_autocast_runs_as_it_came() -> None:
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    run = compiled(model)
+    with torch.autocast("cpu", torch.bfloat16), pytest.warns(FallbackWarning, match="autocast"):
+        assert torch.equal(run(*args), model(*args))
+
+
+def test_an_outputs_view_of_an_input_still_is_one() -> None:
+    class Viewing(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x.t(), x + 1
+
+    x = torch.randn(2, 3)
+    view, other = compiled(Viewing().eval())(x)
+    assert view.data_ptr() == x.data_ptr()
+    x.zero_()
+    assert view.abs().sum() == 0
+    assert other.shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tun": "quick"}, "'tun' is not known"),
+        ({"tune": "hard"}, "tune is 'hard'"),
+        ({"tune": "quick", "budget_s": -1.0}, "budget_s is -1.0"),
+        ({"budget_s": 3.0}, "tune is not given"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+        ({"device": "cuda"}, "the model is on cpu"),
+        ({"strict": 1}, "strict is 1"),
+    ],
+)
+def test_an_option_that_cannot_be_honoured_is_said(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        compiled(Mlp().eval(), **options)(torch.randn(3, 8))
+
+
+def test_a_mode_is_refused() -> None:
+    run = torch.compile(Mlp().eval(), backend=plugin.autosched, mode="max-autotune")
+    with pytest.raises(UsageError, match="mode is 'max-autotune'"):
+        run(torch.randn(3, 8))
+
+
+def test_whatever_goes_wrong_in_preparing_the_model_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(*args: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("autosched.compiled.capture", stumble)
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    with pytest.warns(FallbackWarning, match="out of luck"):
+        require_same(compiled(model)(*args), model(*args))
+    assert [report.reason for report in reports()] == ["RuntimeError: out of luck"]
+    with pytest.raises(RuntimeError, match="out of luck"):
+        compiled(model, strict=True)(*args)
+
+
+def test_a_default_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run is verified: a runner that answers wrongly is found out before it answers the caller."""
+    from autosched.runtime import load
+
+    honest = load._runner_factory
+
+    def lying(device: torch.device) -> Any:
+        make = honest(device)
+        return lambda bound, plan, inputs: lambda tensors: [tensor + 1 for tensor in make(bound, plan, inputs)(tensors)]
+
+    monkeypatch.setattr(load, "_runner_factory", lying)
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    with pytest.warns(FallbackWarning, match="something else than the model"):
+        require_same(compiled(model)(*args), model(*args))
+    with pytest.raises(AutoschedError, match="something else than the model"):
+        compiled(model, strict=True)(*args)
+
+
+def test_four_threads_and_four_models() -> None:
+    models = [Mlp(seed).eval() for seed in range(3)] + [Broken().eval()]
+    runs = [torch.compile(model, backend=plugin.autosched, dynamic=False) for model in models]
+    inputs = [[torch.randn(3, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(4)] for _ in range(4)]
+    wrong: list[str] = []
+
+    def work(own: list[torch.Tensor]) -> None:
+        try:
+            with torch.no_grad():
+                for x in own * 4:
+                    # Kept until every model has run: nobody's output may be overwritten by another call.
+                    made = [run(x) for run in runs]
+                    for model, got in zip(models, made, strict=True):
+                        require_same(got, model(x))
+        except BaseException as error:
+            wrong.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=work, args=(own,)) for own in inputs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    found = reports()
+    assert all(report.scheduled and not report.stepped_aside for report in found)
+    # Threads that meet a model at the same time may each have compiled it.
+    assert len(found) >= 5
