@@ -166,31 +166,32 @@ def _argument(item: Argument, nodes: Mapping[int, torch.fx.Node], device: torch.
 
 
 def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _Seen, *, freeze: bool) -> None:
-    import torch._functorch.config as functorch_config
-    import torch._inductor.config as inductor_config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
-    def inner(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
-        seen.inner_inputs.append(sum(node.op == "placeholder" for node in graph.graph.nodes))
-        returned = next(node for node in graph.graph.nodes if node.op == "output").args[0]
-        seen.inner_outputs.append(len(returned) if isinstance(returned, list | tuple) else 1)
-        with _modules_into(seen.modules):
-            return compile_fx_inner(graph, inputs, **options)
-
-    known = {name: value for name, value in _FORCED.items() if _exists(inductor_config, name)}
-    known |= {"freezing": freeze, "cpp.threads": torch.get_num_threads()}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
+    with warnings.catch_warnings():
+        # Importing the compiler warns of what it uses itself.
         warnings.simplefilter("ignore")
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(inductor_config.patch(known))
-        # A hit in this cache would skip the inner compilation, and with it all there is to see. Inductor's own cache stays.
-        if hasattr(functorch_config, "enable_autograd_cache"):
-            stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
-        stack.enter_context(kernels_release_gil())
-        plain = [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device) for item in example]
-        compile_fx(module, plain, inner_compile=inner)
+        import torch._functorch.config as functorch_config
+        import torch._inductor.config as inductor_config
+        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+        def inner(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+            seen.inner_inputs.append(sum(node.op == "placeholder" for node in graph.graph.nodes))
+            returned = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+            seen.inner_outputs.append(len(returned) if isinstance(returned, list | tuple) else 1)
+            with _modules_into(seen.modules):
+                return compile_fx_inner(graph, inputs, **options)
+
+        known = {name: value for name, value in _FORCED.items() if _exists(inductor_config, name)}
+        known |= {"freezing": freeze, "cpp.threads": torch.get_num_threads()}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(inductor_config.patch(known))
+            # A hit in this cache would skip the inner compilation, and with it all there is to see. Inductor's own cache stays.
+            if hasattr(functorch_config, "enable_autograd_cache"):
+                stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
+            stack.enter_context(kernels_release_gil())
+            plain = [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device) for item in example]
+            compile_fx(module, plain, inner_compile=inner)
 
 
 def _exists(config: Any, name: str) -> bool:

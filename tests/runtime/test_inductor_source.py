@@ -282,7 +282,8 @@ def test_what_is_not_understood_is_a_reason(edit: tuple[str, str], why: str, mon
     source = _cuda_sample("2.13")
     assert edit[0] in source
     recording, _ = _record(monkeypatch, source.replace(*edit))
-    assert isinstance(recording, Refused) and why in recording.reason
+    assert isinstance(recording, Refused)
+    assert why in recording.reason
 
 
 def test_memory_that_the_code_lies_about_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +293,8 @@ def test_memory_that_the_code_lies_about_is_a_reason(monkeypatch: pytest.MonkeyP
     compiled = Compiled(_cuda_sample("2.13"), lying, (), program.graph.inputs)
     monkeypatch.setattr(inductor_bind, "compile_whole", lambda *given, **options: compiled)
     recording = record(program, {}, "cpu")
-    assert isinstance(recording, Refused) and "in place" in recording.reason
+    assert isinstance(recording, Refused)
+    assert "in place" in recording.reason
 
 
 def test_another_number_of_threads_is_the_same_graph() -> None:

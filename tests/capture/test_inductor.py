@@ -1,0 +1,201 @@
+"""The lowering ``inductor``, compiled for real on the CPU: numerics, any legal schedule, two widths, and bundles that carry no code."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from autosched.capture.export import Captured
+from autosched.capture.inductor import capture_inductor, estimated_flops
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
+from autosched.core.program_json import decode_program, encode_program
+from autosched.runtime import inductor_bind, inductor_compile
+from autosched.runtime.inductor_bind import Refused
+from autosched.runtime.kernels import bind, random_inputs
+from autosched.runtime.lanes import LaneExecutor, LanePool
+from autosched.runtime.plan import make_plan
+from autosched.runtime.program_check import check_program
+from autosched.runtime.trees import output_tensors, unflatten_inputs, unflatten_outputs
+from autosched.runtime.widths import WidePrograms
+from tests.conformance.graphs import random_placement
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
+
+
+class _Branches(nn.Module):
+    """Convolutions in branches that are concatenated, pooling, a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.left = nn.Conv2d(16, 16, 1)
+        self.right = nn.Conv2d(16, 16, 3, padding=1)
+        self.head = nn.Linear(48, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.relu(self.norm(self.stem(x)))
+        wide = torch.cat([functional.relu(self.left(y)), functional.relu(self.right(y)), functional.max_pool2d(y, 3, 1, 1)], 1)
+        return self.head(wide.mean((2, 3)))
+
+
+class _Mixture(nn.Module):
+    """Embeddings with a factorisation term, attention, several results of one operator, views and scatters, containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(20, 16) for _ in range(4))
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+
+    def forward(self, ids: torch.Tensor, *, weights: torch.Tensor) -> dict[str, object]:
+        fields = torch.stack([table(ids[:, place]) for place, table in enumerate(self.tables)], 1)
+        crossed = 0.5 * (fields.sum(1) ** 2 - (fields**2).sum(1)).sum(1, keepdim=True)
+        mixed = self.layer(fields)
+        values, places = torch.topk(weights, 3, dim=1)
+        scattered = torch.cumsum(weights, 1).scatter_add(1, places, values)
+        first, second = torch.sort(weights, 1)[0].split(3, 1)
+        return {
+            "score": crossed,
+            "mixed": mixed[:, 1:3],
+            "picked": (values, places),
+            "same": weights,
+            "more": [scattered, first.t(), second],
+        }
+
+
+def _models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]]:
+    torch.manual_seed(5)
+    branches, mixture = _Branches().eval(), _Mixture().eval()
+    with torch.no_grad():
+        branches.norm.running_mean.normal_()
+        branches.norm.running_var.uniform_(0.5, 2.0)
+    return {
+        "branches": (branches, (torch.randn(2, 3, 16, 16),), {}),
+        "mixture": (mixture, (torch.randint(0, 20, (4, 4)),), {"weights": torch.randn(4, 5)}),
+    }
+
+
+@pytest.fixture(scope="module", params=["branches", "mixture"])
+def captured(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Captured]]:
+    """A model, and what was captured of it, on one thread."""
+    model, args, kwargs = _models()[request.param]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found = capture_inductor(model, args, kwargs)
+    assert not isinstance(found, Refused), found.reason
+    yield model, found
+    torch.set_num_threads(before)
+
+
+def test_it_computes_what_the_model_does(captured: tuple[nn.Module, Captured]) -> None:
+    model, found = captured
+    program = found.program
+    check_program(program)
+    assert program.lowering == "inductor"
+    assert all(operator.calls[0].target.startswith("inductor::") for operator in program.graph.operators)
+    bound = bind(program, found.constants)
+    for seed in (1, 2):
+        inputs = random_inputs(program, seed)
+        args, kwargs = unflatten_inputs(program, inputs)
+        with torch.no_grad():
+            wanted = output_tensors(model(*args, **kwargs))
+        got = output_tensors(unflatten_outputs(program, bound.run(inputs)))
+        assert len(got) == len(wanted)
+        for mine, theirs in zip(got, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_any_legal_schedule_gives_the_same_bits(captured: tuple[nn.Module, Captured]) -> None:
+    _, found = captured
+    graph = found.program.graph
+    bound = bind(found.program, found.constants)
+    inputs = random_inputs(found.program, 4)
+    wanted = bound.run(inputs)
+    pool = LanePool()
+    rng = random.Random(11)
+    for _ in range(30):
+        schedule = random_placement(rng, graph, 2, extra_edges=1)
+        got = LaneExecutor(bound, make_plan(graph, schedule), pool).run(inputs)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted, strict=True))
+
+
+def test_a_bundle_needs_the_same_code_here(captured: tuple[nn.Module, Captured]) -> None:
+    _, found = captured
+    travelled = decode_program(encode_program(found.program))
+    inputs = random_inputs(travelled, 6)
+    assert all(
+        torch.equal(mine, theirs)
+        for mine, theirs in zip(bind(travelled, found.constants).run(inputs), bind(found.program, found.constants).run(inputs), strict=True)
+    )
+    shorter = dataclasses.replace(travelled.graph, operators=travelled.graph.operators[:-1])
+    with pytest.raises(IncompatibleArtifact, match="other code"):
+        bind(dataclasses.replace(travelled, graph=shorter), found.constants)
+    with pytest.raises(ArtifactCorrupt, match="compiled from"):
+        bind(dataclasses.replace(travelled, source="{}"), found.constants)
+    with pytest.raises(ArtifactCorrupt, match="compiled from"):
+        bind(dataclasses.replace(travelled, bindings=travelled.bindings[:-1]), found.constants)
+
+
+def test_costs_are_plausible(captured: tuple[nn.Module, Captured]) -> None:
+    _, found = captured
+    source = decode_program(found.program.source.encode())
+    plain = sum(operator.flops for operator in source.graph.operators)
+    assert 0.5 * plain <= sum(operator.flops for operator in found.program.graph.operators) <= 2 * plain
+    assert all(operator.bytes_written > 0 for operator in found.program.graph.operators)
+    values = found.program.graph.values
+    assert all(operator.flops == estimated_flops(operator, values) for operator in found.program.graph.operators)
+
+
+def test_operators_of_two_widths_in_one_plan() -> None:
+    model, args, kwargs = _models()["branches"]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = capture_inductor(model, args, kwargs)
+        assert isinstance(found, Captured)
+        programs = WidePrograms(found.program, found.constants)
+        narrow, wide = programs.at(1), programs.at(2)
+        schedule = random_placement(random.Random(1), found.program.graph, 1)
+        mixed = dataclasses.replace(schedule, width=tuple(1 + index % 2 for index in range(len(found.program.graph))))
+        bound = programs.for_plan(make_plan(found.program.graph, mixed))
+        assert [kernel is (wide if index % 2 else narrow).kernels[index] for index, kernel in enumerate(bound.kernels)] == [True] * len(
+            mixed.width
+        )
+        inputs = random_inputs(found.program, 3)
+        for mine, theirs in zip(bound.run(inputs), narrow.run(inputs), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_inductor_cannot_do_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, args, kwargs = _models()["branches"]
+
+    def explode(*given: object, **options: object) -> None:
+        raise RuntimeError("no compiler today\nand a long trace")
+
+    monkeypatch.setattr(inductor_compile, "_compile", explode)
+    found = capture_inductor(model, args, kwargs)
+    assert isinstance(found, Refused)
+    assert found.reason.endswith("RuntimeError: no compiler today")
+
+
+def test_launches_that_compute_something_else_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, args, kwargs = _models()["branches"]
+    original = inductor_bind.function_text
+
+    def forgetful(unit: object, place: object) -> str:
+        text = original(unit, place)  # type: ignore[arg-type]
+        return text.replace("'relu'", "'none'")
+
+    monkeypatch.setattr(inductor_bind, "function_text", forgetful)
+    found = capture_inductor(model, args, kwargs)
+    assert isinstance(found, Refused)
+    assert "something else" in found.reason
