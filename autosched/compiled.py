@@ -37,6 +37,7 @@ from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
 from autosched.runtime.load import load
+from autosched.runtime.trees import map_tensors, output_tensors
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ def compile(
     if example_inputs is None and example_kwargs is None:
         from autosched.plugin import autosched
 
-        given = {"tune": tune, "budget_s": budget_s, "device": device, "strict": strict}
+        given: dict[str, Any] = {"tune": tune, "budget_s": budget_s, "device": device, "strict": strict}
         # One schedule is for one shape: sizes left open would only be closed again.
         compiled: Callable[..., Any] = torch.compile(model, backend=autosched, dynamic=False, options=given)
         return compiled
@@ -258,14 +259,13 @@ def _timed(run: Callable[[], Any], on_gpu: bool) -> float:
 
 def _usable(item: Any) -> Any:
     """The same nested arguments without tensors made in inference mode, which autograd's bookkeeping refuses."""
-    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone() if tensor.is_inference() else tensor, item)
+    return map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, item)
 
 
 def _home(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
-    leaves = torch.utils._pytree.tree_leaves((args, dict(kwargs)))
-    return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
+    return next((tensor.device for tensor in output_tensors((args, dict(kwargs)))), torch.device("cpu"))
 
 
 def _host_keys(home: torch.device) -> tuple[DeviceKey, SoftwareKey]:

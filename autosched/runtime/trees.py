@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -113,6 +113,12 @@ def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor]) -> Any:
 def output_tensors(result: Any) -> list[torch.Tensor]:
     """Every tensor of a model's output, in order."""
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """The same nested container with every tensor replaced by what ``change`` makes of it."""
+    leaves, spec = pytree.tree_flatten(tree)
+    return pytree.tree_unflatten([change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
 
 
 def unflatten_inputs(program: Program, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
