@@ -25,7 +25,7 @@ class Variant(enum.IntEnum):
     CALLS = 0  # its ATen calls, one after the other
     COMPILED = 1  # compiled by Inductor as it stands
     TUNED_TEMPLATES = 2  # compiled by Inductor, matrix products chosen among templates and libraries by timing (CUDA)
-    SMALL_TILES = 3  # as TUNED_TEMPLATES, from templates alone: other tiles and epilogues inside than the libraries have (CUDA)
+    TEMPLATES = 3  # as TUNED_TEMPLATES, from templates alone: other tiles than the libraries have, and epilogues inside (CUDA)
 
 
 def lowering_named(name: str) -> Lowering:

@@ -1,0 +1,283 @@
+"""Compile a few calls with the local Inductor, and get hold of the Python module it writes. The only file that knows how.
+
+The interfaces are private and were the same in PyTorch 2.11 to 2.13: ``torch._inductor.standalone_compile``, and ``PyCodeCache.load_by_key_path``,
+through which every generated module is loaded. The module's ``call`` is what runs: the wrapper that ``standalone_compile`` returns does the
+same around gradients and aliases that a region does not have, and costs as much as a small operator. Whatever is absent here, or
+comes out otherwise than the calls themselves, is a :class:`Refused` with a reason, never an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from autosched.core.graph import OpGraph, TensorSpec
+from autosched.core.program import Argument, Many, Ref
+from autosched.core.variants import Variant
+from autosched.runtime.calls import compile_call, literal, resolve
+from autosched.runtime.cpp_kernels import kernels_release_gil
+from autosched.runtime.numerics import compare
+from autosched.runtime.region_pieces import Piece
+
+Entry = Callable[[list[Any]], Sequence[torch.Tensor]]
+"""Takes the piece's reads in a list, which it empties; returns its writes."""
+
+# What would make a launch something else than a launch: graphs within graphs, choices made while running, weights baked in.
+_FORCED: Mapping[str, object] = {
+    "graph_partition": False,
+    "cpp_wrapper": False,
+    "freezing": False,
+    "combo_kernels": False,
+    "benchmark_combo_kernel": False,
+    "memory_planning": False,
+    "profile_bandwidth": False,
+    "keep_output_stride": True,
+    # Shapes come from a file: code that indexes memory by them checks them first.
+    "size_asserts": True,
+    "assert_indirect_indexing": True,
+    "fallback_random": True,
+    "triton.cudagraphs": False,
+    "triton.multi_kernel": 0,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+}
+_OF_VARIANT: Mapping[Variant, Mapping[str, object]] = {
+    Variant.COMPILED: {},
+    Variant.TUNED_TEMPLATES: {
+        "max_autotune": True,
+        "max_autotune_gemm_backends": "ATEN,TRITON",
+        "max_autotune_conv_backends": "ATEN,TRITON",
+    },
+    Variant.TEMPLATES: {"max_autotune": True, "max_autotune_gemm_backends": "TRITON", "max_autotune_conv_backends": "TRITON"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a region runs call by call."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What Inductor wrote.
+
+    Args:
+        source: the text of a Python module; empty if it holds tensors that are not in the text, and so cannot be kept.
+        entry: its ``call``.
+    """
+
+    source: str
+    entry: Entry
+
+
+def missing_compiler(kind: str) -> str:
+    """Why nothing can be compiled for a kind of device here; empty if it can."""
+    if getattr(torch._inductor, "standalone_compile", None) is None:
+        return f"torch {torch.__version__} has no torch._inductor.standalone_compile"
+    if kind == "cuda":
+        try:
+            import triton  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+        except ImportError:
+            return "Triton is not installed"
+        return ""
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        compiler = get_cpp_compiler()
+    except Exception as error:
+        return f"there is no C++ compiler ({type(error).__name__}); install g++ or clang++"
+    return "" if shutil.which(compiler) else f"the C++ compiler {compiler} does not exist; install g++ or clang++"
+
+
+def compile_piece(piece: Piece, graph: OpGraph, device: torch.device, *, width: int, variant: Variant) -> Code | Refused:
+    """Compile ``piece`` for ``device``, run it once on made-up inputs, and compare with its calls.
+
+    Args:
+        width: threads of the code on a CPU: Inductor writes their number into it.
+        variant: how; not ``CALLS``.
+    """
+    specs = [graph.values[value].spec for value in piece.reads]
+    seen: list[ModuleType] = []
+    try:
+        examples = [_example(spec, device, place) for place, spec in enumerate(specs)]
+        module = _graph_module(piece, device)
+        _compile(module, examples, seen, device.type, width, variant)
+    except Exception as error:
+        return Refused(f"Inductor could not compile it: {_first_line(error)}")
+    if len(seen) != 1:
+        return Refused(f"Inductor wrote {len(seen)} modules; expected one")
+    source = "" if any(isinstance(item, torch.Tensor) for item in vars(seen[0]).values()) else _source_of(seen[0])
+    entry: Entry = seen[0].call
+    try:
+        problem = _difference(piece, graph, device, examples, entry)
+    except Exception as error:
+        return Refused(f"the compiled code does not run: {_first_line(error)}")
+    return Refused(problem) if problem else Code(source, entry)
+
+
+def load_source(source: str, name: str) -> Entry | Refused:
+    """The entry of a module whose text was kept from an earlier :func:`compile_piece`; kernels not built yet are built."""
+    module = ModuleType(f"autosched_region_{name}")
+    try:
+        with kernels_release_gil(), _quiet():
+            exec(compile(source, f"<region {name}>", "exec", dont_inherit=True), module.__dict__)
+        entry: Entry = module.__dict__["call"]
+    except Exception as error:
+        return Refused(f"the kept code cannot be loaded: {_first_line(error)}")
+    return entry
+
+
+def _graph_module(piece: Piece, device: torch.device) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    nodes = {value: graph.placeholder(f"arg{place}") for place, value in enumerate(piece.reads)}
+    for call in piece.calls:
+        overload: Any = resolve(call.target)
+        args = tuple(_argument(item, nodes, device) for item in call.args)
+        kwargs = {name: _argument(item, nodes, device) for name, item in call.kwargs}
+        made = graph.call_function(overload, args, kwargs)
+        returns = overload._schema.returns
+        single = len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
+        for place, value in enumerate(call.outputs):
+            if value >= 0:
+                nodes[value] = made if single else graph.call_function(operator.getitem, (made, place))
+    graph.output(tuple(nodes[value] for value in piece.writes))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _argument(item: Argument, nodes: Mapping[int, torch.fx.Node], device: torch.device) -> Any:
+    if isinstance(item, Ref):
+        return nodes[item.value]
+    if isinstance(item, Many):
+        return [_argument(part, nodes, device) for part in item.items]
+    return literal(item, device)
+
+
+def _example(spec: TensorSpec, device: torch.device, place: int) -> torch.Tensor:
+    """A tensor like ``spec``: normal numbers, and zero for integers, which is an index that always exists."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    with torch.inference_mode(False):
+        made = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
+        if not dtype.is_floating_point or 0 in spec.strides:
+            return made.zero_() if 0 not in spec.strides else torch.zeros_like(made)
+        generator = torch.Generator().manual_seed(place)
+        return made.copy_(torch.randn(spec.shape, generator=generator).to(dtype))
+
+
+def _compile(
+    module: torch.fx.GraphModule, examples: list[torch.Tensor], seen: list[ModuleType], kind: str, width: int, variant: Variant
+) -> None:
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+
+    wanted = {**_FORCED, **_OF_VARIANT[variant], "cpp.threads": width if kind == "cpu" else -1}
+    patches = {name: value for name, value in wanted.items() if _exists(inductor_config, name)}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_quiet())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        # Graph caches would be hit by code of another configuration (threads, bindings), and what they keep is pickled. The libraries that
+        # the C++ compiler builds stay cached: they are named after everything that went into them.
+        if hasattr(functorch_config, "enable_autograd_cache"):
+            stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
+        stack.enter_context(inductor_config.patch(fx_graph_cache=False))
+        stack.enter_context(kernels_release_gil())
+        stack.enter_context(_modules_into(seen))
+        compile_region: Any = torch._inductor.standalone_compile  # type: ignore[attr-defined,unused-ignore]
+        compile_region(module, examples, dynamic_shapes="from_example_inputs", options={"config_patches": patches})
+
+
+def _difference(piece: Piece, graph: OpGraph, device: torch.device, examples: Sequence[torch.Tensor], entry: Entry) -> str:
+    """What the compiled code does otherwise than the calls; empty if nothing."""
+    with torch.inference_mode():
+        slots: list[Any] = [None] * len(graph.values)
+        for value, tensor in zip(piece.reads, examples, strict=True):
+            slots[value] = tensor
+        for call in piece.calls:
+            compile_call(call, device)(slots)
+        wanted = [slots[value] for value in piece.writes]
+        got = list(entry(list(examples)))
+    if len(got) != len(wanted):
+        return f"the compiled code returns {len(got)} tensors; expected {len(wanted)}"
+    given = {tensor.untyped_storage().data_ptr() for tensor in examples}
+    homes = [tensor.untyped_storage().data_ptr() for tensor in got if tensor.numel()]
+    if given & set(homes) or len(set(homes)) != len(homes):
+        return "the compiled code returns memory that it was given, or the same memory twice"
+    for tensor, value in zip(got, piece.writes, strict=True):
+        spec = graph.values[value].spec
+        if tuple(tensor.shape) != spec.shape or not _same_strides(tensor, spec):
+            return f"the compiled code returns strides {tuple(tensor.stride())} for {spec.strides}"
+    agreement = compare(got, wanted)
+    return "" if agreement.within_tolerance else f"the compiled code computes something else: {agreement.reason}"
+
+
+def _same_strides(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    return all(size == 1 or have == want for size, have, want in zip(spec.shape, tensor.stride(), spec.strides, strict=True))
+
+
+def _exists(config: Any, name: str) -> bool:
+    for part in name.split("."):
+        if not hasattr(config, part):
+            return False
+        config = getattr(config, part)
+    return True
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    # It warns that nothing can be saved, which is not wanted here.
+    noisy = logging.getLogger("torch._inductor.standalone_compile")
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        noisy.setLevel(level)
+
+
+@contextlib.contextmanager
+def _modules_into(found: list[ModuleType]) -> Iterator[None]:
+    """Note every generated module that is loaded within the block and has a ``call``."""
+    from torch._inductor.codecache import PyCodeCache
+
+    cache: Any = PyCodeCache
+    original = vars(cache)["load_by_key_path"]
+    load = cache.load_by_key_path
+
+    def noting(cls: Any, *args: Any, **kwargs: Any) -> ModuleType:
+        module: ModuleType = load(*args, **kwargs)
+        if callable(getattr(module, "call", None)):
+            found.append(module)
+        return module
+
+    cache.load_by_key_path = classmethod(noting)
+    try:
+        yield
+    finally:
+        cache.load_by_key_path = original
+
+
+def _source_of(module: ModuleType) -> str:
+    try:
+        with open(str(module.__file__), encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"

@@ -1,0 +1,105 @@
+"""Compiled regions kept on this machine: the text of the module a compiler wrote, by what it was compiled from.
+
+What is kept here is run as code, so it is trusted only where nobody else can have written it: the folder and the file belong to this
+user, nobody else may write them, no link is followed, and the text is what its digest says. Any doubt is a miss, and the region is compiled
+again. Nothing of it ever travels in a bundle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+_log = logging.getLogger(__name__)
+
+SCHEMA = 1
+_MOST_BYTES = 16 << 20
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    schema: int
+    key: str
+    sha256: str
+    source: str
+
+
+class RegionStore:
+    """A folder of compiled regions.
+
+    Args:
+        folder: made, readable by this user only, when something is first kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, key: str) -> str | None:
+        """The text kept under ``key``, or ``None`` on any doubt."""
+        try:
+            data = self._read(self._path(key))
+        except OSError:
+            return None
+        if data is None:
+            return None
+        try:
+            entry = msgspec.json.decode(data, type=_Entry)
+        except msgspec.MsgspecError:
+            _log.info("a kept region is damaged and compiled again: %s", key)
+            return None
+        if entry.schema != SCHEMA or entry.key != key or entry.sha256 != _digest(key, entry.source):
+            _log.info("a kept region is not what its digest says and compiled again: %s", key)
+            return None
+        return entry.source
+
+    def put(self, key: str, source: str) -> bool:
+        """Keep a text; whether it could be kept. Readers see all of it or nothing."""
+        data = msgspec.json.encode(_Entry(SCHEMA, key, _digest(key, source), source))
+        if len(data) > _MOST_BYTES:
+            return False
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not _private(os.stat(self._folder), stat.S_ISDIR):
+                return False
+            handle, name = tempfile.mkstemp(dir=self._folder, prefix=".new-")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                os.replace(name, self._path(key))
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+                raise
+        except OSError as error:
+            _log.info("a compiled region is not kept: %s", error)
+            return False
+        return True
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
+
+    def _read(self, path: Path) -> bytes | None:
+        if not _private(os.stat(self._folder), stat.S_ISDIR):
+            return None
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(handle, "rb") as file:
+            status = os.fstat(handle)
+            if not _private(status, stat.S_ISREG) or status.st_size > _MOST_BYTES:
+                _log.info("a kept region does not belong to this user alone and is compiled again: %s", path)
+                return None
+            return file.read()
+
+
+def _private(status: os.stat_result, is_kind: object) -> bool:
+    kind_fits = is_kind(status.st_mode) if callable(is_kind) else False
+    return bool(kind_fits) and status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _digest(key: str, source: str) -> str:
+    return hashlib.sha256(f"{key}\n{source}".encode()).hexdigest()

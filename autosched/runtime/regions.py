@@ -1,0 +1,181 @@
+"""The variants of a program's operators as callables: compiled when first asked for, once for all operators that are alike.
+
+A region that cannot be compiled runs call by call, with the reason in :meth:`RegionLibrary.refusals`; the rest goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from autosched.core.graph import Operator
+from autosched.core.program import Program
+from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.core.variants import Lowering, Variant
+from autosched.runtime.calls import Kernel, Slots, compile_call
+from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.plan import Plan
+from autosched.runtime.region_compile import Code, Entry, Refused, compile_piece, load_source, missing_compiler
+from autosched.runtime.region_pieces import Piece, piece_digest, pieces_of, variants_of
+from autosched.runtime.region_store import RegionStore
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRefusal:
+    """An operator's variant that cannot run here."""
+
+    operator: int
+    width: int
+    variant: Variant
+    reason: str
+
+
+class RegionLibrary:
+    """Compiled regions of one program on one device.
+
+    Args:
+        program: any; only the lowering ``fused`` has variants.
+        device: where it runs.
+        software: what compiled code depends on beside the region: the keys of the machine, ``region_scope`` makes them.
+        store: where compiled regions are kept between processes; ``None`` for nowhere.
+    """
+
+    def __init__(self, program: Program, device: torch.device, scope: str, store: RegionStore | None = None) -> None:
+        self._program = program
+        self._device = device
+        self._scope = scope
+        self._store = store
+        self._entries: dict[str, Entry | Refused] = {}
+        self._refusals: dict[tuple[int, int, Variant], RegionRefusal] = {}
+        self._lock = threading.RLock()
+        self.compiled = 0
+        self.reused = 0
+        self._missing: str | None = None
+
+    @property
+    def refusals(self) -> tuple[RegionRefusal, ...]:
+        """What was asked for and could not be had, in the order of operators."""
+        return tuple(self._refusals[key] for key in sorted(self._refusals))
+
+    def variants(self, operator: int) -> tuple[Variant, ...]:
+        """The variants worth trying, whether or not they can be compiled."""
+        if self._program.lowering != Lowering.FUSED:
+            return (Variant.CALLS,)
+        return variants_of(self._program.graph.operators[operator], self._program.graph, self._device.type)
+
+    def kernel(self, operator: int, width: int, variant: int) -> Kernel | Refused:
+        """The callable of an operator in a variant other than ``CALLS``, compiled if need be."""
+        with self._lock:
+            found = self._kernel(operator, width, variant)
+        if isinstance(found, Refused):
+            refusal = RegionRefusal(operator, width, Variant(variant), found.reason)
+            if (operator, width, Variant(variant)) not in self._refusals:
+                _log.info("operator %s runs call by call: %s", self._program.graph.operators[operator].name, found.reason)
+            self._refusals[operator, width, Variant(variant)] = refusal
+        return found
+
+    def apply(self, bound: BoundProgram, plan: Plan) -> BoundProgram:
+        """``bound`` with the kernel of each step's variant; a variant that cannot be had is the operator's calls."""
+        if all(step.variant == Variant.CALLS for step in plan.steps):
+            return bound
+        kernels = list(bound.kernels)
+        for step in plan.steps:
+            if step.variant != Variant.CALLS:
+                made = self.kernel(step.operator, step.width, step.variant)
+                if not isinstance(made, Refused):
+                    kernels[step.operator] = made
+        return dataclasses.replace(bound, kernels=tuple(kernels))
+
+    def _kernel(self, index: int, width: int, variant: int) -> Kernel | Refused:
+        if self._missing is None:
+            self._missing = missing_compiler(self._device.type)
+        if self._missing:
+            return Refused(self._missing)
+        if variant not in self.variants(index):
+            return Refused(f"variant {variant} does not exist for this operator on {self._device.type}")
+        operator = self._program.graph.operators[index]
+        steps: list[Kernel] = []
+        for piece in pieces_of(operator, self._program.graph):
+            if not piece.compiled:
+                steps += [compile_call(call, self._device) for call in piece.calls]
+                continue
+            entry = self._entry(piece, width, Variant(variant))
+            if isinstance(entry, Refused):
+                return entry
+            steps.append(_caller(entry, piece))
+        return _joined(steps, operator)
+
+    def _entry(self, piece: Piece, width: int, variant: Variant) -> Entry | Refused:
+        key = f"{piece_digest(piece, self._program.graph)}-{int(variant)}-{width}-{self._device.type}-{self._scope}"
+        if key in self._entries:
+            return self._entries[key]
+        kept = self._store.get(key) if self._store is not None else None
+        if kept is not None:
+            loaded = load_source(kept, key[:16])
+            if not isinstance(loaded, Refused):
+                self.reused += 1
+                self._entries[key] = loaded
+                return loaded
+            _log.info("%s; it is compiled again", loaded.reason)
+        made = compile_piece(piece, self._program.graph, self._device, width=width, variant=variant)
+        if isinstance(made, Code):
+            self.compiled += 1
+            if self._store is not None and made.source:
+                self._store.put(key, made.source)
+        self._entries[key] = made.entry if isinstance(made, Code) else made
+        return self._entries[key]
+
+
+def region_scope(device: DeviceKey, software: SoftwareKey) -> str:
+    """Digest of what compiled code depends on beside its region: processor or GPU, and versions."""
+    return hashlib.sha256(msgspec.json.encode((device, software), order="sorted")).hexdigest()[:16]
+
+
+def region_store(folder: Path) -> RegionStore:
+    """The store within a cache folder."""
+    return RegionStore(folder / "regions")
+
+
+def _caller(entry: Entry, piece: Piece) -> Kernel:
+    reads, writes = piece.reads, piece.writes
+    if len(reads) > 1 and len(writes) == 1:
+        take, only = itemgetter(*reads), writes[0]
+
+        def run_one(slots: Slots) -> None:
+            slots[only] = entry(list(take(slots)))[0]
+
+        return run_one
+
+    def run(slots: Slots) -> None:
+        made = entry([slots[value] for value in reads])
+        for value, tensor in zip(writes, made, strict=True):
+            slots[value] = tensor
+
+    return run
+
+
+def _joined(steps: list[Callable[[Slots], Any]], operator: Operator) -> Kernel:
+    if len(steps) == 1:
+        return steps[0]
+    kept = set(operator.writes)
+    scratch = tuple(value for call in operator.calls for value in call.outputs if value >= 0 and value not in kept)
+
+    def run(slots: Slots) -> None:
+        for step in steps:
+            step(slots)
+        for value in scratch:
+            slots[value] = None
+
+    return run
