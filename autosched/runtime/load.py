@@ -1,4 +1,4 @@
-"""Loading a tuned schedule where it is used: verdict, bind, audit, one comparison with the model, and a guard at every call.
+"""Loading tuned schedules where they are used: verdict, bind, audit, one comparison with the model, and a guard at every call.
 
 On any doubt the model runs as it came, with one warning that names the reason; ``strict=True`` raises instead. Nothing here needs
 the tuning stack, and nothing touches CUDA unless the model is there.
@@ -6,141 +6,205 @@ the tuning stack, and nothing touches CUDA unless the model is there.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
 from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
-from autosched.core.program import Program
 from autosched.core.records import DeviceKey, SoftwareKey
-from autosched.runtime.audit import audit_run, changes_callers_memory
-from autosched.runtime.bundle_format import Bundle, printable, read_bundle
-from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, Prepared, Runner
-from autosched.runtime.host_key import cpu_device_key, software_key, usable_cores
-from autosched.runtime.kernels import BoundProgram, bind, gather_constants, random_inputs
-from autosched.runtime.numerics import compare
-from autosched.runtime.plan import Plan, make_plan
-from autosched.runtime.trees import describe_tree, output_tensors, unflatten_inputs, unflatten_outputs
+from autosched.runtime.binding import Binder
+from autosched.runtime.bundle_format import Bundle, printable, read_bundles
+from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, ShapeReport
+from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.prepared import Prepared
+from autosched.runtime.shape_table import ShapeTable, Slot
+from autosched.runtime.shapes import find_buckets
+from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.verdict import Compatibility, Verdict, check_bundle
-from autosched.runtime.weights import ModelWatch
-from autosched.runtime.widths import WidePrograms
 
-__all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "load"]
+__all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "ShapeReport", "load"]
 
-_SEED = 20_259  # of the inputs of the comparison; any will do, one makes a failure reproducible
-
-RunnerFactory = Callable[[BoundProgram, Plan, Sequence[torch.Tensor]], Runner]
-"""Makes a runner of a bound program and a plan; the tensors are an example input."""
+_RANK = (Compatibility.INCOMPATIBLE, Compatibility.DEGRADED, Compatibility.EXACT)
 
 
-def load(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, *, strict: bool = False) -> LoadedModel:
+def load(
+    source: str | os.PathLike[str] | bytes,
+    model: torch.nn.Module,
+    *,
+    strict: bool = False,
+    pad: bool = False,
+    max_shapes: int = 8,
+    prepare: Literal["all", "first-use"] = "all",
+) -> LoadedModel:
     """Bind a bundle to the model it was made for.
 
-    The bundle's key is compared with this host and with the model's parameters. If they fit, the schedule is bound to the model's own
-    parameters (no copy), its operators are audited in order, and its outputs are compared with the model's on random inputs, within
-    ``numerics.tolerance`` of each dtype; NaN and infinities must be where the model has them.
+    The bundle's key is compared with this host and with the model's parameters. If they fit, the schedule for each shape is bound to the
+    model's own parameters (no copy), its operators are audited in order, and its outputs are compared with the model's on random inputs,
+    within ``numerics.tolerance`` of each dtype; NaN and infinities must be where the model has them. A call runs the schedule for the
+    shapes and dtypes of its inputs; where there is none, the model runs as it came.
 
     Args:
         source: path of a bundle, or its bytes.
         model: in eval mode, on the device the bundle was tuned for.
         strict: raise on any doubt, now and at call time, instead of running the model as it came with a warning.
+        pad: run a call of another size on the next larger shape and cut the outputs. The bundle needs two shapes or more that differ
+            in one size; padding is refused where added rows are seen to change the others.
+        max_shapes: how many schedules are in memory at most; the one used longest ago makes room, and is prepared again when needed.
+        prepare: ``all`` binds and verifies every shape now, up to ``max_shapes``; ``first-use`` each at its first call.
 
     Returns:
-        A callable with the model's signature; see :class:`LoadedModel`.
+        A callable with the model's signature; see :class:`LoadedModel`. Its ``report()`` says what is ready and what memory it takes.
 
     Raises:
-        UsageError: if there is no file at the path, or ``model`` is no module.
+        UsageError: if there is no file at the path, ``model`` is no module, or an option is out of range.
         ArtifactCorrupt: with ``strict``, if the bundle is damaged or forged.
-        IncompatibleArtifact: with ``strict``, if it was made for another host or model, or computes something else.
+        IncompatibleArtifact: with ``strict``, if it was made for another host or model, computes something else, or cannot be padded.
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"load() got a {type(model).__name__} as model; expected the torch.nn.Module that the bundle was tuned for")
-    label = "the bundle" if isinstance(source, bytes) else os.fspath(source)
-    facts = _Facts()
+    if max_shapes < 1:
+        raise UsageError(f"max_shapes is {max_shapes}; expected at least 1")
+    if prepare not in ("all", "first-use"):
+        raise UsageError(f"prepare is {prepare!r}; expected 'all' or 'first-use'")
+    facts = _Facts("the bundle" if isinstance(source, bytes) else os.fspath(source), strict)
     try:
-        prepared = _prepare(source, model, label, facts)
-    except (UnsupportedGraph, InputMismatch) as error:
-        if strict:
-            raise IncompatibleArtifact(label, [printable(str(error))]) from error
-        return _as_it_came(model, printable(str(error)), facts)
-    except UsageError:
-        raise
+        table = _open(source, model, facts, pad=pad, max_shapes=max_shapes)
+        if prepare == "all":
+            _warm(table, model, facts)
     except AutoschedError as error:
-        if strict:
+        if strict or _only_the_caller_can_mend(error):
             raise
         return _as_it_came(model, str(error), facts)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {printable(str(error))}"
-        if strict:
-            raise IncompatibleArtifact(label, [f"its schedule cannot run on this model here: {reason}"]) from error
-        return _as_it_came(model, reason, facts)
-    return LoadedModel(model, prepared, facts.report(""), strict=strict)
+    return LoadedModel(model, table, facts.report(), strict=strict)
+
+
+def _only_the_caller_can_mend(error: AutoschedError) -> bool:
+    return isinstance(error, UsageError) and not isinstance(error, (UnsupportedGraph, InputMismatch))
 
 
 @dataclass(slots=True)
 class _Facts:
     """What is known by the time a load ends, well or not."""
 
-    bundle: Bundle | None = None
-    verdict: Verdict | None = None
-    max_abs_error: float = 0.0
+    label: str
+    strict: bool
+    bundles: Sequence[Bundle] = ()
+    verdicts: list[Verdict] = field(default_factory=list)
 
-    def report(self, reason: str) -> LoadReport:
-        if self.bundle is None:
+    def report(self, reason: str = "") -> LoadReport:
+        if not self.bundles:
             return LoadReport(not reason, reason)
+        first = self.bundles[0]
+        found = {verdict.compatibility for verdict in self.verdicts}
+        lines = dict.fromkeys(line for verdict in self.verdicts for line in verdict.lines)
         return LoadReport(
             scheduled=not reason,
             reason=reason,
-            schedule=printable(self.bundle.evidence.report.chosen),
-            operators=len(self.bundle.program.graph),
-            lanes=self.bundle.schedule.lanes,
-            verdict=str(self.verdict.compatibility) if self.verdict else "",
-            differences=self.verdict.lines if self.verdict else (),
-            max_abs_error=self.max_abs_error,
+            schedule=printable(first.evidence.report.chosen),
+            operators=max(len(bundle.program.graph) for bundle in self.bundles),
+            lanes=max(bundle.schedule.lanes for bundle in self.bundles),
+            verdict=next((str(item) for item in _RANK if item in found), ""),
+            differences=tuple(lines),
         )
 
 
+def _warn(model: torch.nn.Module, reason: str) -> None:
+    warnings.warn(f"autosched runs {type(model).__name__} as it came: {reason}", FallbackWarning, stacklevel=4)
+
+
 def _as_it_came(model: torch.nn.Module, reason: str, facts: _Facts) -> LoadedModel:
-    warnings.warn(f"autosched runs {type(model).__name__} as it came: {reason}", FallbackWarning, stacklevel=3)
+    _warn(model, reason)
     return LoadedModel(model, None, facts.report(reason), strict=False)
 
 
-def _prepare(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, label: str, facts: _Facts) -> Prepared:
-    bundle = facts.bundle = read_bundle(source)
-    kind = bundle.key.device.kind
+def _open(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, facts: _Facts, *, pad: bool, max_shapes: int) -> ShapeTable:
+    """All that is settled before anything runs."""
+    label = facts.label
+    facts.bundles = read_bundles(source)
+    kind = facts.bundles[0].key.device.kind
     device = _home(model, kind)
     if device.type != kind and kind in ("cpu", "cuda"):
         raise IncompatibleArtifact(
             label, [f"device: tuned on {kind}, but the model is on {device}; move the model, or tune for {device.type}"]
         )
-    verdict = facts.verdict = check_bundle(bundle, *_host_keys(kind, device, label), model)
-    if verdict.compatibility is Compatibility.INCOMPATIBLE:
-        raise IncompatibleArtifact(label, verdict.lines)
+    host = _host_keys(kind, device, label)
+    facts.verdicts = [check_bundle(bundle, *host, model) for bundle in facts.bundles]
     if model.training:
         raise IncompatibleArtifact(label, ["mode: tuned in eval mode, but the model is in training mode; call model.eval() before load()"])
-    _require_threads(bundle, label)
-    plan = make_plan(bundle.program.graph, bundle.schedule)
-    factory = _runner_factory(device)
+    fitting = [verdict.compatibility is not Compatibility.INCOMPATIBLE for verdict in facts.verdicts]
+    if not any(fitting) or (facts.strict and not all(fitting)):
+        raise IncompatibleArtifact(label, facts.verdicts[fitting.index(False)].lines)
+    padding = _padding(model, facts) if pad else None
+    binder = Binder(model, device, label)
+    slots: list[Slot] = []
+    for place, (bundle, verdict, fits) in enumerate(zip(facts.bundles, facts.verdicts, fitting, strict=True)):
+        slot = Slot(bundle.program, _Preparer(binder, bundle, place, padding, label))
+        if not fits:
+            slot.refused = f"made for something else: {'; '.join(verdict.lines)}"
+        slots.append(slot)
+    return ShapeTable(slots, device, max_shapes=max_shapes, padding=padding)
 
-    def rebind(verify: bool) -> tuple[Runner, ModelWatch]:
-        # The watch first: a change while the weights are read is then seen at the next call.
-        watch = ModelWatch(model, bundle.program)
-        constants = gather_constants(bundle.program, model, bundle.literals)
-        bound = WidePrograms(bundle.program, constants).for_plan(plan) if device.type == "cpu" else bind(bundle.program, constants, device)
-        inputs = random_inputs(bundle.program, _SEED, device)
-        runner = factory(bound, plan, inputs)
-        if verify:
-            facts.max_abs_error = _verify(bundle, bound, runner, model, label)
-        return runner, watch
 
-    runner, watch = rebind(True)
-    offsets_matter = any("as_strided" in call.target for operator in bundle.program.graph.operators for call in operator.calls)
-    return Prepared(bundle.program, runner, device, watch, rebind, offsets_matter)
+def _padding(model: torch.nn.Module, facts: _Facts) -> Padding | None:
+    programs = [bundle.program for bundle in facts.bundles]
+    buckets = find_buckets(programs)
+    if not isinstance(buckets, str):
+        return Padding(programs, buckets)
+    if facts.strict:
+        raise IncompatibleArtifact(facts.label, [f"padding: {buckets}"])
+    _warn(model, f"calls of other shapes cannot be padded: {buckets}")
+    return None
+
+
+class _Preparer:
+    """Prepares one shape; whatever goes wrong is an error of autosched's own."""
+
+    def __init__(self, binder: Binder, bundle: Bundle, place: int, padding: Padding | None, label: str) -> None:
+        self._binder = binder
+        self._bundle = bundle
+        self._place = place
+        self._padding = padding
+        self._label = label
+
+    def __call__(self) -> Prepared:
+        try:
+            prepared = self._binder.prepare(self._bundle)
+            if self._padding is not None:
+                self._padding.settle(self._place, prepared.runner, self._binder.model, prepared.device, self._label)
+        except (UnsupportedGraph, InputMismatch) as error:
+            raise IncompatibleArtifact(self._label, [printable(str(error))]) from error
+        except AutoschedError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {printable(str(error))}"
+            raise IncompatibleArtifact(self._label, [f"its schedule cannot run on this model here: {reason}"]) from error
+        return prepared
+
+
+def _warm(table: ShapeTable, model: torch.nn.Module, facts: _Facts) -> None:
+    """Prepare what there is room for. A shape that fails is refused; if all fail, the first reason is raised."""
+    first: AutoschedError | None = None
+    for slot in [slot for slot in table.slots if not slot.refused][: table.max_shapes]:
+        try:
+            table.warm(slot)
+        except AutoschedError as error:
+            if facts.strict:
+                raise
+            first = first or error
+            slot.refused = str(error)
+    left = [slot for slot in table.slots if not slot.refused]
+    if first is not None:
+        if not left:
+            raise first
+        _warn(model, f"one of {len(table.slots)} shapes has no schedule: {first}")
+    if table.padding is not None and table.padding.refused:
+        if facts.strict:
+            raise IncompatibleArtifact(facts.label, [table.padding.refused])
+        _warn(model, f"calls of other shapes are not padded: {table.padding.refused}")
 
 
 def _home(model: torch.nn.Module, kind: str) -> torch.device:
@@ -158,72 +222,3 @@ def _host_keys(kind: str, device: torch.device, label: str) -> tuple[DeviceKey, 
         index = device.index or 0
         return cuda_device_key(index), cuda_software_key(index)
     raise IncompatibleArtifact(label, [f"device: tuned on {printable(kind)!r}, which this version does not run"])
-
-
-def _require_threads(bundle: Bundle, label: str) -> None:
-    widest = max(bundle.schedule.width, default=1)
-    # The thread library ends the process when it cannot start as many threads as it was told to.
-    if bundle.key.device.kind == "cpu" and widest > usable_cores():
-        raise IncompatibleArtifact(label, [f"width: an operator asks for {widest} threads there, {usable_cores()} cores are usable here"])
-
-
-def _runner_factory(device: torch.device) -> RunnerFactory:
-    if device.type == "cuda":
-        from autosched.runtime.cuda_load import cuda_runner
-
-        return cuda_runner
-    from autosched.runtime.lanes import LaneExecutor, LanePool
-
-    pool = LanePool()
-    return lambda bound, plan, inputs: LaneExecutor(bound, plan, pool).run
-
-
-def _verify(bundle: Bundle, bound: BoundProgram, runner: Runner, model: torch.nn.Module, label: str) -> float:
-    """Audit the operators, then compare the schedule's outputs with the model's; the largest absolute difference.
-
-    Raises:
-        IncompatibleArtifact: saying what differs.
-    """
-    if operator := changes_callers_memory(bound):
-        raise IncompatibleArtifact(label, [f"operator {operator} changes an input or a parameter in place; such a model is not scheduled"])
-    program = bundle.program
-    inputs = random_inputs(program, _SEED, bound.device)
-    in_order, lies = audit_run(bound, inputs)
-    if lies:
-        raise IncompatibleArtifact(label, [printable(line) for line in lies[:5]])
-    worst = _require_agreement(program, runner(inputs), _answer(program, model, inputs), label)
-    _require_agreement(program, in_order, _answer(program, model, inputs), label)
-    # Again with inputs that the file has no say in: its own may hide what it computes (all zeros, say).
-    plain = dataclasses.replace(program, inputs=tuple(dataclasses.replace(item, mean=0.0, std=1.0) for item in program.inputs))
-    others = random_inputs(plain, _SEED + 1, bound.device)
-    try:
-        answer = _answer(program, model, others)
-    except Exception:
-        # Inputs unlike the example's may be beyond the model itself.
-        return worst
-    return max(worst, _require_agreement(program, runner(others), answer, label))
-
-
-def _answer(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
-    args, kwargs = unflatten_inputs(program, inputs)
-    with torch.no_grad():
-        return model(*args, **kwargs)
-
-
-def _require_agreement(program: Program, outputs: list[torch.Tensor], answer: Any, label: str) -> float:
-    result = unflatten_outputs(program, outputs)
-    if not _same_containers(result, answer):
-        raise IncompatibleArtifact(label, ["it returns other containers or other plain values than the model"])
-    # After the output structure, which decides which tensors are returned, and how often.
-    agreement = compare(output_tensors(result), output_tensors(answer))
-    if not agreement.within_tolerance:
-        raise IncompatibleArtifact(label, [f"it computes something else than the model: {agreement.reason}"])
-    return agreement.max_abs_error
-
-
-def _same_containers(result: object, answer: object) -> bool:
-    (leaves, tree), (expected, expected_tree) = describe_tree(result), describe_tree(answer)
-    return tree == expected_tree and all(
-        isinstance(leaf, torch.Tensor) if isinstance(other, torch.Tensor) else type(leaf) is type(other) and repr(leaf) == repr(other)
-        for leaf, other in zip(leaves, expected, strict=True)
-    )

@@ -6,7 +6,8 @@ Everything is read at every call, so every reading is one pass of C code over fl
 from __future__ import annotations
 
 import enum
-from operator import attrgetter, getitem
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from autosched.core.program import ConstantSource, Program
 
 _version_of = attrgetter("_version")
 _training_of = attrgetter("training")
+_training_entry = itemgetter("training")
+_values_of = dict.values
+_END = object()
 _address_of = torch.Tensor.data_ptr
 
 
@@ -44,31 +48,27 @@ class ModelWatch:
     """
 
     def __init__(self, model: torch.nn.Module, program: Program) -> None:
-        self._modules = list(model.modules())
-        self._training = list(map(_training_of, self._modules))
-        self._hooks: list[dict[Any, Any]] = [
-            hooks for module in self._modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        ]
-        self._hook_count = sum(map(len, self._hooks))
-        self._children = [module._modules for module in self._modules]
-        self._child_count = sum(map(len, self._children))
-        self._tables: list[dict[str, Any]] = [children for children in self._children for _ in children]
-        self._keys = [name for children in self._children for name in children]
-        self._tensors: list[torch.Tensor] = []
+        modules = list(model.modules())
+        self._modes = _Modes(modules)
+        self._hooks = _Sizes([hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)])
+        self._children = _Entries([module._modules for module in modules if module._modules])
+        self._childless = [module._modules for module in modules if not module._modules]
+        owners: dict[int, dict[str, Any]] = {}
+        self._bound: list[tuple[dict[str, Any], str]] = []
         for binding in program.bindings:
             if binding.source is ConstantSource.LITERAL:
                 continue
             owner_name, _, key = binding.name.rpartition(".")
             owner = model.get_submodule(owner_name)
             table: dict[str, Any] = owner._parameters if binding.source is ConstantSource.PARAMETER else owner._buffers
-            self._tables.append(table)
-            self._keys.append(key)
-            self._tensors.append(table[key])
+            owners[id(table)] = table
+            self._bound.append((table, key))
+        self._tensors: list[torch.Tensor] = [table[key] for table, key in self._bound]
         if any(tensor.is_inference() for tensor in self._tensors):
             raise UnwatchableModel(
                 "its parameters were made under torch.inference_mode, so changes to them could not be noticed; make them outside of it"
             )
-        self._identities = list(map(id, map(getitem, self._tables, self._keys)))
+        self._weights = _Entries(list(owners.values()))
         self.accept()
 
     def accept(self) -> None:
@@ -78,21 +78,76 @@ class ModelWatch:
 
     def change(self) -> Change:
         """The gravest change."""
-        if list(map(_training_of, self._modules)) != self._training:
+        if self._modes.changed():
             return Change.MODE
-        if sum(map(len, self._hooks)) != self._hook_count:
+        if self._hooks.changed():
             return Change.HOOKS
-        try:
-            identities = list(map(id, map(getitem, self._tables, self._keys)))
-        except KeyError:
+        if self._children.changed() or any(self._childless):
             return Change.STRUCTURE
-        if identities != self._identities or sum(map(len, self._children)) != self._child_count:
-            return Change.STRUCTURE
+        if self._weights.changed():
+            if any(table.get(key) is not tensor for (table, key), tensor in zip(self._bound, self._tensors, strict=True)):
+                return Change.STRUCTURE
+            # A neighbour that the program does not read.
+            self._weights.accept()
         if list(map(_address_of, self._tensors)) != self._addresses:
             return Change.MOVED
         if list(map(_version_of, self._tensors)) != self._versions:
             return Change.CONTENT
         return Change.NONE
+
+
+class _Modes:
+    """Which modules are in training mode."""
+
+    __slots__ = ("_any_at_first", "_at_first", "_modules", "_tables")
+
+    def __init__(self, modules: list[torch.nn.Module]) -> None:
+        self._modules = modules
+        self._at_first = list(map(_training_of, modules))
+        self._any_at_first = any(self._at_first)
+        # A scripted module keeps the flag elsewhere.
+        self._tables = [module.__dict__ for module in modules if "training" in module.__dict__]
+
+    def changed(self) -> bool:
+        if not self._any_at_first and len(self._tables) == len(self._modules):
+            try:
+                return any(map(_training_entry, self._tables))
+            except KeyError:
+                return True
+        return list(map(_training_of, self._modules)) != self._at_first
+
+
+class _Sizes:
+    """Whether dictionaries, most of them empty, have as many entries as at first."""
+
+    __slots__ = ("_empty", "_filled", "_total")
+
+    def __init__(self, tables: list[dict[Any, Any]]) -> None:
+        self._empty = [table for table in tables if not table]
+        self._filled = [table for table in tables if table]
+        self._total = sum(map(len, self._filled))
+
+    def changed(self) -> bool:
+        return any(self._empty) or (bool(self._filled) and sum(map(len, self._filled)) != self._total)
+
+
+class _Entries:
+    """Whether dictionaries hold the very objects that they held, under the same names, in one pass over all of them."""
+
+    __slots__ = ("_held", "_names", "_tables")
+
+    def __init__(self, tables: list[dict[str, Any]]) -> None:
+        self._tables = tables
+        self.accept()
+
+    def accept(self) -> None:
+        # The end is marked: an entry too few meets the mark, one too many is met by it.
+        self._held = [*chain.from_iterable(map(_values_of, self._tables)), _END]
+        self._names = [*chain.from_iterable(self._tables)]
+
+    def changed(self) -> bool:
+        values = chain(chain.from_iterable(map(_values_of, self._tables)), (_END,))
+        return not all(map(is_, values, self._held)) or [*chain.from_iterable(self._tables)] != self._names
 
 
 class UnwatchableModel(Exception):

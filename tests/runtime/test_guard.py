@@ -15,6 +15,7 @@ from autosched.core.errors import AutoschedError, InputMismatch
 from autosched.export.bundle import encode_bundle
 from autosched.runtime.load import FallbackWarning, LoadedModel, load
 from autosched.runtime.numerics import compare
+from autosched.runtime.prepared import Prepared
 from autosched.runtime.trees import output_tensors
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
@@ -39,6 +40,13 @@ def _agrees(loaded: LoadedModel, model: torch.nn.Module, seed: int = 3) -> bool:
     args, kwargs = two_branches_inputs(seed)
     with torch.no_grad():
         return compare(output_tensors(loaded(*args, **kwargs)), output_tensors(model(*args, **kwargs))).within_tolerance
+
+
+def _prepared(loaded: LoadedModel) -> Prepared:
+    assert loaded._table is not None
+    prepared = loaded._table.slots[0].prepared
+    assert prepared is not None
+    return prepared
 
 
 def _inputs(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -273,22 +281,18 @@ def test_an_error_of_the_model_itself_is_the_models_own(model: TwoBranches) -> N
     assert torch.equal(loaded(torch.tensor([3, 2]))[0], table.weight[[3, 2]])
     assert loaded.report().scheduled
     # Nothing is computed ahead of time here, so new contents need no new runner.
-    assert loaded._prepared is not None
-    before = loaded._prepared.runner
+    before = _prepared(loaded).runner
     with torch.no_grad():
         table.weight.mul_(2.0)
     assert torch.equal(loaded(torch.tensor([3, 2]))[0], table.weight[[3, 2]])
-    assert loaded._prepared.runner is before
+    assert _prepared(loaded).runner is before
 
 
 def test_an_operator_that_fails_alone_retires_the_schedule(loaded: LoadedModel, model: TwoBranches) -> None:
-    prepared = loaded._prepared
-    assert prepared is not None
-
     def fails(inputs: object) -> list[torch.Tensor]:
         raise RuntimeError("out of luck")
 
-    prepared.runner = fails
+    _prepared(loaded).runner = fails
     with pytest.warns(FallbackWarning, match="out of luck"):
         assert _agrees(loaded, model)
     assert not loaded.report().scheduled

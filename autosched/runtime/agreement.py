@@ -1,0 +1,47 @@
+"""Whether a schedule answers a call as its model does: containers, plain values, and tensors within the tolerance of their dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from autosched.core.errors import IncompatibleArtifact
+from autosched.core.program import Program
+from autosched.runtime.numerics import compare
+from autosched.runtime.trees import describe_tree, output_tensors, unflatten_inputs, unflatten_outputs
+
+
+def models_answer(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
+    """What the model itself returns for ``inputs``, in the order of ``program.graph.inputs``; whatever it raises."""
+    args, kwargs = unflatten_inputs(program, inputs)
+    with torch.no_grad():
+        return model(*args, **kwargs)
+
+
+def require_agreement(program: Program, outputs: Sequence[torch.Tensor], answer: Any, label: str) -> float:
+    """The largest absolute difference between a schedule's outputs and the model's answer.
+
+    Args:
+        outputs: in the order of ``program.graph.outputs``.
+
+    Raises:
+        IncompatibleArtifact: saying what differs, if it is more than the tolerance.
+    """
+    result = unflatten_outputs(program, outputs)
+    if not _same_containers(result, answer):
+        raise IncompatibleArtifact(label, ["it returns other containers or other plain values than the model"])
+    # After the output structure, which decides which tensors are returned, and how often.
+    agreement = compare(output_tensors(result), output_tensors(answer))
+    if not agreement.within_tolerance:
+        raise IncompatibleArtifact(label, [f"it computes something else than the model: {agreement.reason}"])
+    return agreement.max_abs_error
+
+
+def _same_containers(result: object, answer: object) -> bool:
+    (leaves, tree), (expected, expected_tree) = describe_tree(result), describe_tree(answer)
+    return tree == expected_tree and all(
+        isinstance(leaf, torch.Tensor) if isinstance(other, torch.Tensor) else type(leaf) is type(other) and repr(leaf) == repr(other)
+        for leaf, other in zip(leaves, expected, strict=True)
+    )

@@ -1,0 +1,114 @@
+"""Binding a bundle's schedule to a model: constants, plan, runner, and the comparison that must pass before it may serve."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from autosched.core.errors import IncompatibleArtifact
+from autosched.runtime.agreement import models_answer, require_agreement
+from autosched.runtime.audit import audit_run, changes_callers_memory
+from autosched.runtime.bundle_format import Bundle, printable
+from autosched.runtime.host_key import usable_cores
+from autosched.runtime.kernels import BoundProgram, bind, gather_constants, random_inputs
+from autosched.runtime.plan import Plan, make_plan
+from autosched.runtime.prepared import Bound, Prepared, Runner
+from autosched.runtime.weights import ModelWatch
+from autosched.runtime.widths import WidePrograms
+from autosched.runtime.workspace import peak_live_bytes, unshared_bytes
+
+_SEED = 20_259  # of the inputs of the comparison; any will do, one makes a failure reproducible
+
+RunnerFactory = Callable[[BoundProgram, Plan, Sequence[torch.Tensor]], Runner]
+"""Makes a runner of a bound program and a plan; the tensors are an example input."""
+
+
+class Binder:
+    """Prepares schedules for one model on one device. On a CPU they share one set of lane threads, and so take turns.
+
+    Args:
+        label: of the bundle, for messages.
+    """
+
+    def __init__(self, model: torch.nn.Module, device: torch.device, label: str) -> None:
+        self.model = model
+        self._device = device
+        self._label = label
+        self._factory = _runner_factory(device)
+
+    def prepare(self, bundle: Bundle) -> Prepared:
+        """Bind, audit and compare one schedule.
+
+        Raises:
+            IncompatibleArtifact: saying in what it does not compute what the model computes.
+            Exception: whatever its operators raise.
+        """
+        _require_threads(bundle, self._label)
+        graph = bundle.program.graph
+        plan = make_plan(graph, bundle.schedule)
+        return Prepared(
+            bundle.program,
+            self._device,
+            lambda verify: self._bind(bundle, plan, verify=verify),
+            offsets_matter=any("as_strided" in call.target for operator in graph.operators for call in operator.calls),
+            late_watch=self._device.type == "cuda",
+        )
+
+    def _bind(self, bundle: Bundle, plan: Plan, *, verify: bool) -> Bound:
+        program, device = bundle.program, self._device
+        # The watch first: a change while the weights are read is then seen at the next call.
+        watch = ModelWatch(self.model, program)
+        constants = gather_constants(program, self.model, bundle.literals)
+        bound = WidePrograms(program, constants).for_plan(plan) if device.type == "cpu" else bind(program, constants, device)
+        runner = self._factory(bound, plan, random_inputs(program, _SEED, device))
+        intermediates = getattr(runner, "peak_bytes", 0) or peak_live_bytes(program.graph, plan)
+        workspace = intermediates + unshared_bytes(bound.constants, constants.values())
+        return Bound(runner, watch, workspace, self._verify(bundle, bound, runner) if verify else None)
+
+    def _verify(self, bundle: Bundle, bound: BoundProgram, runner: Runner) -> float:
+        """Audit the operators, then compare the schedule's outputs with the model's; the largest absolute difference.
+
+        Raises:
+            IncompatibleArtifact: saying what differs.
+        """
+        label, model, program = self._label, self.model, bundle.program
+        if operator := changes_callers_memory(bound):
+            raise IncompatibleArtifact(
+                label, [f"operator {operator} changes an input or a parameter in place; such a model is not scheduled"]
+            )
+        inputs = random_inputs(program, _SEED, bound.device)
+        in_order, lies = audit_run(bound, inputs)
+        if lies:
+            raise IncompatibleArtifact(label, [printable(line) for line in lies[:5]])
+        answer = models_answer(program, model, inputs)
+        worst = require_agreement(program, runner(inputs), answer, label)
+        require_agreement(program, in_order, answer, label)
+        # Again with inputs that the file has no say in: its own may hide what it computes (all zeros, say).
+        plain = dataclasses.replace(program, inputs=tuple(dataclasses.replace(item, mean=0.0, std=1.0) for item in program.inputs))
+        others = random_inputs(plain, _SEED + 1, bound.device)
+        try:
+            answer = models_answer(program, model, others)
+        except Exception:
+            # Inputs unlike the example's may be beyond the model itself.
+            return worst
+        return max(worst, require_agreement(program, runner(others), answer, label))
+
+
+def _require_threads(bundle: Bundle, label: str) -> None:
+    widest = max(bundle.schedule.width, default=1)
+    # The thread library ends the process when it cannot start as many threads as it was told to.
+    if bundle.key.device.kind == "cpu" and widest > usable_cores():
+        raise IncompatibleArtifact(label, [f"width: an operator asks for {widest} threads there, {usable_cores()} cores are usable here"])
+
+
+def _runner_factory(device: torch.device) -> RunnerFactory:
+    if device.type == "cuda":
+        from autosched.runtime.cuda_load import cuda_runner
+
+        return cuda_runner
+    from autosched.runtime.lanes import LaneExecutor, LanePool
+
+    pool = LanePool()
+    return lambda bound, plan, inputs: LaneExecutor(bound, plan, pool).run

@@ -1,0 +1,145 @@
+"""The call signature of a program, compiled: taking a call apart and putting an answer together without a general tree walk.
+
+At batch size 1 a general walk over the containers costs as much as a few operators. Tuples, lists and dicts are taken apart by
+closures made once; whatever else a model may take or return goes the general way (``trees``), which is also what explains a mismatch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autosched.core.program import Argument, NonFinite, Program, Ref
+from autosched.runtime.trees import unflatten_outputs
+
+_Take = Callable[[Any, list[Any]], bool]
+_Make = Callable[[Sequence[Any]], Any]
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
+
+class CallReader:
+    """Leaves of a call that has the containers of ``input_tree``.
+
+    Args:
+        input_tree: as in ``Program``.
+    """
+
+    __slots__ = ("_args", "_count", "_flat", "_names", "supported")
+
+    def __init__(self, input_tree: str) -> None:
+        args, kwargs = json.loads(input_tree)[1]["children_spec"]
+        self._names: tuple[str, ...] = tuple(json.loads(kwargs["context"]))
+        taken = [_taker(child) for child in (*args["children_spec"], *kwargs["children_spec"])]
+        self._args: list[_Take] = [take for take in taken if take is not None]
+        self.supported = len(self._args) == len(taken)
+        self._count = len(args["children_spec"])
+        self._flat = all(child["type"] is None for child in args["children_spec"]) and not self._names
+
+    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
+        """The leaves in the program's order, or ``None`` if this is another call (or one that only the general way understands)."""
+        if len(args) != self._count or len(kwargs) != len(self._names):
+            return None
+        if self._flat:
+            return list(args)
+        leaves: list[Any] = []
+        for position, take in enumerate(self._args):
+            if position < self._count:
+                item = args[position]
+            else:
+                name = self._names[position - self._count]
+                if name not in kwargs:
+                    return None
+                item = kwargs[name]
+            if not take(item, leaves):
+                return None
+        return leaves
+
+
+def _taker(node: Mapping[str, Any]) -> _Take | None:
+    kind = node["type"]
+    if kind is None:
+        return _take_leaf
+    children = [_taker(child) for child in node["children_spec"]]
+    takers = tuple(take for take in children if take is not None)
+    if len(takers) < len(children):
+        return None
+    if kind in ("builtins.tuple", "builtins.list"):
+        return _sequence_taker(tuple if kind == "builtins.tuple" else list, takers)
+    if kind == "builtins.dict":
+        return _dict_taker(json.loads(node["context"]), takers)
+    return None
+
+
+def _take_leaf(item: Any, leaves: list[Any]) -> bool:
+    leaves.append(item)
+    return True
+
+
+def _sequence_taker(kind: type, takers: tuple[_Take, ...]) -> _Take:
+    def take_sequence(item: Any, leaves: list[Any]) -> bool:
+        if type(item) is not kind or len(item) != len(takers):
+            return False
+        return all(take(child, leaves) for take, child in zip(takers, item, strict=True))
+
+    return take_sequence
+
+
+def _dict_taker(keys: list[Any], takers: tuple[_Take, ...]) -> _Take:
+    def take_dict(item: Any, leaves: list[Any]) -> bool:
+        # The order counts: a model may well go through the values.
+        if type(item) is not dict or list(item) != keys:
+            return False
+        return all(take(child, leaves) for take, child in zip(takers, item.values(), strict=True))
+
+    return take_dict
+
+
+def leaf_key(leaf: Any) -> object:
+    """What the table of shapes compares of one leaf of a call; equal to :func:`expected_key` exactly where the leaf fits."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype
+    # Not the value alone: 1, 1.0 and True are equal in Python. Others' own representations are none of ours to call.
+    return (type(leaf).__name__, repr(leaf)) if type(leaf) in _PLAIN else None
+
+
+def expected_key(program: Program, leaf: Argument) -> object:
+    """The key of a leaf as ``program`` was captured with it."""
+    if isinstance(leaf, Ref):
+        spec = program.graph.values[leaf.value].spec
+        return torch.Size(spec.shape), getattr(torch, spec.dtype)
+    if isinstance(leaf, NonFinite):
+        return "float", leaf.name
+    return type(leaf).__name__, repr(leaf)
+
+
+def answer_maker(program: Program) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """Builds the model's output from the tensors of ``program.graph.outputs``, each call anew."""
+    place = {value: index for index, value in reversed(list(enumerate(program.graph.outputs)))}
+    leaves = iter(program.output_leaves)
+    made = _maker(json.loads(program.output_tree)[1], leaves, place)
+    return made if made is not None else lambda tensors: unflatten_outputs(program, tensors)
+
+
+def _maker(node: Mapping[str, Any], leaves: Any, place: Mapping[int, int]) -> _Make | None:
+    kind = node["type"]
+    if kind is None:
+        leaf = next(leaves)
+        if not isinstance(leaf, Ref):
+            return lambda tensors: leaf
+        index = place[leaf.value]
+        return lambda tensors: tensors[index]
+    children = [_maker(child, leaves, place) for child in node["children_spec"]]
+    makers = tuple(make for make in children if make is not None)
+    if len(makers) < len(children):
+        return None
+    if kind == "builtins.tuple":
+        return lambda tensors: tuple([make(tensors) for make in makers])
+    if kind == "builtins.list":
+        return lambda tensors: [make(tensors) for make in makers]
+    if kind == "builtins.dict":
+        keyed = tuple(zip(json.loads(node["context"]), makers, strict=True))
+        return lambda tensors: {key: make(tensors) for key, make in keyed}
+    return None

@@ -1,0 +1,133 @@
+"""A verified schedule that may run, and how it keeps up with its model between calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autosched.core.program import Program
+from autosched.runtime.weights import Change, ModelWatch
+
+Runner = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+
+_MODE = "a module of the model is in another mode (train or eval) than at load; call model.eval() to use the schedule"
+_HOOKS = "forward hooks were added to or removed from the model after load, and a schedule does not call them"
+
+
+class NoLongerFits(Exception):
+    """The model was changed into one that its schedule does not compute; the cause says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A schedule bound to the model as it is now.
+
+    Args:
+        runner: runs it on tensors in the order of ``program.graph.inputs``; called by one thread at a time.
+        watch: notices changes of the model.
+        workspace_bytes: memory it takes beside the model's weights: most intermediates alive at once, and weights packed or folded.
+        max_abs_error: largest difference from the model, if they were compared.
+    """
+
+    runner: Runner
+    watch: ModelWatch
+    workspace_bytes: int
+    max_abs_error: float | None
+
+
+class Prepared:
+    """A schedule that was verified against its model and may run.
+
+    Args:
+        program: what it computes.
+        device: where inputs must be.
+        bind: binds it to the model as it is now; raises on any doubt. Its argument says whether to compare with the model.
+        offsets_matter: whether an operator addresses memory from the start of a storage.
+        late_watch: look for changes of the model after the launch, while the device works, instead of before it. A schedule writes to
+            no memory but its own, so what a stale launch computed is dropped and nobody sees it.
+
+    Raises:
+        Exception: whatever ``bind`` raises.
+    """
+
+    def __init__(
+        self, program: Program, device: torch.device, bind: Callable[[bool], Bound], *, offsets_matter: bool, late_watch: bool = False
+    ) -> None:
+        self.program = program
+        self.device = device
+        self.offsets_matter = offsets_matter
+        self.late_watch = late_watch
+        self.max_abs_error = 0.0
+        self._bind = bind
+        self._take(bind(True))
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | str:
+        """Outputs, or what an operator raised, or why the schedule may not run now (the model is in another mode, or has other hooks).
+
+        Raises:
+            NoLongerFits: if the model was changed into another one.
+        """
+        if not self.late_watch:
+            return self._follow() or self._launch(tensors)
+        outcome = self._launch(tensors)
+        change = self.watch.change()
+        if change is Change.NONE:
+            return outcome
+        if self._harmless(change) and not isinstance(outcome, Exception):
+            return outcome
+        return self._follow() or self._launch(tensors)
+
+    def refresh(self) -> None:
+        """Read all parameters again and compare with the model.
+
+        Raises:
+            NoLongerFits: if the model was changed into another one.
+        """
+        self._rebind(verify=True)
+
+    def close(self) -> None:
+        """Give back what the runner holds, where it holds anything that needs giving back. Nothing may be running."""
+        close = getattr(self.runner, "close", None)
+        if close is not None:
+            close()
+
+    def _launch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception:
+        try:
+            if not torch.is_grad_enabled():
+                return self.runner(tensors)
+            with torch.no_grad():
+                return self.runner(tensors)
+        except Exception as error:
+            return error
+
+    def _follow(self) -> str:
+        """Keep up with changes of the model; why the schedule may not run, or nothing."""
+        change = self.watch.change()
+        if change is Change.NONE or self._harmless(change):
+            return ""
+        if change is Change.MODE:
+            return _MODE
+        if change is Change.HOOKS:
+            return _HOOKS
+        self._rebind(verify=change is Change.STRUCTURE)
+        return ""
+
+    def _harmless(self, change: Change) -> bool:
+        if change is not Change.CONTENT or self.program.prologue:
+            return False
+        # Read where they are at every call, and nothing was computed from them ahead of time.
+        self.watch.accept()
+        return True
+
+    def _rebind(self, *, verify: bool) -> None:
+        try:
+            self._take(self._bind(verify))
+        except Exception as error:
+            raise NoLongerFits(f"the model was changed and its schedule no longer fits: {error}") from error
+
+    def _take(self, bound: Bound) -> None:
+        self.runner, self.watch, self.workspace_bytes = bound.runner, bound.watch, bound.workspace_bytes
+        if bound.max_abs_error is not None:
+            self.max_abs_error = bound.max_abs_error

@@ -1,0 +1,264 @@
+"""The shapes a loaded model has schedules for: which one a call belongs to, and how many are kept ready.
+
+Concurrency: calls of one shape take turns, under the lock of its slot. What is evicted is chosen, under the lock of the table, among
+slots that nobody uses, so that no executor disappears from under a running call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autosched.core.errors import AutoschedError, InputMismatch
+from autosched.core.program import Program, Ref
+from autosched.runtime.call_form import CallReader, answer_maker, expected_key, leaf_key
+from autosched.runtime.prepared import NoLongerFits, Prepared
+from autosched.runtime.shapes import describe_shape
+from autosched.runtime.shapes_padding import Padding
+from autosched.runtime.trees import as_captured, flatten_inputs
+
+_MAX_ARRANGEMENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a call may not run on a schedule. ``kind`` groups reasons that warn once together."""
+
+    kind: str
+    reason: str
+    error: Exception | None = None
+
+
+class Slot:
+    """One shape: its program, and its schedule once that is ready.
+
+    Args:
+        program: what it was captured as.
+        prepare: binds and verifies the schedule; raises what says why it may not run.
+    """
+
+    def __init__(self, program: Program, prepare: Callable[[], Prepared]) -> None:
+        self.program = program
+        self.label = describe_shape(program)
+        self.prepared: Prepared | None = None
+        self.refused = ""
+        self.calls = 0
+        self.users = 0  # guarded by the table
+        self.max_abs_error = 0.0
+        self.answer = answer_maker(program)
+        self.order = _reading_order(program)
+        values = program.graph.values
+        self.strides = [values[index].spec.strides for index in program.graph.inputs]
+        self._prepare = prepare
+        self._lock = threading.Lock()
+
+    def ready(self) -> Prepared:
+        """The schedule, made ready if it is not; whatever ``prepare`` raises. Under the slot's lock."""
+        if self.prepared is None:
+            self.prepared = self._prepare()
+            self.max_abs_error = self.prepared.max_abs_error
+        return self.prepared
+
+    def warm(self) -> None:
+        """Make it ready now; whatever ``prepare`` raises."""
+        with self._lock:
+            self.ready()
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | Refused:
+        """Outputs, or what an operator raised, or why the schedule may not run."""
+        with self._lock:
+            prepared = self.prepared
+            try:
+                if prepared is None:
+                    if self.refused:
+                        return Refused("retired", self.refused)
+                    prepared = self.ready()
+                outcome = prepared.run(tensors)
+            except NoLongerFits as error:
+                return self._retire("model", str(error), error.__cause__)
+            except Exception as error:
+                what = str(error) if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}"
+                return self._retire("prepare", f"the schedule for {self.label} is not used: {what}", error)
+            if isinstance(outcome, str):
+                return Refused("model", outcome)
+            if not isinstance(outcome, Exception):
+                self.calls += 1
+            return outcome
+
+    def refresh(self) -> Refused | None:
+        """Read all parameters again, if the schedule is ready; why it may not run any more, or nothing."""
+        with self._lock:
+            if self.prepared is None:
+                return None
+            try:
+                self.prepared.refresh()
+            except NoLongerFits as error:
+                return self._retire("model", str(error), error.__cause__)
+            return None
+
+    def retire(self, reason: str) -> None:
+        """Never run it again."""
+        with self._lock:
+            self._retire("failure", reason, None)
+
+    def _retire(self, kind: str, reason: str, error: BaseException | None) -> Refused:
+        self.refused = reason
+        self.prepared = None
+        return Refused(kind, reason, error if isinstance(error, Exception) else None)
+
+
+@dataclass(slots=True)
+class Found:
+    """The slot of a call, its tensors in the order of the program's inputs, and what to cut from the outputs, if they were padded."""
+
+    slot: Slot
+    tensors: list[torch.Tensor]
+    size: int | None = None
+
+
+class ShapeTable:
+    """Every shape of a bundle.
+
+    Args:
+        slots: one for each shape.
+        device: where inputs must be.
+        max_shapes: how many schedules are kept ready at most; the one used longest ago goes first.
+        padding: how calls of other shapes are padded, if they are.
+    """
+
+    def __init__(self, slots: Sequence[Slot], device: torch.device, *, max_shapes: int, padding: Padding | None = None) -> None:
+        self.slots = tuple(slots)
+        self.device = device
+        self.max_shapes = max_shapes
+        self.padding = padding
+        self.evictions = 0
+        self._bounded = len(self.slots) > max_shapes
+        self._recent: OrderedDict[int, Slot] = OrderedDict()
+        self._lock = threading.Lock()
+        forms: dict[str, tuple[CallReader, dict[tuple[object, ...], Slot]]] = {}
+        for slot in self.slots:
+            program = slot.program
+            _, table = forms.setdefault(program.input_tree, (CallReader(program.input_tree), {}))
+            table[tuple([expected_key(program, leaf) for leaf in program.input_leaves])] = slot
+        self._forms = tuple(forms.values())
+        self._examples = tuple({slot.program.input_tree: slot.program for slot in reversed(self.slots)}.values())
+
+    def find(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
+        """The slot of a call, and its tensors.
+
+        Raises:
+            InputMismatch: if there is none; it says what the call has and what there are schedules for.
+        """
+        found = self._look_up(args, kwargs)
+        if found is not None:
+            return found
+        # By keyword what was captured by position, or the other way round, is the same call.
+        for program in self._examples:
+            rearranged = as_captured(program, signature, args, kwargs)
+            if rearranged is not None:
+                args, kwargs = rearranged
+                found = self._look_up(args, kwargs)
+                if found is not None:
+                    return found
+        return self._search(args, kwargs)
+
+    def run(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | Refused:
+        """As ``slot.run``, with no more schedules ready than allowed."""
+        if not self._bounded:
+            return slot.run(tensors)
+        self._borrow(slot)
+        try:
+            return slot.run(tensors)
+        finally:
+            self._give_back(slot)
+
+    def warm(self, slot: Slot) -> None:
+        """Make ``slot`` ready, with no more schedules ready than allowed; whatever its ``prepare`` raises."""
+        self._borrow(slot)
+        try:
+            slot.warm()
+        finally:
+            self._give_back(slot)
+
+    def _borrow(self, slot: Slot) -> None:
+        with self._lock:
+            slot.users += 1
+            self._recent[id(slot)] = slot
+            self._recent.move_to_end(id(slot))
+            dropped = self._over()
+        _close(dropped)
+
+    def _give_back(self, slot: Slot) -> None:
+        with self._lock:
+            slot.users -= 1
+            dropped = self._over()
+        _close(dropped)
+
+    def _over(self) -> list[Prepared]:
+        dropped: list[Prepared] = []
+        for place in list(self._recent):
+            if len(self._recent) <= self.max_shapes:
+                break
+            slot = self._recent[place]
+            if slot.users:
+                continue
+            del self._recent[place]
+            if slot.prepared is not None:
+                dropped.append(slot.prepared)
+                slot.prepared = None
+                self.evictions += 1
+        return dropped
+
+    def _look_up(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found | None:
+        for reader, table in self._forms:
+            if not reader.supported:
+                continue
+            leaves = reader.read(args, kwargs)
+            if leaves is None:
+                continue
+            try:
+                slot = table.get(tuple([leaf_key(leaf) for leaf in leaves]))
+            except (TypeError, RuntimeError):
+                # A tensor whose shape is not made of plain numbers.
+                continue
+            if slot is not None:
+                return Found(slot, [leaves[place] for place in slot.order])
+        return None
+
+    def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
+        """The general way: containers that only the tree walk knows, sizes that may be padded, and the words for what does not fit."""
+        first: InputMismatch | None = None
+        for slot in self.slots:
+            try:
+                return Found(slot, flatten_inputs(slot.program, args, kwargs))
+            except InputMismatch as error:
+                first = first or error
+        why = ""
+        if self.padding is not None:
+            padded = self.padding.fit(args, kwargs)
+            if not isinstance(padded, str):
+                place, tensors, size = padded
+                return Found(self.slots[place], tensors, size)
+            why = f" Padding does not help: {padded}."
+        assert first is not None  # a table has a slot
+        if len(self.slots) == 1 and not why:
+            raise first
+        labels = "; ".join(slot.label for slot in self.slots)
+        raise InputMismatch(f"{first} There are schedules for {len(self.slots)} shapes: {labels}.{why}") from first
+
+
+def _reading_order(program: Program) -> list[int]:
+    """Place among the call's leaves of each input of the graph."""
+    place = {leaf.value: index for index, leaf in enumerate(program.input_leaves) if isinstance(leaf, Ref)}
+    return [place[value] for value in program.graph.inputs]
+
+
+def _close(dropped: Sequence[Prepared]) -> None:
+    for prepared in dropped:
+        prepared.close()

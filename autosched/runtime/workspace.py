@@ -1,0 +1,48 @@
+"""How much memory a bound plan takes beside the model's own weights, from what its graph says."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+import torch
+
+from autosched.core.graph import OpGraph, ValueRole
+from autosched.runtime.plan import Plan
+
+
+def peak_live_bytes(graph: OpGraph, plan: Plan) -> int:
+    """Most bytes of intermediates (outputs included) alive at once, when ``plan`` is followed in launch order."""
+    alive: set[int] = set()
+    now = peak = 0
+    for step in plan.steps:
+        for value in graph.operators[step.operator].writes:
+            owner = graph.values[graph.values[value].storage]
+            if owner.role in (ValueRole.INTERMEDIATE, ValueRole.INTERNAL) and owner.index not in alive:
+                alive.add(owner.index)
+                now += owner.spec.bytes
+        peak = max(peak, now)
+        for value in step.frees:
+            storage = graph.values[value].storage
+            if storage in alive:
+                alive.remove(storage)
+                now -= graph.values[storage].spec.bytes
+    return peak
+
+
+def unshared_bytes(held: Iterable[object], given: Iterable[torch.Tensor]) -> int:
+    """Bytes of the tensors in ``held`` whose memory is not that of a tensor in ``given``: weights packed or folded ahead of time."""
+    known = {_home(tensor) for tensor in given}
+    total = 0
+    for tensor in held:
+        if isinstance(tensor, torch.Tensor) and (home := _home(tensor)) not in known:
+            known.add(home)
+            total += tensor.numel() * tensor.element_size()
+    return total
+
+
+def _home(tensor: torch.Tensor) -> Hashable:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        # Opaque layouts have no storage to name.
+        return "opaque", id(tensor)
