@@ -78,6 +78,24 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+def compile_limit_s(default_s: float) -> float:
+    """How long a ``torch.compile`` baseline may take to compile: ``AUTOSCHED_COMPILE_LIMIT_S`` (seconds), else the default.
+
+    Raises:
+        UsageError: if the variable holds no positive number.
+    """
+    given = os.environ.get("AUTOSCHED_COMPILE_LIMIT_S")
+    if not given:
+        return default_s
+    try:
+        limit_s = float(given)
+    except ValueError:
+        limit_s = 0.0
+    if not 0 < limit_s < float("inf"):
+        raise UsageError(f"AUTOSCHED_COMPILE_LIMIT_S is {given!r}; expected seconds, such as 120")
+    return limit_s
+
+
 def cache_dir() -> Path:
     """Where finished measurements and tuned schedules are kept: ``AUTOSCHED_CACHE``, else the platform's cache folder."""
     chosen = os.environ.get("AUTOSCHED_CACHE")
@@ -91,3 +109,13 @@ def cache_dir() -> Path:
 def schedules_dir() -> Path:
     """The cache of tuned schedules."""
     return cache_dir() / "schedules"
+
+
+def runs_dir() -> Path:
+    """What tuning jobs measured, by device: stores that ``autosched train`` learns from."""
+    return cache_dir() / "runs"
+
+
+def cost_models_dir() -> Path:
+    """Cost models trained on this machine, by device."""
+    return cache_dir() / "costmodel"

@@ -29,7 +29,7 @@ _OWN = {
     "moe": ("two blocks of eight dense experts", "moe:make_moe"),
     "toy": ("a small branchy convolution net, for trying things out", "toy:make_toy"),
 }
-_TORCHVISION = ("googlenet", "inception_v3", "squeezenet1_1", "resnet50", "mobilenet_v2", "densenet121", "resnext50_32x4d")
+_TORCHVISION = ("googlenet", "inception_v3", "squeezenet1_1", "resnet50", "mobilenet_v2", "densenet121", "densenet201", "resnext50_32x4d")
 _TIMM = ("hrnet_w18", "nasnetalarge", "pnasnet5large", "inception_v4")
 _Made = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}

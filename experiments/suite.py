@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.metadata
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 
@@ -33,50 +38,118 @@ CPU_SUITE = (
     "torchvision:resnet50",
     "torchvision:mobilenet_v2",
 )
+_PACKAGES = ("numpy", "triton", "cuda-bindings", "torchvision", "timm", "transformers", "numba", "optuna", "xgboost-cpu", "xgboost")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One ``autosched compare``; options left ``None`` are the command's own defaults."""
+
+    model: str
+    device: str
+    effort: str = "balanced"
+    budget: str | None = None
+    strategies: str | None = None
+    compiled: bool = True
+    batch: int | None = None
+    dtype: str | None = None
+    seed: int = 0
+
+    def command(self) -> list[str]:
+        """What is run. ``-P``: the checkout's folders must not hide other packages."""
+        command = [sys.executable, "-P", "-m", "autosched", "compare", self.model, "--json"]
+        options = {
+            "device": self.device,
+            "effort": self.effort,
+            "budget": self.budget,
+            "strategies": self.strategies,
+            "batch": self.batch,
+            "dtype": self.dtype,
+            "seed": self.seed,
+        }
+        for name, value in options.items():
+            command += [f"--{name}", str(value)] if value is not None else []
+        return command if self.compiled else [*command, "--no-compiled"]
 
 
 def environment() -> dict[str, object]:
     """Where and with what the figures were taken."""
     import torch
 
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "taken": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit,
+        "commit": _said(["git", "rev-parse", "HEAD"]),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpu": _said(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit", "--format=csv,noheader"]),
     }
 
 
-def run_one(model: str, arguments: argparse.Namespace) -> dict[str, object]:
-    """One ``autosched compare`` in a process of its own."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "autosched",
-        "compare",
-        model,
-        "--device",
-        arguments.device,
-        "--effort",
-        arguments.effort,
-        "--json",
-    ]
-    if arguments.budget:
-        command += ["--budget", arguments.budget]
-    if arguments.strategies:
-        command += ["--strategies", arguments.strategies]
-    if not arguments.compiled:
-        command.append("--no-compiled")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout, check=False)
-    if not done.stdout.strip():
-        return {"error": {"message": done.stderr[-2000:], "exit_code": done.returncode}}
-    result: dict[str, object] = json.loads(done.stdout)
-    return result
+def _said(command: list[str]) -> str:
+    """The first line a command prints; empty if it is not there or fails."""
+    try:
+        done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (done.stdout.strip().splitlines() or [""])[0] if done.returncode == 0 else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def measure(run: Run, timeout_s: float, extra_environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Run it in a process of its own: the report, or ``{"error": {"message", "exit_code"}}`` (``-1``: it ran out of time)."""
+    # A group of its own, so that the processes it started for measuring end with it.
+    process = subprocess.Popen(
+        run.command(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **(extra_environment or {})},
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return {"error": {"message": f"no result within {timeout_s:.0f} s", "exit_code": -1}}
+    try:
+        found: dict[str, Any] = json.loads(out)
+    except ValueError:
+        return {"error": {"message": err[-2000:] or "it printed nothing", "exit_code": process.returncode}}
+    return found
+
+
+def record(run: Run, target: Path, timeout_s: float, extra_environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Measure ``run`` and write what came out, with where and how, to ``target``."""
+    begin = time.monotonic()
+    report = measure(run, timeout_s, extra_environment)
+    document = {
+        "environment": environment(),
+        "run": {"command": run.command()[4:], "batch": run.batch or 1, "dtype": run.dtype or "float32", "limit_s": round(timeout_s)},
+        "took_s": round(time.monotonic() - begin, 1),
+        "report": report,
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return document
+
+
+def outcome(report: dict[str, Any]) -> str:
+    """One line of what came out."""
+    if "error" in report:
+        return f"failed: {(str(report['error'].get('message', '')).strip().splitlines() or ['no reason given'])[-1][:200]}"
+    return str(report.get("verdict", ""))
 
 
 def main() -> None:
@@ -95,12 +168,10 @@ def main() -> None:
     if arguments.smoke:
         models, arguments.effort, arguments.budget, arguments.compiled = ["autosched:toy"], "quick", "6s", False
     out: Path = arguments.out or HERE / "results" / arguments.device
-    out.mkdir(parents=True, exist_ok=True)
     for model in models:
-        report = run_one(model, arguments)
-        target = out / f"{model.replace(':', '_')}.json"
-        target.write_text(json.dumps({"environment": environment(), "report": report}, indent=1) + "\n")
-        print(f"{model}: {report.get('verdict') or report.get('error')}", flush=True)
+        run = Run(model, arguments.device, arguments.effort, arguments.budget, arguments.strategies, arguments.compiled)
+        document = record(run, out / f"{model.replace(':', '_')}.json", arguments.timeout)
+        print(f"{model}: {outcome(document['report'])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -46,10 +46,7 @@ class _Service:
     def _compile(self, request: CompileRequest) -> Answer:
         if (why := _missing_compiler()) is not None:
             return Broken(Failure(FailureKind.UNAVAILABLE, why))
-        model = _load_model(request)
-        tensors = read_tensors(Path(request.tensors_file))
-        leaves = [_leaf(item, tensors) for item in request.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, pytree.treespec_loads(request.tree))
+        model, args, kwargs, references = load_call(request)
         self._threads = request.threads
         torch.set_num_threads(request.threads)
         start_s = time.monotonic()
@@ -61,9 +58,8 @@ class _Service:
                 return Broken(Failure(FailureKind.UNAVAILABLE, f"the C++ compiler here cannot build what Inductor wrote: {first}"))
             raise
         compile_s = time.monotonic() - start_s
-        references = read_tensors(Path(request.references_file))
         got = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-        agreement = compare(got, [references[str(place)] for place in range(len(references))])
+        agreement = compare(got, references)
         if not math.isfinite(agreement.max_abs_error):
             return Broken(Failure(FailureKind.MISMATCH, f"the compiled model's outputs differ in form: {agreement.reason}"))
         return CompileAnswer(agreement.max_abs_error, compile_s)
@@ -108,6 +104,16 @@ def _missing_compiler() -> str | None:
     if shutil.which(compiler) is None:
         return f"the C++ compiler {compiler} does not exist; install g++ or clang++ to have this baseline"
     return None
+
+
+def load_call(request: CompileRequest) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
+    """The model, the arguments it is called with, and the tensors of its right answer, all on the CPU."""
+    model = _load_model(request)
+    tensors = read_tensors(Path(request.tensors_file))
+    leaves = [_leaf(item, tensors) for item in request.leaves]
+    args, kwargs = pytree.tree_unflatten(leaves, pytree.treespec_loads(request.tree))
+    references = read_tensors(Path(request.references_file))
+    return model, tuple(args), dict(kwargs), [references[str(place)] for place in range(len(references))]
 
 
 def _load_model(request: CompileRequest) -> torch.nn.Module:

@@ -9,11 +9,15 @@ from typing import Any
 import torch
 
 from autosched.capture.export import Captured
+from autosched.config import compile_limit_s
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.device.baselines import EagerBaseline
 from autosched.device.compiled_baseline import CompiledBaseline, ModelSource
 from autosched.device.cpu_measure import SHORTEST_BLOCK_US
+from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S, CudaBaseline, ModelCall
+from autosched.device.cuda.baselines import BaselineKind
+from autosched.device.cuda.settings import current_settings
 from autosched.pipeline.judge import External
 from autosched.runtime.host_key import usable_cores
 
@@ -54,32 +58,44 @@ def externals_for(
     with contextlib.ExitStack() as stack:
         found = stack.enter_context(eager_externals(model, args, kwargs, kind))
         if kind == "cuda":
-            found = found + _cuda_externals(stack, captured, compiled=compiled, progress=progress)
+            model = ModelCall(source, tuple(args), dict(kwargs or {}), reference) if source is not None else None
+            found = found + _cuda_externals(stack, captured, model, compiled=compiled, progress=progress)
         elif compiled:
             progress.stage("torch.compile")
-            baseline = CompiledBaseline(None, args, kwargs, reference, threads=usable_cores(), model=model, min_block_us=SHORTEST_BLOCK_US)
+            baseline = CompiledBaseline(
+                source,
+                args,
+                kwargs,
+                reference,
+                threads=usable_cores(),
+                model=model,
+                timeout_s=compile_limit_s(600.0),
+                min_block_us=SHORTEST_BLOCK_US,
+            )
             stack.callback(baseline.close)
             baseline.prepare()
             found = [*found, External("torch_compile", baseline.round_us, baseline.max_abs_error)]
         yield found
 
 
-def _cuda_externals(stack: contextlib.ExitStack, captured: Captured, *, compiled: bool, progress: Progress) -> list[External]:
-    from autosched.device.cuda.baseline_session import CudaBaseline
-    from autosched.device.cuda.baselines import BaselineKind
-    from autosched.device.cuda.settings import current_settings
-
+def _cuda_externals(
+    stack: contextlib.ExitStack, captured: Captured, model: ModelCall | None, *, compiled: bool, progress: Progress
+) -> list[External]:
     # The sequential CUDA graph of the same operators is a schedule of ours already.
     kinds = [kind for kind in BaselineKind if kind is not BaselineKind.CUDA_GRAPH and (compiled or kind is BaselineKind.EAGER)]
     found: list[External] = []
     for kind in kinds:
         progress.stage(f"baseline {kind}")
-        baseline = CudaBaseline(captured.program, captured.constants, kind, current_settings(0))
+        limit_s = compile_limit_s(PREPARE_TIMEOUT_S)
+        baseline = CudaBaseline(captured.program, captured.constants, kind, current_settings(0), timeout_s=limit_s, model=model)
         stack.callback(baseline.close)
         prepared = baseline.prepare()
         if isinstance(prepared, Failure):
             failure = prepared
             found.append(External(kind.value, lambda failure=failure: failure))  # type: ignore[misc]
-        else:
-            found.append(External(kind.value, baseline.round_us, prepared.max_abs_error))
+            continue
+        note = "" if prepared.of_model else f"PyTorch's own baselines got the captured program, not the model: {baseline.why_not_model}"
+        found.append(
+            External(kind.value, baseline.round_us, prepared.max_abs_error, peak_memory_bytes=prepared.peak_memory_bytes, note=note)
+        )
     return found

@@ -25,13 +25,24 @@ _RESTLESS_PCT = 25.0
 class External:
     """A baseline that is no schedule (the model as it came, or compiled): a name and one timed round at a time.
 
-    ``round_us`` returns one time in microseconds, or a ``Failure`` after which it is not called again.
+    ``round_us`` returns one time in microseconds, or a ``Failure`` after which it is not called again. ``note`` is what a reader of its
+    figures should know, or empty.
     """
 
-    def __init__(self, name: str, round_us: Callable[[], float | Failure], max_abs_error: float | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        round_us: Callable[[], float | Failure],
+        max_abs_error: float | None = None,
+        *,
+        peak_memory_bytes: int | None = None,
+        note: str = "",
+    ) -> None:
         self.name = name
         self.round_us = round_us
         self.max_abs_error = max_abs_error
+        self.peak_memory_bytes = peak_memory_bytes
+        self.note = note
 
 
 @dataclass(frozen=True, slots=True)

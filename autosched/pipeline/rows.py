@@ -41,7 +41,18 @@ def strategy_rows(
                     peak=None if isinstance(peak, Failure) else peak.peak_memory_bytes,
                 )
             )
-    rows += [_row(item.name, times, item.name, (sequential_us, best_us), is_baseline=True, error=item.max_abs_error) for item in externals]
+    rows += [
+        _row(
+            item.name,
+            times,
+            item.name,
+            (sequential_us, best_us),
+            is_baseline=True,
+            error=item.max_abs_error,
+            peak=item.peak_memory_bytes,
+        )
+        for item in externals
+    ]
     named = {row.name for row in rows}
     rows += [StrategyRow(name, False, None, None, None, None, None, None, None, why) for name, why in failures.items() if name not in named]
     return rows

@@ -91,6 +91,23 @@ def test_compiled_runs_the_models_own_call(call: tuple[Small, tuple[torch.Tensor
         baseline.close()
 
 
+@pytest.mark.slow
+def test_a_source_that_is_not_there_gives_way_to_the_model(
+    call: tuple[Small, tuple[torch.Tensor], dict[str, float], list[torch.Tensor]],
+) -> None:
+    model, args, kwargs, references = call
+    source = ModelSource("tests.no_such_module:make")
+    baseline = CompiledBaseline(source, args, kwargs, references, threads=1, model=model, timeout_s=200)
+    try:
+        failure = baseline.prepare()
+        if failure is not None and failure.kind is FailureKind.UNAVAILABLE:
+            pytest.skip(failure.detail)
+        assert failure is None
+        assert baseline.max_abs_error is not None
+    finally:
+        baseline.close()
+
+
 HEAD = "import os, signal, time\nimport autosched.device.worker_compile as it\n"
 PLUGINS = {
     "no compiler": HEAD + "it.shutil.which = lambda name: None\n",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from autosched.core.errors import UsageError
 from autosched.core.program_json import decode_program
@@ -15,8 +16,10 @@ from autosched.device.cuda.baselines import BaselineKind, TimedBaseline, program
 from autosched.device.cuda.messages import BaselineBody, BaselineResult, SettingsBody, unwrap, wrap_answer
 from autosched.device.cuda.settings import apply_settings
 from autosched.device.worker_child import Channel
+from autosched.device.worker_compile import load_call
 from autosched.device.worker_messages import (
     Answer,
+    CompileRequest,
     ExtraRequest,
     OpenRequest,
     Request,
@@ -25,13 +28,26 @@ from autosched.device.worker_messages import (
 )
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
-from autosched.runtime.streams import TorchStreams
+from autosched.runtime.streams import StreamBackend, TorchStreams
 
 
-class _Service:
-    def __init__(self, channel: Channel) -> None:
+class BaselineService:
+    """Answers a :class:`autosched.device.cuda.baseline_session.CudaBaseline`.
+
+    Args:
+        device_of: the device of a visible GPU's index, ``backend_of`` its streams; tests give others.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        device_of: Callable[[int], str] = lambda index: f"cuda:{index}",
+        backend_of: Callable[[str], StreamBackend] = TorchStreams,
+    ) -> None:
         self._channel = channel
-        self._device = "cuda:0"
+        self._device_of = device_of
+        self._backend_of = backend_of
+        self._device = device_of(0)
         self._bound: BoundProgram | None = None
         self._inputs: list[torch.Tensor] = []
         self._timed: TimedBaseline | None = None
@@ -42,9 +58,9 @@ class _Service:
             case ExtraRequest():
                 if (settings := unwrap(request, SettingsBody)) is not None:
                     apply_settings(settings)
-                    self._device = f"cuda:{settings.device_index}"
+                    self._device = self._device_of(settings.device_index)
                 elif (body := unwrap(request, BaselineBody)) is not None:
-                    yield wrap_answer(self._prepare(BaselineKind(body.kind)))
+                    yield wrap_answer(self._prepare(BaselineKind(body.kind), body.call))
                 else:
                     raise UsageError(f"a baseline's process cannot answer {request.name}")
             case OpenRequest():
@@ -61,20 +77,27 @@ class _Service:
         self._bound = bind(program, constants, self._device)
         self._inputs = random_inputs(program, request.seed, self._device)
 
-    def _prepare(self, kind: BaselineKind) -> BaselineResult:
+    def _prepare(self, kind: BaselineKind, call: CompileRequest | None) -> BaselineResult:
         bound = self._bound
         if bound is None:
             raise UsageError("a baseline was asked for before a program was opened")
-        backend = TorchStreams(self._device)
-        module: Any = bound_callable(bound) if kind in (BaselineKind.EAGER, BaselineKind.CUDA_GRAPH) else program_module(bound)
-        wanted = [tensor.clone() for tensor in bound.run(self._inputs)]
+        backend = self._backend_of(self._device)
+        args: tuple[Any, ...] = tuple(self._inputs)
+        kwargs: dict[str, Any] = {}
+        if call is not None:
+            made, args, kwargs, wanted = load_call(call)
+            module: Any = made.to(self._device)
+            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), (args, kwargs))
+            self._channel.beat(-1)
+        else:
+            module = bound_callable(bound) if kind in (BaselineKind.EAGER, BaselineKind.CUDA_GRAPH) else program_module(bound)
+            wanted = [tensor.clone() for tensor in bound.run(self._inputs)]
         before = backend.allocated_bytes()
         backend.reset_peak()
         begin = time.monotonic()
-        self._timed = TimedBaseline(backend, module, self._inputs, kind)
+        self._timed = TimedBaseline(backend, module, args, kind, kwargs)
         prepare_s = time.monotonic() - begin
-        worst = max((_distance(made, want) for made, want in zip(self._timed.outputs, wanted, strict=True)), default=0.0)
-        return BaselineResult(worst, prepare_s, backend.peak_bytes() - before)
+        return BaselineResult(_distance(self._timed.outputs, wanted), prepare_s, backend.peak_bytes() - before, call is not None)
 
 
 def bound_callable(bound: BoundProgram) -> Any:
@@ -82,13 +105,20 @@ def bound_callable(bound: BoundProgram) -> Any:
     return lambda *inputs: bound.run(inputs)
 
 
-def _distance(made: torch.Tensor, wanted: torch.Tensor) -> float:
-    if made.numel() == 0:
-        return 0.0
-    return float((made.double() - wanted.double()).abs().max())
+def _distance(made: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
+    """Largest absolute difference of two answers.
+
+    Raises:
+        UsageError: if they differ in form.
+    """
+    if [tensor.shape for tensor in made] != [tensor.shape for tensor in wanted]:
+        shapes = [[list(tensor.shape) for tensor in answer] for answer in (made, wanted)]
+        raise UsageError(f"the baseline's answer has shapes {shapes[0]}; expected the model's {shapes[1]}")
+    distances = [(mine.cpu().double() - other.cpu().double()).abs() for mine, other in zip(made, wanted, strict=True) if mine.numel()]
+    return max((float(distance.max()) for distance in distances), default=0.0)
 
 
 def main() -> None:
     """Serve until the parent is done."""
     channel = Channel()
-    channel.serve(_Service(channel).handle)
+    channel.serve(BaselineService(channel).handle)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from autosched.core.errors import DeviceError
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
 from autosched.core.records import Failure, FailureKind
+from autosched.device.compiled_baseline import ModelSource, compile_request
 from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.cuda.messages import BaselineBody, BaselineResult, SettingsBody, unwrap, wrap_request
 from autosched.device.worker import Worker, WorkerDied
+from autosched.device.worker_child import describe
 from autosched.device.worker_messages import Answer, Broken, ExtraAnswer, OpenRequest, Request, RoundAnswer, RoundRequest
 
 if TYPE_CHECKING:
@@ -19,24 +22,47 @@ if TYPE_CHECKING:
 MODULE = "autosched.device.cuda.baseline_main"
 _NO_ANSWER = Failure(FailureKind.CRASH, "the baseline's process gave no answer")
 # Autotuning a net of some hundred shapes takes minutes.
-_PREPARE_TIMEOUT_S = 900.0
+PREPARE_TIMEOUT_S = 900.0
+
+
+class ModelCall(NamedTuple):
+    """A model that another process can build, the call that is timed, and the tensors of its right answer."""
+
+    source: ModelSource
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    references: Sequence[torch.Tensor]
 
 
 class CudaBaseline:
-    """A baseline of a program in a process of its own.
+    """A baseline in a process of its own: of the user's model where that process can build it, else of the program.
 
     Args:
         program, constants: as in ``Device.open``.
         kind: what to time.
         settings: of this process.
         seed: of the inputs.
+        timeout_s: how long compiling may take.
+        model: what the compiler should see; the sequential CUDA graph is always one of the program.
+        module: of the process; tests give another.
     """
 
     def __init__(
-        self, program: Program, constants: Mapping[int, torch.Tensor], kind: BaselineKind, settings: SettingsBody, *, seed: int = 0
+        self,
+        program: Program,
+        constants: Mapping[int, torch.Tensor],
+        kind: BaselineKind,
+        settings: SettingsBody,
+        *,
+        seed: int = 0,
+        timeout_s: float = PREPARE_TIMEOUT_S,
+        model: ModelCall | None = None,
+        module: str = MODULE,
     ) -> None:
         self.kind = kind
-        self._worker = Worker(MODULE, timeout_s=_PREPARE_TIMEOUT_S, start_timeout_s=_PREPARE_TIMEOUT_S)
+        self.why_not_model = "" if model is not None else "no other process can build the model"
+        self._model = model if kind is not BaselineKind.CUDA_GRAPH else None
+        self._worker = Worker(module, timeout_s=timeout_s, start_timeout_s=PREPARE_TIMEOUT_S)
         program_file = self._worker.folder / "program.json"
         program_file.write_bytes(encode_program(program))
         tensors = {str(value): tensor.cpu() for value, tensor in constants.items()}
@@ -44,8 +70,24 @@ class CudaBaseline:
         self._worker.opens_with([wrap_request(settings), OpenRequest(str(program_file), str(constants_file), seed)])
 
     def prepare(self) -> BaselineResult | Failure:
-        """Compile or capture; call once, before the first round."""
-        answer = self._single(wrap_request(BaselineBody(self.kind.value)))
+        """Compile or capture; call once, before the first round.
+
+        A model that does not run there, though its program may, gives way to the program; ``why_not_model`` then says why.
+        """
+        if self._model is not None:
+            found = self._prepared(self._model)
+            # The program would take as long to compile as its model.
+            if not isinstance(found, Failure) or found.kind is FailureKind.TIMEOUT:
+                return found
+            self.why_not_model = found.detail
+        return self._prepared(None)
+
+    def _prepared(self, model: ModelCall | None) -> BaselineResult | Failure:
+        try:
+            call = compile_request(self._worker, *model, threads=1) if model is not None else None
+        except Exception as error:
+            return Failure(FailureKind.UNAVAILABLE, f"the model's call cannot be handed to another process: {describe(error).detail}")
+        answer = self._single(wrap_request(BaselineBody(self.kind.value, call)))
         if isinstance(answer, ExtraAnswer) and (result := unwrap(answer, BaselineResult)) is not None:
             return result
         return _failure(answer)
@@ -70,6 +112,9 @@ class CudaBaseline:
             answers = list(self._worker.ask(request))
         except WorkerDied as death:
             return death.failure
+        except DeviceError as error:
+            # A rival that cannot even be opened (a second copy of the weights does not fit) costs its row, not the job.
+            return Failure(FailureKind.CRASH, str(error))
         return answers[-1] if answers else _NO_ANSWER
 
 

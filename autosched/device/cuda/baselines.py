@@ -10,10 +10,11 @@ from __future__ import annotations
 import enum
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from autosched.core.errors import UsageError
 from autosched.core.program import Argument, Call, Many, Ref
@@ -87,25 +88,34 @@ def _add_call(graph: torch.fx.Graph, call: Call, made: dict[int, Any], device: t
 
 
 class TimedBaseline:
-    """One baseline, ready to be timed.
+    """One baseline, ready to be timed. ``outputs`` are the tensors of its last answer.
 
     Args:
-        module: takes the inputs, returns a list of tensors.
-        inputs: on the device; captured ones are read where they are.
+        module: what is called; its answer may be nested.
+        args, kwargs: of the call, on the device; captured ones are read where they are.
     """
 
-    def __init__(self, backend: StreamBackend, module: Callable[..., Any], inputs: Sequence[Tensor], kind: BaselineKind) -> None:
+    def __init__(
+        self,
+        backend: StreamBackend,
+        module: Callable[..., Any],
+        args: Sequence[Any],
+        kind: BaselineKind,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         self._backend = backend
-        self._inputs = list(inputs)
+        self._args, self._kwargs = tuple(args), dict(kwargs or {})
         self._graph: Any = None
         self._stream = backend.new_stream(0)
-        run = module if kind in (BaselineKind.EAGER, BaselineKind.CUDA_GRAPH) else _compiled(module, kind)
-        self._run = run
+        compiled = kind not in (BaselineKind.EAGER, BaselineKind.CUDA_GRAPH)
+        self._run = _compiled(module, kind) if compiled else module
+        # What a user would write: freezing wants gradients off, and the compiler keeps a guard for each mode it has seen.
+        self._mode: Callable[[], Any] = torch.no_grad if compiled else torch.inference_mode
         # The inputs and constants were made on another stream.
         backend.synchronize()
-        with torch.inference_mode(), backend.on(self._stream):
+        with self._mode(), backend.on(self._stream):
             for _ in range(_WARM_UPS):
-                self.outputs = list(run(*self._inputs))
+                self._answer()
         backend.synchronize()
         if kind is not BaselineKind.EAGER:
             self._capture()
@@ -113,8 +123,8 @@ class TimedBaseline:
     def _capture(self) -> None:
         # A process of its own, one graph in it: the convenient interface will do, and is what a user would write.
         graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.outputs = list(self._run(*self._inputs))
+        with self._mode(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._answer()
         self._graph = graph
         self._once()
         self._backend.synchronize()
@@ -123,7 +133,11 @@ class TimedBaseline:
         if self._graph is not None:
             self._graph.replay()
         else:
-            self.outputs = list(self._run(*self._inputs))
+            self._answer()
+
+    def _answer(self) -> None:
+        made = self._run(*self._args, **self._kwargs)
+        self.outputs: list[Tensor] = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
 
     def block_us(self, min_block_us: float) -> float:
         """Time of one run, the mean over a block of back-to-back runs of at least ``min_block_us`` microseconds."""
@@ -134,7 +148,7 @@ class TimedBaseline:
     def _time(self, runs: int) -> float:
         backend = self._backend
         start, end = backend.new_event(timing=True), backend.new_event(timing=True)
-        with torch.inference_mode(), backend.on(self._stream):
+        with self._mode(), backend.on(self._stream):
             self._once()
             backend.record(start, self._stream)
             for _ in range(runs):

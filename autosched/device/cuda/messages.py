@@ -10,7 +10,7 @@ from autosched.core.records import Failure
 from autosched.core.schedule import Schedule
 from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.stress import DelaySet, StressOutcome
-from autosched.device.worker_messages import ExtraAnswer, ExtraRequest
+from autosched.device.worker_messages import CompileRequest, ExtraAnswer, ExtraRequest
 from autosched.runtime.captured import CapturedGraph
 from autosched.runtime.plan import FreeRule
 
@@ -90,17 +90,22 @@ class MemoryResult(_Body, frozen=True):
 
 
 class BaselineBody(_Body, frozen=True):
-    """Prepare the baseline called ``kind``."""
+    """Prepare the baseline called ``kind``: of the model that ``call`` describes, else of the program that was opened."""
 
     kind: str
+    call: CompileRequest | None = None
 
 
 class BaselineResult(_Body, frozen=True):
-    """Largest absolute difference from the program itself, seconds of compiling and capturing, and peak memory."""
+    """Largest absolute difference from the model's own answer or, without a model, from the program itself.
+
+    ``prepare_s`` are seconds of compiling and capturing, ``peak_memory_bytes`` of them all; ``of_model`` says what was prepared.
+    """
 
     max_abs_error: float
     prepare_s: float
     peak_memory_bytes: int
+    of_model: bool = False
 
 
 class FailedResult(_Body, frozen=True):

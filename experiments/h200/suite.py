@@ -1,0 +1,146 @@
+"""The suite on an H200: every strategy and every baseline on every model, in calls that each end within nine minutes.
+
+    python experiments/h200/suite.py                                  # whatever is not measured yet, as far as nine minutes go
+    python experiments/h200/suite.py torchvision:googlenet timm:nasnetalarge --deadline 520
+    python experiments/h200/suite.py --smoke --out somewhere          # the CPU, one tiny model; its figures mean nothing
+
+Each model, batch and data type is one ``autosched compare`` in a process of its own: eager, the sequential CUDA graph, ``torch.compile``
+(default, max-autotune, max-autotune with combo kernels and frozen weights), every strategy, and the tuned schedule, interleaved in one
+run; one JSON file each. A call begins no run that would not fit and skips what has a file, so calling it again goes on. Exit status: 0
+everything asked for has a result, 10 something is left for the next call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(ROOT))
+
+from experiments.suite import Run, outcome, record  # noqa: E402
+
+RESULTS = ROOT / "experiments" / "results" / "h200" / "suite"
+CLAIMED = (
+    "torchvision:googlenet",
+    "torchvision:inception_v3",
+    "timm:nasnetalarge",
+    "torchvision:squeezenet1_1",
+    "autosched:randwire",
+    "autosched:deepfm",
+    "transformers:bert",
+    "transformers:t5",
+)
+CONTROLS = ("torchvision:resnet50", "torchvision:mobilenet_v2", "torchvision:densenet201")
+FURTHER = ("timm:hrnet_w18", "autosched:lstm", "autosched:moe")
+BATCHED = ("torchvision:googlenet", "torchvision:inception_v3", "transformers:bert")
+DTYPES = ("float32", "bfloat16")
+LEFT = 10
+# The end of a process, and the writing of its file.
+_SPARE_S = 8.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of the suite."""
+
+    model: str
+    batch: int
+    dtype: str
+
+    @property
+    def file(self) -> str:
+        """Name of its result."""
+        return f"{self.model.replace(':', '_')}_b{self.batch}_{self.dtype}.json"
+
+
+def cases(models: Sequence[str] = (), batches: Sequence[int] = (), dtypes: Sequence[str] = ()) -> Iterator[Case]:
+    """What is asked for, the most telling first; nothing given means the whole suite of issue and design."""
+    chosen = list(models) or [*CLAIMED, *CONTROLS, *FURTHER]
+    for batch in batches or (1, 4, 16):
+        for dtype in dtypes or DTYPES:
+            for model in chosen:
+                # Named batches are honoured for every model; by default larger ones are for three.
+                if batches or batch == 1 or model in BATCHED:
+                    yield Case(model, batch, dtype)
+
+
+def finished(case: Case, folders: Sequence[Path], window_s: float) -> bool:
+    """Whether a result is there. One that only ran out of time counts if it had all the time that a call can give."""
+    for folder in folders:
+        path = folder / case.file
+        if path.is_file():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            error = found["report"].get("error")
+            if error is None or error.get("exit_code") != -1 or found["run"]["limit_s"] >= 0.9 * window_s:
+                return True
+    return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--batches", type=int, nargs="*", default=[])
+    parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=[])
+    parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else RESULTS, help="default: $OUT")
+    parser.add_argument("--done", type=Path, default=RESULTS, help="results of earlier calls, skipped like those in --out")
+    parser.add_argument("--deadline", type=float, default=520.0, help="seconds for this call")
+    parser.add_argument("--expect", type=float, default=150.0, help="seconds of a run, until one has shown how long it takes")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--effort", default="balanced")
+    parser.add_argument("--budget", default="60s", help="of measuring and searching, for each run")
+    parser.add_argument("--compile-limit", type=float, default=150.0, help="seconds that one torch.compile baseline may take to compile")
+    parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--list", action="store_true", help="say what is done and what is left, and run nothing")
+    parser.add_argument("--smoke", action="store_true")
+    arguments = parser.parse_args()
+    begin = time.monotonic()
+    wanted = list(cases(arguments.models, arguments.batches, arguments.dtypes))
+    if arguments.smoke:
+        wanted = [Case("autosched:toy", 1, "float32")]
+        arguments.device, arguments.effort, arguments.budget, arguments.compiled, arguments.expect = "cpu", "quick", "6s", False, 60.0
+        if arguments.out == RESULTS:
+            parser.error("--smoke needs --out: its figures must not lie among results")
+    window_s = arguments.deadline - _SPARE_S
+    left = [case for case in wanted if not finished(case, (arguments.out, arguments.done), window_s)]
+    if arguments.list:
+        for case in wanted:
+            print(f"{'left' if case in left else 'done'}  {case.file}")
+        return LEFT if left else 0
+    took_s: list[float] = []
+    while left:
+        remaining_s = window_s - (time.monotonic() - begin)
+        # A call's first run has all the time there is: what does not fit into that fits nowhere.
+        if remaining_s < min(1.1 * max(took_s, default=arguments.expect), 0.95 * window_s):
+            break
+        case = left.pop(0)
+        run = Run(
+            case.model,
+            arguments.device,
+            arguments.effort,
+            arguments.budget,
+            compiled=arguments.compiled,
+            batch=case.batch,
+            dtype=case.dtype,
+        )
+        limits = {"AUTOSCHED_COMPILE_LIMIT_S": str(arguments.compile_limit)}
+        document = record(run, arguments.out / case.file, remaining_s, limits)
+        took_s.append(document["took_s"])
+        print(f"{case.file} in {document['took_s']:.0f} s: {outcome(document['report'])}", flush=True)
+        if not finished(case, (arguments.out,), window_s):
+            left.insert(0, case)
+            break
+    if left:
+        print(f"{len(left)} of {len(wanted)} runs are left, the next is {left[0].file}; call again", flush=True)
+    return LEFT if left else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

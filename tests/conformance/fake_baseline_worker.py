@@ -1,0 +1,12 @@
+"""A baseline's process on the CPU: the real conversation, with the double's streams and no graph."""
+
+from __future__ import annotations
+
+from autosched.device.cuda.baseline_main import BaselineService
+from autosched.device.worker_child import Channel
+from tests.conformance.fake_cuda import FakeCuda
+
+
+def main() -> None:
+    channel = Channel()
+    channel.serve(BaselineService(channel, device_of=lambda index: "cpu", backend_of=lambda device: FakeCuda()).handle)
