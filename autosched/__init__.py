@@ -12,11 +12,12 @@ if not (_here / "search").is_dir() and (_here.parent / "search" / "__init__.py")
     __path__.append(str(_here.parent))  # source checkout: sibling folders are our sub-packages
 
 __version__ = "0.1.0"
-__all__ = ["AutoschedError", "compile", "load", "tune"]
+__all__ = ["AutoschedError", "compile", "load", "tune", "tune_shapes"]
 
 _LAZY = {
     "AutoschedError": "autosched.core.errors",
     "tune": "autosched.pipeline",
+    "tune_shapes": "autosched.pipeline.shapes",
     "load": "autosched.runtime.load",
     "compile": "autosched.compiled",
 }

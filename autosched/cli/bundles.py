@@ -9,22 +9,25 @@ import typer
 
 from autosched.cli.options import FileArgument, JsonOption, SeedOption
 from autosched.cli.printing import emit, live_progress
+from autosched.cli.shapes import ChosenBatchOption, ShapeOption
 
 
 def bench(
     file: FileArgument,
     model: Annotated[str | None, typer.Argument(help="The model; by default the one the schedule was tuned for.")] = None,
     rounds: Annotated[int, typer.Option(min=5, help="Interleaved rounds.")] = 40,
+    shape: ShapeOption = None,
+    batch: ChosenBatchOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Measure a tuned schedule against the sequential one and against the model as it comes, interleaved."""
+    """Measure a tuned schedule against the sequential one and against the model as it comes, interleaved; every shape by default."""
     from autosched import pipeline, zoo
 
-    bundle = pipeline.read(file)
+    bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
     with live_progress() as progress:
-        result = pipeline.bench(file, loaded.model, rounds=rounds, seed=seed, progress=progress)
+        result = pipeline.bench(file, loaded.model, rounds=rounds, seed=seed, shape=shape, batch=batch, progress=progress)
     if json:
         emit(result)
     else:
@@ -34,14 +37,16 @@ def bench(
 def check(
     file: FileArgument,
     model: Annotated[str | None, typer.Argument(help="Also check it against this model.")] = None,
+    shape: ShapeOption = None,
+    batch: ChosenBatchOption = None,
     json: JsonOption = False,
 ) -> None:
     """Say whether a tuned schedule fits this machine: exact, degraded or incompatible, with a line for each difference."""
     from autosched import pipeline, zoo
 
-    bundle = pipeline.read(file)
+    bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model, dtype=bundle.dtype, seed=bundle.seed) if model is not None else None
-    result = pipeline.check(file, loaded.model if loaded is not None else None)
+    result = pipeline.check(file, loaded.model if loaded is not None else None, shape=shape, batch=batch)
     if json:
         emit(result)
     else:
@@ -54,14 +59,16 @@ def trace(
     file: FileArgument,
     model: Annotated[str | None, typer.Argument(help="The model; by default the one the schedule was tuned for.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the trace.")] = Path("trace.json"),
+    shape: ShapeOption = None,
+    batch: ChosenBatchOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a tuned schedule once with time stamps and write a timeline for Perfetto (ui.perfetto.dev)."""
     from autosched import pipeline, zoo
 
-    bundle = pipeline.read(file)
+    bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
-    result = pipeline.trace(file, loaded.model, output)
+    result = pipeline.trace(file, loaded.model, output, shape=shape, batch=batch)
     if json:
         emit(result)
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from autosched.core.errors import DeviceError, IncompatibleArtifact, UnstableMeasurement
+from autosched.core.errors import DeviceError, IncompatibleArtifact, UnstableMeasurement, UsageError
 from autosched.core.progress import Progress, Silent
 from autosched.core.records import DeviceKey, Failure
 from autosched.core.schedule import sequential
@@ -19,8 +19,9 @@ from autosched.device.timing import is_unstable, noise_floor_pct, paired_ratio
 from autosched.export.trace import write_trace
 from autosched.pipeline.baselines import eager_externals
 from autosched.pipeline.judge import interleave
-from autosched.runtime.bundle_format import Bundle, OperatorTimes, read_bundle
+from autosched.runtime.bundle_format import Bundle, OperatorTimes, read_bundles
 from autosched.runtime.kernels import gather_constants, random_inputs
+from autosched.runtime.shapes import choose_shapes, describe_shape, shape_name
 from autosched.runtime.trees import unflatten_inputs
 from autosched.runtime.verdict import Compatibility, Verdict, check_bundle
 
@@ -31,29 +32,56 @@ _TIMEOUT_S = 120.0
 class Opened:
     """A bundle, and how to build the model it was tuned for when nobody names another.
 
-    ``dtype`` is ``None`` for float32; ``seed`` is that of the model's random weights.
+    Args:
+        bundle: the first of the shapes meant.
+        dtype: ``None`` for float32.
+        seed: of the model's random weights.
+        bundles: all shapes meant.
     """
 
     bundle: Bundle
     model_name: str
     dtype: str | None
     seed: int
+    bundles: tuple[Bundle, ...]
 
 
-def read(path: str | os.PathLike[str]) -> Opened:
+def read(path: str | os.PathLike[str], *, shape: str | None = None, batch: int | None = None) -> Opened:
     """Read a bundle and the model options in its evidence.
 
+    Args:
+        shape, batch: which shapes are meant, as ``runtime.shapes.choose_shapes`` takes them; all by default.
+
     Raises:
-        UsageError, ArtifactCorrupt, IncompatibleArtifact: as ``read_bundle``.
+        UsageError, ArtifactCorrupt, IncompatibleArtifact: as ``read_bundles``.
+        UsageError: if there is no such shape.
     """
-    bundle = read_bundle(path)
-    dtype = dict(bundle.evidence.environment).get("dtype", "float32")
-    return Opened(bundle, bundle.evidence.report.model, None if dtype == "float32" else dtype, dict(bundle.evidence.seeds).get("tune", 0))
+    bundles = _chosen(path, shape, batch)
+    first = bundles[0]
+    dtype = dict(first.evidence.environment).get("dtype", "float32")
+    seed = dict(first.evidence.seeds).get("tune", 0)
+    return Opened(first, first.evidence.report.model, None if dtype == "float32" else dtype, seed, bundles)
+
+
+def _chosen(path: str | os.PathLike[str], shape: str | None, batch: int | None) -> tuple[Bundle, ...]:
+    bundles = read_bundles(path)
+    noted = [dict(bundle.evidence.environment).get("batch", "") for bundle in bundles]
+    batches = [int(text) if text.isdecimal() and len(text) < 10 else None for text in noted]
+    places = choose_shapes([bundle.program for bundle in bundles], batches, shape=shape, batch=batch)
+    return tuple(bundles[place] for place in places)
+
+
+def _only(path: str | os.PathLike[str], shape: str | None, batch: int | None) -> Bundle:
+    bundles = _chosen(path, shape, batch)
+    if len(bundles) > 1:
+        names = ", ".join(shape_name(bundle.program) for bundle in bundles)
+        raise UsageError(f"{os.fspath(path)} holds {len(bundles)} shapes; choose one of {names} with --shape, or by --batch")
+    return bundles[0]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """``autosched check``: the verdict and one line for each differing field."""
+    """``autosched check``: the worst verdict of all shapes and one line for each differing field."""
 
     file: str
     verdict: Compatibility
@@ -61,6 +89,7 @@ class CheckResult:
     model: str
     graph_hash: str
     chosen: str
+    shapes: tuple[str, ...] = ()
 
     @property
     def usable(self) -> bool:
@@ -70,15 +99,25 @@ class CheckResult:
     def summary(self) -> str:
         """For people."""
         lines = [f"{self.file}: {self.verdict} ({self.model}, {self.chosen}, graph {self.graph_hash[:12]})"]
+        if len(self.shapes) > 1:
+            lines.append(f"  shapes: {'; '.join(self.shapes)}")
         return "\n".join([*lines, *(f"  {line}" for line in self.differences)])
 
 
-def check(path: str | os.PathLike[str], model: torch.nn.Module | None = None) -> CheckResult:
-    """Compare a bundle with this machine and, if given, a model."""
-    bundle = read_bundle(path)
-    verdict = _verdict(bundle, model)
-    report = bundle.evidence.report
-    return CheckResult(os.fspath(path), verdict.compatibility, verdict.lines, report.model, bundle.key.graph, report.chosen)
+def check(
+    path: str | os.PathLike[str], model: torch.nn.Module | None = None, *, shape: str | None = None, batch: int | None = None
+) -> CheckResult:
+    """Compare a bundle with this machine and, if given, a model; every shape of it, or those asked for."""
+    bundles = _chosen(path, shape, batch)
+    verdicts = [_verdict(bundle, model) for bundle in bundles]
+    worst = min((verdict.compatibility for verdict in verdicts), key=_GRAVITY.index)
+    lines = dict.fromkeys(line for verdict in verdicts for line in verdict.lines)
+    report = bundles[0].evidence.report
+    shapes = tuple(describe_shape(bundle.program) for bundle in bundles)
+    return CheckResult(os.fspath(path), worst, tuple(lines), report.model, bundles[0].key.graph, report.chosen, shapes)
+
+
+_GRAVITY = (Compatibility.INCOMPATIBLE, Compatibility.DEGRADED, Compatibility.EXACT)
 
 
 def _verdict(bundle: Bundle, model: torch.nn.Module | None) -> Verdict:
@@ -113,11 +152,12 @@ class BenchResult:
     rounds: int
     noise_floor_pct: float
     tuned_when_made_us: float | None
+    shape: str = ""
 
     def summary(self) -> str:
         """For people."""
         lines = [
-            f"{self.model} on {self.device}, {self.rounds} interleaved rounds, noise floor {self.noise_floor_pct:.1f} %",
+            f"{self.model} {self.shape} on {self.device}, {self.rounds} interleaved rounds, noise floor {self.noise_floor_pct:.1f} %",
             f"  tuned ({self.chosen}): {self.tuned_us:,.0f} us (95 % interval {self.ci_us[0]:,.0f} to {self.ci_us[1]:,.0f})",
             f"  sequential: {self.sequential_us:,.0f} us; tuned is {self.speedup_vs_sequential:.3f}x "
             f"(95 % interval {self.speedup_ci[0]:.3f} to {self.speedup_ci[1]:.3f})",
@@ -130,18 +170,46 @@ class BenchResult:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class BenchShapes:
+    """``autosched bench`` on a bundle of several shapes: one result for each."""
+
+    file: str
+    shapes: tuple[BenchResult, ...]
+
+    def summary(self) -> str:
+        """For people."""
+        return "\n".join(result.summary() for result in self.shapes)
+
+
 def bench(
-    path: str | os.PathLike[str], model: torch.nn.Module, *, rounds: int = 40, seed: int = 0, progress: Progress | None = None
-) -> BenchResult:
-    """Time a tuned schedule beside the best sequential one and the model as it comes.
+    path: str | os.PathLike[str],
+    model: torch.nn.Module,
+    *,
+    rounds: int = 40,
+    seed: int = 0,
+    shape: str | None = None,
+    batch: int | None = None,
+    progress: Progress | None = None,
+) -> BenchResult | BenchShapes:
+    """Time tuned schedules beside the best sequential one and the model as it comes; every shape, or those asked for.
+
+    Returns:
+        A result, or, if several shapes are meant, one for each.
 
     Raises:
-        IncompatibleArtifact: if the schedule does not fit this machine or model.
+        IncompatibleArtifact: if a schedule does not fit this machine or model.
         UnstableMeasurement: if the machine is too restless.
     """
+    results = [_bench(path, bundle, model, rounds, seed, progress) for bundle in _chosen(path, shape, batch)]
+    return results[0] if len(results) == 1 else BenchShapes(os.fspath(path), tuple(results))
+
+
+def _bench(
+    path: str | os.PathLike[str], bundle: Bundle, model: torch.nn.Module, rounds: int, seed: int, progress: Progress | None
+) -> BenchResult:
     import numpy as np
 
-    bundle = read_bundle(path)
     session = _open(path, bundle, model)
     told = progress or Silent()
     told.stage("bench")
@@ -196,6 +264,7 @@ def bench(
         rounds=tuned.count,
         noise_floor_pct=noise,
         tuned_when_made_us=when_made,
+        shape=describe_shape(bundle.program),
     )
 
 
@@ -214,13 +283,16 @@ class TraceResult:
         return f"{where} written to {self.trace}; open it at ui.perfetto.dev"
 
 
-def trace(path: str | os.PathLike[str], model: torch.nn.Module, output: Path) -> TraceResult:
+def trace(
+    path: str | os.PathLike[str], model: torch.nn.Module, output: Path, *, shape: str | None = None, batch: int | None = None
+) -> TraceResult:
     """Run a tuned schedule with time stamps and write a timeline, planned beside measured.
 
     Raises:
+        UsageError: if the bundle holds several shapes and not one of them was chosen.
         IncompatibleArtifact: if the schedule does not fit this machine or model, or does not run.
     """
-    bundle = read_bundle(path)
+    bundle = _only(path, shape, batch)
     session = _open(path, bundle, model)
     try:
         record = session.schedules([bundle.schedule], rounds=7, trace=True)[0]

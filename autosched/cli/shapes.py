@@ -1,0 +1,92 @@
+"""Several shapes on the command line: ``tune --batch 1,4,16``, and choosing among the shapes of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autosched.cli.printing import emit, live_progress, show_report
+
+if TYPE_CHECKING:
+    from autosched.pipeline.shapes import ShapesReport
+
+BatchesOption = Annotated[
+    str | None,
+    typer.Option("--batch", help="Batch size of the example inputs; several, such as 1,4,16, give one file with a schedule for each."),
+]
+ShapeOption = Annotated[
+    str | None, typer.Option("--shape", help="Which shape of the bundle, such as 4x3x224x224; inputs are separated by commas.")
+]
+ChosenBatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Which shape of the bundle, by its batch size.")]
+
+
+def parse_batches(text: str | None) -> tuple[int | None, ...]:
+    """``4`` or ``1,4,16`` as numbers; nothing as one unknown size.
+
+    Raises:
+        UsageError: for anything else, and for a size given twice.
+
+    >>> parse_batches("1, 4")
+    (1, 4)
+    """
+    from autosched.core.errors import UsageError
+
+    if text is None:
+        return (None,)
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) < 10**6 for part in parts) or len(set(map(int, parts))) < len(parts):
+        raise UsageError(f"--batch is {text!r}; expected sizes of at least 1, each once, such as 4 or 1,4,16")
+    return tuple(int(part) for part in parts)
+
+
+def tune_several(model: str, batches: tuple[int | None, ...], output: Path | None, json: bool, **options: Any) -> None:
+    """``autosched tune`` for several batch sizes; ``options`` are those of ``pipeline.tune_shapes``.
+
+    Raises:
+        AutoschedError: every error a user can cause.
+    """
+    from autosched import zoo
+    from autosched.device.compiled_baseline import from_zoo
+    from autosched.pipeline.shapes import tune_shapes
+
+    dtype, seed = options["dtype"], options["seed"]
+    # One model for all shapes: they share its weights. Only the example inputs differ.
+    loaded = [zoo.load(model, batch=batch, dtype=dtype, seed=seed) for batch in batches]
+    with live_progress() as progress:
+        tuned = tune_shapes(
+            loaded[0].model,
+            [item.args for item in loaded],
+            [item.kwargs for item in loaded],
+            name=loaded[0].name,
+            sources=[from_zoo(model, batch=batch, dtype=dtype, seed=seed) for batch in batches],
+            batches=batches,
+            progress=progress,
+            **options,
+        )
+    show_shapes(tuned.save(output) if output is not None else tuned.report, batches, json)
+
+
+def show_shapes(report: ShapesReport, batches: tuple[int | None, ...], as_json: bool) -> None:
+    """Print the report of each shape, or all as one JSON object.
+
+    Raises:
+        typer.Exit: with code 3 if the machine was too restless for a statement about any of them.
+    """
+    if as_json:
+        emit(report)
+    unstable = False
+    for batch, item in zip(batches, report.shapes, strict=True):
+        try:
+            if as_json:
+                unstable |= item.unstable
+                continue
+            print(f"batch {batch}")
+            show_report(item, as_json=False)
+        except typer.Exit:
+            unstable = True
+    if report.bundle and not as_json:
+        print(f"{len(report.shapes)} shapes written to {report.bundle}")
+    if unstable:
+        raise typer.Exit(3)

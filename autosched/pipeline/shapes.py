@@ -1,0 +1,161 @@
+"""Tuning one model for several shapes of inputs: a job for each, one budget, one journal of measurements, one file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autosched.config import budget_for
+from autosched.core.errors import UsageError
+from autosched.core.progress import Progress, Silent
+from autosched.core.report import TuneReport
+from autosched.export.bundle import encode_bundle, write_bundle
+from autosched.pipeline.result import Tuned
+from autosched.runtime.bundle_format import MAX_SHAPES, Bundle
+from autosched.runtime.shapes import call_key, describe_shape
+
+if TYPE_CHECKING:
+    import torch
+
+    from autosched.device.compiled_baseline import ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class ShapesReport:
+    """One report for each shape, in the order asked for, and the file they were written to."""
+
+    shapes: tuple[TuneReport, ...]
+    bundle: str | None = None
+
+
+class TunedShapes:
+    """Schedules for several shapes. ``shapes`` are as :func:`autosched.tune` returns them; ``save`` writes one file for all."""
+
+    def __init__(self, shapes: Sequence[Tuned], batches: Sequence[int | None]) -> None:
+        self.shapes = tuple(shapes)
+        self._batches = tuple(batches)
+        self._written: str | None = None
+
+    @property
+    def report(self) -> ShapesReport:
+        """Every figure."""
+        return ShapesReport(tuple(tuned.report for tuned in self.shapes), self._written)
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """What :meth:`save` writes, one for each shape."""
+        return tuple(_noted(tuned.bundle, batch) for tuned, batch in zip(self.shapes, self._batches, strict=True))
+
+    def to_bytes(self) -> bytes:
+        """The bundle's bytes; ``autosched.load`` takes them as well as a path."""
+        return encode_bundle(*self.bundles)
+
+    def save(self, path: str | os.PathLike[str]) -> ShapesReport:
+        """Write the bundle and return the reports with its path filled in.
+
+        Raises:
+            UsageError: if the file cannot be written.
+        """
+        self._written = os.fspath(write_bundle(path, *self.bundles))
+        return self.report
+
+    def summary(self) -> str:
+        """For each shape its verdict and a line for each strategy, as text."""
+        return "\n".join(f"{describe_shape(tuned.bundle.program)}\n{tuned.summary()}" for tuned in self.shapes)
+
+
+def tune_shapes(
+    model: torch.nn.Module,
+    examples: Sequence[Sequence[Any]],
+    example_kwargs: Sequence[Mapping[str, Any] | None] | None = None,
+    device: str = "cuda",
+    effort: str = "balanced",
+    budget_s: float | None = None,
+    seed: int = 0,
+    *,
+    sources: Sequence[ModelSource | None] | None = None,
+    batches: Sequence[int | None] | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> TunedShapes:
+    """Tune ``model`` for several shapes of inputs, to be saved as one bundle that ``autosched.load`` dispatches by shape.
+
+    The budget is divided among the shapes; time that one leaves goes to those after it. Operators of equal shapes are measured once.
+
+    Args:
+        model: in inference mode; left unchanged.
+        examples: for each shape the positional arguments of one call.
+        example_kwargs: for each shape the keyword arguments of that call.
+        device, effort, seed: as for :func:`autosched.tune`.
+        budget_s: seconds for all shapes together, instead of the preset's.
+        sources: for each shape, where another process can build the same model, for the ``torch.compile`` baseline.
+        batches: for each shape its batch size, if it is to be found by that.
+        progress: told where the job is.
+        options: further keyword arguments of :func:`autosched.tune`.
+
+    Raises:
+        UsageError: if there is no example, too many, or two of the same shape.
+        AutoschedError: every other error a user can cause; its class says which.
+    """
+    from autosched.pipeline import tune
+
+    count = len(examples)
+    if not 1 <= count <= MAX_SHAPES:
+        raise UsageError(f"{count} examples; expected 1 to {MAX_SHAPES}, one for each shape")
+    keywords = example_kwargs if example_kwargs is not None else [None] * count
+    places = sources if sources is not None else [None] * count
+    sizes = batches if batches is not None else [None] * count
+    if not len(keywords) == len(places) == len(sizes) == count:
+        raise UsageError(f"{count} examples, {len(keywords)} example_kwargs, {len(places)} sources, {len(sizes)} batches; expected as many")
+    _require_distinct(examples, keywords)
+    left_s = budget_for(effort, budget_s).total_s
+    found: list[Tuned] = []
+    for index, (args, kwargs, source) in enumerate(zip(examples, keywords, places, strict=True)):
+        share_s = left_s / (count - index)
+        told = _Numbered(progress or Silent(), index + 1, count)
+        found.append(tune(model, args, kwargs, device, effort, share_s, seed, source=source, progress=told, **options))
+        # The rivals' compile time is not the search's, so a job may report more seconds than its share.
+        left_s -= min(found[-1].report.search_s, share_s)
+    if len({call_key(tuned.bundle.program) for tuned in found}) < count:
+        raise UsageError("two of the examples answer the same call; give each shape once")
+    return TunedShapes(found, sizes)
+
+
+def _require_distinct(examples: Sequence[Sequence[Any]], keywords: Sequence[Mapping[str, Any] | None]) -> None:
+    """Found out before an hour of tuning, not after it."""
+    from autosched.runtime.call_form import leaf_key
+    from autosched.runtime.trees import describe_tree
+
+    seen: set[object] = set()
+    for args, kwargs in zip(examples, keywords, strict=True):
+        leaves, tree = describe_tree((tuple(args), dict(kwargs or {})))
+        key = (tree, tuple(leaf_key(leaf) for leaf in leaves))
+        if key in seen:
+            raise UsageError("two of the examples have the same shapes; give each shape once")
+        seen.add(key)
+
+
+def _noted(bundle: Bundle, batch: int | None) -> Bundle:
+    if batch is None:
+        return bundle
+    environment = tuple(sorted({**dict(bundle.evidence.environment), "batch": str(batch)}.items()))
+    return dataclasses.replace(bundle, evidence=dataclasses.replace(bundle.evidence, environment=environment))
+
+
+class _Numbered:
+    """Passes progress on, saying which shape it is about."""
+
+    def __init__(self, inner: Progress, number: int, count: int) -> None:
+        self._inner = inner
+        self._prefix = f"shape {number} of {count}: " if count > 1 else ""
+
+    def stage(self, name: str, left_s: float | None = None) -> None:
+        self._inner.stage(self._prefix + name, left_s)
+
+    def update(
+        self, *, done: int, total: int, incumbent: str = "", measured: int = 0, failed: int = 0, left_s: float | None = None
+    ) -> None:
+        self._inner.update(done=done, total=total, incumbent=incumbent, measured=measured, failed=failed, left_s=left_s)
