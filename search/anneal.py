@@ -1,6 +1,6 @@
 """Simulated annealing on the direct encoding: a launch order, a lane for each operator, its width, and at most one extra wait.
 
-The temperature is low (0.1 % of the makespan at first, a twentieth of that at the end): near a good schedule most moves cost several per
+The temperature is low (0.3 % of the makespan at first, a sixtieth of that at the end): near a good schedule most moves cost several per
 cent, and hotter runs only lose what the start had.
 
 *Source:* Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing", Science 220, 1983.
@@ -25,24 +25,34 @@ _CHUNK = 2000
 class MoveWeights:
     """How often each kind of move is drawn; zero switches it off (which is what the ablations do).
 
+    ``exchange``: two operators change places and lanes; ``tails``: from some place on, two lanes change names. Single moves hardly
+    improve a wide graph, where every lane is full: what helps is another operator in the same place.
+
     ``near`` is the share of order moves that stay within a few places, ``critical`` the share of moves of operators on the chain that
     decides the makespan.
     """
 
-    lane: float = 0.40
+    lane: float = 0.20
     order: float = 0.25
     lane_and_order: float = 0.20
     width: float = 0.10
-    wait: float = 0.03
+    wait: float = 0.10
+    exchange: float = 0.60
+    tails: float = 0.10
     near: float = 0.5
     critical: float = 0.4
 
     def cumulative(self, *, lanes: int, widths: int) -> Floats:
-        """Chances up to and including each kind, then ``near`` and ``critical``: float64 ``[7]``; kinds without effect get none."""
+        """Chances up to and including each kind, then ``near`` and ``critical``: float64 ``[9]``; kinds without effect get none."""
         several = lanes > 1
-        weights = np.array([self.lane * several, self.order, self.lane_and_order * several, self.width * (widths > 1), self.wait * several])
+        weights = np.array(
+            [
+                self.lane * several, self.order, self.lane_and_order * several, self.exchange, self.tails * several,
+                self.width * (widths > 1), self.wait * several,
+            ]
+        )  # fmt: skip
         total = float(weights.sum())
-        share = np.cumsum(weights / total) if total > 0 else np.array([0.0, 1.0, 1.0, 1.0, 1.0])
+        share = np.cumsum(weights / total) if total > 0 else np.array([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
         result: Floats = np.append(share, [self.near, self.critical])
         return result
 
@@ -51,7 +61,7 @@ class Annealer:
     """One annealing run on one problem: give it a start, ask it to spend evaluations. Deterministic for a seed."""
 
     def __init__(
-        self, problem: Problem, lanes: int, widths: Ints, *, moves: MoveWeights | None = None, hot: float = 0.001, cold: float = 0.00005
+        self, problem: Problem, lanes: int, widths: Ints, *, moves: MoveWeights | None = None, hot: float = 0.003, cold: float = 0.00005
     ) -> None:
         from autosched.search import fluid_numba
 
@@ -132,7 +142,7 @@ class Anneal:
     name: str = "anneal"
     is_baseline: bool = False
     moves: MoveWeights = field(default_factory=MoveWeights)
-    hot: float = 0.001
+    hot: float = 0.003
 
     def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
         """The best schedule found, then what it improved on."""

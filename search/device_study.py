@@ -41,6 +41,7 @@ def study_on_device(
     lanes_matter: bool,
     trials: int = 40,
     rounds: int = 5,
+    name: str = "",
 ) -> StudyResult:
     """Let Optuna choose list policies by what the device measures.
 
@@ -53,13 +54,14 @@ def study_on_device(
         lanes_matter: as in ``core.schedule.canonical_key``.
         trials: trials of the finished study.
         rounds: measurements of each trial.
+        name: of the study within its file; a run that goes on must give the same. Default: by graph and seed.
     """
     import optuna
 
     widths = context.width_indices(problem)
     decoder = Decoder(problem, context.lanes(problem), widths)
     seed = int(context.rng.integers(0, 2**31 - 1))
-    study = open_study(context.study_path, f"device-{problem.graph.hash[:16]}-{seed}")
+    study = open_study(context.study_path, f"device-{problem.graph.hash[:16]}-{name or seed}")
     medians: dict[str, float] = {}
     best: tuple[float, Proposal] | None = None
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
@@ -77,6 +79,8 @@ def study_on_device(
         proposal = Proposal(("optuna",), False, schedule, candidate.makespan_us, key)
         if known is not None:
             if known.value is not None:
+                if key not in medians:
+                    ledger.used([proposal] if key == incumbent.key else [incumbent, proposal], rounds)
                 medians[key] = known.value
         else:
             if key not in medians and key not in ledger.failures:

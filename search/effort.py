@@ -18,13 +18,17 @@ class Effort(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EffortProfile:
-    """What one effort means: simulated schedules for each round of search, and the device loop's measurements."""
+    """What one effort means: simulated schedules for each round of search, and the device loop's measurements.
+
+    ``trials`` are policies that Optuna tries on the device after the loop.
+    """
 
     evaluations: int
     rounds: int
     candidates: int
     first_rounds: int
     finalists: int
+    trials: int = 0
 
     def loop(self, *, lanes_matter: bool, priority_variants: int = 0) -> LoopSettings:
         """The device loop's settings."""
@@ -40,7 +44,7 @@ class EffortProfile:
 
 PROFILES = {
     Effort.QUICK: EffortProfile(evaluations=20_000, rounds=1, candidates=12, first_rounds=2, finalists=4),
-    Effort.BALANCED: EffortProfile(evaluations=100_000, rounds=3, candidates=32, first_rounds=2, finalists=4),
-    Effort.FULL: EffortProfile(evaluations=400_000, rounds=6, candidates=48, first_rounds=4, finalists=6),
+    Effort.BALANCED: EffortProfile(evaluations=100_000, rounds=3, candidates=32, first_rounds=2, finalists=4, trials=12),
+    Effort.FULL: EffortProfile(evaluations=400_000, rounds=6, candidates=48, first_rounds=4, finalists=6, trials=40),
 }
 """Source: budgets from the selection experiments (halving over 32 candidates, 30 to 100 thousand evaluations); simulated."""

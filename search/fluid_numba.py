@@ -6,8 +6,8 @@ explicit, so that one specialisation exists of each; fastmath is off, because it
 A *state* is one float row and one int row (offsets below), so that copying a prefix is two memory copies. With ``K`` lanes and ``n``
 operators the float row holds: time; then for each lane start, remaining, slowdown, free-since (all microseconds but the third); then
 the end of each operator. The int row holds: starts so far, placed so far, finished so far, last finished operator, length of the ready
-list, three unused; for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off), launch rank; for each operator
-pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready list.
+list, three unused; for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off), launch rank; for
+each operator pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready list.
 
 ``commit`` and ``advance_to_finish`` hold the twins of ``fluid.FluidState.place`` and ``advance``; the tests hold them equal.
 """
@@ -678,10 +678,11 @@ def next_uniform(random_state):  # type: ignore[no-untyped-def]
 def draw_position(  # type: ignore[no-untyped-def]
     order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, near_share, reach, random_state
 ):
-    """A random legal place in the launch order for ``operator``: with chance ``near_share`` at most ``reach`` from its own."""
+    """Another legal place in the launch order for ``operator``: with chance ``near_share`` at most ``reach`` from its own."""
     count = order.shape[0]
     low = -1
     high = count
+    own = position[operator]
     for place in range(pred_ptr[operator], pred_ptr[operator + 1]):
         low = max(low, position[pred_idx[place]])
     for place in range(succ_ptr[operator], succ_ptr[operator + 1]):
@@ -693,12 +694,53 @@ def draw_position(  # type: ignore[no-untyped-def]
             if wait[index] == operator:
                 high = min(high, position[index])
     if high - low <= 2:
-        return position[operator]
+        return own
     # Far moves change what runs beside everything in between; near ones mostly refine. Both are needed.
     if next_uniform(random_state) < near_share:
-        low = max(low, position[operator] - reach - 1)
-        high = min(high, position[operator] + reach + 1)
-    return low + 1 + int(next_uniform(random_state) * (high - low - 1))
+        low = max(low, own - reach - 1)
+        high = min(high, own + reach + 1)
+    chosen = low + 1 + int(next_uniform(random_state) * (high - low - 2))
+    if chosen >= own:
+        chosen += 1
+    return chosen
+
+
+@_inlined
+def draw_partner(  # type: ignore[no-untyped-def]
+    order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, near_share, reach, random_state
+):
+    """An operator that may change places with ``operator`` in the launch order, or -1: nothing in between may depend on either."""
+    count = order.shape[0]
+    own = position[operator]
+    low = 0
+    high = count
+    if next_uniform(random_state) < near_share:
+        low = max(low, own - reach)
+        high = min(high, own + reach + 1)
+    place = low + int(next_uniform(random_state) * (high - low))
+    if place == own:
+        return -1
+    partner = order[place]
+    early = operator
+    late = partner
+    if place < own:
+        early = partner
+        late = operator
+    first = position[early]
+    last = position[late]
+    for edge in range(succ_ptr[early], succ_ptr[early + 1]):
+        if position[succ_idx[edge]] <= last:
+            return -1
+    for edge in range(pred_ptr[late], pred_ptr[late + 1]):
+        if position[pred_idx[edge]] >= first:
+            return -1
+    if waits > 0:
+        if wait[late] >= 0 and position[wait[late]] >= first:
+            return -1
+        for index in range(count):
+            if wait[index] == early and position[index] <= last:
+                return -1
+    return partner
 
 
 @_compiled(f"void({_I1},{_I1},i8,i8)")
@@ -715,6 +757,32 @@ def move_operator(order, position, source, target):  # type: ignore[no-untyped-d
             position[order[place]] = place
     order[target] = operator
     position[operator] = target
+
+
+@_compiled(f"void({_I1},{_I1},{_I1},{_I1},i8,i8)")
+def exchange(order, position, lane_of, width_index, first, second):  # type: ignore[no-untyped-def]
+    """Two operators change places and, if neither is wide (``problem.one_wide_lane``), lanes. Done twice it changes nothing."""
+    place = position[first]
+    position[first] = position[second]
+    position[second] = place
+    order[place] = second
+    order[position[first]] = first
+    if width_index[first] == 0 and width_index[second] == 0:
+        lane = lane_of[first]
+        lane_of[first] = lane_of[second]
+        lane_of[second] = lane
+
+
+@_compiled(f"void({_I1},{_I1},{_I1},i8,i8,i8)")
+def exchange_tails(order, lane_of, width_index, begin, first, second):  # type: ignore[no-untyped-def]
+    """From place ``begin`` of the launch order on, two lanes change names. Done twice it changes nothing."""
+    for place in range(begin, order.shape[0]):
+        operator = order[place]
+        if width_index[operator] == 0:
+            if lane_of[operator] == first:
+                lane_of[operator] = second
+            elif lane_of[operator] == second:
+                lane_of[operator] = first
 
 
 @_inlined
@@ -749,7 +817,8 @@ def anneal_steps(  # type: ignore[no-untyped-def]
     lanes, current, best, values, bound, widths, moves, temperatures, first_step, steps, total_steps, random_state,
     floats, scratch,
 ):  # fmt: skip
-    """Simulated annealing on launch order, lanes, widths and extra waits; returns how many schedules were simulated.
+    """Simulated annealing on launch order, lanes, widths and extra waits; returns how many schedules were simulated (``steps``, or
+    fewer where hardly any move changes anything).
 
     Args:
         pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
@@ -758,8 +827,8 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         values: float64 ``[2]``: makespan of ``current`` and of ``best``, microseconds. Updated.
         bound: as in ``evaluate``.
         widths: allowed width indices.
-        moves: float64 ``[7]``, cumulative chances of: lane; order; lane and order; width; extra wait; then the share of near order
-            moves, and the share of moves of operators on the critical chain.
+        moves: float64 ``[9]``, cumulative chances of: lane; order; lane and order; exchange of two operators; exchange of two lanes' tails;
+            width; extra wait; then the share of near order moves, and the share of moves of operators on the critical chain.
         temperatures: float64 ``[2]``, first and last, microseconds; geometric between.
         first_step, steps, total_steps: which part of the whole run this call does.
         random_state: uint64 ``[1]``.
@@ -777,34 +846,53 @@ def anneal_steps(  # type: ignore[no-untyped-def]
     chain_length = 0
     simulated = 0
     cooling = np.log(temperatures[1] / temperatures[0])
-    for step in range(first_step, first_step + steps):
-        temperature = temperatures[0] * np.exp(cooling * step / total_steps)
-        if chain_length > 0 and next_uniform(random_state) < moves[6]:
+    for _ in range(4 * steps):
+        if simulated == steps:
+            break
+        temperature = temperatures[0] * np.exp(cooling * (first_step + simulated) / total_steps)
+        if chain_length > 0 and next_uniform(random_state) < moves[8]:
             operator = chain[int(next_uniform(random_state) * chain_length)]
         else:
             operator = int(next_uniform(random_state) * count)
         move = next_uniform(random_state)
         old_lane, old_width, old_wait, old_place = lane_of[operator], width_index[operator], wait[operator], position[operator]
         new_lane, new_width, new_wait, new_place = old_lane, old_width, old_wait, old_place
+        partner = -1
+        tail = -1
         if move < moves[0] or moves[1] <= move < moves[2]:
-            new_lane = int(next_uniform(random_state) * lanes)
+            new_lane = int(next_uniform(random_state) * (lanes - 1))
+            if new_lane >= old_lane:
+                new_lane += 1
         if moves[0] <= move < moves[2]:
             new_place = draw_position(
-                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, moves[5], 3 * lanes, random_state
+                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, moves[7], 3 * lanes, random_state
             )  # fmt: skip
-        if moves[2] <= move < moves[3]:
+        elif moves[2] <= move < moves[3]:
+            partner = draw_partner(
+                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, moves[7], 3 * lanes, random_state
+            )  # fmt: skip
+        elif moves[3] <= move < moves[4]:
+            tail = int(next_uniform(random_state) * (lanes - 1))
+            if tail >= old_lane:
+                tail += 1
+        elif moves[4] <= move < moves[5]:
             new_width = widths[int(next_uniform(random_state) * widths.shape[0])]
+        elif move >= moves[5]:
+            new_wait = draw_wait(order, position, lane_of, operator, wait, 4 * lanes, pred_ptr, pred_idx, random_state)
         if new_width > 0:
             new_lane = 0  # as problem.one_wide_lane
-        if move >= moves[3]:
-            new_wait = draw_wait(order, position, lane_of, operator, wait, 4 * lanes, pred_ptr, pred_idx, random_state)
-        if new_lane == old_lane and new_width == old_width and new_wait == old_wait and new_place == old_place:
+        same = new_lane == old_lane and new_width == old_width and new_wait == old_wait and new_place == old_place
+        if same and partner < 0 and tail < 0:
             continue
         lane_of[operator] = new_lane
         width_index[operator] = new_width
         wait[operator] = new_wait
         if new_place != old_place:
             move_operator(order, position, old_place, new_place)
+        if partner >= 0:
+            exchange(order, position, lane_of, width_index, operator, partner)
+        if tail >= 0:
+            exchange_tails(order, lane_of, width_index, old_place, old_lane, tail)
         limit = values[0] - temperature * np.log(max(next_uniform(random_state), 1e-300))
         value = evaluate(
             pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
@@ -823,12 +911,16 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             if value < values[1]:
                 values[1] = value
                 copy_rows(best, current)
-        else:
-            lane_of[operator] = old_lane
-            width_index[operator] = old_width
-            wait[operator] = old_wait
-            if new_place != old_place:
-                move_operator(order, position, new_place, old_place)
+            continue
+        if tail >= 0:
+            exchange_tails(order, lane_of, width_index, old_place, old_lane, tail)
+        if partner >= 0:
+            exchange(order, position, lane_of, width_index, operator, partner)
+        if new_place != old_place:
+            move_operator(order, position, new_place, old_place)
+        lane_of[operator] = old_lane
+        width_index[operator] = old_width
+        wait[operator] = old_wait
     return simulated
 
 

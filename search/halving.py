@@ -57,9 +57,13 @@ class Ledger:
                     # Times known from before the interruption come first; a half-known round is completed, not repeated.
                     self.known.setdefault(proposal.key, []).extend(float(time) for time in answer)
                     self.measured += len(answer)
+        return self.used(proposals, rounds)
+
+    def used(self, proposals: Sequence[Proposal], rounds: int) -> dict[str, list[float]]:
+        """The next ``rounds`` known times of each, or fewer; they are not given again."""
         taken: dict[str, list[float]] = {}
         for proposal in proposals:
-            if proposal.key in self.failures:
+            if proposal.key in self.failures or proposal.key not in self.known:
                 continue
             begin = self._used.get(proposal.key, 0)
             taken[proposal.key] = self.known[proposal.key][begin : begin + rounds]

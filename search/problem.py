@@ -95,9 +95,7 @@ class Problem:
             solo_us=np.ascontiguousarray(costs.solo_us, dtype=np.float64),
             excess_first=np.ascontiguousarray(costs.slowdown_first - 1.0, dtype=np.float64),
             excess_last=np.ascontiguousarray(costs.slowdown_last - 1.0, dtype=np.float64),
-            latency_us=np.array(
-                [costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us], dtype=np.float64
-            ),
+            latency_us=np.array([costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us], dtype=np.float64),
             demand=share,
             memory_bound=bound,
         )

@@ -72,12 +72,12 @@ def test_move_weights_switch_moves_off() -> None:
     problem = synthetic.random_problem(3, 40, widths=(1, 2))
     lanes, widths = 4, np.array([0, 1], dtype=np.int32)
     start = Decoder(problem, lanes, widths).decode(Policy())
-    only_order = MoveWeights(lane=0.0, order=1.0, lane_and_order=0.0, width=0.0, wait=0.0)
+    only_order = MoveWeights(lane=0.0, order=1.0, lane_and_order=0.0, width=0.0, wait=0.0, exchange=0.0, tails=0.0)
     found, _ = Annealer(problem, lanes, widths, moves=only_order).run(start, context(4000), "test")
     assert (found[0].lane == start.lane).all()
     assert (found[0].width_index == start.width_index).all()
     assert (found[0].order != start.order).any()
-    only_waits = MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, wait=1.0)
+    only_waits = MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, wait=1.0, exchange=0.0, tails=0.0)
     found, _ = Annealer(problem, lanes, widths, moves=only_waits).run(start, context(4000), "test")
     assert (found[0].lane == start.lane).all()
     assert (found[0].order == start.order).all()
@@ -93,7 +93,7 @@ def test_a_wait_that_pays_is_found_and_needless_ones_are_dropped() -> None:
     problem = Problem.from_arrays([[], [], [0]], costs)
     start = Decoder(problem, 2, np.array([0], dtype=np.int32)).decode(Policy())
     assert start.makespan_us == pytest.approx(21.8)
-    only_waits = MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, wait=1.0)
+    only_waits = MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, wait=1.0, exchange=0.0, tails=0.0)
     found, _ = Annealer(problem, 2, np.array([0], dtype=np.int32), moves=only_waits).run(start, context(500), "test")
     assert found[0].makespan_us == pytest.approx(20.0)
     assert found[0].schedule(problem).extra_edges == ((0, 1),)
@@ -145,3 +145,11 @@ def test_naming_the_strategies_imports_neither_the_compiler_nor_optuna() -> None
         "sys.exit(any(name in sys.modules for name in ('numba', 'optuna', 'ortools', 'scipy')))"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
+
+
+def test_a_study_file_that_cannot_be_used_costs_a_warning_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "broken.db").write_bytes(b"this is no database" * 100)
+    problem = synthetic.random_problem(2, 12)
+    found = OptunaSearch(trials=3).propose(problem, context(study_path=str(tmp_path / "broken.db")))
+    assert found == OptunaSearch(trials=3).propose(problem, context())
+    assert "in memory only" in caplog.text

@@ -1,0 +1,194 @@
+"""What the device loop of one job has measured so far, so that a job that was killed goes on and ends where it would have ended.
+
+One JSON object a line, only ever appended, one fsync for each answer of the device; every line carries the digest of its content. What
+follows a damaged or torn line is forgotten and measured again. The times of schedules that ran in the same rounds are one line: they
+are compared with each other, so that half of them would be worth nothing. A finished job leaves no diary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from autosched.core.graph import OpGraph
+from autosched.core.records import Failure
+from autosched.core.schedule import Schedule, canonical_key
+from autosched.search.correction import Trace
+from autosched.search.loop import Bench
+
+_log = logging.getLogger(__name__)
+
+SCHEMA = 1
+
+
+class _Begin(msgspec.Struct, frozen=True, tag="begin"):
+    schema: int
+    question: str
+    run: str
+
+
+class _Times(msgspec.Struct, frozen=True, tag="times"):
+    times_us: dict[str, tuple[float, ...]]
+    failures: dict[str, Failure]
+
+
+class _Traces(msgspec.Struct, frozen=True, tag="traces"):
+    traces: dict[str, Trace]
+
+
+_Entry = _Begin | _Times | _Traces
+
+
+class _Line(msgspec.Struct, frozen=True):
+    check: str
+    entry: msgspec.Raw
+
+
+def question_of(*parts: object) -> str:
+    """A digest of everything that decides what a loop asks the device: 24 hexadecimal digits."""
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:24]
+
+
+@dataclass(slots=True)
+class Diary:
+    """Measurements of one loop by canonical key. ``run`` names the job across interruptions. Use it as a context.
+
+    Without a path, or where the file cannot be written or belongs to a running job, it remembers in memory only.
+    """
+
+    path: Path | None
+    question: str
+    run: str = ""
+    times_us: dict[str, list[float]] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    traces: dict[str, Trace] = field(default_factory=dict)
+    _lock: FileLock | None = None
+
+    def __enter__(self) -> Diary:
+        self.run = secrets.token_hex(8)
+        if self.path is None:
+            return self
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(f"{self.path}.lock")
+            self._lock.acquire(timeout=0)
+            self._read(self.path)
+        except Timeout:
+            _log.info("another job writes %s; this one cannot be resumed", self.path)
+            self._lock, self.path = None, None
+        except OSError as error:
+            self._give_up(error)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    @property
+    def resumed(self) -> bool:
+        """Whether an interrupted job left something."""
+        return bool(self.times_us or self.failures)
+
+    def add(self, times_us: dict[str, tuple[float, ...]], failures: dict[str, Failure]) -> None:
+        """Keep what one lot of interleaved rounds gave."""
+        for key, times in times_us.items():
+            self.times_us.setdefault(key, []).extend(times)
+        self.failures.update(failures)
+        self._append(_Times(times_us, failures))
+
+    def add_traces(self, traces: dict[str, Trace]) -> None:
+        """Keep when operators ran."""
+        self.traces.update(traces)
+        self._append(_Traces(traces))
+
+    def finish(self) -> None:
+        """The job is done: the next one begins anew."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> None:
+        sound = 0
+        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+            entry = _decoded(line)
+            if entry is None or (sound == 0 and not isinstance(entry, _Begin)):
+                break
+            if isinstance(entry, _Begin):
+                if entry.question != self.question or entry.schema != SCHEMA:
+                    break
+                self.run = entry.run
+            elif isinstance(entry, _Times):
+                for key, times in entry.times_us.items():
+                    self.times_us.setdefault(key, []).extend(times)
+                self.failures.update(entry.failures)
+            else:
+                self.traces.update(entry.traces)
+            sound += len(line)
+        with path.open("ab") as file:
+            file.truncate(sound)
+        if sound == 0:
+            self._append(_Begin(SCHEMA, self.question, self.run))
+
+    def _append(self, entry: _Entry) -> None:
+        if self.path is None:
+            return
+        body = msgspec.json.encode(entry)
+        try:
+            with self.path.open("ab") as file:
+                file.write(msgspec.json.encode(_Line(_digest(body), msgspec.Raw(body))) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        _log.warning("a killed job will not go on: %s cannot be written (%s); set AUTOSCHED_CACHE to a folder that can", self.path, error)
+        self.path = None
+
+
+class KeptBench:
+    """A ``Bench`` that writes into a diary what another one measures."""
+
+    def __init__(self, bench: Bench, diary: Diary, graph: OpGraph, *, lanes_matter: bool) -> None:
+        self._bench, self._diary, self._graph, self._lanes_matter = bench, diary, graph, lanes_matter
+
+    def measure(self, schedules: Sequence[Schedule], rounds: int) -> Sequence[Sequence[float] | Failure]:
+        """As ``Bench.measure``."""
+        answers = self._bench.measure(schedules, rounds)
+        named = list(zip(map(self._key, schedules), answers, strict=True))
+        self._diary.add(
+            {key: tuple(answer) for key, answer in named if not isinstance(answer, Failure)},
+            {key: answer for key, answer in named if isinstance(answer, Failure)},
+        )
+        return answers
+
+    def trace(self, schedules: Sequence[Schedule]) -> Sequence[Trace | Failure]:
+        """As ``Bench.trace``."""
+        answers = self._bench.trace(schedules)
+        named = zip(map(self._key, schedules), answers, strict=True)
+        if found := {key: answer for key, answer in named if isinstance(answer, Trace)}:
+            self._diary.add_traces(found)
+        return answers
+
+    def _key(self, schedule: Schedule) -> str:
+        return canonical_key(self._graph, schedule, lanes_matter=self._lanes_matter)
+
+
+def _decoded(line: bytes) -> _Entry | None:
+    """The entry of a line, or None if its bytes are not what was written."""
+    try:
+        outer = msgspec.json.decode(line, type=_Line)
+        return msgspec.json.decode(outer.entry, type=_Entry) if _digest(bytes(outer.entry)) == outer.check else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:16]

@@ -1,0 +1,142 @@
+"""A device loop that was killed goes on where it stopped and ends where it would have ended. Times are made up, never measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autosched.config import Budget, budget_for
+from autosched.core.progress import Silent
+from autosched.core.records import Failure, FailureKind
+from autosched.core.schedule import Schedule, canonical_key, sequential
+from autosched.device.base import Comparison
+from autosched.pipeline.candidates import Candidate, make_candidate
+from autosched.pipeline.diary import Diary, question_of
+from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.references import References
+from autosched.pipeline.refine import refine
+from autosched.search import synthetic
+from autosched.search.correction import Trace
+from autosched.search.simulate import makespan_us
+from tests.conformance.session_double import SessionDouble
+
+PROBLEM = synthetic.random_problem(3, 14, max_lanes=2, widths=(1, 2))
+
+
+class Killed(BaseException):
+    """The process died."""
+
+
+class Device(SessionDouble):
+    """A time depends on the schedule and on how often it was timed only; dies after so many."""
+
+    def __init__(self, *, known: dict[str, list[float]] | None = None, die_after: int | None = None) -> None:
+        super().__init__(lambda schedule: makespan_us(PROBLEM, schedule), max_lanes=2)
+        self.timed = {key: len(times) for key, times in (known or {}).items()}
+        self.runs, self.die_after = 0, die_after
+
+    def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+        columns: list[list[float]] = []
+        for schedule in schedules:
+            key = canonical_key(PROBLEM.graph, schedule, lanes_matter=True)
+            columns.append([])
+            for _ in range(rounds):
+                if self.die_after is not None and self.runs >= self.die_after:
+                    raise Killed
+                number = self.timed[key] = self.timed.get(key, 0) + 1
+                seed = int(hashlib.sha256(f"{key} {number}".encode()).hexdigest()[:12], 16)
+                columns[-1].append(makespan_us(PROBLEM, schedule) * float(np.exp(0.02 * np.random.default_rng(seed).standard_normal())))
+                self.runs += 1
+        return columns
+
+
+def budget() -> Budget:
+    preset = budget_for("balanced")
+    return dataclasses.replace(preset, search=dataclasses.replace(preset.search, evaluations=1500, candidates=10, trials=4))
+
+
+def tuned(session: Device, diary: Diary, study: Path) -> tuple[Candidate, Ledger]:
+    ledger = Ledger()
+    first = make_candidate(PROBLEM, "sequential", True, sequential(PROBLEM.graph), lanes_matter=True)
+    with diary:
+        found = refine(
+            session, PROBLEM, [first], {first.key: Comparison(True, 0.0, True)}, References((), ()), budget=budget(),
+            deadline=time.monotonic() + 600, rng=np.random.default_rng(5), ledger=ledger, progress=Silent(), diary=diary, study_path=study,
+        )  # fmt: skip
+    return found[0], ledger
+
+
+@pytest.mark.parametrize("after", [7, 60, 0.97])
+def test_a_killed_job_ends_where_an_unbroken_one_ends(tmp_path: Path, after: float) -> None:
+    whole = Device()
+    expected, _ = tuned(whole, Diary(None, "q"), tmp_path / "whole.db")
+    after = int(after * whole.runs) if after < 1 else int(after)  # the last kill lands in Optuna's study
+    path, study = tmp_path / "loops" / "diary.jsonl", tmp_path / "broken.db"
+    with pytest.raises(Killed):
+        tuned(Device(die_after=after), Diary(path, "q"), study)
+    with Diary(path, "q") as kept:
+        at_hand = {key: list(times) for key, times in kept.times_us.items()}
+    resumed = Device(known=at_hand)
+    found, ledger = tuned(resumed, Diary(path, "q"), study)
+    assert found == expected
+    saved = sum(map(len, at_hand.values()))
+    assert saved <= after
+    assert resumed.runs + saved == whole.runs
+    assert (saved > 0) == any("interrupted" in note for note in ledger.notes)
+
+
+def test_a_finished_job_leaves_nothing_and_another_question_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "diary.jsonl"
+    with Diary(path, "q") as diary:
+        diary.add({"key": (1.0, 2.0)}, {"bad": Failure(FailureKind.OOM, "too large")})
+        diary.add_traces({"key": Trace((0.0,), (1.0,))})
+        run = diary.run
+    with Diary(path, "q") as again:
+        assert (again.run, again.times_us, again.traces["key"]) == (run, {"key": [1.0, 2.0]}, Trace((0.0,), (1.0,)))
+        assert again.failures["bad"].kind is FailureKind.OOM
+    with Diary(path, "another") as other:
+        assert not other.resumed
+        assert other.run != run
+        other.finish()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("damage", [b'{"check":"00', b'{"check":"00","entry":{"type":"times"}}\n', b"\xff\xfe\n"])
+def test_what_follows_damage_is_forgotten(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "diary.jsonl"
+    with Diary(path, "q") as diary:
+        diary.add({"key": (1.0,)}, {})
+    path.write_bytes(path.read_bytes() + damage)
+    with Diary(path, "q") as again:
+        assert again.times_us == {"key": [1.0]}
+        again.add({"key": (2.0,)}, {})
+    with Diary(path, "q") as third:
+        assert third.times_us == {"key": [1.0, 2.0]}
+
+
+def test_a_diary_that_cannot_be_written_costs_a_warning_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING), Diary(tmp_path / "file" / "diary.jsonl", "q") as diary:
+        diary.add({"key": (1.0,)}, {})
+    assert diary.times_us == {"key": [1.0]}
+    assert "AUTOSCHED_CACHE" in caplog.text
+
+
+def test_a_second_job_at_the_same_time_has_no_diary(tmp_path: Path) -> None:
+    with Diary(tmp_path / "d.jsonl", "q") as first, Diary(tmp_path / "d.jsonl", "q") as second:
+        second.add({"key": (1.0,)}, {})
+        first.add({"key": (2.0,)}, {})
+    with Diary(tmp_path / "d.jsonl", "q") as after:
+        assert after.times_us == {"key": [2.0]}
+
+
+def test_a_question_is_everything_that_decides_it() -> None:
+    assert question_of("graph", 1, budget().search) == question_of("graph", 1, budget().search)
+    assert question_of("graph", 1, budget().search) != question_of("graph", 2, budget().search)
