@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -16,15 +18,23 @@ from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.device.base import Comparison, Session
 from autosched.pipeline.candidates import Candidate, make_candidate, prove
+from autosched.pipeline.diary import Diary, KeptBench
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.references import References
 from autosched.search.correction import Trace
-from autosched.search.loop import LoopState, search_on_device
+from autosched.search.device_study import study_on_device
+from autosched.search.halving import halve
+from autosched.search.loop import Bench, LoopResult, LoopState, search_on_device
+from autosched.search.portfolio import Proposal
 from autosched.search.problem import Problem
 from autosched.search.strategy import SearchContext
 
 TUNED = "tuned"
 _TRACE_ROUNDS = 5
+# Rounds in which the best of the loop and the best of the study meet.
+_MATCH_ROUNDS = 8
+# Share of the time left that the loop may use where a study follows it.
+_LOOP_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,7 @@ class SessionBench:
 
     def measure(self, schedules: Sequence[Schedule], rounds: int) -> Sequence[Sequence[float] | Failure]:
         """Prove what is new, then time the rest in the same rounds."""
-        verdicts = [self._refutation(schedule) for schedule in schedules]
+        verdicts = [self.refutation(schedule) for schedule in schedules]
         sound = [schedule for schedule, failure in zip(schedules, verdicts, strict=True) if failure is None]
         columns = iter(self._timed(sound, rounds))
         return [failure if failure is not None else next(columns) for failure in verdicts]
@@ -83,7 +93,8 @@ class SessionBench:
         self._ledger.measurements += rounds * len(schedules)
         return [answer] if isinstance(answer, Failure) else list(answer)
 
-    def _refutation(self, schedule: Schedule) -> Failure | None:
+    def refutation(self, schedule: Schedule) -> Failure | None:
+        """Why the schedule must not run, or None once it is proved."""
         key = canonical_key(self._graph, schedule, lanes_matter=self._session.limits.lanes_matter)
         if key in self._refuted:
             return self._refuted[key]
@@ -109,13 +120,21 @@ def refine(
     rng: np.random.Generator,
     ledger: Ledger,
     progress: Progress,
+    diary: Diary | None = None,
+    study_path: Path | None = None,
 ) -> list[Candidate]:
     """Search and measure in turns until ``deadline`` (``time.monotonic``); returns the best schedule found, named ``tuned``.
 
-    ``proved`` schedules are in the first round whatever the model says of them. New proofs are added to ``proofs``.
+    ``proved`` schedules are in the first round whatever the model says of them. New proofs are added to ``proofs``. What ``diary``
+    (entered) holds of an interrupted run is not measured again. After the loop, where the effort has trials for it, Optuna tries list
+    policies on the device, in the study at ``study_path`` (memory if None).
     """
     limits = session.limits
-    bench = SessionBench(session, problem, references, proofs, ledger)
+    sessions = SessionBench(session, problem, references, proofs, ledger)
+    kept = diary if diary is not None else Diary(None, "")
+    bench = KeptBench(sessions, kept, problem.graph, lanes_matter=limits.lanes_matter)
+    if kept.resumed:
+        ledger.notes.append(f"went on from an interrupted run: {sum(map(len, kept.times_us.values()))} schedule timings were at hand")
     # Priorities cannot be simulated; where the device has them they are tried as variants of the best schedules.
     settings = budget.search.loop(lanes_matter=limits.lanes_matter, priority_variants=3 if len(limits.priorities) > 1 else 0)
 
@@ -128,10 +147,38 @@ def refine(
         )
 
     context = SearchContext(rng, budget.search.evaluations, deadline, max_lanes=limits.max_lanes, widths=limits.widths)
+    trials = budget.search.trials
+    first = context.share(context.max_evaluations, seconds_share=_LOOP_SHARE if trials else 1.0)
     given = [_Given(candidate.name, candidate.is_baseline, candidate.schedule) for candidate in proved]
     try:
-        result = search_on_device(problem, bench, context, settings, strategies=given, progress=tell)
+        result = search_on_device(
+            problem, bench, first, settings, strategies=given, progress=tell, known_times_us=kept.times_us, known_failures=kept.failures,
+            known_traces=kept.traces,
+        )  # fmt: skip
     except NoFeasibleCandidate as error:
         ledger.notes.append(f"the device loop found nothing: {error}")
         return []
-    return [make_candidate(problem, TUNED, False, result.best.schedule, lanes_matter=limits.lanes_matter)]
+    best = result.best
+    if trials and limits.max_lanes > 1 and not context.expired():
+        path = str(study_path) if study_path is not None else None
+        study = dataclasses.replace(context.share(0), study_path=path)
+        best = _studied(problem, bench, study, result, trials, lanes_matter=limits.lanes_matter, run=kept.run)
+    # What an interrupted run measured it had proved; this process trusts only its own proofs.
+    if (refuted := sessions.refutation(best.schedule)) is not None:
+        ledger.notes.append(f"the device loop's best was refuted when it was proved again: {refuted.detail}")
+        return []
+    return [make_candidate(problem, TUNED, False, best.schedule, lanes_matter=limits.lanes_matter)]
+
+
+def _studied(
+    problem: Problem, bench: Bench, context: SearchContext, result: LoopResult, trials: int, *, lanes_matter: bool, run: str
+) -> Proposal:
+    """The better of the loop's best and the best of a study of list policies on the device, by rounds that both run in."""
+    corrected = Problem.make(problem.graph, result.costs, demand=problem.demand.tolist(), memory_bound=problem.memory_bound.tolist())
+    found = study_on_device(
+        corrected, bench, context, result.ledger, incumbent=result.best, lanes_matter=lanes_matter, trials=trials, name=run
+    )
+    if found.best is None or found.best.key == result.best.key:
+        return result.best
+    ranked = halve([result.best, found.best], bench.measure, result.ledger, first_rounds=_MATCH_ROUNDS, finalists=2)
+    return ranked[0].proposal if ranked else result.best
