@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from autosched.core.records import Source
 from autosched.core.report import StrategyRow, TuneReport
 
 if TYPE_CHECKING:
@@ -72,9 +73,10 @@ class LiveProgress:
 
 def strategy_table(report: TuneReport) -> Table:
     """The table that ``tune`` and ``compare`` print."""
-    table = Table(title=f"{report.model} on {report.device.name} ({report.operators} operators, {report.lowering}); measured")
+    table = Table(title=f"{report.model} on {report.device.name} ({report.operators} operators, {report.lowering}); {report.source.value}")
     table.add_column("strategy")
-    for heading in ("predicted us", "measured us", "95 % interval", "vs sequential", "vs best baseline", "peak MiB", "max error"):
+    taken = f"{report.source.value} us"
+    for heading in ("predicted us", taken, "95 % interval", "vs sequential", "vs best baseline", "peak MiB", "max error"):
         table.add_column(heading, justify="right")
     fastest_first = sorted(report.strategies, key=lambda row: (row.measured_us is None, row.measured_us or 0.0))
     for row in fastest_first:
@@ -84,7 +86,9 @@ def strategy_table(report: TuneReport) -> Table:
 
 
 def _cells(row: StrategyRow, report: TuneReport) -> list[str]:
-    marks = [mark for mark, holds in (("kept", row.name == report.chosen), ("baseline", row.is_baseline)) if holds]
+    simulated = row.source is Source.SIMULATED
+    held = (("kept", row.name == report.chosen), ("baseline", row.is_baseline), ("simulated", simulated))
+    marks = [mark for mark, holds in held if holds]
     name = row.name + (f" ({', '.join(marks)})" if marks else "")
     if row.failure is not None:
         return [name, _number(row.predicted_us), f"{row.failure.kind}", row.failure.detail[:40], "", "", "", ""]

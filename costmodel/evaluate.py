@@ -38,6 +38,28 @@ class Composition:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleError:
+    """Predicted against recorded makespans of whole schedules.
+
+    Args:
+        graphs, schedules: how many.
+        mape_pct, bias_pct: mean absolute and mean signed error, percent of the recorded time.
+        spearman: mean over graphs of the rank correlation within each; ``None`` where no graph has different times.
+        regret_pct: time of the schedule predicted fastest over that of the truly fastest recorded one, minus 1; mean over graphs.
+        random_regret_pct: the same for a schedule drawn blindly.
+    """
+
+    model: str
+    graphs: int
+    schedules: int
+    mape_pct: float
+    bias_pct: float
+    spearman: float | None
+    regret_pct: float
+    random_regret_pct: float
+
+
+@dataclass(frozen=True, slots=True)
 class CalibrationBin:
     """Rows by predicted slowdown: how far predictions and measurements agree, and how many lie inside the interval."""
 
@@ -53,7 +75,8 @@ class CalibrationBin:
 class Evaluation:
     """Everything ``autosched evaluate`` prints and saves.
 
-    ``seen_families`` lists families that were in the training data: errors on them say nothing about unseen models.
+    ``seen_families`` lists families that were in the training data: errors on them say nothing about unseen models. ``schedules`` is
+    filled in by whoever has a simulator of schedules: ``pipeline.retraining``.
     """
 
     model: str
@@ -69,6 +92,7 @@ class Evaluation:
     calibration: tuple[CalibrationBin, ...]
     importance: tuple[tuple[str, float], ...]
     composition: tuple[Composition, ...]
+    schedules: tuple[ScheduleError, ...] = ()
 
     def to_json(self) -> bytes:
         """Canonical bytes."""

@@ -136,12 +136,18 @@ def _kernel_rows(
     return _Rows(tuple(facts), index)
 
 
+def pairs_that_meet(graph: OpGraph, kernel: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
+    """Which of ``count`` kernels may run beside which: bool ``[count, count]``, symmetric; ``kernel`` is as in ``CostTable``."""
+    member = np.zeros((len(graph), count), dtype=np.float32)
+    np.put_along_axis(member, kernel.astype(np.int64), 1.0, axis=1)
+    meet: NDArray[np.bool_] = (member.T @ independence(graph).astype(np.float32) @ member) > 0
+    return meet
+
+
 def _predicted(graph: OpGraph, rows: _Rows, device: DeviceFacts, model: PairModel) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """Slowdowns for every pair of kernels that may meet, 1 elsewhere; and which those are (bool ``[n_kernels, n_kernels]``)."""
     count = len(rows.facts)
-    member = np.zeros((len(graph), count), dtype=np.float32)
-    np.put_along_axis(member, rows.index.astype(np.int64), 1.0, axis=1)
-    needed = (member.T @ independence(graph).astype(np.float32) @ member) > 0
+    needed = pairs_that_meet(graph, rows.index, count)
     first, last = np.nonzero(needed)
     query = PairQuery(rows.facts, (device,), np.zeros(count, dtype=np.int64), first.astype(np.int64), last.astype(np.int64))
     answer = model.predict(query)

@@ -306,16 +306,21 @@ def rows_of_tuning(
     pairs: Sequence[PairRecord],
     launches: dict[str, LaunchFacts] | None = None,
 ) -> list[ScopeRow | SoloRow | PairRow]:
-    """What a tuning job measured, as rows: appended to a store, the next training learns from it."""
+    """What a tuning job measured, as rows: appended to a store, the next training learns from it.
+
+    What others disturbed is left out, so that it does not stand in the way of a later, better measurement.
+    """
     rows: dict[str, ScopeRow | SoloRow | PairRow] = {"": scope}
     family = family_of(model)
     for operator, records in zip(graph.operators, solo, strict=True):
         for width, record in zip(widths, records, strict=True):
-            if isinstance(record, SoloRecord):
+            if isinstance(record, SoloRecord) and stolen_share(record.contamination, scope.facts, width) <= DISTURBED:
                 facts = kernel_facts(operator, graph, width, record.samples.median_us, (launches or {}).get(operator.signature))
                 row = SoloRow(scope.scope, family, model, facts, record.samples, record.contamination, record.source)
                 rows.setdefault(row.key, row)
     for pair in pairs:
+        if stolen_share(pair.contamination, scope.facts, pair.first_width + pair.last_width) > DISTURBED:
+            continue
         row_of_pair = PairRow(scope.scope, family, model, pair)
         rows.setdefault(row_of_pair.key, row_of_pair)
     return list(rows.values())

@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else there.")]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if there is a GPU.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, auto (CUDA if there is a GPU), or replay:DIR for recorded runs.")]
 EffortOption = Annotated[str, typer.Option(help="quick, balanced or full.")]
 BudgetOption = Annotated[str | None, typer.Option(help="Time for measuring and searching, such as 60s or 5m.")]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size of the example inputs.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
+CostModelOption = Annotated[
+    Path | None, typer.Option("--cost-model", help="A folder of 'autosched train'; default: the one trained on this machine, if any.")
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 RewriteOption = Annotated[bool, typer.Option("--rewrite/--no-rewrite", help="Fold, simplify and fuse operators before scheduling.")]
 ModelArgument = Annotated[

@@ -10,6 +10,7 @@ import typer
 from autosched.cli.options import (
     BatchOption,
     BudgetOption,
+    CostModelOption,
     DeviceOption,
     DtypeOption,
     EffortOption,
@@ -19,6 +20,7 @@ from autosched.cli.options import (
     SeedOption,
 )
 from autosched.cli.printing import live_progress, show_report
+from autosched.cli.shapes import BatchesOption, parse_batches, tune_several
 
 
 def tune(
@@ -26,17 +28,19 @@ def tune(
     device: DeviceOption = "auto",
     effort: EffortOption = "balanced",
     budget: BudgetOption = None,
-    batch: BatchOption = None,
+    batch: BatchesOption = None,
     dtype: DtypeOption = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the schedule.")] = None,
     rewrite: RewriteOption = True,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run has measured.")] = False,
+    cost_model: CostModelOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Measure MODEL, search schedules, verify the best on the device, and write the winner.
 
     Example: autosched tune torchvision:googlenet --device cpu --effort quick -o googlenet.autosched
+    Example: autosched tune autosched:randwire --batch 1,4,16 -o randwire.autosched
     """
     from autosched import pipeline, zoo
     from autosched.config import parse_seconds
@@ -45,7 +49,15 @@ def tune(
     budget_s = parse_seconds(budget) if budget is not None else None
     if output is not None:
         pipeline.check_writable(output)
-    loaded = zoo.load(model, batch=batch, dtype=dtype, seed=seed)
+    batches = parse_batches(batch)
+    if len(batches) > 1:
+        tune_several(
+            model, batches, output, json, device=device, effort=effort, budget_s=budget_s, seed=seed, rewrite=rewrite, fresh=fresh,
+            dtype=dtype, cost_model=cost_model,
+        )  # fmt: skip
+        return
+    (size,) = batches
+    loaded = zoo.load(model, batch=size, dtype=dtype, seed=seed)
     with live_progress() as progress:
         tuned = pipeline.tune(
             loaded.model,
@@ -59,7 +71,8 @@ def tune(
             fresh=fresh,
             name=loaded.name,
             dtype=dtype,
-            source=from_zoo(model, batch=batch, dtype=dtype, seed=seed),
+            source=from_zoo(model, batch=size, dtype=dtype, seed=seed),
+            cost_model=cost_model,
             progress=progress,
         )
     report = tuned.report
@@ -78,6 +91,7 @@ def compare(
     dtype: DtypeOption = None,
     rewrite: RewriteOption = True,
     compiled: Annotated[bool, typer.Option("--compiled/--no-compiled", help="Measure torch.compile too, in its own process.")] = True,
+    cost_model: CostModelOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -104,6 +118,7 @@ def compare(
             compiled=compiled,
             name=loaded.name,
             source=from_zoo(model, batch=batch, dtype=dtype, seed=seed),
+            cost_model=cost_model,
             progress=progress,
         )
     show_report(report, json)

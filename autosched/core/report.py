@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autosched.core.records import DeviceKey, Failure
+from autosched.core.records import DeviceKey, Failure, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +12,8 @@ class StrategyRow:
     """One strategy's best schedule, or one baseline. Times are medians in microseconds; ``None`` where there is no figure.
 
     ``measured_us`` and ``ci_us`` (95 %) come from rounds interleaved with every other row's. Speed-ups are ratios of medians.
+    ``source`` says whether they were measured in this run, replayed from an earlier one, or simulated; only in a replay are they not
+    measured.
     """
 
     name: str
@@ -24,6 +26,7 @@ class StrategyRow:
     peak_memory_bytes: int | None
     max_abs_error: float | None
     failure: Failure | None
+    source: Source = Source.MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class TuneReport:
         unstable: whether the machine was too restless for any statement; the sequential schedule is then kept.
         noise_floor_pct: how much two runs of the same schedule differ in this run (A/A).
         search_s: seconds for the whole job, capture excluded.
+        source: ``REPLAYED`` if the device was a recording: then nothing in the report was measured by this run.
         critical_path_us, work_us: bounds on every schedule of these operators, as ``pipeline.bounds`` gives them; ``None`` if unknown.
     """
 
@@ -63,3 +67,4 @@ class TuneReport:
     bundle: str | None = None
     critical_path_us: float | None = None
     work_us: float | None = None
+    source: Source = Source.MEASURED

@@ -209,23 +209,23 @@ class ReplayDevice:
     """
 
     def __init__(self, recording: Recording, predictor_for: Callable[[OpGraph], Predictor | None] | None = None) -> None:
-        self._recording = recording
+        self.recording = recording
         self._predictor_for = predictor_for
 
     @property
     def key(self) -> DeviceKey:
         """The recorded device's."""
-        return self._recording.key
+        return self.recording.key
 
     @property
     def software(self) -> SoftwareKey:
         """The recorded device's."""
-        return self._recording.software
+        return self.recording.software
 
     def open(self, program: Program, constants: Mapping[int, torch.Tensor], *, timeout_s: float) -> ReplaySession:
         """As ``base.Device.open``. No process starts before outputs are compared."""
         predictor = self._predictor_for(program.graph) if self._predictor_for is not None else None
-        return ReplaySession(program, constants, self._recording, predictor, timeout_s=timeout_s)
+        return ReplaySession(program, constants, self.recording, predictor, timeout_s=timeout_s)
 
 
 def _replayed(record: _Record | None) -> _Record | None:

@@ -10,14 +10,17 @@ from autosched.core.progress import Progress, Silent
 from autosched.pipeline.bundles import bench, check, read, trace
 from autosched.pipeline.cache import remember
 from autosched.pipeline.result import Tuned, check_writable
+from autosched.pipeline.shapes import TunedShapes, tune_shapes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from autosched.core.report import TuneReport
     from autosched.device.compiled_baseline import ModelSource
 
-__all__ = ["Tuned", "bench", "check", "check_writable", "compare", "read", "trace", "tune"]
+__all__ = ["Tuned", "TunedShapes", "bench", "check", "check_writable", "compare", "read", "trace", "tune", "tune_shapes"]
 
 
 def tune(
@@ -34,6 +37,7 @@ def tune(
     name: str | None = None,
     dtype: str | None = None,
     source: ModelSource | None = None,
+    cost_model: Path | None = None,
     progress: Progress | None = None,
 ) -> Tuned:
     """Measure a model's operators, search schedules, verify the best on the device, and keep the winner.
@@ -44,7 +48,7 @@ def tune(
         model: in inference mode; left unchanged.
         example_inputs: positional arguments of one call; nested containers are allowed.
         example_kwargs: keyword arguments of that call.
-        device: ``cuda``, ``cpu`` or ``auto``.
+        device: ``cuda``, ``cpu`` or ``auto``; ``replay:DIR`` answers from the recorded runs in ``DIR`` and measures nothing.
         effort: ``quick``, ``balanced`` or ``full``: the preset budget.
         budget_s: seconds for measuring and searching, instead of the preset's.
         seed: of every random choice.
@@ -53,17 +57,20 @@ def tune(
         name: of the model, in reports.
         dtype: of the model, in reports; ``bench`` builds the model with it.
         source: where another process can build the same model, for the ``torch.compile`` baseline; else the exported program is compiled.
+        cost_model: predicts the pairs that are not measured; ``None`` for the one trained on this machine, or one that ships for it.
         progress: told where the job is.
 
     Raises:
         AutoschedError: every error a user can cause; its class says which.
     """
-    from autosched.pipeline.job import Job, Options
+    from autosched.pipeline.job import Job
+    from autosched.pipeline.options import Options
 
     budget = budget_for(effort, budget_s)
     options = Options(
-        device, effort, budget, seed, rewrite, fresh, None, True, budget.compiled_baseline, name or type(model).__name__, dtype, source
-    )
+        device, effort, budget, seed, rewrite, fresh, None, True, budget.compiled_baseline, name or type(model).__name__, dtype, source,
+        cost_model,
+    )  # fmt: skip
     outcome = Job(model, example_inputs, example_kwargs, options, progress or Silent()).run()
     tuned = Tuned(outcome, options)
     remember(tuned)
@@ -84,6 +91,7 @@ def compare(
     compiled: bool = True,
     name: str | None = None,
     source: ModelSource | None = None,
+    cost_model: Path | None = None,
     progress: Progress | None = None,
 ) -> TuneReport:
     """Measure every strategy and baseline side by side in one run.
@@ -94,7 +102,8 @@ def compare(
 
     The other arguments and the errors are those of :func:`tune`; an unknown strategy raises ``UnknownName``.
     """
-    from autosched.pipeline.job import Job, Options
+    from autosched.pipeline.job import Job
+    from autosched.pipeline.options import Options
 
     budget = budget_for(effort, budget_s)
     chosen = tuple(strategies) if strategies is not None else None
@@ -111,5 +120,6 @@ def compare(
         name or type(model).__name__,
         None,
         source,
+        cost_model,
     )
     return Job(model, example_inputs, example_kwargs, options, progress or Silent()).run().report

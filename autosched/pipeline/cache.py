@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autosched.config import schedules_dir
+from autosched.core.records import Source
 from autosched.export.cache import keep
+from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.cache import STRUCTURE
 
 if TYPE_CHECKING:
     from autosched.pipeline.result import Tuned
@@ -15,9 +19,20 @@ if TYPE_CHECKING:
 def remember(tuned: Tuned) -> Path | None:
     """Keep the winner of ``tuned`` for ``autosched.compile`` and ``torch.compile``; ``None`` if it was not kept.
 
-    A job on a machine too restless for any statement leaves nothing: what it chose is no more than the default.
+    A job on a machine too restless for any statement leaves nothing: what it chose is no more than the default. Nor does a replay, which
+    measured nothing here.
 
     Warns:
         CacheWarning: if the folder cannot be written.
     """
-    return None if tuned.report.unstable else keep(schedules_dir(), tuned.bundle)
+    if tuned.report.unstable or tuned.report.source is not Source.MEASURED:
+        return None
+    return keep(schedules_dir(), pinned(tuned.bundle, tuned._outcome.captured.structure))
+
+
+def pinned(bundle: Bundle, structure: str) -> Bundle:
+    """``bundle`` with the key of its model (``Captured.structure``) written into its evidence: whatever its lowering, it is found by that."""
+    kept = tuple(pair for pair in bundle.evidence.environment if pair[0] != STRUCTURE)
+    extra = ((STRUCTURE, structure),) if structure else ()
+    evidence = dataclasses.replace(bundle.evidence, environment=tuple(sorted((*kept, *extra))))
+    return dataclasses.replace(bundle, evidence=evidence)

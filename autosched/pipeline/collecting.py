@@ -190,11 +190,22 @@ def collect_graph(
     )
     left_s = budget_s - (time.monotonic() - began)
     timed = {(row.kernel.signature, row.kernel.width) for row in store.solo() if row.scope == scope.scope}
-    if aims.schedules and left_s > 0 and all((operator.signature, 1) in timed for operator in graph.operators):
+    if aims.schedules and all((operator.signature, 1) in timed for operator in graph.operators):
         recording = StoreRecording(store, scope.scope)
         problem = recording.problem(graph, model, limits=session.limits)
         predictor = model.name if model is not None else "analytic"
-        measure_schedules(session, problem, store, scope, model=name, predictor=predictor, most=aims.schedules, budget_s=left_s, rng=rng)
+        measure_schedules(
+            session,
+            problem,
+            store,
+            scope,
+            model=name,
+            predictor=predictor,
+            most=aims.schedules,
+            budget_s=left_s,
+            rng=rng,
+            keep_disturbed=keep_disturbed,
+        )
     return done
 
 

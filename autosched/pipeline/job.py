@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,36 @@ import numpy as np
 import torch
 
 from autosched.capture.export import Captured, capture
-from autosched.config import Budget, cache_dir
+from autosched.config import cache_dir
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import Progress
-from autosched.core.records import Failure, ScheduleRecord
+from autosched.core.records import Failure
 from autosched.core.report import TuneReport
 from autosched.core.schedule import Schedule
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Comparison, Device, Session
-from autosched.device.compiled_baseline import ModelSource
-from autosched.device.registry import device_named
 from autosched.pipeline.baselines import externals_for
 from autosched.pipeline.bounds import LowerBounds, lower_bounds
 from autosched.pipeline.candidates import Candidate, by_key, propose, prove
+from autosched.pipeline.collecting import scope_row
+from autosched.pipeline.diary import Diary, question_of
 from autosched.pipeline.graph_proofs import launch_facts, stress_capture
 from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
+from autosched.pipeline.memory import (
+    ChosenModel,
+    Measured,
+    choose_model,
+    open_journal,
+    prediction_note,
+    remember_runs,
+    timed_schedules,
+)
+from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.references import References, take_references
 from autosched.pipeline.refine import TUNED, refine
+from autosched.pipeline.replaying import StoreRecording, open_device, recording_of, replayed_report
 from autosched.pipeline.rows import strategy_rows
 from autosched.search.problem import Problem
 from autosched.search.strategy import STRATEGIES, SearchContext
@@ -44,45 +54,6 @@ _TIMEOUT_S = 120.0
 _SEQUENTIAL = ("sequential", "sequential_wide")
 # Exact searches explode, and optuna's own overhead dwarfs a quick budget: they run when asked for by name.
 _ON_REQUEST = frozenset({"exact", "brute_force", "cp_sat", "optuna"})
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What was asked for.
-
-    Args:
-        strategies: names to try; ``None`` for every one that suits an unattended run.
-        refine: whether to spend the rest of the budget on the device loop, the strategy ``tuned``.
-        compiled: whether to time ``torch.compile`` as well.
-        fresh: whether to forget what earlier runs measured.
-        source: where another process can build the same model; without it, that process gets the exported program.
-    """
-
-    device: str
-    effort: str
-    budget: Budget
-    seed: int
-    rewrite: bool
-    fresh: bool
-    strategies: tuple[str, ...] | None
-    refine: bool
-    compiled: bool
-    name: str
-    dtype: str | None = None
-    source: ModelSource | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Everything a job leaves behind. ``planned_us`` are starts and ends, ``solo_us`` times alone, by operator."""
-
-    report: TuneReport
-    captured: Captured
-    schedule: Schedule
-    device: Device
-    trace: ScheduleRecord | None
-    planned_us: tuple[tuple[float, ...], tuple[float, ...]]
-    solo_us: tuple[float, ...]
 
 
 class Job:
@@ -99,6 +70,9 @@ class Job:
         self._ledger = Ledger()
         self._rng = np.random.default_rng(options.seed)
         self._bounds: LowerBounds | None = None
+        self._recording: StoreRecording | None = None
+        self._chosen = ChosenModel(None, "analytic", "")
+        self._measured: Measured | None = None
 
     def run(self) -> Outcome:
         """Do all of it.
@@ -109,7 +83,9 @@ class Job:
         """
         options = self._options
         # A missing device and a misspelt strategy are said before a minute is spent on capture.
-        device = device_named(options.device)
+        device = open_device(options.device)
+        self._recording = recording_of(device)
+        self._chosen = choose_model(device.key, options.cost_model)
         for name in options.strategies or ():
             if name != TUNED:
                 STRATEGIES.get(name)
@@ -125,37 +101,53 @@ class Job:
             begin = time.monotonic()
             deadline = begin + options.budget.total_s
             self._progress.stage("operators alone", options.budget.total_s)
-            with self._journal(device) as journal:
+            private = self._recording is not None
+            with open_journal(device, fresh=options.fresh, private=private) as journal, self._diary(device, captured) as diary:
                 problem = self._measure(session, captured, device, journal)
                 candidates, failures = self._propose(problem, session, deadline)
                 proofs = self._prove(session, captured, candidates, references, failures)
                 if options.refine:
-                    candidates += self._refine(session, problem, candidates, proofs, references, deadline)
-                return self._judge(session, device, captured, problem, candidates, proofs, failures, references, begin, deadline)
+                    candidates += self._refine(session, problem, candidates, proofs, references, deadline, diary)
+                outcome = self._judge(session, device, captured, problem, candidates, proofs, failures, references, begin, deadline)
+                diary.finish()
+                return outcome
         finally:
             session.close()
 
-    def _journal(self, device: Device) -> Journal:
-        scope = Scope(device.key, device.software)
-        path = cache_dir() / "measurements" / f"{scope.digest}.jsonl"
-        try:
-            if self._options.fresh:
+    def _diary(self, device: Device, captured: Captured) -> Diary:
+        options = self._options
+        asked = question_of(
+            captured.program.graph.hash, Scope(device.key, device.software).digest, options.seed, options.budget.search, options.strategies
+        )
+        path = cache_dir() / "loops" / f"{asked}.jsonl"
+        if options.fresh:
+            with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-            return Journal.open(path, scope)
-        except OSError as error:
-            # A job must not fail for want of a place to remember in; it only cannot be resumed.
-            _log.warning("measurements are not kept: %s cannot be written (%s); set AUTOSCHED_CACHE to a folder that can", path, error)
-            return Journal.open(Path(tempfile.mkdtemp(prefix="autosched-")) / path.name, scope)
+        return Diary(path if self._recording is None else None, asked)
+
+    def _study_path(self) -> Path | None:
+        """Where Optuna's studies of this machine lie, for its dashboard; None where that folder cannot be written."""
+        folder = cache_dir() / "studies"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        return folder / "optuna.sqlite3"
 
     def _measure(self, session: Session, captured: Captured, device: Device, journal: Journal) -> Problem:
         graph, budget = captured.program.graph, self._options.budget
         solo = measure_solo(session, graph, journal, budget.solo_rounds, self._ledger)
         self._progress.stage("operators in pairs")
-        pairs = measure_pairs(
-            session, graph, device_facts(device.key), solo, journal, budget.total_s * budget.pair_share, self._ledger, self._progress
-        )
-        launches = launch_facts(session, graph)
-        problem = Problem.make(graph, cost_table(session, graph, device.key, solo, pairs, launches))
+        if self._recording is not None:
+            pairs, launches = self._recording.all_pairs, self._recording.launches
+        else:
+            share_s = budget.total_s * budget.pair_share
+            pairs = measure_pairs(session, graph, device_facts(device.key), solo, journal, share_s, self._ledger, self._progress)
+            launches = launch_facts(session, graph)
+        table = cost_table(session, graph, device.key, solo, pairs, launches, self._chosen.model)
+        self._measured = Measured(solo, pairs, launches)
+        self._ledger.notes.append(prediction_note(self._chosen, graph, table, pairs))
+        problem = Problem.make(graph, table)
         self._bounds = lower_bounds(problem, device_facts(device.key), launches)
         return problem
 
@@ -206,6 +198,7 @@ class Job:
         proofs: dict[str, Comparison],
         references: References,
         deadline: float,
+        diary: Diary,
     ) -> list[Candidate]:
         self._progress.stage("device loop")
         proved = [candidate for candidate in candidates if candidate.key in proofs]
@@ -221,6 +214,8 @@ class Job:
             rng=self._rng,
             ledger=self._ledger,
             progress=self._progress,
+            diary=diary,
+            study_path=self._study_path(),
         )
 
     def _judge(
@@ -249,9 +244,9 @@ class Job:
             self._model,
             self._args,
             self._kwargs,
-            device.key.kind,
+            device.key.kind if self._recording is None else "replay",
             captured,
-            compiled=options.compiled,
+            compiled=options.compiled and self._recording is None,
             source=options.source,
             reference=references.outputs[0],
             progress=self._progress,
@@ -296,13 +291,35 @@ class Job:
             noise_floor_pct=judgement.noise_pct,
             seed=options.seed,
             effort=options.effort,
-            notes=tuple(self._ledger.notes),
+            notes=(*self._ledger.notes, *dict.fromkeys(item.note for item in externals if item.note)),
             unstable=judgement.unstable,
             critical_path_us=self._bounds.critical_path_us if self._bounds is not None else None,
             work_us=self._bounds.work_us if self._bounds is not None else None,
         )
+        if self._recording is not None:
+            report = replayed_report(report, groups, session)
+        else:
+            self._remember(device, captured, session, groups, times, report)
         trace = None if isinstance(traced, Failure) else traced
         return Outcome(report, captured, kept.schedule, device, trace, _planned(problem, kept.schedule), _alone(problem, kept.schedule))
+
+    def _remember(
+        self,
+        device: Device,
+        captured: Captured,
+        session: Session,
+        groups: Mapping[str, Sequence[Candidate]],
+        times: Times,
+        report: TuneReport,
+    ) -> None:
+        """Leave what was measured to the next training of a cost model."""
+        graph, name, scope = captured.program.graph, self._options.name, scope_row(device)
+        peaks = {row.name: row.peak_memory_bytes for row in report.strategies}
+        # What a restless machine said of whole schedules is worth nothing; operators and pairs carry their own disturbance.
+        sound = {} if report.unstable else groups
+        timed = timed_schedules(scope.scope, graph, name, self._chosen.name, sound, times, peaks)
+        if self._measured is not None:
+            remember_runs(scope, graph, name, session.limits, self._measured, timed)
 
     def _judged(
         self,

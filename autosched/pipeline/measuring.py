@@ -10,6 +10,7 @@ from autosched.core.costs import CostTable
 from autosched.core.graph import OpGraph
 from autosched.core.progress import Progress
 from autosched.core.records import DeviceKey, Failure, PairRecord, SoloRecord
+from autosched.costmodel.model import PairModel
 from autosched.costmodel.select_pairs import PairChoice, select_pairs
 from autosched.costmodel.table import make_cost_table
 from autosched.datasets.facts import DISTURBED, DeviceFacts, LaunchFacts, device_facts, stolen_share
@@ -105,8 +106,9 @@ def cost_table(
     solo: Sequence[Sequence[SoloRecord | Failure]],
     pairs: Sequence[PairRecord],
     launches: Mapping[str, LaunchFacts],
+    model: PairModel | None = None,
 ) -> CostTable:
-    """What the search reads; ``launches`` are as ``graph_proofs.launch_facts`` gives them."""
+    """What the search reads; ``launches`` are as ``graph_proofs.launch_facts`` gives them, ``model`` predicts what was not measured."""
     limits = session.limits
     return make_cost_table(
         graph,
@@ -118,5 +120,6 @@ def cost_table(
         fixed_us=limits.fixed_us,
         max_lanes=limits.max_lanes,
         device=device_facts(key),
+        model=model,
         launches=launches,
     )

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from autosched.core.records import (
     SoloRecord,
     Source,
 )
+from autosched.core.report import TuneReport
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.costmodel.composition import finish_times
 from autosched.costmodel.model import PairModel, makespan_ratio
@@ -33,10 +34,11 @@ from autosched.costmodel.table import make_cost_table
 from autosched.datasets.facts import LaunchFacts
 from autosched.datasets.schema import LimitsRow, ScheduleRow, ScopeRow
 from autosched.datasets.store import Store
-from autosched.device.base import Device, Group, Limits, Pair
+from autosched.device.base import Device, Group, Limits, Pair, Session
 from autosched.device.cpu_measure import peak_live_bytes
 from autosched.device.registry import device_named
-from autosched.device.replay import ReplayDevice
+from autosched.device.replay import ReplayDevice, ReplaySession
+from autosched.pipeline.candidates import Candidate
 from autosched.runtime.plan import make_plan
 from autosched.search.problem import Problem
 from autosched.search.simulate import simulate
@@ -254,3 +256,25 @@ class SimulatedRuns:
         if not set(widths) <= set(costs.widths):
             return None
         return [int(costs.kernel[operator, costs.widths.index(width)]) for operator, width in zip(operators, widths, strict=True)]
+
+
+def recording_of(device: Device) -> StoreRecording | None:
+    """What ``device`` replays; ``None`` for a real device."""
+    recording = device.recording if isinstance(device, ReplayDevice) else None
+    return recording if isinstance(recording, StoreRecording) else None
+
+
+def replayed_report(report: TuneReport, groups: Mapping[str, Sequence[Candidate]], session: Session) -> TuneReport:
+    """A report whose every figure says that it was replayed or simulated; ``groups`` are candidates by canonical key."""
+    known = session.sources if isinstance(session, ReplaySession) else {}
+    source = {item.name: known.get(key, Source.SIMULATED) for key, group in groups.items() for item in group}
+    rows = tuple(dataclasses.replace(row, source=source.get(row.name, Source.SIMULATED)) for row in report.strategies)
+    counts = Counter(row.source for row in rows if row.measured_us is not None)
+    note = (
+        f"replayed, not measured: {counts[Source.REPLAYED]} of the times were recorded earlier, {counts[Source.SIMULATED]} are those of a "
+        "simulator; outputs were compared on this machine's CPU"
+    )
+    verdict = f"Replayed, nothing was measured: {report.verdict}"
+    return dataclasses.replace(
+        report, strategies=rows, verdict=verdict, notes=(note, *report.notes), measurements=0, source=Source.REPLAYED
+    )

@@ -10,7 +10,7 @@ from autosched.core.errors import UsageError
 from autosched.core.program import ConstantSource
 from autosched.core.report import TuneReport
 from autosched.export.bundle import encode_bundle, make_bundle, write_bundle
-from autosched.pipeline.job import Options, Outcome
+from autosched.pipeline.options import Options, Outcome
 from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from autosched.costmodel.persist import load_model, save_model
 from autosched.costmodel.train import Training
 from autosched.costmodel.train import train as train_model
 from autosched.datasets.store import Store
+from autosched.pipeline.schedule_errors import schedule_errors
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ def train(
 
 
 def evaluate(model: str | os.PathLike[str], folder: str | os.PathLike[str], *, seed: int = 0) -> Evaluation:
-    """What a trained model is worth on a store of runs."""
-    store = Store.open(Path(folder))
-    return evaluate_model(load_model(Path(model)), pair_set(store), store, seed=seed)
+    """What a trained model is worth on a store of runs: on pairs, groups and whole schedules."""
+    store, trained = Store.open(Path(folder)), load_model(Path(model))
+    schedules = schedule_errors(store, {trained.name: lambda family: trained})
+    return dataclasses.replace(evaluate_model(trained, pair_set(store), store, seed=seed), schedules=schedules)

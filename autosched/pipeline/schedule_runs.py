@@ -25,6 +25,8 @@ _RANDOM = 4
 _EVALUATIONS = 3000
 _ROUNDS = 9
 _LOT = 6
+# Fewer leave nothing to choose from, so these are timed even when the time is up.
+_LEAST = 3
 _MIN_BLOCK_US = 3000.0
 
 
@@ -72,7 +74,7 @@ def measure_schedules(
     rng: np.random.Generator,
     keep_disturbed: bool = False,
 ) -> int:
-    """Time up to ``most`` schedules of a graph into ``store`` within ``budget_s`` seconds; how many were new.
+    """Time up to ``most`` schedules of a graph into ``store`` within ``budget_s`` seconds, but at least three; how many were new.
 
     Nothing is proved here: what is recorded is how long schedules take, and none of them is kept.
 
@@ -92,19 +94,19 @@ def measure_schedules(
     ][: max(0, most - mine)]
     added = 0
     for begin in range(0, len(wanted), _LOT):
-        lot = _that_fit(wanted[begin : begin + _LOT], deadline - time.monotonic())
+        lot = _that_fit(wanted[begin : begin + _LOT], deadline - time.monotonic(), least=_LEAST if begin == 0 else 0)
         if not lot:
             break
         added += store.append(_timed(session, graph, scope, lot, model, predictor, keep_disturbed))
     return added
 
 
-def _that_fit(lot: Sequence[Candidate], left_s: float) -> list[Candidate]:
+def _that_fit(lot: Sequence[Candidate], left_s: float, *, least: int) -> list[Candidate]:
     """As many from the front as their predicted times let hope for: each round times a schedule twice, at least for a block."""
     found: list[Candidate] = []
     for candidate in lot:
         left_s -= (_ROUNDS + 3) * 2 * max(candidate.predicted_us, _MIN_BLOCK_US) * 1e-6
-        if left_s < 0:
+        if left_s < 0 and len(found) >= least:
             break
         found.append(candidate)
     return found

@@ -1,0 +1,193 @@
+"""What jobs leave to each other: the journal of measurements, the runs a cost model learns from, and the trained model itself."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from autosched.config import cache_dir, cost_models_dir, runs_dir
+from autosched.core.costs import CostTable
+from autosched.core.errors import AutoschedError
+from autosched.core.graph import OpGraph
+from autosched.core.records import Contamination, DeviceKey, Failure, PairRecord, ScheduleRecord, SoloRecord
+from autosched.costmodel.persist import load_model
+from autosched.costmodel.table import pairs_that_meet
+from autosched.costmodel.trained import Card, TrainedModel
+from autosched.datasets.collect import rows_of_tuning
+from autosched.datasets.facts import LaunchFacts
+from autosched.datasets.journal import Journal, Scope
+from autosched.datasets.schema import GraphRow, ScheduleRow, ScopeRow
+from autosched.datasets.splits import family_of
+from autosched.datasets.store import Store
+from autosched.device.base import Device, Limits
+from autosched.pipeline.candidates import Candidate
+from autosched.pipeline.judge import Times
+from autosched.pipeline.schedule_runs import limits_row, schedule_row
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """What predicts the pairs that are not measured: ``model``, or the analytic prior for ``None``; ``why`` says so to people."""
+
+    model: TrainedModel | None
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a job measured of a graph's parts."""
+
+    solo: Sequence[Sequence[SoloRecord | Failure]]
+    pairs: Sequence[PairRecord]
+    launches: Mapping[str, LaunchFacts]
+
+
+def device_digest(key: DeviceKey) -> str:
+    """A device without its software, as a folder name: 24 hexadecimal digits."""
+    return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()[:24]
+
+
+def open_journal(device: Device, *, fresh: bool, private: bool) -> Journal:
+    """The journal of a device; ``private`` gives one that nobody reads later, for what is not measured."""
+    scope = Scope(device.key, device.software)
+    path = cache_dir() / "measurements" / f"{scope.digest}.jsonl"
+    if not private:
+        try:
+            if fresh:
+                path.unlink(missing_ok=True)
+            return Journal.open(path, scope)
+        except OSError as error:
+            # A job must not fail for want of a place to remember in; it only cannot be resumed.
+            _log.warning("measurements are not kept: %s cannot be written (%s); set AUTOSCHED_CACHE to a folder that can", path, error)
+    return Journal.open(Path(tempfile.mkdtemp(prefix="autosched-")) / path.name, scope)
+
+
+def choose_model(key: DeviceKey, explicit: Path | None = None) -> ChosenModel:
+    """The cost model for a device: ``explicit``, else the one trained on this machine, else one that ships, else the analytic prior.
+
+    A model counts only if its gate accepted it on held-out runs and it was trained on this kind of device.
+
+    Raises:
+        ArtifactCorrupt, IncompatibleArtifact: for ``explicit`` only; another one that cannot be read is passed over with a warning.
+    """
+    if explicit is not None:
+        return _judged(load_model(explicit), key, str(explicit))
+    refused: list[str] = []
+    for folder in (cost_models_dir() / device_digest(key), *_shipped(key)):
+        if not (folder / "manifest.json").is_file():
+            continue
+        try:
+            chosen = _judged(load_model(folder), key, folder.name)
+        except AutoschedError as error:
+            _log.warning("the cost model in %s is not used: %s", folder, error)
+            refused.append(f"the one in {folder} cannot be read")
+            continue
+        if chosen.model is not None:
+            return chosen
+        refused.append(chosen.why)
+    return ChosenModel(None, "analytic", "; ".join(refused) or "no model was trained for this device: 'autosched train' makes one")
+
+
+def prediction_note(chosen: ChosenModel, graph: OpGraph, table: CostTable, pairs: Sequence[PairRecord]) -> str:
+    """How many of the pairs that can meet were measured, and who predicted the others."""
+    meet = pairs_that_meet(graph, table.kernel, len(table.solo_us))
+    place = {
+        (operator.signature, width): int(table.kernel[operator.index, column])
+        for operator in graph.operators
+        for column, width in enumerate(table.widths)
+    }
+    known = np.zeros_like(meet)
+    for pair in pairs:
+        first, last = place.get((pair.first, pair.first_width)), place.get((pair.last, pair.last_width))
+        if first is not None and last is not None:
+            known[first, last] = True
+    total = int(meet.sum())
+    if not total:
+        return "no two operators of this graph can run at the same time"
+    share = int((meet & ~known).sum()) / total
+    said = f"cost model {chosen.name} predicts {share:.0%} of the {total} pairs of kernels that can meet, the rest is measured"
+    return f"{said} ({chosen.why})"
+
+
+def remember_runs(
+    device: ScopeRow,
+    graph: OpGraph,
+    model: str,
+    limits: Limits,
+    measured: Measured,
+    timed: Sequence[ScheduleRow],
+) -> Path | None:
+    """Add what a job measured to the runs of this device that ``autosched train`` learns from; ``None`` if it cannot be written."""
+    folder = runs_dir() / device_digest(device.device)
+    of_graph = {operator.signature for operator in graph.operators}
+    pairs = [pair for pair in measured.pairs if {pair.first, pair.last} <= of_graph]
+    rows = rows_of_tuning(
+        graph, device, model=model, widths=limits.widths, solo=measured.solo, pairs=pairs, launches=dict(measured.launches)
+    )
+    try:
+        Store.create(folder).append(
+            [*rows, *timed, GraphRow(family_of(model), model, graph), limits_row(device.scope, model, graph, limits)]
+        )
+    except (OSError, AutoschedError) as error:
+        _log.warning("what was measured is not kept for training: %s", error)
+        return None
+    return folder
+
+
+def timed_schedules(
+    scope: str,
+    graph: OpGraph,
+    model: str,
+    predictor: str,
+    groups: Mapping[str, Sequence[Candidate]],
+    times: Times,
+    peaks: Mapping[str, int | None],
+) -> list[ScheduleRow]:
+    """The schedules of a final comparison as rows; ``groups`` are by canonical key, ``peaks`` are bytes by strategy."""
+    rows = []
+    for key, group in groups.items():
+        first = group[0]
+        samples = times.samples(first.name)
+        if samples is None:
+            continue
+        record = ScheduleRecord(key, samples, peaks.get(first.name) or 0, Contamination())
+        rows.append(
+            schedule_row(scope, model, graph, first.name, first.is_baseline, first.schedule, (first.predicted_us, predictor), record)
+        )
+    return rows
+
+
+def _judged(model: TrainedModel, key: DeviceKey, where: str) -> ChosenModel:
+    card: Card = model.card
+    if key.kind not in card.kinds:
+        return ChosenModel(None, "analytic", f"the model in {where} was trained on {', '.join(card.kinds)}, not on {key.kind}")
+    if card.simulated:
+        return ChosenModel(None, "analytic", f"the model in {where} was trained on simulated runs")
+    if model.name == "analytic":
+        return ChosenModel(None, "analytic", f"the gate of {where} refused every learned model: {card.decision.reason}")
+    here = "this device" if key.name in card.devices else "another device"
+    return ChosenModel(model, model.name, f"trained on {card.pairs} pairs of {here}: {', '.join(card.devices)}")
+
+
+def _shipped(key: DeviceKey) -> list[Path]:
+    """Folders of models that come with autosched and were trained on a device of this name."""
+    found = []
+    for folder in sorted(Path(str(resources.files("autosched.datasets") / "data")).glob("*/model")):
+        try:
+            card = msgspec.json.decode((folder / "card.json").read_bytes(), type=Card)
+        except (OSError, msgspec.MsgspecError):
+            continue
+        if key.name in card.devices:
+            found.append(folder)
+    return found

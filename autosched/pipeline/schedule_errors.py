@@ -1,0 +1,86 @@
+"""How far predicted makespans of whole schedules lie from recorded ones, and what choosing by them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from autosched.core.errors import NoFeasibleCandidate
+from autosched.core.graph import OpGraph
+from autosched.costmodel.baselines import NoInterference
+from autosched.costmodel.evaluate import ScheduleError
+from autosched.costmodel.metrics import spearman
+from autosched.costmodel.model import COST_MODELS, PairModel
+from autosched.datasets.schema import ScheduleRow
+from autosched.datasets.store import Store
+from autosched.pipeline.replaying import StoreRecording
+from autosched.search.simulate import simulate
+
+ModelFor = Callable[[str], PairModel]
+"""The model to predict a model family with: for an honest table, one that was not trained on it."""
+
+LEAST_SCHEDULES = 3
+"""A graph with fewer recorded schedules has nothing to choose from."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    predicted_us: np.ndarray[tuple[int], np.dtype[np.float64]]
+    measured_us: np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+def schedule_errors(store: Store, models: Mapping[str, ModelFor], *, measured_pairs: bool = False) -> tuple[ScheduleError, ...]:
+    """One row for each model, the analytic prior and no interference, over every graph with at least three recorded schedules.
+
+    Args:
+        models: by name.
+        measured_pairs: whether recorded pairs may be used too, as in a tuning job; without them the model is on its own.
+    """
+    everyone: dict[str, ModelFor] = {**models}
+    everyone.setdefault("analytic", lambda family: COST_MODELS.get("analytic")())
+    everyone["no interference"] = lambda family: NoInterference()
+    found: dict[str, list[_Graph]] = {name: [] for name in everyone}
+    for scope in sorted({row.scope for row in store.schedules()}):
+        recording = StoreRecording(store, scope)
+        if recording.scope.scope != scope:
+            continue
+        for row in store.graphs():
+            timed = recording.schedules_of.get(row.key, [])
+            if len(timed) < LEAST_SCHEDULES:
+                continue
+            for name, model_for in everyone.items():
+                made = _predict(recording, row.graph, timed, model_for(row.family), measured_pairs=measured_pairs)
+                if made is not None:
+                    found[name].append(made)
+    return tuple(_error(name, graphs) for name, graphs in found.items() if graphs)
+
+
+def _predict(
+    recording: StoreRecording, graph: OpGraph, timed: list[ScheduleRow], model: PairModel, *, measured_pairs: bool
+) -> _Graph | None:
+    try:
+        problem = recording.problem(graph, model, pairs=None if measured_pairs else [])
+    except NoFeasibleCandidate:
+        return None
+    predicted = [simulate(problem, row.schedule).makespan_us for row in timed]
+    return _Graph(np.asarray(predicted), np.asarray([row.record.samples.median_us for row in timed]))
+
+
+def _error(name: str, graphs: list[_Graph]) -> ScheduleError:
+    off = np.concatenate([graph.predicted_us / graph.measured_us - 1.0 for graph in graphs])
+    ranks = [spearman(graph.predicted_us, graph.measured_us) for graph in graphs]
+    known = [rank for rank in ranks if rank is not None]
+    regret = [graph.measured_us[int(np.argmin(graph.predicted_us))] / graph.measured_us.min() - 1.0 for graph in graphs]
+    blind = [graph.measured_us.mean() / graph.measured_us.min() - 1.0 for graph in graphs]
+    return ScheduleError(
+        model=name,
+        graphs=len(graphs),
+        schedules=len(off),
+        mape_pct=float(np.abs(off).mean() * 100),
+        bias_pct=float(off.mean() * 100),
+        spearman=float(np.mean(known)) if known else None,
+        regret_pct=float(np.mean(regret) * 100),
+        random_regret_pct=float(np.mean(blind) * 100),
+    )

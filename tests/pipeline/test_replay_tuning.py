@@ -1,0 +1,107 @@
+"""Tuning on recorded runs: collected from a real CPU, tuned without one, and labelled as replayed everywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from autosched import pipeline, zoo
+from autosched.cli import main
+from autosched.config import runs_dir, schedules_dir
+from autosched.core.records import Source
+from autosched.datasets.store import Store
+from autosched.pipeline.collecting import Aims, Subject, collect
+from autosched.pipeline.schedule_errors import schedule_errors
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded") / "store"
+    toy = zoo.load("autosched:toy")
+    result = collect(
+        [Subject(toy.name, toy.model, toy.args, toy.kwargs)], folder, device="cpu", budget_s=12.0, aims=Aims(6, 2, 4), keep_disturbed=True
+    )
+    assert result.solo_rows > 0
+    assert result.left_out == ()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+
+
+def test_collecting_keeps_everything_a_replay_needs(recorded: Path) -> None:
+    store = Store.open(recorded)
+    (graph,) = store.graphs()
+    assert all(not operator.source for operator in graph.graph.operators)
+    assert {row.graph for row in store.schedules()} == {row.graph for row in store.limits()} == {graph.key}
+    assert {"sequential"} <= {row.strategy for row in store.schedules()}
+    assert all(row.predictor == "analytic" and row.predicted_us > 0 for row in store.schedules())
+    assert {len(row.record.signatures) for row in store.groups()} <= {3, 4}
+
+
+def test_tuning_on_a_replay_measures_nothing_and_says_so(recorded: Path) -> None:
+    toy = zoo.load("autosched:toy")
+    tuned = pipeline.tune(toy.model, toy.args, toy.kwargs, device=f"replay:{recorded}", effort="quick", budget_s=4.0, name=toy.name)
+    report = tuned.report
+    assert report.source is Source.REPLAYED
+    assert report.measurements == 0
+    assert report.verdict.startswith("Replayed, nothing was measured")
+    assert any(note.startswith("replayed, not measured") for note in report.notes)
+    assert {row.source for row in report.strategies} == {Source.REPLAYED, Source.SIMULATED}
+    sequential = next(row for row in report.strategies if row.name == "sequential")
+    told = next(row for row in Store.open(recorded).schedules() if row.strategy == "sequential")
+    assert sequential.source is Source.REPLAYED
+    assert sequential.measured_us == told.record.samples.median_us
+    assert not any(row.name.startswith("eager") for row in report.strategies)
+    # Nothing of a replay may be found later by whoever looks for what was measured.
+    assert not schedules_dir().exists()
+    assert not runs_dir().exists()
+
+
+def test_the_command_says_replayed(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["tune", "autosched:toy", "--device", f"replay:{recorded}", "--effort", "quick", "--budget", "2s"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "--json"])
+    assert stopped.value.code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["source"] == "replayed"
+    with pytest.raises(SystemExit):
+        main(command)
+    printed = capsys.readouterr().out
+    assert "; replayed" in printed
+    assert "measured us" not in printed
+
+
+def test_a_tuning_job_leaves_its_runs_for_training() -> None:
+    toy = zoo.load("autosched:toy")
+    report = pipeline.tune(toy.model, toy.args, toy.kwargs, device="cpu", effort="quick", budget_s=3.0, name="autosched:toy").report
+    assert any("cost model analytic predicts" in note for note in report.notes)
+    (folder,) = runs_dir().iterdir()
+    store = Store.open(folder)
+    assert [row.model for row in store.graphs()] == ["autosched:toy"]
+    assert bool(store.schedules()) is not report.unstable
+    assert all(row.record.source is Source.MEASURED for row in store.schedules())
+
+
+def test_schedule_errors_are_told_beside_baselines(recorded: Path) -> None:
+    found = schedule_errors(Store.open(recorded), {})
+    assert {row.model for row in found} == {"analytic", "no interference"}
+    for row in found:
+        assert row.graphs == 1
+        assert row.schedules == len(Store.open(recorded).schedules())
+        assert np.isfinite([row.mape_pct, row.bias_pct, row.regret_pct]).all()
+        assert row.regret_pct >= 0.0
+
+
+def test_a_model_that_is_not_the_recorded_one_is_refused_clearly(recorded: Path) -> None:
+    from autosched.core.errors import NoFeasibleCandidate
+
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU()).eval()
+    with pytest.raises(NoFeasibleCandidate, match="not recorded"):
+        pipeline.tune(model, (torch.zeros(1, 7),), device=f"replay:{recorded}", effort="quick", budget_s=1.0)
