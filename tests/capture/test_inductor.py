@@ -16,14 +16,19 @@ from autosched.capture.export import Captured
 from autosched.capture.inductor import capture_inductor, estimated_flops
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
 from autosched.core.program_json import decode_program, encode_program
+from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime import inductor_bind, inductor_compile
+from autosched.runtime.guard import FallbackWarning
+from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.inductor_bind import Refused
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor, LanePool
+from autosched.runtime.load import load
 from autosched.runtime.plan import make_plan
 from autosched.runtime.program_check import check_program
 from autosched.runtime.trees import output_tensors, unflatten_inputs, unflatten_outputs
 from autosched.runtime.widths import WidePrograms
+from tests.conformance.bundles import evidence_for
 from tests.conformance.graphs import random_placement
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
@@ -82,16 +87,33 @@ def _models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, 
     }
 
 
-@pytest.fixture(scope="module", params=["branches", "mixture"])
-def captured(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Captured]]:
-    """A model, and what was captured of it, on one thread."""
-    model, args, kwargs = _models()[request.param]
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Code is written for the number of threads there is."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _captured(name: str) -> tuple[nn.Module, Captured]:
+    model, args, kwargs = _models()[name]
     found = capture_inductor(model, args, kwargs)
     assert not isinstance(found, Refused), found.reason
-    yield model, found
-    torch.set_num_threads(before)
+    return model, found
+
+
+@pytest.fixture(scope="module")
+def branches() -> tuple[nn.Module, Captured]:
+    """The convolutional model, and what was captured of it."""
+    return _captured("branches")
+
+
+@pytest.fixture(scope="module", params=["branches", "mixture"])
+def captured(request: pytest.FixtureRequest) -> tuple[nn.Module, Captured]:
+    """A model, and what was captured of it."""
+    found: tuple[nn.Module, Captured] = request.getfixturevalue("branches") if request.param == "branches" else _captured("mixture")
+    return found
 
 
 def test_it_computes_what_the_model_does(captured: tuple[nn.Module, Captured]) -> None:
@@ -153,26 +175,20 @@ def test_costs_are_plausible(captured: tuple[nn.Module, Captured]) -> None:
     assert all(operator.flops == estimated_flops(operator, values) for operator in found.program.graph.operators)
 
 
-def test_operators_of_two_widths_in_one_plan() -> None:
-    model, args, kwargs = _models()["branches"]
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        found = capture_inductor(model, args, kwargs)
-        assert isinstance(found, Captured)
-        programs = WidePrograms(found.program, found.constants)
-        narrow, wide = programs.at(1), programs.at(2)
-        schedule = random_placement(random.Random(1), found.program.graph, 1)
-        mixed = dataclasses.replace(schedule, width=tuple(1 + index % 2 for index in range(len(found.program.graph))))
-        bound = programs.for_plan(make_plan(found.program.graph, mixed))
-        assert [kernel is (wide if index % 2 else narrow).kernels[index] for index, kernel in enumerate(bound.kernels)] == [True] * len(
-            mixed.width
-        )
-        inputs = random_inputs(found.program, 3)
-        for mine, theirs in zip(bound.run(inputs), narrow.run(inputs), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    finally:
-        torch.set_num_threads(before)
+def test_operators_of_two_widths_in_one_plan(branches: tuple[nn.Module, Captured]) -> None:
+    _, found = branches
+    programs = WidePrograms(found.program, found.constants)
+    narrow, wide = programs.at(1), programs.at(2)
+    assert torch.get_num_threads() == 1
+    schedule = random_placement(random.Random(1), found.program.graph, 1)
+    widths = tuple(1 + index % 2 for index in range(len(found.program.graph)))
+    bound = programs.for_plan(make_plan(found.program.graph, dataclasses.replace(schedule, width=widths)))
+    assert all(
+        kernel is (narrow, wide)[width - 1].kernels[index] for index, (kernel, width) in enumerate(zip(bound.kernels, widths, strict=True))
+    )
+    inputs = random_inputs(found.program, 3)
+    for mine, theirs in zip(bound.run(inputs), narrow.run(inputs), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_what_inductor_cannot_do_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,3 +215,38 @@ def test_launches_that_compute_something_else_are_a_reason(monkeypatch: pytest.M
     found = capture_inductor(model, args, kwargs)
     assert isinstance(found, Refused)
     assert "something else" in found.reason
+
+
+def _bundle(found: Captured, lanes: int) -> bytes:
+    graph, key = found.program.graph, cpu_device_key()
+    schedule = random_placement(random.Random(2), graph, lanes)
+    return encode_bundle(make_bundle(found.program, schedule, evidence_for(len(graph), key, graph.hash), {}, key, software_key()))
+
+
+def test_a_bundle_loads_and_computes_what_the_model_does(branches: tuple[nn.Module, Captured]) -> None:
+    _, found = branches
+    # A model of its own: its weights change below.
+    model, _, _ = _models()["branches"]
+    loaded = load(_bundle(found, 2), model, strict=True)
+    x = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-4)
+        # Weights that change are folded and packed again.
+        model.head.weight.mul_(2.0)
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_bundle_without_a_compiler_runs_the_model_as_it_came(
+    branches: tuple[nn.Module, Captured], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, found = branches
+
+    def explode(*given: object, **options: object) -> None:
+        raise RuntimeError("no compiler today")
+
+    monkeypatch.setattr(inductor_compile, "_compile", explode)
+    with pytest.warns(FallbackWarning, match="no compiler today"):
+        loaded = load(_bundle(found, 1), model)
+    x = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), model(x))

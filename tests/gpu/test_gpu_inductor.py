@@ -1,0 +1,98 @@
+"""The lowering ``inductor`` on a GPU: captured, audited, and any schedule bitwise equal to the order of the generated code."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from autosched.capture.export import Captured
+from autosched.capture.inductor import capture_inductor
+from autosched.core.schedule import sequential
+from autosched.runtime.inductor_bind import Refused
+from autosched.runtime.plan import make_plan
+from autosched.runtime.trees import output_tensors, unflatten_inputs, unflatten_outputs
+from autosched.verify.graph_audit import audit_graph
+from tests.conformance.graphs import random_placement
+from tests.gpu.gpu_rig import Rig
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+
+class _Inception(nn.Module):
+    """Branches that are concatenated: each writes its window of one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())
+        self.one = nn.Sequential(nn.Conv2d(32, 16, 1), nn.BatchNorm2d(16), nn.ReLU())
+        self.three = nn.Sequential(nn.Conv2d(32, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.five = nn.Sequential(nn.Conv2d(32, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU())
+        self.head = nn.Linear(48, 10)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.stem(x)
+        wide = torch.cat([self.one(y), self.three(y), self.five(y)], 1)
+        scores = self.head(functional.avg_pool2d(wide, 16).flatten(1))
+        return scores, torch.topk(scores, 3)[1]
+
+
+class _Block(nn.Module):
+    """A transformer layer: library products, attention, fused norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)
+        return out
+
+
+@pytest.fixture(scope="module", params=["inception", "block"])
+def opened(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Captured, Rig]]:
+    torch.manual_seed(3)
+    model, x = (_Inception(), torch.randn(2, 3, 16, 16)) if request.param == "inception" else (_Block(), torch.randn(2, 16, 64))
+    model = model.eval().cuda()
+    found = capture_inductor(model, (x.cuda(),))
+    assert not isinstance(found, Refused), found.reason
+    rig = Rig(found.program, found.constants)
+    yield model, found, rig
+    rig.close()
+
+
+def test_it_computes_what_the_model_does(opened: tuple[nn.Module, Captured, Rig]) -> None:
+    model, found, rig = opened
+    inputs = rig.inputs(1)
+    args, kwargs = unflatten_inputs(found.program, inputs)
+    with torch.no_grad():
+        wanted = output_tensors(model(*args, **kwargs))
+    got = output_tensors(unflatten_outputs(found.program, rig.bound.run(inputs)))
+    for mine, theirs in zip(got, wanted, strict=True):
+        if mine.dtype.is_floating_point:
+            torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)
+
+
+def test_any_captured_schedule_gives_the_same_bits_and_passes_the_audit(opened: tuple[nn.Module, Captured, Rig]) -> None:
+    _, found, rig = opened
+    graph = found.program.graph
+    inputs = rig.inputs(2)
+    wanted = [item.clone() for item in rig.capture(make_plan(graph, sequential(graph)))(inputs)]
+    rng = random.Random(7)
+    for _ in range(8):
+        plan = make_plan(graph, random_placement(rng, graph, 3, extra_edges=1))
+        runner = rig.capture(plan, observe=True)
+        if runner.captured is not None:
+            assert audit_graph(graph, plan, runner.captured).problems == ()
+        for mine, theirs in zip(runner(inputs), wanted, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_branches_stay_apart(opened: tuple[nn.Module, Captured, Rig]) -> None:
+    model, found, _ = opened
+    if isinstance(model, _Inception):
+        assert found.program.graph.width >= 3
