@@ -31,6 +31,7 @@ from autosched.core.program import ConstantSource
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.report import TuneReport
 from autosched.core.schedule import sequential
+from autosched.core.variants import lowering_named
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime import cache
 from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
@@ -141,7 +142,7 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         captured = capture(model, args, kwargs)
         _require_pure(captured)
         device, software = _host_keys(home)
-        key = cache.key_for(captured.program.graph, device, software, numerics_key(home.type))
+        key = cache.CacheKey(captured.structure, device, software, numerics_key(home.type))
         found = cache.find(schedules_dir(), key)
         origin = Origin.CACHE
         if found is None and options.tune is not None:
@@ -149,8 +150,9 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
             found, origin = _tune(model, args, kwargs, home.type, options), Origin.TUNED
         if found is not None:
             try:
-                return Recipe(encode_bundle(_fitted(found, captured)), origin)
-            except IllegalSchedule as error:
+                fused_alike = _in_lowering(found.program.lowering, captured, model, args, kwargs)
+                return Recipe(encode_bundle(_fitted(found, fused_alike)), origin)
+            except (IllegalSchedule, UnsupportedGraph) as error:
                 _log.warning("the tuned schedule of %s does not fit: %s", type(model).__name__, error)
         return Recipe(encode_bundle(_default(captured, device, software, type(model).__name__)), Origin.DEFAULT)
 
@@ -182,6 +184,20 @@ def _require_pure(captured: Captured) -> None:
                     f"the model changes {names.get(values[value].storage, 'an input')!r} in place; expected a model that leaves its "
                     "buffers and inputs as they are. Return the new value instead."
                 )
+
+
+def _in_lowering(name: str, captured: Captured, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Captured:
+    """The model cut into operators as the tuned one was; what was captured, if that is so already."""
+    if name == captured.program.lowering:
+        return captured
+    if name != "inductor":
+        return capture(model, args, kwargs, lowering=lowering_named(name))
+    from autosched.capture.inductor import capture_inductor
+
+    found = capture_inductor(model, args, kwargs)
+    if not isinstance(found, Captured):
+        raise UnsupportedGraph(f"it was tuned in the lowering inductor, which this machine refuses: {found.reason}. Tune again here.")
+    return found
 
 
 def _fitted(found: Bundle, captured: Captured) -> Bundle:

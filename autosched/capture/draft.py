@@ -119,6 +119,23 @@ class Draft:
     specs: dict[int, TensorSpec] = field(default_factory=dict)
     storage: dict[int, int] = field(default_factory=dict)
 
+    def copy(self) -> Draft:
+        """The same draft, to be changed apart from this one; tensors are shared. It is not grouped into operators."""
+        return Draft(
+            list(self.inputs),
+            dict(self.constants),
+            [node.copy(node.outputs) for node in self.prologue],
+            [node.copy(node.outputs) for node in self.nodes],
+            list(self.input_leaves),
+            list(self.output_leaves),
+            self.input_tree,
+            self.output_tree,
+            dict(self.examples),
+            self.next_value,
+            specs=dict(self.specs),
+            storage=dict(self.storage),
+        )
+
     def fresh(self) -> int:
         """A value id not used before."""
         self.next_value += 1

@@ -20,6 +20,7 @@ from autosched.capture.draft import Constant, Draft, Node
 from autosched.capture.rewrite import RewriteReport, rewrite_draft
 from autosched.capture.screen import explain_export_failure, is_check, quiet_torch, require_inference, require_schedulable
 from autosched.capture.sources import source_of
+from autosched.capture.structure import structure_of
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import ConstantSource, Program, Ref
 from autosched.core.variants import Lowering
@@ -41,11 +42,13 @@ class Captured:
         program: what it computes.
         constants: the tensor of each of ``program.bindings``, by value index: the model's own, not copies.
         rewrites: what each pass did, in order; empty for the lowering ``aten``.
+        structure: ``structure.structure_of`` the model, the same for every lowering; empty if nobody asked.
     """
 
     program: Program
     constants: dict[int, torch.Tensor]
     rewrites: tuple[RewriteReport, ...]
+    structure: str = ""
 
 
 def capture(
@@ -72,12 +75,13 @@ def capture(
     """
     chosen = lowering if lowering is not None else Lowering.REWRITTEN if rewrite else Lowering.ATEN
     draft = draft_of(model, args, kwargs)
+    structure = structure_of(draft)
     reports: tuple[RewriteReport, ...] = ()
     if chosen is not Lowering.ATEN:
         reports = rewrite_draft(draft, target, chosen)
     program, constants = build_program(draft, chosen.value)
     logger.info("captured %d operators, %d constants, width %d", len(program.graph), len(constants), program.graph.width)
-    return Captured(program, constants, reports)
+    return Captured(program, constants, reports, structure)
 
 
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:

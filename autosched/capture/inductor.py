@@ -18,6 +18,7 @@ import torch
 from autosched.capture.build import build_program
 from autosched.capture.export import Captured, draft_of
 from autosched.capture.rewrite import rewrite_draft
+from autosched.capture.structure import structure_of
 from autosched.core.graph import Operator, OpGraph, Value
 from autosched.core.program import Program
 from autosched.runtime.inductor_bind import Recording, Refused, bound_of, record
@@ -48,9 +49,10 @@ def capture_inductor(
     """
     draft = draft_of(model, args, kwargs)
     device = torch.device(target) if target else draft.device
+    structure = structure_of(draft)
     rewrites = rewrite_draft(draft, device.type) if device.type != "cpu" else ()
     source, constants = build_program(draft, "rewritten" if rewrites else "aten")
-    return lower_inductor(Captured(source, constants, rewrites), device)
+    return lower_inductor(Captured(source, constants, rewrites, structure), device)
 
 
 def lower_inductor(captured: Captured, device: torch.device | str) -> Captured | Refused:
@@ -72,7 +74,7 @@ def lower_inductor(captured: Captured, device: torch.device | str) -> Captured |
     constants = {ours.value: captured.constants[theirs.value] for theirs, ours in pairs}
     if why := _disagreement(source, placed, recording, home):
         return Refused(f"Inductor's launches compute something else than the model's operators: {why}")
-    return Captured(program, constants, captured.rewrites)
+    return Captured(program, constants, captured.rewrites, captured.structure)
 
 
 def _disagreement(source: Program, constants: Mapping[int, torch.Tensor], recording: Recording, device: torch.device) -> str:

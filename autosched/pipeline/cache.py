@@ -31,7 +31,7 @@ def remember(tuned: Tuned) -> Path | None:
 
 
 def pinned(bundle: Bundle, structure: str) -> Bundle:
-    """``bundle`` with the key of its model (``Captured.structure``) written into its evidence: whatever its lowering, it is found by that."""
+    """``bundle`` with its model's key (``Captured.structure``) written into its evidence: whatever its lowering, it is found by that."""
     kept = tuple(pair for pair in bundle.evidence.environment if pair[0] != STRUCTURE)
     extra = ((STRUCTURE, structure),) if structure else ()
     evidence = dataclasses.replace(bundle.evidence, environment=tuple(sorted((*kept, *extra))))

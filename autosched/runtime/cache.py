@@ -18,12 +18,12 @@ from pathlib import Path
 import msgspec
 
 from autosched.core.errors import ArtifactCorrupt, AutoschedError
-from autosched.core.graph import OpGraph
 from autosched.core.likeness import structure_key
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.bundle_format import Bundle, read_bundle
 
 SUFFIX = ".autosched"
+STRUCTURE = "structure"  # in a bundle's environment: the model's key, which does not depend on how it was cut into operators
 
 _lock = threading.Lock()
 _warned: set[str] = set()
@@ -38,7 +38,7 @@ class CacheKey:
     """What a tuned schedule is for.
 
     Args:
-        structure: ``core.likeness.structure_key`` of the graph.
+        structure: ``core.likeness.structure_key`` of the model's calls, before they are fused into operators.
         device: where it was, or shall be, run.
         software: versions there.
         numerics: process-wide settings, as ``host_key.numerics_key`` gives them.
@@ -57,13 +57,9 @@ class CacheKey:
 
 
 def key_of(bundle: Bundle) -> CacheKey:
-    """The key under which ``bundle`` is kept."""
-    return key_for(bundle.program.graph, bundle.key.device, bundle.key.software, bundle.key.numerics)
-
-
-def key_for(graph: OpGraph, device: DeviceKey, software: SoftwareKey, numerics: tuple[tuple[str, str], ...]) -> CacheKey:
-    """The key under which a schedule of ``graph`` would be kept."""
-    return CacheKey(structure_key(graph), device, software, numerics)
+    """The key under which ``bundle`` is kept: that of the model, if its evidence has one, else that of its own operators."""
+    structure = dict(bundle.evidence.environment).get(STRUCTURE) or structure_key(bundle.program.graph)
+    return CacheKey(structure, bundle.key.device, bundle.key.software, bundle.key.numerics)
 
 
 def find(folder: str | os.PathLike[str], key: CacheKey) -> Bundle | None:

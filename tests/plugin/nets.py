@@ -13,8 +13,10 @@ from autosched.capture.export import capture
 from autosched.config import schedules_dir
 from autosched.core.program import ConstantSource
 from autosched.core.schedule import make_schedule
+from autosched.core.variants import Lowering
 from autosched.export.bundle import make_bundle
 from autosched.export.cache import keep
+from autosched.pipeline.cache import pinned
 from autosched.runtime.bundle_format import Bundle
 from autosched.runtime.host_key import cpu_device_key, software_key
 from tests.conformance.bundles import evidence_for
@@ -136,9 +138,9 @@ def inputs_of(model: nn.Module, seed: int = 0) -> tuple[tuple[torch.Tensor, ...]
     return (draw(3, 8),), {}
 
 
-def cached_two_lanes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bundle:
+def cached_two_lanes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], lowering: Lowering = Lowering.REWRITTEN) -> Bundle:
     """Keep a two-lane schedule of ``model`` in the cache, as tuning would, without measuring anything."""
-    captured = capture(model, args, kwargs)
+    captured = capture(model, args, kwargs, lowering=lowering)
     graph = captured.program.graph
     literals = {
         binding.name: captured.constants[binding.value] for binding in captured.program.bindings if binding.source is ConstantSource.LITERAL
@@ -146,7 +148,7 @@ def cached_two_lanes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
     schedule = make_schedule(graph, range(len(graph)), [index % 2 for index in range(len(graph))])
     evidence = evidence_for(len(graph), cpu_device_key(), graph.hash)
     bundle = make_bundle(captured.program, schedule, evidence, literals, cpu_device_key(), software_key())
-    assert keep(schedules_dir(), bundle) is not None
+    assert keep(schedules_dir(), pinned(bundle, captured.structure)) is not None
     return bundle
 
 

@@ -14,6 +14,7 @@ import autosched
 from autosched import compiled, plugin
 from autosched.config import schedules_dir
 from autosched.core.errors import ArtifactError, IncompatibleArtifact, UnsupportedGraph, UsageError
+from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, write_bundle
 from autosched.pipeline import cache as tuned_cache
 from autosched.runtime.cache import CacheWarning
@@ -57,6 +58,20 @@ def test_names_of_parameters_do_not_matter(kind: type[nn.Module]) -> None:
     for run in (autosched.compile(renamed, args, kwargs), torch.compile(renamed, backend=plugin.autosched)):
         require_same(run(*args, **kwargs), model(*args, **kwargs))
     assert plugin.reports()[0].lanes == 2
+
+
+@pytest.mark.parametrize("lowering", [Lowering.ATEN, Lowering.FUSED])
+@pytest.mark.parametrize("kind", [Inception, Attention])
+def test_whatever_operators_it_was_cut_into(kind: type[nn.Module], lowering: Lowering) -> None:
+    model = kind().eval()
+    args, kwargs = inputs_of(model)
+    tuned = cached_two_lanes(model, args, kwargs, lowering)
+    assert tuned.program.lowering == lowering
+    run = torch.compile(model, backend=plugin.autosched, options={"strict": True})
+    require_same(run(*args, **kwargs), model(*args, **kwargs))
+    [report] = plugin.reports()
+    assert report.schedule == "beam"
+    assert report.operators == len(tuned.program.graph)
 
 
 def test_compile_with_example_inputs_is_ready_at_once() -> None:
@@ -108,18 +123,18 @@ def test_tuning_at_the_first_call_leaves_its_winner_for_the_next(monkeypatch: py
 
     def remember(tuned: Any) -> None:
         kept.append(tuned)
-        tuned_cache.keep(schedules_dir(), tuned.bundle)
+        tuned_cache.keep(schedules_dir(), tuned_cache.pinned(tuned.bundle, tuned._outcome.captured.structure))
 
     monkeypatch.setattr("autosched.pipeline.remember", remember)
     model = Mlp().eval()
     args, _ = inputs_of(model)
-    run = torch.compile(model, backend=plugin.autosched, options={"tune": "quick", "budget_s": 1.0})
+    run = torch.compile(model, backend=plugin.autosched, options={"tune": "quick", "budget_s": 0.5})
     require_same(run(*args), model(*args))
     [report] = plugin.reports()
     assert report.schedule == kept[0].report.chosen
     assert len(list(cache.glob("*.autosched"))) == 1
     # The next one finds it: tuning again would append.
-    again = autosched.compile(model, args, tune="quick", budget_s=1.0)
+    again = autosched.compile(model, args, tune="quick", budget_s=0.5)
     require_same(again(*args), model(*args))
     assert len(kept) == 1
 

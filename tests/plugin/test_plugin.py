@@ -12,6 +12,7 @@ from torch import nn
 from autosched import plugin
 from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
 from autosched.runtime.guard import FallbackWarning, LoadReport
+from autosched.runtime.lanes import LaneExecutor
 from tests.plugin.nets import Attention, Broken, Counting, Inception, Mlp, inputs_of, require_same
 
 
@@ -251,15 +252,8 @@ def test_whatever_goes_wrong_in_preparing_the_model_still_runs(monkeypatch: pyte
 
 def test_a_default_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run is verified: a runner that answers wrongly is found out before it answers the caller."""
-    from autosched.runtime import load
-
-    honest = load._runner_factory
-
-    def lying(device: torch.device) -> Any:
-        make = honest(device)
-        return lambda bound, plan, inputs: lambda tensors: [tensor + 1 for tensor in make(bound, plan, inputs)(tensors)]
-
-    monkeypatch.setattr(load, "_runner_factory", lying)
+    honest = LaneExecutor.run
+    monkeypatch.setattr(LaneExecutor, "run", lambda self, inputs: [tensor + 1 for tensor in honest(self, inputs)])
     model = Mlp().eval()
     args, _ = inputs_of(model)
     with pytest.warns(FallbackWarning, match="something else than the model"):
