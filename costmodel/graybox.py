@@ -23,7 +23,7 @@ from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageEr
 from autosched.costmodel.analytic import structural
 from autosched.costmodel.design import log_targets, take, take_labels
 from autosched.costmodel.features import FEATURE_SET, KernelColumns, kernel_columns
-from autosched.costmodel.model import Floats, Indices, PairLabels, PairQuery, Prediction, check_labels, point_prediction
+from autosched.costmodel.model import Floats, PairLabels, PairQuery, Prediction, check_labels, point_prediction
 from autosched.costmodel.threads import threads_for
 
 if TYPE_CHECKING:
@@ -201,15 +201,14 @@ class _Form:
         self._base = torch.from_numpy(np.log(np.clip(base, 0.01, 1.0)))
         kinds = np.asarray([classes.index(device.kind) for device in query.devices], dtype=np.int64)
         self._kernel_class = torch.from_numpy(kinds[query.kernel_device])
-        own: Indices = np.concatenate([query.first, query.last])
-        other: Indices = np.concatenate([query.last, query.first])
-        self._own, self._other = torch.from_numpy(own), torch.from_numpy(other)
+        self._first, self._last = torch.from_numpy(query.first), torch.from_numpy(query.last)
         slots = np.concatenate(structural(query, columns)) if len(query) else np.zeros(0)
         self._log_structural = torch.from_numpy(np.log(slots))
         self._directed = torch.from_numpy(np.concatenate([query.first, query.last + len(query.kernels)]))
 
     def log_slowdowns(self, shared: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """``shared`` ``[n_classes, PER_CLASS]``, ``table`` ``[n_kernels, PER_KERNEL]`` -> ``[2n]``."""
+        import torch
         from torch.nn.functional import softplus
 
         count = len(RESOURCES)
@@ -217,9 +216,11 @@ class _Form:
         kind = shared.index_select(0, self._kernel_class)
         demand = (self._base + kind[:, :count] + table[:, :count]).exp()
         sensitivity = (kind[:, count : 2 * count] + kind[:, 2 * count : 3 * count] * self._base + table[:, count : 2 * count]).sigmoid()
-        asked = demand.index_select(0, self._own) + demand.index_select(0, self._other)
+        # What is lacking is the same for both of a pair, and the dearest part: computed once for the two.
+        asked = demand.index_select(0, self._first) + demand.index_select(0, self._last)
         lack = SOFTNESS * softplus((asked - 1.0) / SOFTNESS)
-        contention = (sensitivity.index_select(0, self._own) * lack).sum(dim=1).log1p()
+        suffered = [(sensitivity.index_select(0, own) * lack).sum(dim=1) for own in (self._first, self._last)]
+        contention = torch.cat(suffered).log1p()
         # One column for each direction and kernel; a row takes the one of its own direction.
         exponent = (kind[:, 3 * count : 3 * count + 2] + table[:, -1:]).exp()
         directed = exponent.T.reshape(-1).index_select(0, self._directed)
