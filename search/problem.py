@@ -202,10 +202,12 @@ class Problem:
             edges |= {(int(before), after) for after, before in enumerate(wait) if before >= 0}
         widths = self.costs.widths
         chosen = [widths[int(place)] for place in width_index] if width_index is not None else [widths[0]] * self.count
+        table = self.costs.variant
+        places = [int(place) for place in width_index] if width_index is not None else [0] * self.count
+        variant = None if table is None else [int(table[operator, place]) for operator, place in enumerate(places)]
         kept = [(before, after) for before, after in edges if lane[before] != lane[after] and before not in self.predecessors(after)]
-        return make_schedule(
-            self.graph, [int(index) for index in order], [int(item) for item in lane], width=chosen, extra_edges=sorted(kept)
-        )
+        launched, lanes = [int(index) for index in order], [int(item) for item in lane]
+        return make_schedule(self.graph, launched, lanes, width=chosen, variant=variant, extra_edges=sorted(kept))
 
 
 def one_wide_lane(lane: Sequence[int] | Ints, width_index: Sequence[int] | Ints) -> Ints:

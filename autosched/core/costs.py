@@ -30,6 +30,8 @@ class CostTable:
         measured_pairs: share (0 to 1) of the slowdown entries that were measured rather than predicted.
         concurrent_gap_us: added before an operator that would start while another lane is at work: what threads that launch at the same
             time cost each other (the interpreter's lock on a CPU).
+        variant: int32 ``[n_operators, n_widths]``: the variant (see ``Schedule``) that the times are of, and that a schedule made from this
+            table runs; ``None`` for 0 everywhere.
     """
 
     widths: tuple[int, ...]
@@ -43,11 +45,14 @@ class CostTable:
     max_lanes: int
     measured_pairs: float = 0.0
     concurrent_gap_us: float = 0.0
+    variant: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         kernels = len(self.solo_us)
         if self.kernel.ndim != 2 or self.kernel.shape[1] != len(self.widths):
             raise UsageError(f"kernel has shape {self.kernel.shape}; expected [n_operators, {len(self.widths)}]")
+        if self.variant is not None and self.variant.shape != self.kernel.shape:
+            raise UsageError(f"variant has shape {self.variant.shape}; expected {self.kernel.shape}, a number for each operator and width")
         for name in ("slowdown_first", "slowdown_last"):
             matrix: NDArray[np.float64] = getattr(self, name)
             if matrix.shape != (kernels, kernels):

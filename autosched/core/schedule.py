@@ -80,6 +80,7 @@ def make_schedule(
     *,
     width: Sequence[int] | None = None,
     priority: Sequence[int] | None = None,
+    variant: Sequence[int] | None = None,
     extra_edges: Sequence[tuple[int, int]] = (),
 ) -> Schedule:
     """A schedule from plain sequences, lanes renumbered by first use in launch order.
@@ -97,7 +98,7 @@ def make_schedule(
         tuple(names[int(item)] for item in lane),
         tuple(int(item) for item in width) if width is not None else (1,) * count,
         tuple(int(item) for item in priority) if priority is not None else (0,) * count,
-        (0,) * count,
+        tuple(int(item) for item in variant) if variant is not None else (0,) * count,
         tuple(sorted({(int(before), int(after)) for before, after in extra_edges})),
     )
     require_legal(graph, schedule)

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Ask for two operators of the program together: ``first`` is started first. Widths as in ``Schedule``."""
+    """Ask for two operators of the program together: ``first`` is started first. Widths and variants as in ``Schedule``."""
 
     first: int
     last: int
     first_width: int = 1
     last_width: int = 1
+    first_variant: int = 0
+    last_variant: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from autosched.core.graph import OpGraph, ValueRole
-from autosched.core.records import Failure, FailureKind, ScheduleRecord, SoloRecord
-from autosched.core.schedule import Schedule, canonical_key, sequential
+from autosched.core.records import Failure, FailureKind, ScheduleRecord
+from autosched.core.schedule import Schedule, canonical_key
 from autosched.device.base import Comparison
 from autosched.device.contamination import LoadMeter
 from autosched.device.timing import summarize
@@ -23,7 +23,6 @@ from autosched.device.worker_child import describe
 from autosched.device.worker_messages import CompareAnswer
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.host_key import usable_cores
-from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lanes import LaneExecutor, LanePool, Trace
 from autosched.runtime.numerics import Agreement, compare
 from autosched.runtime.plan import Plan, Step, make_plan
@@ -123,50 +122,6 @@ class CpuMeasurer:
             cross_lane_us=max(0.0, float(crossed - straight) / (len(ticks) - 1)),
             fixed_us=float(fixed),
         )
-
-    def solo(
-        self, widths: Sequence[int], repeats: int, skip: Sequence[int], seed: int
-    ) -> Iterator[tuple[int, int, SoloRecord | None, Failure | None]]:
-        """Time every operator where it stands: the whole program in order, ``repeats`` times at each width, widths interleaved.
-
-        Operators of one signature share a record: each round's figure is the median over them. Operators in ``skip``, and
-        those that raise, get what they should have made from their specs, so that the others can still be timed.
-
-        Yields:
-            Operator index, place in ``widths``, and a record or (not for ``skip``) a failure.
-        """
-        rng = np.random.default_rng(seed)
-        failures: dict[tuple[int, int], Failure] = {}
-        executors: list[LaneExecutor] = []
-        for place, width in enumerate(widths):
-            bound = self._without_broken(width, place, skip, failures)
-            executors.append(LaneExecutor(bound, make_plan(self.graph, sequential(self.graph, width=width)), self.pool))
-        count = len(self.graph)
-        times_us = np.zeros((len(widths), repeats, count))
-        start = self.meter.start()
-        with no_collector():
-            for turn in range(-1, repeats):
-                for place in rng.permutation(len(widths)):
-                    self.beat(-1)
-                    self.settle(wide=widths[place] > 1)
-                    trace = Trace(count)
-                    executors[place].run(self.inputs, trace)
-                    if turn >= 0:
-                        times_us[place, turn] = np.maximum(np.subtract(trace.end_ns, trace.start_ns), 1) / 1000.0
-        load = self.meter.read(start)
-        alike: dict[str, list[int]] = {}
-        for operator in self.graph.operators:
-            alike.setdefault(operator.signature, []).append(operator.index)
-        for place, width in enumerate(widths):
-            for signature, indices in alike.items():
-                sound = [index for index in indices if (index, place) not in failures and index not in skip]
-                record = None
-                if sound:
-                    record = SoloRecord(signature, width, summarize(np.median(times_us[place][:, sound], axis=1).tolist()), load)
-                for index in indices:
-                    if index not in skip:
-                        failure = failures.get((index, place))
-                        yield index, place, None if failure else record, failure
 
     def schedules(
         self, schedules: Sequence[Schedule], rounds: int, trace: bool, min_block_us: float, seed: int
@@ -306,27 +261,6 @@ class CpuMeasurer:
         begin = chosen.begin_ns
         return tuple((at - begin) / 1000.0 for at in chosen.start_ns), tuple((at - begin) / 1000.0 for at in chosen.end_ns)
 
-    def _without_broken(self, width: int, place: int, skip: Sequence[int], failures: dict[tuple[int, int], Failure]) -> BoundProgram:
-        """Run every operator once at ``width``, and replace those that fail by something that makes outputs of the right form."""
-        bound = self.programs.at(width)
-        kernels: list[Kernel] = [_stand_in(bound, index) if index in skip else kernel for index, kernel in enumerate(bound.kernels)]
-        before = torch.get_num_threads()
-        slots = bound.new_slots(self.inputs)
-        torch.set_num_threads(width)
-        try:
-            with torch.inference_mode():
-                for index in range(len(kernels)):
-                    self.beat(index)
-                    try:
-                        kernels[index](slots)
-                    except Exception as error:
-                        failures[index, place] = describe(error)
-                        kernels[index] = _stand_in(bound, index)
-                        kernels[index](slots)
-        finally:
-            torch.set_num_threads(before)
-        return dataclasses.replace(bound, kernels=tuple(kernels))
-
     def _chain(self, kernels: tuple[Kernel, ...], length: int, lanes: int) -> LaneExecutor:
         steps = tuple(
             Step(index, index % lanes, 1, 0, 0, (index - 1,) if lanes > 1 and index else (), lanes > 1, ()) for index in range(length)
@@ -347,20 +281,6 @@ class _Tick:
 
 def _nothing(slots: Slots) -> None:
     pass
-
-
-def _stand_in(bound: BoundProgram, index: int) -> Kernel:
-    graph = bound.program.graph
-    made = [
-        (value, torch.ones(graph.values[value].spec.shape, dtype=getattr(torch, graph.values[value].spec.dtype)))
-        for value in graph.operators[index].writes
-    ]
-
-    def run(slots: Slots) -> None:
-        for value, tensor in made:
-            slots[value] = tensor
-
-    return run
 
 
 def peak_live_bytes(graph: OpGraph, plan: Plan) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from autosched.core.records import Failure, PairRecord
+from autosched.core.variants import variant_signature
 from autosched.device.base import Pair
 from autosched.device.cpu_measure import CpuMeasurer, no_collector
 from autosched.device.requests import pair_refusal
@@ -146,8 +147,8 @@ class Loop:
 
 def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng: np.random.Generator, index: int) -> PairRecord:
     graph = measurer.graph
-    first = loop_of(measurer, pair.first, pair.first_width, values)
-    last = loop_of(measurer, pair.last, pair.last_width, values)
+    first = loop_of(measurer, pair.first, pair.first_width, values, pair.first_variant)
+    last = loop_of(measurer, pair.last, pair.last_width, values, pair.last_variant)
     start = measurer.meter.start()
     threads = torch.get_num_threads()
     alone_us: list[tuple[float, float]] = []
@@ -179,9 +180,9 @@ def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng
     together_us = float(np.median([max(run.first_end_us, run.last_end_us) - run.first_start_us for run in together]))
     slowdown_first, slowdown_last = np.median(np.array(slowdowns), axis=0).tolist()
     return PairRecord(
-        first=graph.operators[pair.first].signature,
+        first=variant_signature(graph.operators[pair.first].signature, pair.first_variant),
         first_width=pair.first_width,
-        last=graph.operators[pair.last].signature,
+        last=variant_signature(graph.operators[pair.last].signature, pair.last_variant),
         last_width=pair.last_width,
         solo_first_us=solo_first_us / first.repeats,
         solo_last_us=solo_last_us / last.repeats,
@@ -196,13 +197,13 @@ def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng
     )
 
 
-def loop_of(measurer: CpuMeasurer, operator: int, width: int, values: Slots) -> Loop:
-    """One operator at a width, with values of its own to work on."""
+def loop_of(measurer: CpuMeasurer, operator: int, width: int, values: Slots, variant: int = 0) -> Loop:
+    """One operator at a width in a variant, with values of its own to work on."""
     bound = measurer.programs.at(width)
     own = list(values)
     for value in measurer.programs.packed_reads(operator, bound.constants):
         own[value] = bound.constants[value]
-    return Loop(bound.kernels[operator], own, width)
+    return Loop(measurer.programs.kernel(operator, width, variant), own, width)
 
 
 def _lane_of(loop: Loop, other: Loop, *, is_first: bool) -> int:

@@ -27,6 +27,8 @@ from autosched.device.worker_messages import (
     PairedAnswer,
     PairedRequest,
     PairsRequest,
+    RegionAnswer,
+    RegionsRequest,
     ScheduleAnswer,
     SchedulesRequest,
     SoloAnswer,
@@ -116,13 +118,18 @@ class CpuSession:
 
     def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:
         """As ``base.Session.solo``, operators timed where they stand in the program."""
+        return self.solo_variants([(width, 0) for width in widths], repeats=repeats)
+
+    def solo_variants(self, columns: Sequence[tuple[int, int]], *, repeats: int) -> list[list[SoloRecord | Failure]]:
+        """As ``variants.VariantSession.solo_variants``."""
         count = len(self._program.graph)
+        widths, variants = tuple(width for width, _ in columns), tuple(variant for _, variant in columns)
         found: list[list[SoloRecord | Failure | None]] = [[None] * len(widths) for _ in range(count)]
         skip: list[int] = []
         while True:
             try:
                 broken = None
-                for answer in self._ask(SoloRequest(tuple(widths), max(1, repeats), tuple(skip), self._next_seed())):
+                for answer in self._ask(SoloRequest(widths, max(1, repeats), tuple(skip), self._next_seed(), variants)):
                     if isinstance(answer, SoloAnswer):
                         found[answer.operator][answer.width] = answer.record if answer.record is not None else answer.failure
                     elif isinstance(answer, Broken):
@@ -132,6 +139,24 @@ class CpuSession:
                 if 0 <= death.item < count:
                     skip.append(death.item)
                     found[death.item] = [death.failure] * len(widths)
+
+    def compile_variant(self, width: int, variant: int) -> dict[int, str]:
+        """As ``variants.VariantSession.compile_variant``."""
+        found: dict[int, str] = {}
+        skip: list[int] = []
+        while True:
+            try:
+                for answer in self._ask(RegionsRequest(width, variant, tuple(skip))):
+                    if isinstance(answer, RegionAnswer):
+                        found[answer.operator] = answer.reason
+                    elif isinstance(answer, Broken):
+                        found.setdefault(-1, answer.failure.detail)
+                return found
+            except WorkerDied as death:
+                if death.item < 0:
+                    return {**found, -1: death.failure.detail}
+                skip.append(death.item)
+                found[death.item] = death.failure.detail
 
     def pairs(self, pairs: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
         """As ``base.Session.pairs``."""
@@ -243,7 +268,15 @@ class CpuSession:
         return failure
 
     def _ask(
-        self, request: LimitsRequest | SoloRequest | PairsRequest | GroupsRequest | SchedulesRequest | PairedRequest | CompareRequest
+        self,
+        request: LimitsRequest
+        | SoloRequest
+        | RegionsRequest
+        | PairsRequest
+        | GroupsRequest
+        | SchedulesRequest
+        | PairedRequest
+        | CompareRequest,
     ) -> Iterator[Answer]:
         if self._closed:
             raise DeviceError("the session is closed; open the device again")

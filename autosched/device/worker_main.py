@@ -15,6 +15,8 @@ from autosched.core.records import Failure
 from autosched.device.cpu_groups import measure_groups
 from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.cpu_pairs import measure_pairs
+from autosched.device.cpu_solo import measure_solo
+from autosched.device.variants import columns_of, compile_regions
 from autosched.device.worker_child import Channel, describe
 from autosched.device.worker_messages import (
     Answer,
@@ -30,6 +32,7 @@ from autosched.device.worker_messages import (
     PairedAnswer,
     PairedRequest,
     PairsRequest,
+    RegionsRequest,
     Request,
     ScheduleAnswer,
     SchedulesRequest,
@@ -37,7 +40,9 @@ from autosched.device.worker_messages import (
     SoloRequest,
 )
 from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.kernels import BoundProgram, random_inputs
+from autosched.runtime.regions import region_library
 from autosched.runtime.widths import WidePrograms
 
 
@@ -60,8 +65,11 @@ class _Service:
                 costs = measurer.costs()
                 yield LimitsAnswer(costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us)
             case SoloRequest():
-                for operator, place, record, failure in measurer.solo(request.widths, request.repeats, request.skip, request.seed):
+                columns = columns_of(request)
+                for operator, place, record, failure in measure_solo(measurer, columns, request.repeats, request.skip, request.seed):
                     yield SoloAnswer(operator, place, record, failure)
+            case RegionsRequest():
+                yield from compile_regions(measurer.programs.regions, len(measurer.graph), request, self._channel.beat)
             case PairsRequest():
                 for index, pair, failure in measure_pairs(measurer, request.pairs, request.repeats, request.seed):
                     yield PairAnswer(index, pair, failure)
@@ -82,7 +90,8 @@ class _Service:
         program = decode_program(Path(request.program_file).read_bytes())
         constants = {int(name): tensor for name, tensor in read_tensors(Path(request.constants_file)).items()}
         self._channel.beat(-1)
-        programs = WidePrograms(program, constants, lambda bound: _with_plugin(bound, self._channel.plugin))
+        regions = region_library(program, torch.device("cpu"), cpu_device_key(), software_key())
+        programs = WidePrograms(program, constants, lambda bound: _with_plugin(bound, self._channel.plugin), regions)
         programs.at(1)
         self._channel.beat(-1)
         return CpuMeasurer(programs, random_inputs(program, request.seed), self._channel.beat)

@@ -38,12 +38,21 @@ class LimitsRequest(_Message, frozen=True):
 
 
 class SoloRequest(_Message, frozen=True):
-    """Time every operator alone at each width; ``skip`` are operators known to kill the worker."""
+    """Time every operator alone in each column (a width, a variant; all 0 if empty); ``skip`` are operators known to kill the worker."""
 
     widths: tuple[int, ...]
     repeats: int
     skip: tuple[int, ...]
     seed: int
+    variants: tuple[int, ...] = ()
+
+
+class RegionsRequest(_Message, frozen=True):
+    """Compile the ``variant`` of every operator that has it, for ``width`` threads; ``skip`` as in ``SoloRequest``."""
+
+    width: int
+    variant: int
+    skip: tuple[int, ...]
 
 
 class PairsRequest(_Message, frozen=True):
@@ -121,6 +130,7 @@ Request = (
     OpenRequest
     | LimitsRequest
     | SoloRequest
+    | RegionsRequest
     | PairsRequest
     | GroupsRequest
     | SchedulesRequest
@@ -161,6 +171,13 @@ class SoloAnswer(_Message, frozen=True):
     width: int
     record: SoloRecord | None = None
     failure: Failure | None = None
+
+
+class RegionAnswer(_Message, frozen=True):
+    """One operator's variant: ``reason`` says why it cannot be had, empty if it can."""
+
+    operator: int
+    reason: str = ""
 
 
 class PairAnswer(_Message, frozen=True):
@@ -226,6 +243,7 @@ Answer = (
     | Broken
     | LimitsAnswer
     | SoloAnswer
+    | RegionAnswer
     | PairAnswer
     | GroupAnswer
     | ScheduleAnswer

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
+from autosched.config import cache_dir
 from autosched.core.graph import Operator
 from autosched.core.program import Program
 from autosched.core.records import DeviceKey, SoftwareKey
@@ -136,6 +137,13 @@ class RegionLibrary:
                 self._store.put(key, made.source)
         self._entries[key] = made.entry if isinstance(made, Code) else made
         return self._entries[key]
+
+
+def region_library(program: Program, device: torch.device, key: DeviceKey, software: SoftwareKey) -> RegionLibrary | None:
+    """The library of a program on this machine, kept in autosched's cache folder; ``None`` for a program without variants."""
+    if program.lowering != Lowering.FUSED:
+        return None
+    return RegionLibrary(program, device, region_scope(key, software), region_store(cache_dir()))
 
 
 def region_scope(device: DeviceKey, software: SoftwareKey) -> str:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping
 import torch
 
 from autosched.core.program import Program
-from autosched.runtime.calls import Slots
+from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.kernels import BoundProgram, bind
 from autosched.runtime.plan import Plan
+from autosched.runtime.region_compile import Refused
+from autosched.runtime.regions import RegionLibrary
 
 
 def _unchanged(bound: BoundProgram) -> BoundProgram:
@@ -29,17 +31,23 @@ class WidePrograms:
     Args:
         program, constants: as for ``kernels.bind``; the constants are kept, because another width may be asked for later.
         adapt: applied to each bound program; tests use it to replace kernels.
+        regions: where variants other than the operators' calls come from; without it every operator runs call by call.
 
     Raises:
         UnsupportedGraph, ArtifactCorrupt: by every method, as ``kernels.bind``.
     """
 
     def __init__(
-        self, program: Program, constants: Mapping[int, torch.Tensor], adapt: Callable[[BoundProgram], BoundProgram] = _unchanged
+        self,
+        program: Program,
+        constants: Mapping[int, torch.Tensor],
+        adapt: Callable[[BoundProgram], BoundProgram] = _unchanged,
+        regions: RegionLibrary | None = None,
     ) -> None:
         self.program = program
         self._constants = dict(constants)
         self._adapt = adapt
+        self.regions = regions
         self._bound: dict[int, BoundProgram] = {}
 
     def at(self, width: int) -> BoundProgram:
@@ -67,7 +75,7 @@ class WidePrograms:
         most_common = widths.most_common(1)[0][0] if widths else 1
         bound = self.at(most_common)
         if len(widths) <= 1:
-            return bound
+            return self._with_variants(bound, plan)
         constants = bound.constants.copy()
         decided: set[int] = set()
         for step in plan.steps:
@@ -80,7 +88,15 @@ class WidePrograms:
             # Compiled kernels have their number of threads in them.
             width_of = {step.operator: step.width for step in plan.steps}
             kernels = tuple(self.at(width_of.get(index, most_common)).kernels[index] for index in range(len(kernels)))
-        return dataclasses.replace(bound, constants=constants, kernels=kernels)
+        return self._with_variants(dataclasses.replace(bound, constants=constants, kernels=kernels), plan)
+
+    def kernel(self, operator: int, width: int, variant: int = 0) -> Kernel:
+        """One operator at a width in a variant; its calls where that variant cannot be had."""
+        made = self.regions.kernel(operator, width, variant) if variant and self.regions is not None else None
+        return self.at(width).kernels[operator] if made is None or isinstance(made, Refused) else made
+
+    def _with_variants(self, bound: BoundProgram, plan: Plan) -> BoundProgram:
+        return bound if self.regions is None else self.regions.apply(bound, plan)
 
     def packed_reads(self, operator: int, constants: Slots) -> tuple[int, ...]:
         """Values that ``operator`` reads and whose tensor in ``constants`` is packed."""

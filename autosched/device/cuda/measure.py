@@ -15,11 +15,15 @@ import torch
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, Failure, Samples, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, canonical_key
+from autosched.core.variants import variant_signature
+from autosched.device.cuda.variants import CapturedVariants
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
+from autosched.runtime.calls import Kernel
 from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner, failure_of
 from autosched.runtime.cuda_lanes import CaptureOptions, Launchable, Slots
-from autosched.runtime.plan import FreeRule, make_plan
+from autosched.runtime.plan import FreeRule, Plan, make_plan
+from autosched.runtime.regions import RegionLibrary
 from autosched.runtime.streams import Event, Graph, Stream, StreamBackend, Tensor
 
 # Copies of an operator in one graph: enough that the two time stamps around them do not matter, few enough to capture quickly.
@@ -51,6 +55,7 @@ class CudaMeasurer:
         inputs: example inputs on the device; every measurement uses them.
         beat: told the item worked on, at least once a second.
         contamination: what else the machine is doing.
+        regions: where variants other than the operators' calls come from.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class CudaMeasurer:
         *,
         beat: Callable[[int], None] = lambda item: None,
         contamination: Contaminated = Contamination,
+        regions: RegionLibrary | None = None,
     ) -> None:
         self.capturer = capturer
         self.backend: StreamBackend = capturer.backend
@@ -69,6 +75,7 @@ class CudaMeasurer:
         self.graph = graph
         self.beat = beat
         self.contamination = contamination
+        self.variants = CapturedVariants(capturer, program, graph, regions, self.values)
         self.static = [self.backend.static_like(tensor) for tensor in inputs]
         self.load_inputs(inputs)
         self._values: Slots | None = None
@@ -99,8 +106,8 @@ class CudaMeasurer:
         return self._values.copy()
 
     # -- one operator -------------------------------------------------------------------------------------------------
-    def solo(self, repeats: int, skip: Sequence[int] = ()) -> Iterator[tuple[int, SoloRecord | Failure]]:
-        """Every operator alone with a warm cache; operators of one signature share a record."""
+    def solo(self, repeats: int, skip: Sequence[int] = (), variant: int = 0) -> Iterator[tuple[int, SoloRecord | Failure]]:
+        """Every operator alone in one variant with a warm cache; operators of one signature share a record."""
         known: dict[str, SoloRecord | Failure] = {}
         for operator in self.graph.operators:
             if operator.index in skip:
@@ -108,19 +115,22 @@ class CudaMeasurer:
             if operator.signature not in known:
                 self.beat(operator.index)
                 try:
-                    samples = self.solo_samples(operator.index, repeats)
+                    samples = self.solo_samples(operator.index, repeats, variant)
                 except Exception as error:
                     samples = describe(error)
                 if isinstance(samples, Failure):
                     known[operator.signature] = samples
                 else:
-                    known[operator.signature] = SoloRecord(operator.signature, 1, samples, self.contamination())
+                    name = variant_signature(operator.signature, variant)
+                    known[operator.signature] = SoloRecord(name, 1, samples, self.contamination())
             yield operator.index, known[operator.signature]
 
-    def solo_samples(self, operator: int, repeats: int) -> Samples | Failure:
+    def solo_samples(self, operator: int, repeats: int, variant: int = 0) -> Samples | Failure:
         """``repeats`` times of one operator, each the mean over a chain of copies in one graph."""
+        if isinstance(refusal := self.variants.kernel(operator, variant), Failure):
+            return refusal
         copies = _FIRST_COPIES
-        chain = self.chain([(operator, copies)])
+        chain = self.chain([(operator, copies)], [variant])
         if isinstance(chain, Failure):
             return chain
         self.replay(chain.graph)
@@ -129,7 +139,7 @@ class CudaMeasurer:
         if wanted >= 2 * copies:
             self.release(chain)
             copies = min(_MOST_COPIES, wanted)
-            chain = self.chain([(operator, copies)])
+            chain = self.chain([(operator, copies)], [variant])
             if isinstance(chain, Failure):
                 return chain
             self.replay(chain.graph)
@@ -139,31 +149,37 @@ class CudaMeasurer:
             times.append(max(self.lane_us(chain, 0) / copies, _RESOLUTION_US))
         self.release(chain)
         samples = summarize(times)
-        self._solo[self.graph.operators[operator].signature] = samples.median_us
+        self._solo[variant_signature(self.graph.operators[operator].signature, variant)] = samples.median_us
         return samples
 
-    def solo_us(self, operator: int) -> float | Failure:
+    def solo_us(self, operator: int, variant: int = 0) -> float | Failure:
         """Time of one operator alone, measured once."""
-        signature = self.graph.operators[operator].signature
+        signature = variant_signature(self.graph.operators[operator].signature, variant)
         if signature not in self._solo:
-            samples = self.solo_samples(operator, 5)
+            samples = self.solo_samples(operator, 5, variant)
             if isinstance(samples, Failure):
                 return samples
         return self._solo[signature]
 
-    def chain(self, lanes: Sequence[tuple[int, int]]) -> Chain | Failure:
+    def chain(self, lanes: Sequence[tuple[int, int]], variants: Sequence[int] = ()) -> Chain | Failure:
         """Capture, on lane ``i``, ``copies`` times ``operator`` for ``lanes[i] = (operator, copies)``; lanes are launched in order.
 
-        Lane ``i`` is a branch of its own: fork{lane 0 | lane 1 | ...}join. A chain's copies run one after the other.
+        Lane ``i`` is a branch of its own: fork{lane 0 | lane 1 | ...}join. A chain's copies run one after the other. ``variants`` are
+        those of the operators, by lane; all 0 if empty.
         """
+        kernels: list[Kernel] = []
+        for place, (operator, _) in enumerate(lanes):
+            kernel = self.variants.kernel(operator, variants[place] if variants else 0)
+            if isinstance(kernel, Failure):
+                return kernel
+            kernels.append(kernel)
         backend, streams = self.backend, self.capturer.streams
         sides = [streams.lane(index) for index in range(len(lanes))]
         stamps: list[tuple[Event, Event]] = []
 
         def body() -> None:
-            for stream, (operator, copies) in zip(sides, lanes, strict=True):
+            for stream, (_, copies), kernel in zip(sides, lanes, kernels, strict=True):
                 slots = self.values()
-                kernel = self.program.kernels[operator]
                 start, end = (backend.new_event(timing=True, in_graph=True) for _ in range(2))
                 with backend.on(stream):
                     backend.record(start, stream)
@@ -217,7 +233,8 @@ class CudaMeasurer:
         """Capture a schedule under any rule and options; ``private`` gives it a pool of its own."""
         plan = make_plan(self.graph, schedule, rule)
         pool = self.backend.new_pool() if private else self.capturer.scratch_pool()
-        return self.capturer.capture(self.program, plan, self.static, graph=self.graph, pool=pool, options=options)
+        program = self.variants.program(plan)
+        return self.capturer.capture(program, plan, self.static, graph=self.graph, pool=pool, options=options)
 
     def drop_runners(self) -> None:
         """Free every graph kept for reuse."""
@@ -312,13 +329,14 @@ class CudaMeasurer:
         return tuple(best[index][0] - origin for index in order), tuple(best[index][1] - origin for index in order)
 
     # -- numbers ------------------------------------------------------------------------------------------------------
-    def reference(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The same operators, in the graph's own order, on one stream that nothing else uses."""
+    def reference(self, inputs: Sequence[Tensor], plan: Plan | None = None) -> list[Tensor]:
+        """The same operators, in the graph's own order, in the variants of ``plan``, on one stream that nothing else uses."""
+        program = self.program if plan is None else self.variants.program(plan)
         with torch.inference_mode(), self.backend.on(self.capturer.streams.named("warm-up")):
-            slots = self.program.new_slots(inputs)
-            for kernel in self.program.kernels:
+            slots = program.new_slots(inputs)
+            for kernel in program.kernels:
                 kernel(slots)
-            outputs = self.backend.clone(self.program.outputs(slots))
+            outputs = self.backend.clone(program.outputs(slots))
         self.backend.synchronize()
         return outputs
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from autosched.core.records import Failure, PairRecord
+from autosched.core.variants import variant_signature
 from autosched.device.base import Pair
 from autosched.device.cpu_pairs import Overlap, directional_slowdowns
 from autosched.device.cuda.measure import Chain, CudaMeasurer
@@ -23,13 +24,14 @@ def measure_pair(measurer: CudaMeasurer, pair: Pair, repeats: int, place: int = 
     """
     if (refusal := pair_refusal(measurer.graph, pair, wide=False)) is not None:
         return refusal
-    copies = balanced_copies(measurer, (pair.first, pair.last))
+    variants = (pair.first_variant, pair.last_variant)
+    copies = balanced_copies(measurer, (pair.first, pair.last), variants)
     if isinstance(copies, Failure):
         return copies
     lanes = [(pair.first, copies[0]), (pair.last, copies[1])]
     chains: list[Chain] = []
-    for wanted in ([lanes[0]], [lanes[1]], lanes):
-        chain = measurer.chain(wanted)
+    for wanted, chosen in (([lanes[0]], variants[:1]), ([lanes[1]], variants[1:]), (lanes, variants)):
+        chain = measurer.chain(wanted, chosen)
         if isinstance(chain, Failure):
             for made in chains:
                 measurer.release(made)
@@ -42,11 +44,11 @@ def measure_pair(measurer: CudaMeasurer, pair: Pair, repeats: int, place: int = 
     return record
 
 
-def balanced_copies(measurer: CudaMeasurer, operators: Sequence[int]) -> tuple[int, ...] | Failure:
+def balanced_copies(measurer: CudaMeasurer, operators: Sequence[int], variants: Sequence[int] = ()) -> tuple[int, ...] | Failure:
     """How often each is repeated so that all sides last about equally long, and long enough."""
     times_us: list[float] = []
-    for operator in operators:
-        time_us = measurer.solo_us(operator)
+    for place, operator in enumerate(operators):
+        time_us = measurer.solo_us(operator, variants[place] if variants else 0)
         if isinstance(time_us, Failure):
             return time_us
         times_us.append(time_us)
@@ -77,9 +79,9 @@ def _time(measurer: CudaMeasurer, pair: Pair, copies: Sequence[int], chains: Seq
     together_us = max(first_end_us, last_end_us) - min(0.0, last_start_us)
     operators = measurer.graph.operators
     return PairRecord(
-        first=operators[pair.first].signature,
+        first=variant_signature(operators[pair.first].signature, pair.first_variant),
         first_width=1,
-        last=operators[pair.last].signature,
+        last=variant_signature(operators[pair.last].signature, pair.last_variant),
         last_width=1,
         solo_first_us=alone_first_us / copies[0],
         solo_last_us=alone_last_us / copies[1],

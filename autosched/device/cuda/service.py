@@ -35,6 +35,7 @@ from autosched.device.cuda.messages import (
 from autosched.device.cuda.pairs import measure_pair
 from autosched.device.cuda.profile import profile_operator
 from autosched.device.cuda.stress import stress_schedule
+from autosched.device.variants import columns_of, compile_regions
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import (
     Answer,
@@ -51,6 +52,7 @@ from autosched.device.worker_messages import (
     PairedAnswer,
     PairedRequest,
     PairsRequest,
+    RegionsRequest,
     Request,
     ScheduleAnswer,
     SchedulesRequest,
@@ -62,7 +64,7 @@ from autosched.runtime.cuda_bindings import GraphBindings
 from autosched.runtime.cuda_graph import failure_of
 from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.numerics import compare
-from autosched.runtime.plan import FreeRule
+from autosched.runtime.plan import FreeRule, make_plan
 from autosched.runtime.streams import Tensor
 
 
@@ -169,6 +171,8 @@ class CudaService:
                 yield LimitsAnswer(costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us)
             case SoloRequest():
                 yield from self._solo(measurer, request)
+            case RegionsRequest():
+                yield from compile_regions(measurer.variants.regions, len(measurer.graph), request, self._beat)
             case PairsRequest():
                 yield from self._pairs(measurer, request)
             case GroupsRequest():
@@ -191,12 +195,12 @@ class CudaService:
 
     @staticmethod
     def _solo(measurer: CudaMeasurer, request: SoloRequest) -> Iterator[Answer]:
-        for place, width in enumerate(request.widths):
+        for place, (width, variant) in enumerate(columns_of(request)):
             if width != 1:
                 for operator in measurer.graph.operators:
                     yield SoloAnswer(operator.index, place, failure=Failure(FailureKind.ILLEGAL, f"width {width}; expected 1 on CUDA"))
                 continue
-            for operator_index, made in measurer.solo(request.repeats, request.skip):
+            for operator_index, made in measurer.solo(request.repeats, request.skip, variant):
                 if isinstance(made, Failure):
                     yield SoloAnswer(operator_index, place, failure=made)
                 else:
@@ -234,18 +238,19 @@ class CudaService:
         runner = measurer.runner(schedule)
         if isinstance(runner, Failure):
             return CompareAnswer(failure=runner)
+        plan = make_plan(measurer.graph, schedule)
         bitwise, within, worst = True, True, 0.0
         try:
             for given, wanted in zip(inputs, references, strict=True):
                 self._beat(-1)
                 tensors = bench.to_device(given)
-                alone = measurer.reference(tensors)
+                alone = measurer.reference(tensors, plan)
                 made = measurer.outputs(runner, tensors)
                 bitwise = bitwise and measurer.backend.same(made, alone)
                 agreement = compare([tensor.cpu() for tensor in made], wanted)
                 worst = max(worst, agreement.max_abs_error)
                 if not agreement.within_tolerance and bench.exact is not None:
-                    exact = bench.exact(lambda tensors=tensors: measurer.reference(tensors))  # type: ignore[misc]
+                    exact = bench.exact(lambda tensors=tensors: measurer.reference(tensors, plan))  # type: ignore[misc]
                     agreement = compare([tensor.cpu() for tensor in exact], wanted)
                 within = within and agreement.within_tolerance
         except Exception as error:

@@ -60,13 +60,14 @@ def stress_plan(
 ) -> Iterator[StressOutcome | Failure]:
     """As :func:`stress_schedule`, for a plan: also one that is wrong on purpose."""
     rng = random.Random(seed)
-    references = [measurer.reference(inputs) for inputs in input_sets]
+    references = [measurer.reference(inputs, plan) for inputs in input_sets]
     for delay_set in delay_sets:
         measurer.beat(-1)
         # A pool of its own: whatever in it no tensor holds is this graph's to poison.
         pool = measurer.backend.new_pool()
         options = CaptureOptions(delays=dict(delay_set.delays))
-        runner = measurer.capturer.capture(measurer.program, plan, measurer.static, graph=measurer.graph, pool=pool, options=options)
+        program = measurer.variants.program(plan)
+        runner = measurer.capturer.capture(program, plan, measurer.static, graph=measurer.graph, pool=pool, options=options)
         if isinstance(runner, Failure):
             yield runner
             continue

@@ -23,7 +23,9 @@ from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.audit import audit_run
 from autosched.runtime.cuda_bindings import open_bindings
 from autosched.runtime.cuda_graph import GraphCapturer
+from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
 from autosched.runtime.kernels import bind, random_inputs
+from autosched.runtime.regions import region_library
 from autosched.runtime.streams import Tensor, TorchStreams
 
 # Several times the L2 cache of any GPU of compute capability 9.0 or 10.0.
@@ -63,7 +65,8 @@ class _Builder:
         bindings = open_bindings()
         meter = GpuMeter(self._index)
         capturer = GraphCapturer(backend, reader=bindings)
-        measurer = CudaMeasurer(capturer, bound, program.graph, inputs, beat=beat, contamination=meter.read)
+        regions = region_library(program, device, cuda_device_key(self._index), cuda_software_key(self._index))
+        measurer = CudaMeasurer(capturer, bound, program.graph, inputs, beat=beat, contamination=meter.read, regions=regions)
         failure = capturer.warm_up(bound, measurer.static)
         beat(-1)
         if failure is not None:

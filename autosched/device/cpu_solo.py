@@ -1,0 +1,127 @@
+"""Every operator alone, where it stands in the program: at each width, and in each variant it has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from autosched.core.records import Failure, FailureKind, SoloRecord
+from autosched.core.schedule import sequential
+from autosched.core.variants import Variant, variant_signature
+from autosched.device.cpu_measure import CpuMeasurer, no_collector
+from autosched.device.timing import summarize
+from autosched.device.worker_child import describe
+from autosched.runtime.calls import Kernel, Slots
+from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.lanes import LaneExecutor, Trace
+from autosched.runtime.plan import make_plan
+from autosched.runtime.region_compile import Refused
+
+
+def measure_solo(
+    measurer: CpuMeasurer, columns: Sequence[tuple[int, int]], repeats: int, skip: Sequence[int], seed: int
+) -> Iterator[tuple[int, int, SoloRecord | None, Failure | None]]:
+    """Time every operator: the whole program in order, ``repeats`` times for each column, columns interleaved.
+
+    Operators of one signature share a record: each round's figure is the median over them. Operators in ``skip``, and
+    those that raise, get what they should have made from their specs, so that the others can still be timed. An operator that does not
+    have a column's variant runs call by call there, and its answer is a failure.
+
+    Args:
+        columns: width and variant of each.
+
+    Yields:
+        Operator index, place in ``columns``, and a record or (not for ``skip``) a failure.
+    """
+    graph = measurer.graph
+    rng = np.random.default_rng(seed)
+    failures: dict[tuple[int, int], Failure] = {}
+    executors: list[LaneExecutor] = []
+    for place, (width, variant) in enumerate(columns):
+        bound = _without_broken(measurer, width, variant, place, skip, failures)
+        executors.append(LaneExecutor(bound, make_plan(graph, sequential(graph, width=width)), measurer.pool))
+    count = len(graph)
+    times_us = np.zeros((len(columns), repeats, count))
+    start = measurer.meter.start()
+    with no_collector():
+        for turn in range(-1, repeats):
+            for place in rng.permutation(len(columns)):
+                measurer.beat(-1)
+                measurer.settle(wide=columns[place][0] > 1)
+                trace = Trace(count)
+                executors[place].run(measurer.inputs, trace)
+                if turn >= 0:
+                    times_us[place, turn] = np.maximum(np.subtract(trace.end_ns, trace.start_ns), 1) / 1000.0
+    load = measurer.meter.read(start)
+    alike: dict[str, list[int]] = {}
+    for operator in graph.operators:
+        alike.setdefault(operator.signature, []).append(operator.index)
+    for place, (width, variant) in enumerate(columns):
+        for signature, indices in alike.items():
+            sound = [index for index in indices if (index, place) not in failures and index not in skip]
+            record = None
+            if sound:
+                samples = summarize(np.median(times_us[place][:, sound], axis=1).tolist())
+                record = SoloRecord(variant_signature(signature, variant), width, samples, load)
+            for index in indices:
+                if index not in skip:
+                    failure = failures.get((index, place))
+                    yield index, place, None if failure else record, failure
+
+
+def _without_broken(
+    measurer: CpuMeasurer, width: int, variant: int, place: int, skip: Sequence[int], failures: dict[tuple[int, int], Failure]
+) -> BoundProgram:
+    """Run every operator once in a column, and replace those that fail by something that makes outputs of the right form."""
+    bound = measurer.programs.at(width)
+    kernels = [_stand_in(bound, index) if index in skip else kernel for index, kernel in enumerate(bound.kernels)]
+    if variant != Variant.CALLS:
+        for index in range(len(kernels)):
+            measurer.beat(index)
+            if index not in skip:
+                made = _variant_kernel(measurer, index, width, variant)
+                if isinstance(made, Failure):
+                    failures[index, place] = made
+                else:
+                    kernels[index] = made
+    before = torch.get_num_threads()
+    slots = bound.new_slots(measurer.inputs)
+    torch.set_num_threads(width)
+    try:
+        with torch.inference_mode():
+            for index in range(len(kernels)):
+                measurer.beat(index)
+                try:
+                    kernels[index](slots)
+                except Exception as error:
+                    failures[index, place] = describe(error)
+                    kernels[index] = _stand_in(bound, index)
+                    kernels[index](slots)
+    finally:
+        torch.set_num_threads(before)
+    return dataclasses.replace(bound, kernels=tuple(kernels))
+
+
+def _variant_kernel(measurer: CpuMeasurer, index: int, width: int, variant: int) -> Kernel | Failure:
+    regions = measurer.programs.regions
+    if regions is None or variant not in regions.variants(index):
+        return Failure(FailureKind.UNAVAILABLE, f"the operator has no variant {variant}")
+    made = regions.kernel(index, width, variant)
+    return Failure(FailureKind.UNAVAILABLE, made.reason) if isinstance(made, Refused) else made
+
+
+def _stand_in(bound: BoundProgram, index: int) -> Kernel:
+    graph = bound.program.graph
+    made = [
+        (value, torch.ones(graph.values[value].spec.shape, dtype=getattr(torch, graph.values[value].spec.dtype)))
+        for value in graph.operators[index].writes
+    ]
+
+    def run(slots: Slots) -> None:
+        for value, tensor in made:
+            slots[value] = tensor
+
+    return run

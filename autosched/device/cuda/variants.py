@@ -1,0 +1,67 @@
+"""Operators in the variants a schedule asks for, each run once before anything captures it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from autosched.core.graph import OpGraph
+from autosched.core.records import Failure, FailureKind
+from autosched.core.variants import Variant
+from autosched.runtime.calls import Kernel
+from autosched.runtime.cuda_graph import GraphCapturer
+from autosched.runtime.cuda_lanes import Launchable, Slots
+from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.plan import Plan
+from autosched.runtime.region_compile import Refused
+from autosched.runtime.regions import RegionLibrary
+
+
+class CapturedVariants:
+    """The kernels of one program by operator and variant.
+
+    Args:
+        regions: ``None`` where every operator runs call by call.
+        values: slots with every value of one run in them, for the first call of a variant: kernels are loaded then, which a capture
+            does not survive.
+    """
+
+    def __init__(
+        self, capturer: GraphCapturer, program: Launchable, graph: OpGraph, regions: RegionLibrary | None, values: Callable[[], Slots]
+    ) -> None:
+        self.regions = regions
+        self._capturer = capturer
+        self._program = program
+        self._graph = graph
+        self._values = values
+        self._warm: dict[tuple[int, int], Kernel] = {}
+
+    def kernel(self, operator: int, variant: int) -> Kernel | Failure:
+        """One operator in one variant, ready to be captured."""
+        if variant == Variant.CALLS:
+            return self._program.kernels[operator]
+        if self.regions is None or variant not in self.regions.variants(operator):
+            return Failure(FailureKind.UNAVAILABLE, f"operator {self._graph.operators[operator].name} has no variant {variant}")
+        if (operator, variant) not in self._warm:
+            made = self.regions.kernel(operator, 1, variant)
+            if isinstance(made, Refused):
+                return Failure(FailureKind.UNAVAILABLE, made.reason)
+            backend = self._capturer.backend
+            slots = self._values()
+            with torch.inference_mode(), backend.on(self._capturer.streams.named("warm-up")):
+                made(slots)
+            backend.synchronize()
+            self._warm[operator, variant] = made
+        return self._warm[operator, variant]
+
+    def program(self, plan: Plan) -> Launchable:
+        """The program with each operator in its variant of ``plan``; call by call where that cannot be had."""
+        bound = self._program
+        variants = {step.operator: step.variant for step in plan.steps}
+        if not any(variants.values()) or not isinstance(bound, BoundProgram):
+            return bound
+        chosen = [self.kernel(operator, variants.get(operator, 0)) for operator in range(len(bound.kernels))]
+        pairs = zip(chosen, bound.kernels, strict=True)
+        return dataclasses.replace(bound, kernels=tuple(calls if isinstance(made, Failure) else made for made, calls in pairs))

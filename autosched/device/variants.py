@@ -1,0 +1,47 @@
+"""Variants of operators on a device: what a session that has them answers, and what its measuring process does about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from autosched.core.records import Failure, SoloRecord
+from autosched.device.worker_messages import RegionAnswer, RegionsRequest, SoloRequest
+from autosched.runtime.region_compile import Refused
+from autosched.runtime.regions import RegionLibrary
+
+
+@runtime_checkable
+class VariantSession(Protocol):
+    """A session whose operators may have more variants than their calls."""
+
+    def compile_variant(self, width: int, variant: int) -> dict[int, str]:
+        """Compile a variant of every operator that has it: by operator why it cannot be had, empty if it can.
+
+        Operators without that variant are left out; -1 stands for a reason that all of them share.
+        """
+
+    def solo_variants(self, columns: Sequence[tuple[int, int]], *, repeats: int) -> list[list[SoloRecord | Failure]]:
+        """Time every operator alone: ``[n_operators][len(columns)]``, a column being a width and a variant.
+
+        The signature of a record is ``core.variants.variant_signature``; an operator without a column's variant is ``UNAVAILABLE``.
+        """
+
+
+def columns_of(request: SoloRequest) -> list[tuple[int, int]]:
+    """Width and variant of each column of a request."""
+    return list(zip(request.widths, request.variants or (0,) * len(request.widths), strict=True))
+
+
+def compile_regions(
+    regions: RegionLibrary | None, operators: int, request: RegionsRequest, beat: Callable[[int], None]
+) -> Iterator[RegionAnswer]:
+    """Answer a request in the measuring process."""
+    if regions is None:
+        return
+    for operator in range(operators):
+        if operator in request.skip or request.variant not in regions.variants(operator):
+            continue
+        beat(operator)
+        made = regions.kernel(operator, request.width, request.variant)
+        yield RegionAnswer(operator, made.reason if isinstance(made, Refused) else "")
