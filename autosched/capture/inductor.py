@@ -21,7 +21,7 @@ from autosched.capture.rewrite import rewrite_draft
 from autosched.capture.structure import structure_of
 from autosched.core.graph import Operator, OpGraph, Value
 from autosched.core.program import Program
-from autosched.runtime.inductor_bind import Recording, Refused, bound_of, record
+from autosched.runtime.inductor_bind import Recording, Refused, bound_of, first_difference, record
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
 
@@ -69,12 +69,34 @@ def lower_inductor(captured: Captured, device: torch.device | str) -> Captured |
     if isinstance(recording, Refused):
         logger.info("no inductor lowering: %s", recording.reason)
         return recording
+    if why := _other_width(source, placed, recording, home):
+        return Refused(why)
     program = dataclasses.replace(recording.program, graph=_with_costs(recording.program.graph))
     pairs = list(zip(source.bindings, program.bindings, strict=True))
     constants = {ours.value: captured.constants[theirs.value] for theirs, ours in pairs}
     if why := _disagreement(source, placed, recording, home):
         return Refused(f"Inductor's launches compute something else than the model's operators: {why}")
     return Captured(program, constants, captured.rewrites, captured.structure)
+
+
+def _other_width(source: Program, constants: Mapping[int, torch.Tensor], recording: Recording, device: torch.device) -> str:
+    """Why operators could not run on one thread as well, or an empty string.
+
+    Lanes are threads of their own, so what was written for all threads must come in the same launches for one. What is compiled here is
+    found in Inductor's cache by the process that measures.
+    """
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        return ""
+    torch.set_num_threads(1)
+    try:
+        narrow = record(source, constants, device)
+    finally:
+        torch.set_num_threads(threads)
+    if isinstance(narrow, Refused):
+        return f"on one thread: {narrow.reason}"
+    difference = first_difference(recording.program, narrow.program)
+    return f"Inductor launches other kernels for {threads} threads than for one: {difference}" if difference else ""
 
 
 def _disagreement(source: Program, constants: Mapping[int, torch.Tensor], recording: Recording, device: torch.device) -> str:

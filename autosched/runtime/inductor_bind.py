@@ -103,7 +103,7 @@ def bind_recorded(program: Program, constants: Mapping[int, torch.Tensor], devic
     recording = record(source, given, home)
     if isinstance(recording, Refused):
         raise IncompatibleArtifact(_LABEL, [f"Inductor: it was compiled there, but not here: {recording.reason}"])
-    if difference := _difference(program, recording.program):
+    if difference := first_difference(program, recording.program):
         raise IncompatibleArtifact(_LABEL, [f"Inductor writes other code here (torch {torch.__version__}): {difference}"])
     return dataclasses.replace(bound_of(recording, source, given, home), program=program)
 
@@ -120,7 +120,7 @@ def _source_of(program: Program) -> Program:
     return source
 
 
-def _difference(program: Program, here: Program) -> str:
+def first_difference(program: Program, here: Program) -> str:
     """The first thing in which ``here`` is not ``program``, or an empty string. Names and costs do not count."""
     if len(program.graph) != len(here.graph):
         return f"{len(program.graph)} operators there, {len(here.graph)} here"
@@ -350,4 +350,4 @@ def _effects(callee: str) -> Effects | None:
     return Effects(frozenset(writes), frozenset(aliases))
 
 
-__all__ = ["LOWERING", "PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "record"]
+__all__ = ["LOWERING", "PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "first_difference", "record"]

@@ -172,13 +172,14 @@ def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _S
         import torch._functorch.config as functorch_config
         import torch._inductor.config as inductor_config
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+        from torch._subclasses import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         def inner(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
             seen.inner_inputs.append(sum(node.op == "placeholder" for node in graph.graph.nodes))
             returned = next(node for node in graph.graph.nodes if node.op == "output").args[0]
             seen.inner_outputs.append(len(returned) if isinstance(returned, list | tuple) else 1)
-            with _modules_into(seen.modules):
-                return compile_fx_inner(graph, inputs, **options)
+            return compile_fx_inner(graph, inputs, **options)
 
         known = {name: value for name, value in _FORCED.items() if _exists(inductor_config, name)}
         known |= {"freezing": freeze, "cpp.threads": torch.get_num_threads()}
@@ -190,8 +191,12 @@ def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _S
             if hasattr(functorch_config, "enable_autograd_cache"):
                 stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
             stack.enter_context(kernels_release_gil())
-            plain = [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device) for item in example]
-            compile_fx(module, plain, inner_compile=inner)
+            stack.enter_context(_modules_into(seen.modules))
+            # Inductor keeps what it wrote only of graphs that come with an environment of shapes; all are static all the same.
+            mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+            fakes = [mode.from_tensor(item, static_shapes=True) for item in example]
+            stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
+            compile_fx(module, fakes, inner_compile=inner)
 
 
 def _exists(config: Any, name: str) -> bool:
