@@ -1,7 +1,7 @@
-"""Write the tables of the README from recorded results, between ``<!-- table:NAME -->`` and ``<!-- end:NAME -->``.
+"""Write the tables of both READMEs from recorded results, between ``<!-- table:NAME -->`` and ``<!-- end:NAME -->``.
 
-python experiments/tables.py            rewrite README.md
-python experiments/tables.py --check    fail if it would change
+python experiments/tables.py            rewrite README.md and experiments/README.md
+python experiments/tables.py --check    fail if one would change
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-README = HERE.parent / "README.md"
+READMES = (HERE.parent / "README.md", HERE / "README.md")
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(HERE.parent))
+
+from experiments import tables_claims, tables_h200  # noqa: E402
 
 
 def rows_by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -84,6 +88,10 @@ TABLES = {
     "cpu-suite": lambda: suite_table(HERE / "results" / "cpu"),
     "tune-googlenet": lambda: pasted(HERE / "results" / "cpu" / "tune_googlenet.txt"),
     "bench-googlenet": lambda: pasted(HERE / "results" / "cpu" / "bench_googlenet.txt"),
+    "h200-suite": lambda: tables_h200.suite_table(HERE / "results" / "h200" / "suite"),
+    "h200-probes": lambda: tables_h200.probes_table(HERE / "results" / "h200" / "probes.json"),
+    "h200-costmodel": lambda: tables_h200.costmodel_table(HERE / "results" / "h200" / "costmodel.json"),
+    "claims": lambda: tables_claims.claims_table(HERE / "results", HERE / "search" / "results"),
     "train-cpu": lambda: pasted(HERE / "results" / "cpu" / "train.txt"),
 }
 
@@ -100,11 +108,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    before = README.read_text()
-    after = rewritten(before)
+    texts = {path: path.read_text(encoding="utf-8") for path in READMES}
+    after = {path: rewritten(text) for path, text in texts.items()}
     if arguments.check:
-        sys.exit(0 if after == before else "README.md is not what the recorded results say; run experiments/tables.py")
-    README.write_text(after)
+        stale = [str(path.relative_to(HERE.parent)) for path in READMES if after[path] != texts[path]]
+        sys.exit(f"{', '.join(stale)} is not what the recorded results say; run experiments/tables.py" if stale else 0)
+    for path in READMES:
+        path.write_text(after[path], encoding="utf-8")
 
 
 if __name__ == "__main__":

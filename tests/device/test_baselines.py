@@ -125,7 +125,9 @@ def test_a_compiler_that_fails_is_a_failure_for_good(
     _, args, kwargs, references = call
     plugin = tmp_path / "plugin.py"
     plugin.write_text(PLUGINS[fault])
-    baseline = CompiledBaseline(from_zoo("autosched:toy"), args, kwargs, references, threads=1, timeout_s=2.0, plugin=plugin)
+    baseline = CompiledBaseline(
+        from_zoo("autosched:toy"), args, kwargs, references, threads=1, timeout_s=2.0 if fault == "hangs" else 60.0, plugin=plugin
+    )
     found = baseline.round_us()
     assert isinstance(found, Failure)
     assert found.kind is kind

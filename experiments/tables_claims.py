@@ -1,0 +1,250 @@
+"""What the design promises, what was measured, and where it falls short: one line for each target of DESIGN section 10.
+
+The targets are written here once, as numbers; every figure comes from a result file, which is named beside it. A figure that rests on part
+of what the target asks for says so and counts as not settled.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.tables_h200 import COMPILED, Recorded, first, geometric_mean, recorded
+
+# The eight models of the design, at batch 1 in float32.
+CLAIMED = (
+    "torchvision:googlenet", "torchvision:inception_v3", "timm:nasnetalarge", "torchvision:squeezenet1_1", "autosched:randwire",
+    "autosched:deepfm", "transformers:bert", "transformers:t5",
+)  # fmt: skip
+CONTROLS = ("torchvision:resnet50", "torchvision:mobilenet_v2", "torchvision:densenet201")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One target and what was found.
+
+    Args:
+        figure: the measured figure as text, empty if there is none.
+        met: whether it reaches the least target; ``None`` if that cannot be said.
+        aim_met: the same for the aim.
+        source: the file it comes from.
+        remark: what it rests on, or what is missing.
+    """
+
+    what: str
+    at_least: str
+    aim: str
+    figure: str = ""
+    met: bool | None = None
+    aim_met: bool | None = None
+    source: str = ""
+    remark: str = ""
+
+    def line(self) -> str:
+        """A line of the table."""
+        if not self.figure:
+            return f"| {self.what} | {self.at_least} | {self.aim} | not measured | | {self.remark} |"
+        verdict = {None: "not settled", True: "reached", False: "**falls short**"}[self.met]
+        if self.met and self.aim_met:
+            verdict = "reached, and the aim"
+        return f"| {self.what} | {self.at_least} | {self.aim} | {self.figure} ({verdict}) | `{self.source}` | {self.remark} |"
+
+
+def claims(results: Path, search_results: Path) -> list[Claim]:
+    """Every target, in the design's order.
+
+    Args:
+        results: ``experiments/results``.
+        search_results: where the scripts of ``experiments/search`` write.
+    """
+    found, failed = recorded(results / "h200" / "suite")
+    base = {item.model: item for item in found if item.batch == 1 and item.dtype == "float32"}
+    missing = len(failed)
+    return [
+        *_speedups(base, missing),
+        _controls(base),
+        *_cost_model(results / "h200" / "costmodel.json"),
+        _makespan(list(base.values())),
+        _simulator(search_results / "speed.json"),
+        _gap(search_results / "quality.json"),
+        _job(base.get("torchvision:googlenet")),
+        _load(results / "h200" / "load.json"),
+        _replay(results / "h200" / "probes.json"),
+    ]
+
+
+def claims_table(results: Path, search_results: Path) -> str:
+    """The section's table."""
+    lines = ["| what | at least | aim | measured | from | remark |", "|---|---|---|---|---|---|"]
+    made = claims(results, search_results)
+    short = [item for item in made if item.figure and item.met is False]
+    unknown = [item for item in made if not item.figure]
+    said = f"{len(made)} targets: {len(made) - len(unknown)} with a figure, {len(short)} of them fall short, {len(unknown)} not measured."
+    return "\n".join([*lines, *(item.line() for item in made), "", said])
+
+
+def _speedups(base: dict[str, Recorded], failed: int) -> list[Claim]:
+    models = [base[name] for name in CLAIMED if name in base]
+    part = "" if len(models) == len(CLAIMED) else f"{len(models)} of {len(CLAIMED)} models"
+    if failed and part:
+        part += f", {failed} runs failed"
+    over_sequential = [
+        (item, time_us / item.kept_us) for item in models if (time_us := item.time_us("sequential", "sequential_wide")) is not None
+    ]
+    over_published = [(item, best["measured_us"] / item.kept_us) for item in models if (best := item.best_published) is not None]
+    over_compiled = [(item, time_us / item.kept_us) for item in models if (time_us := item.time_us(*COMPILED[1:])) is not None]
+    return [
+        _mean("tuned over the sequential CUDA graph, geometric mean of eight models", over_sequential, 1.4, 1.7, part, never_slower=False),
+        _mean("over the best other strategy in the same run", over_published, 1.05, 1.15, part, never_slower=True),
+        _mean("over `torch.compile` max-autotune + CUDA graphs", over_compiled, 1.0, 1.25, part, never_slower=True),
+    ]
+
+
+def _mean(what: str, ratios: Sequence[tuple[Recorded, float]], least: float, aim: float, part: str, *, never_slower: bool) -> Claim:
+    at_least = ("never slower, " if never_slower else "") + (f"{least:.2f}x" if least > 1.0 else "")
+    at_least = at_least.removesuffix(", ")
+    if not ratios:
+        return Claim(what, at_least, f"{aim:.2f}x", remark="`h200/suite.py` has not run")
+    mean = geometric_mean([value for _, value in ratios])
+    worst, value = min(ratios, key=lambda item: item[1])
+    # What the noise of its own run cannot tell from equal is not slower.
+    slower = [item for item, value in ratios if value < 1.0 - item.report["noise_floor_pct"] / 100.0]
+    met: bool | None = mean >= least and not (never_slower and slower)
+    if part and met:
+        met = None
+    remark = f"lowest {value:.2f}x on {worst.model}" + (f"; {part}" if part else "")
+    if never_slower and slower:
+        remark += f"; slower beyond noise on {', '.join(item.model for item in slower)}"
+    aimed = None if part else mean >= aim
+    return Claim(what, at_least, f"{aim:.2f}x", f"{mean:.2f}x", met, aimed, "results/h200/suite", remark)
+
+
+def _controls(base: dict[str, Recorded]) -> Claim:
+    what, target = "negative controls (ResNet-50, MobileNetV2, DenseNet)", "at most 0.5 % slower, sequential chosen"
+    controls = [base[name] for name in CONTROLS if name in base]
+    if not controls:
+        return Claim(what, target, "same", remark="`h200/suite.py` has not run")
+    slower = [(item, 100.0 * (item.kept_us / (item.time_us("sequential", "sequential_wide") or item.kept_us) - 1.0)) for item in controls]
+    worst, percent = max(slower, key=lambda item: item[1])
+    changed = [item.model for item in controls if not item.report["chosen"].startswith("sequential")]
+    met: bool | None = percent <= 0.5 and not changed
+    if met and len(controls) < len(CONTROLS):
+        met = None
+    remark = f"worst: {worst.model}; {len(controls)} of {len(CONTROLS)}" + (f"; not sequential: {', '.join(changed)}" if changed else "")
+    return Claim(what, target, "same", f"{percent:+.1f} %", met, met, "results/h200/suite", remark)
+
+
+def _cost_model(path: Path) -> list[Claim]:
+    error = Claim("cost model, unseen model families, contended rows, median APE", "20 %", "10 %", remark="`h200/costmodel.py` has not run")
+    cover = Claim("90 % interval coverage", "85 to 95 %", "88 to 92 %", remark="`h200/costmodel.py` has not run")
+    if not path.is_file():
+        return [error, cover]
+    document = json.loads(path.read_text(encoding="utf-8"))
+    chosen = document["decision"]["chosen"]
+    metrics = document["held_out"].get(chosen, {})
+    source = "results/h200/costmodel.json"
+    remark = f"{chosen}, {document['label']}, {document['store']['pairs']} pairs"
+    settled = not document["store"]["simulated"]
+    value, share = metrics.get("contended_median_ape_pct"), metrics.get("coverage_pct")
+    return [
+        _below(error, value, 20.0, 10.0, source, remark, settled=settled),
+        Claim(
+            cover.what,
+            cover.at_least,
+            cover.aim,
+            f"{share:.1f} %" if share is not None else "",
+            (85 <= share <= 95) if share is not None and settled else None,
+            (88 <= share <= 92) if share is not None and settled else None,
+            source,
+            remark,
+        ),
+    ]
+
+
+def _below(
+    claim: Claim, value: float | None, least: float, aim: float, source: str, remark: str, *, settled: bool = True, unit: str = "%"
+) -> Claim:
+    if value is None:
+        return claim
+    met, aimed = (value <= least, value <= aim) if settled else (None, None)
+    return Claim(claim.what, claim.at_least, claim.aim, f"{value:.1f} {unit}", met, aimed, source, remark)
+
+
+def _makespan(found: Sequence[Recorded]) -> Claim:
+    claim = Claim("predicted against measured makespan, optimised schedules", "15 %", "8 %", remark="`h200/suite.py` has not run")
+    errors = [
+        100.0 * abs(row["predicted_us"] / row["measured_us"] - 1.0)
+        for item in found
+        for row in item.report["strategies"]
+        if row["predicted_us"] and row["measured_us"] and not row["is_baseline"]
+    ]
+    if not errors:
+        return claim
+    return _below(
+        claim, statistics.median(errors), 15.0, 8.0, "results/h200/suite", f"median of {len(errors)} schedules of {len(found)} models"
+    )
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return None if found.get("smoke") or found.get("machine", {}).get("smoke") else found
+
+
+def _simulator(path: Path) -> Claim:
+    claim = Claim(
+        "fluid simulator, 100 operators, 4 lanes, one core", "50,000 schedules/s", "150,000/s", remark="`search/speed.py` has not run"
+    )
+    document = _document(path)
+    row = first(row for row in document["evaluations"]["rows"] if row[:2] == [100, 4]) if document is not None else None
+    if row is None:
+        return claim
+    alone, inside = row[2], row[3]
+    remark = f"random lanes; {inside:,} inside annealing"
+    return Claim(
+        claim.what, claim.at_least, claim.aim, f"{alone:,}/s", alone >= 50_000, alone >= 150_000, f"search/results/{path.name}", remark
+    )
+
+
+def _gap(path: Path) -> Claim:
+    claim = Claim("search gap to the best known at 100,000 evaluations", "1 %", "0.5 %", remark="`search/quality.py` has not run")
+    document = _document(path)
+    if document is None:
+        return claim
+    gaps = [100.0 * gap for gap in document["strategies"]["portfolio_gap"]]
+    return _below(
+        claim, statistics.median(gaps), 1.0, 0.5, f"search/results/{path.name}", f"median; worst {max(gaps):.2f} %; under the model"
+    )
+
+
+def _job(googlenet: Recorded | None) -> Claim:
+    claim = Claim("a balanced tuning job for GoogLeNet on one GPU", "3 min", "1 min", remark="`h200/suite.py` has not run")
+    if googlenet is None:
+        return claim
+    seconds = googlenet.report["search_s"]
+    remark = "measuring, searching, verifying and timing all baselines; their compile time, which no tuning job needs, included"
+    return _below(claim, seconds, 180.0, 60.0, f"results/h200/suite/{googlenet.path.name}", remark, unit="s")
+
+
+def _load(path: Path) -> Claim:
+    claim = Claim("load to first inference, 300 operators, torch and the model there", "2 s", "0.5 s", remark="no run on a GPU")
+    document = _document(path)
+    if document is None:
+        return claim
+    remark = f"{document.get('operators', '?')} operators"
+    return _below(claim, document["first_inference_s"], 2.0, 0.5, "results/h200/load.json", remark, unit="s")
+
+
+def _replay(path: Path) -> Claim:
+    claim = Claim("replay overhead over the raw graph", "20 us", "5 us", remark="`h200/probe.py` has not run")
+    document = _document(path)
+    data = document["probes"].get("P12", {}).get("data", {}) if document is not None else {}
+    if not data.get("call_us"):
+        return claim
+    over = statistics.median(data["call_us"]) - statistics.median(data["bare_replay_us"])
+    return _below(claim, over, 20.0, 5.0, "results/h200/probes.json", "probe P12: copies in and out included", unit="us")

@@ -1,0 +1,209 @@
+"""Tables of what was recorded on an H200: the suite, the probes, the cost model. Rendered from ``results/h200``; nothing is typed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NOT_YET = "(not recorded yet)"
+COMPILED = ("compiled", "max_autotune", "max_autotune_combo")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One result file of the suite whose run succeeded."""
+
+    path: Path
+    document: dict[str, Any]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The report of ``autosched compare``."""
+        found: dict[str, Any] = self.document["report"]
+        return found
+
+    @property
+    def model(self) -> str:
+        """Its name in the zoo."""
+        return str(self.report["model"])
+
+    @property
+    def batch(self) -> int:
+        """Batch size."""
+        return int(self.document["run"]["batch"])
+
+    @property
+    def dtype(self) -> str:
+        """Data type of parameters and inputs."""
+        return str(self.document["run"]["dtype"])
+
+    def time_us(self, *names: str) -> float | None:
+        """Least measured median of the rows called so."""
+        times = [row["measured_us"] for row in self.rows(*names) if row["measured_us"] is not None]
+        return min(times) if times else None
+
+    def rows(self, *names: str) -> list[dict[str, Any]]:
+        """Rows of these names, in the report's order."""
+        return [row for row in self.report["strategies"] if row["name"] in names]
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Row of the schedule that was kept."""
+        return self.rows(self.report["chosen"])[0]
+
+    @property
+    def kept_us(self) -> float:
+        """Its measured median."""
+        return float(self.kept["measured_us"])
+
+    @property
+    def best_published(self) -> dict[str, Any] | None:
+        """The fastest row of a system of the literature: a baseline that is a schedule on several lanes."""
+        schedules = [row for row in self.report["strategies"] if row["is_baseline"] and row["predicted_us"] is not None]
+        timed = [row for row in schedules if row["measured_us"] is not None and not row["name"].startswith("sequential")]
+        return min(timed, key=lambda row: row["measured_us"]) if timed else None
+
+    @property
+    def bound_us(self) -> float | None:
+        """The higher of the lower bounds that are known."""
+        bounds = [bound for name in ("critical_path_us", "work_us") if (bound := self.report.get(name)) is not None]
+        return max(bounds) if bounds else None
+
+
+def recorded(folder: Path) -> tuple[list[Recorded], list[tuple[Path, str]]]:
+    """Results of the suite, and the files of runs that failed, with why."""
+    found: list[Recorded] = []
+    failed: list[tuple[Path, str]] = []
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        error = document["report"].get("error")
+        if error is None:
+            found.append(Recorded(path, document))
+        else:
+            failed.append((path, (str(error["message"]).strip().splitlines() or [""])[-1][:160]))
+    return found, failed
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive values."""
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
+def ratio(over: float | None, under: float | None) -> str:
+    """``over / under`` as text, empty where one is not known."""
+    return f"{over / under:.2f}x" if over and under else ""
+
+
+def cell(text: str) -> str:
+    """``text`` inside a table of Markdown."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def milliseconds(time_us: float | None) -> str:
+    """Three digits after the point: a GPU's models take a millisecond."""
+    return f"{time_us / 1000:.3f}" if time_us is not None else ""
+
+
+def suite_table(folder: Path) -> str:
+    """One line for each model, batch and data type."""
+    found, failed = recorded(folder)
+    if not found and not failed:
+        return NOT_YET
+    head = (
+        "model", "batch", "type", "operators", "eager", "compiled", "max-autotune", "+ combo, frozen", "sequential, one CUDA graph",
+        "best published", "kept", "over sequential", "over best published", "over best compiled", "no schedule below",
+        "predicted / measured", "peak MiB", "noise", "measurements", "search s",
+    )  # fmt: skip
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * 8 + "---|---|" + "---:|" * (len(head) - 11)]
+    for item in sorted(found, key=lambda item: (item.dtype != "float32", item.batch, item.model)):
+        lines.append("| " + " | ".join(cell(text) for text in _suite_cells(item)) + " |")
+    lines += [f"| `{path.stem}` | failed: {cell(why)} |" + " |" * (len(head) - 2) for path, why in failed]
+    machines = {_machine(item.document["environment"]) for item in found}
+    footer = "Measured: medians in milliseconds of interleaved rounds. No schedule below: the longest path, or work over capacity."
+    return "\n".join([*lines, "", footer, *sorted(machines)])
+
+
+def _suite_cells(item: Recorded) -> list[str]:
+    report, kept, best = item.report, item.kept, item.best_published
+    sequential_us = item.time_us("sequential", "sequential_wide")
+    predicted = f"{kept['predicted_us'] / item.kept_us:.2f}" if kept["predicted_us"] else ""
+    return [
+        f"`{item.model}`",
+        str(item.batch),
+        item.dtype,
+        str(report["operators"]),
+        milliseconds(item.time_us("eager")),
+        *(milliseconds(item.time_us(name)) or _why(item, name) for name in COMPILED),
+        milliseconds(sequential_us),
+        f"{milliseconds(best['measured_us'])} ({best['name']})" if best is not None else "",
+        f"{milliseconds(item.kept_us)} ({report['chosen']})",
+        ratio(sequential_us, item.kept_us),
+        ratio(best["measured_us"] if best is not None else None, item.kept_us),
+        ratio(item.time_us(*COMPILED), item.kept_us),
+        milliseconds(item.bound_us),
+        predicted,
+        f"{kept['peak_memory_bytes'] / 2**20:.0f}" if kept["peak_memory_bytes"] is not None else "",
+        f"{report['noise_floor_pct']:.1f} %",
+        str(report["measurements"]),
+        f"{report['search_s']:.0f}",
+    ]
+
+
+def _why(item: Recorded, name: str) -> str:
+    return next((row["failure"]["kind"] for row in item.rows(name) if row["failure"]), "")
+
+
+def _machine(environment: dict[str, Any]) -> str:
+    device = environment.get("gpu") or environment.get("machine", "")
+    commit = str(environment.get("commit", ""))[:9] or "unknown"
+    return (
+        f"{device}; torch {environment['torch']}, Python {environment['python']}, {environment['cores']} CPU cores, commit {commit}, "
+        f"{str(environment['taken'])[:10]}."
+    )
+
+
+def probes_table(path: Path) -> str:
+    """Each probe's question and answer."""
+    if not path.is_file():
+        return NOT_YET
+    document = json.loads(path.read_text(encoding="utf-8"))
+    lines = ["| probe | question | answer |", "|---|---|---|"]
+    lines += [f"| {name} | {cell(probe['question'])} | {cell(probe['answer'])} |" for name, probe in document["probes"].items()]
+    machine = document["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items() if version)
+    label = "**Smoke run on a test double: no figure is a measurement.** " if machine.get("smoke") else ""
+    return "\n".join([*lines, "", f"{label}{machine.get('gpu', '')}; {versions}; commit {machine.get('commit', '')[:9] or 'unknown'}."])
+
+
+def costmodel_table(path: Path) -> str:
+    """Errors on held-out model families, as ``experiments/costmodel/held_out.py`` wrote them."""
+    if not path.is_file():
+        return NOT_YET
+    found = json.loads(path.read_text(encoding="utf-8"))
+    columns: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = (
+        ("MAPE %", lambda item: item["mape_pct"]),
+        ("contended median APE %", lambda item: item["contended_median_ape_pct"]),
+        ("contended Spearman", lambda item: item["contended_spearman"]),
+        ("makespan MAPE %", lambda item: item["makespan_mape_pct"]),
+        ("90 % interval holds %", lambda item: item["coverage_pct"]),
+    )
+    lines = ["| model | " + " | ".join(title for title, _ in columns) + " |", "|---|" + "---:|" * len(columns)]
+    for name, metrics in {**found["held_out"], **found.get("probes", {})}.items():
+        lines.append(f"| {name} | " + " | ".join(_digits(read(metrics)) for _, read in columns) + " |")
+    store = found["store"]
+    floor = found.get("noise_floor_pct")
+    said = f"{found['label']}: {store['pairs']} pairs, held out by {found['held_out_by']}, noise floor {_digits(floor)} %"
+    return "\n".join([*lines, "", f"{said}; chosen: {found['decision']['chosen']}."])
+
+
+def _digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def first(values: Iterable[Any]) -> Any:
+    """The first of ``values``, or ``None``."""
+    return next(iter(values), None)

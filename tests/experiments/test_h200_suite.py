@@ -1,0 +1,112 @@
+"""The suite's calls: what is asked for, what counts as done, and when a call stops."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosched.zoo import names
+from experiments import suite as runs
+from experiments.h200 import suite
+from experiments.h200.suite import BATCHED, CLAIMED, CONTROLS, FURTHER, LEFT, Case, cases, finished
+
+
+def test_the_whole_suite_is_what_the_issue_asks_for() -> None:
+    whole = list(cases())
+    models = {*CLAIMED, *CONTROLS, *FURTHER}
+    assert len(models) == 14
+    assert len(whole) == 2 * (14 + 2 * 3)
+    assert {case.batch for case in whole if case.model in BATCHED} == {1, 4, 16}
+    assert {case.dtype for case in whole} == {"float32", "bfloat16"}
+    assert len({case.file for case in whole}) == len(whole)
+    assert whole[0] == Case("torchvision:googlenet", 1, "float32")
+    assert models <= {entry.name for entry in names()}
+    assert list(cases(["autosched:toy"], [2], ["bfloat16"])) == [Case("autosched:toy", 2, "bfloat16")]
+
+
+def result(folder: Path, case: Case, error: dict[str, Any] | None = None, limit_s: int = 100) -> None:
+    report = {"error": error} if error else {"verdict": "kept"}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / case.file).write_text(json.dumps({"run": {"limit_s": limit_s}, "report": report}))
+
+
+def test_a_run_that_only_ran_out_of_time_is_tried_again_with_all_of_it(tmp_path: Path) -> None:
+    case = Case("autosched:toy", 1, "float32")
+    assert not finished(case, [tmp_path], 500.0)
+    result(tmp_path, case, {"message": "no result within 100 s", "exit_code": -1}, limit_s=100)
+    assert not finished(case, [tmp_path], 500.0)
+    result(tmp_path, case, {"message": "no result within 490 s", "exit_code": -1}, limit_s=490)
+    assert finished(case, [tmp_path], 500.0)
+    result(tmp_path, case, {"message": "unsupported", "exit_code": 2})
+    assert finished(case, [tmp_path / "other", tmp_path], 500.0)
+
+
+Called = list[tuple[str, float]]
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, Called]]:
+    """Runs the script with runs that pretend to take ``took_s`` each."""
+
+    def call(took_s: float, *arguments: str) -> tuple[int, Called]:
+        made: Called = []
+        clock = [0.0]
+
+        def fake(run: runs.Run, target: Path, timeout_s: float, extra: dict[str, str] | None = None) -> dict[str, Any]:
+            made.append((target.name, timeout_s))
+            assert extra is not None
+            assert float(extra["AUTOSCHED_COMPILE_LIMIT_S"]) > 0
+            clock[0] += took_s
+            over = took_s > timeout_s
+            error = {"message": "late", "exit_code": -1} if over else None
+            result(target.parent, Case(run.model, run.batch or 1, run.dtype or ""), error, limit_s=round(timeout_s))
+            return {"took_s": took_s, "report": {"error": error} if over else {"verdict": "kept"}}
+
+        monkeypatch.setattr(suite, "record", fake)
+        monkeypatch.setattr(suite.time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(sys, "argv", ["suite.py", "--out", str(tmp_path / "out"), "--done", str(tmp_path / "done"), *arguments])
+        return suite.main(), made
+
+    return call
+
+
+def test_a_call_stops_before_a_run_that_would_not_fit_and_the_next_goes_on(called: Callable[..., tuple[int, Called]]) -> None:
+    asked = ("a:1", "a:2", "a:3", "a:4", "--batches", "1", "--dtypes", "float32", "--deadline", "520")
+    code, made = called(200.0, *asked)
+    assert (code, [name for name, _ in made]) == (LEFT, ["a_1_b1_float32.json", "a_2_b1_float32.json"])
+    assert made[1][1] == pytest.approx(512.0 - 200.0)
+    code, made = called(200.0, *asked)
+    assert (code, [name for name, _ in made]) == (0, ["a_3_b1_float32.json", "a_4_b1_float32.json"])
+    assert called(200.0, *asked) == (0, [])
+
+
+def test_a_run_that_was_cut_short_comes_first_next_time(called: Callable[..., tuple[int, Called]]) -> None:
+    asked = ("a:1", "a:2", "--batches", "1", "--dtypes", "float32", "--expect", "50")
+    code, made = called(300.0, *asked)
+    assert (code, len(made)) == (LEFT, 1)
+    code, made = called(600.0, *asked)  # longer than any call: it is given up with the whole window
+    assert (code, [name for name, _ in made]) == (0, ["a_2_b1_float32.json"])
+
+
+def test_smoke_never_lands_among_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("OUT", raising=False)
+    monkeypatch.setattr(sys, "argv", ["suite.py", "--smoke"])
+    with pytest.raises(SystemExit) as stopped:
+        suite.main()
+    assert stopped.value.code == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def test_a_run_without_an_answer_is_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(runs.Run, "command", lambda self: late)
+    assert runs.measure(runs.Run("m", "cpu"), 0.3)["error"]["exit_code"] == -1
+    monkeypatch.setattr(runs.Run, "command", lambda self: [sys.executable, "-c", "import sys; sys.exit('it broke')"])
+    found = runs.measure(runs.Run("m", "cpu"), 60.0)
+    assert found["error"]["exit_code"] == 1
+    assert "it broke" in runs.outcome(found)

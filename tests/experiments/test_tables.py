@@ -1,0 +1,169 @@
+"""Tables are rendered from result files: every figure of theirs, nothing where there is no file, and a part is not taken for the whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import tables, tables_claims, tables_h200
+from experiments.tables_claims import CLAIMED, CONTROLS, Claim, claims
+
+
+def row(
+    name: str, measured_us: float | None, *, predicted_us: float | None = None, baseline: bool = True, kind: str = ""
+) -> dict[str, Any]:
+    failure = {"kind": kind, "detail": "why"} if kind else None
+    return {
+        "name": name, "is_baseline": baseline, "predicted_us": predicted_us, "measured_us": measured_us, "failure": failure,
+        "peak_memory_bytes": 2**21, "ci_us": None, "max_abs_error": 0.0,
+    }  # fmt: skip
+
+
+def write(folder: Path, model: str, kept_us: float, *, chosen: str = "tuned", noise: float = 0.5, published_us: float = 120.0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        row("sequential", 140.0 if chosen == "tuned" else kept_us, predicted_us=150.0),
+        row("eager", 900.0),
+        row("compiled", 130.0),
+        row("max_autotune", 112.0),
+        row("max_autotune_combo", None, kind="timeout"),
+        row("opara", published_us, predicted_us=100.0),
+        row("tuned", 100.0 if chosen != "tuned" else kept_us, predicted_us=90.0, baseline=False),
+    ]
+    report = {
+        "model": model, "operators": 12, "chosen": chosen, "strategies": rows, "noise_floor_pct": noise, "measurements": 77,
+        "search_s": 42.0, "critical_path_us": 30.0, "work_us": 60.0, "verdict": "kept",
+    }  # fmt: skip
+    document = {
+        "environment": {
+            "taken": "2026-01-01T00:00:00", "commit": "abcdef0123", "torch": "2.11.0", "python": "3.12.1", "cores": 16, "gpu": "NVIDIA H200",
+        },
+        "run": {"batch": 1, "dtype": "float32", "limit_s": 500},
+        "report": report,
+    }  # fmt: skip
+    (folder / f"{model.replace(':', '_')}_b1_float32.json").write_text(json.dumps(document))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    folder = tmp_path / "h200" / "suite"
+    for model in CLAIMED:
+        write(folder, model, 80.0)
+    for model in CONTROLS:
+        write(folder, model, 140.0, chosen="sequential")
+    return tmp_path
+
+
+def named(found: list[Claim], word: str) -> Claim:
+    return next(item for item in found if word in item.what)
+
+
+def test_without_results_every_target_says_so(tmp_path: Path) -> None:
+    found = claims(tmp_path, tmp_path)
+    assert len(found) == 12
+    assert all(not item.figure and item.met is None and item.remark for item in found)
+    assert "12 targets: 0 with a figure, 0 of them fall short, 12 not measured." in tables_claims.claims_table(tmp_path, tmp_path)
+    assert tables_h200.suite_table(tmp_path) == tables_h200.NOT_YET
+    assert tables_h200.probes_table(tmp_path / "probes.json") == tables_h200.NOT_YET
+    assert tables_h200.costmodel_table(tmp_path / "costmodel.json") == tables_h200.NOT_YET
+
+
+def test_figures_are_those_of_the_files(results: Path) -> None:
+    found = claims(results, results)
+    sequential = named(found, "over the sequential CUDA graph")
+    assert (sequential.figure, sequential.met, sequential.aim_met) == ("1.75x", True, True)
+    assert (named(found, "best other strategy").figure, named(found, "best other strategy").met) == ("1.50x", True)
+    compiled = named(found, "torch.compile")
+    assert (compiled.figure, compiled.met, compiled.aim_met) == ("1.40x", True, True)
+    assert (named(found, "controls").figure, named(found, "controls").met) == ("+0.0 %", True)
+    # Eight models predict 90 for 80, three 90 for 100: the median is 12.5 %.
+    assert named(found, "makespan").figure == "12.5 %"
+    assert named(found, "balanced tuning job").figure == "42.0 s"
+
+
+def test_a_part_of_the_suite_settles_no_success_but_shows_a_failure(results: Path) -> None:
+    (results / "h200" / "suite" / "transformers_t5_b1_float32.json").unlink()
+    part = named(claims(results, results), "over the sequential CUDA graph")
+    assert (part.figure, part.met) == ("1.75x", None)
+    assert "7 of 8 models" in part.remark
+    for model in CLAIMED[:-1]:
+        write(results / "h200" / "suite", model, 130.0)
+    short = named(claims(results, results), "over the sequential CUDA graph")
+    assert (short.figure, short.met) == ("1.08x", False)
+    assert "falls short" in short.line()
+
+
+def test_slower_beyond_noise_breaks_never_slower(results: Path) -> None:
+    write(results / "h200" / "suite", CLAIMED[0], 115.0)
+    compiled = named(claims(results, results), "torch.compile")
+    assert compiled.met is False
+    assert CLAIMED[0] in compiled.remark
+    write(results / "h200" / "suite", CLAIMED[0], 115.0, noise=8.0)
+    assert named(claims(results, results), "torch.compile").met is True
+
+
+def test_a_control_that_changed_falls_short(results: Path) -> None:
+    write(results / "h200" / "suite", CONTROLS[0], 139.9, chosen="tuned")
+    control = named(claims(results, results), "controls")
+    assert control.met is False
+    assert CONTROLS[0] in control.remark
+
+
+def test_the_suite_table_has_a_line_for_each_run_and_names_failures(results: Path) -> None:
+    folder = results / "h200" / "suite"
+    bad = json.loads((folder / "transformers_t5_b1_float32.json").read_text())
+    bad["report"] = {"error": {"message": "Traceback\nRuntimeError: CUDA | gone", "exit_code": 1}}
+    (folder / "transformers_t5_b1_float32.json").write_text(json.dumps(bad))
+    lines = tables_h200.suite_table(folder).splitlines()
+    assert len([line for line in lines if line.startswith("| `")]) == len(CLAIMED) + len(CONTROLS)
+    assert len({line.replace("\\|", "").count("|") for line in lines if line.startswith("|")}) == 1
+    whole = "\n".join(lines)
+    assert "failed: RuntimeError: CUDA \\| gone" in whole
+    assert "| timeout |" in whole
+    assert "0.120 (opara)" in whole
+    assert "0.080 (tuned) | 1.75x | 1.50x | 1.40x | 0.060 | 1.12 | 2 | 0.5 % | 77 | 42 |" in whole
+    assert "NVIDIA H200; torch 2.11.0, Python 3.12.1, 16 CPU cores, commit abcdef012, 2026-01-01." in whole
+
+
+def test_other_results_fill_their_targets(tmp_path: Path) -> None:
+    folder = tmp_path / "h200"
+    folder.mkdir()
+    metrics = {
+        "mape_pct": 3.0, "contended_median_ape_pct": 14.0, "contended_spearman": 0.9, "makespan_mape_pct": 2.0, "coverage_pct": 96.0,
+    }  # fmt: skip
+    model = {
+        "label": "measured rows", "store": {"pairs": 10, "simulated": 0}, "held_out_by": "family", "noise_floor_pct": None,
+        "decision": {"chosen": "xgboost"}, "held_out": {"xgboost": metrics}, "probes": {},
+    }  # fmt: skip
+    (folder / "costmodel.json").write_text(json.dumps(model))
+    probes = {
+        "machine": {"smoke": False},
+        "probes": {"P12": {"question": "q", "answer": "a | b", "data": {"call_us": [30.0, 32.0], "bare_replay_us": [20.0]}}},
+    }
+    (folder / "probes.json").write_text(json.dumps(probes))
+    (tmp_path / "speed.json").write_text(json.dumps({"smoke": False, "evaluations": {"rows": [[100, 4, 60000, 40000, 1, 1, 1.0]]}}))
+    (tmp_path / "quality.json").write_text(json.dumps({"smoke": True, "strategies": {"portfolio_gap": [0.0]}}))
+    found = claims(tmp_path, tmp_path)
+    assert (named(found, "median APE").figure, named(found, "median APE").met, named(found, "median APE").aim_met) == (
+        "14.0 %",
+        True,
+        False,
+    )
+    assert named(found, "coverage").met is False
+    assert (named(found, "replay overhead").figure, named(found, "replay overhead").met) == ("11.0 us", True)
+    assert (named(found, "simulator").figure, named(found, "simulator").aim_met) == ("60,000/s", False)
+    assert named(found, "search gap").figure == ""  # a smoke run is no result
+    assert "a \\| b" in tables_h200.probes_table(folder / "probes.json")
+    assert "| xgboost | 3.00 | 14.00 | 0.90 | 2.00 | 96.00 |" in tables_h200.costmodel_table(folder / "costmodel.json")
+
+
+def test_the_readmes_hold_what_the_results_say() -> None:
+    for path in tables.READMES:
+        text = path.read_text(encoding="utf-8")
+        for name in tables.TABLES:
+            assert text.count(f"<!-- table:{name} -->") == text.count(f"<!-- end:{name} -->")
+    whole = "".join(path.read_text(encoding="utf-8") for path in tables.READMES)
+    assert all(f"<!-- table:{name} -->" in whole for name in tables.TABLES)
