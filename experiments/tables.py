@@ -18,7 +18,7 @@ READMES = (HERE.parent / "README.md", HERE / "README.md")
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parent))
 
-from experiments import tables_claims, tables_h200  # noqa: E402
+from experiments import tables_claims, tables_h200, tables_serve  # noqa: E402
 
 
 def rows_by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -50,6 +50,8 @@ def suite_table(folder: Path) -> str:
         return "(no results recorded yet)"
     for path in sorted(folder.glob("*.json")):
         recorded = json.loads(path.read_text())
+        if "report" not in recorded:
+            continue  # another benchmark's
         report = recorded["report"]
         if "error" in report:
             lines.append(f"| {path.stem} | | | | | | failed: {report['error']['message'].splitlines()[0][:80]} | | | |")
@@ -92,6 +94,7 @@ TABLES = {
     "h200-probes": lambda: tables_h200.probes_table(HERE / "results" / "h200" / "probes.json"),
     "h200-costmodel": lambda: tables_h200.costmodel_table(HERE / "results" / "h200" / "costmodel.json"),
     "claims": lambda: tables_claims.claims_table(HERE / "results", HERE / "search" / "results"),
+    "serve-cpu": lambda: tables_serve.serve_table(HERE / "results" / "cpu"),
     "train-cpu": lambda: pasted(HERE / "results" / "cpu" / "train.txt"),
 }
 

@@ -1,0 +1,103 @@
+"""What the serving benchmarks share: a bundle that needs no tuning job, statistics, and the block that says where figures were taken."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parent / "results" / "cpu"
+sys.path.insert(0, str(HERE.parent))
+
+from suite import environment  # noqa: E402  (a script beside this folder)
+
+__all__ = ["RESULTS", "bundle_bytes", "environment", "interval", "percentile", "record", "tower"]
+
+
+class Tower(torch.nn.Module):
+    """``depth`` blocks of four small operators in two branches: many operators, little work, so that what surrounds them shows."""
+
+    def __init__(self, depth: int, size: int = 16) -> None:
+        super().__init__()
+        self.left = torch.nn.ModuleList(torch.nn.Linear(size, size) for _ in range(depth))
+        self.right = torch.nn.ModuleList(torch.nn.Linear(size, size) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``: ``[batch, size]``."""
+        for left, right in zip(self.left, self.right, strict=True):
+            x = torch.tanh(left(x)) + torch.sigmoid(right(x))
+        return x
+
+
+def tower(operators: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """A model of about that many operators, and an example input."""
+    torch.manual_seed(0)
+    return Tower(max(operators // 3, 1)).eval(), (torch.randn(1, 16),)
+
+
+def bundle_bytes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, lanes: int) -> tuple[bytes, int]:
+    """A bundle of ``model`` on ``lanes`` lanes, dealt out without measuring anything, and its number of operators.
+
+    Load time and overhead do not depend on how good a schedule is.
+    """
+    from autosched.capture.export import capture
+    from autosched.core.program import ConstantSource
+    from autosched.core.report import TuneReport
+    from autosched.core.schedule import make_schedule, sequential
+    from autosched.export.bundle import encode_bundle, make_bundle
+    from autosched.runtime.bundle_format import Evidence
+    from autosched.runtime.host_key import cpu_device_key, software_key
+
+    captured = capture(model, args, kwargs, rewrite=True, target="cpu")
+    program, graph = captured.program, captured.program.graph
+    schedule = sequential(graph)
+    if lanes > 1:
+        last: dict[int, int] = {}
+        lane: list[int] = []
+        for index in range(len(graph)):
+            # A chain stays on its lane; what forks off goes to the next.
+            free = [lane[before] for before in graph.predecessors[index] if last.get(lane[before]) == before]
+            lane.append(free[0] if free else index % lanes)
+            last[lane[index]] = index
+        schedule = make_schedule(graph, range(len(graph)), lane)
+    literals = {
+        binding.name: captured.constants[binding.value].detach().cpu()
+        for binding in program.bindings
+        if binding.source is ConstantSource.LITERAL
+    }
+    device = cpu_device_key()
+    report = TuneReport(
+        type(model).__name__, graph.hash, device, program.lowering, len(graph), "dealt out", "none", "not tuned: made for a benchmark",
+        1.0, 1.0, (), 0, 0, 0.0, 0.0, 0, "quick",
+    )  # fmt: skip
+    return encode_bundle(make_bundle(program, schedule, Evidence(report), literals, device, software_key())), len(graph)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` (0 to 1) of ``values`` lie, interpolated."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def interval(values: Sequence[float], seed: int = 0, rounds: int = 2000) -> tuple[float, float]:
+    """A 95 % bootstrap interval of the median."""
+    rng = random.Random(seed)
+    medians = [statistics.median(rng.choices(values, k=len(values))) for _ in range(rounds)]
+    return percentile(medians, 0.025), percentile(medians, 0.975)
+
+
+def record(path: Path, body: dict[str, Any]) -> None:
+    """Write a result beside the environment it was taken in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": environment(), **body}, indent=1) + "\n")
+    print(f"written to {path}")

@@ -1,0 +1,147 @@
+"""How long a server waits for its first tuned answer: each repeat in a fresh process that already has torch and the model.
+
+    python experiments/serve/load.py
+
+writes ``experiments/results/cpu/load.json``: seconds from before ``import autosched`` to the end of the first inference, percentiles
+over repeats, and how they divide into stages. ``--smoke`` takes two repeats of a small model and writes nothing unless told where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, bundle_bytes, interval, percentile, record, tower
+
+MODELS = ("tower:300", "torchvision:googlenet", "timm:hrnet_w18")
+# What each stage covers, by the function that does it; the rest of ``load`` is ``other``.
+STAGES = ("import", "read", "verdict", "watch", "constants", "pack", "plan", "verify", "first_call")
+
+
+def build(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    if name.startswith("tower:"):
+        model, args = tower(int(name.partition(":")[2]))
+        return model, args, {}
+    from autosched import zoo
+
+    made = zoo.load(name)
+    return made.model, made.args, made.kwargs
+
+
+def child(name: str, bundle: Path) -> None:
+    """One repeat: prints one JSON object."""
+    import torch
+
+    model, args, kwargs = build(name)
+    with torch.inference_mode():
+        model(*args, **kwargs)
+        began = time.perf_counter()
+        model(*args, **kwargs)
+        model_s = time.perf_counter() - began
+    # The zoo is autosched's; what it brought along must be imported again to be counted.
+    for module in [item for item in sys.modules if item == "autosched" or item.startswith("autosched.")]:
+        del sys.modules[module]
+    data = bundle.read_bytes()
+    spent: dict[str, float] = {}
+    began = time.perf_counter()
+    import autosched.runtime.load as loading
+
+    spent["import"] = time.perf_counter() - began
+    _watch_stages(loading, spent)
+    before_load = time.perf_counter()
+    fast = loading.load(data, model, strict=True)
+    loaded = time.perf_counter()
+    with torch.inference_mode():
+        fast(*args, **kwargs)
+    done = time.perf_counter()
+    spent["first_call"] = done - loaded
+    total = spent["import"] + (done - before_load)
+    spent["other"] = total - sum(spent.values())
+    print(json.dumps({"total_s": total, "model_s": model_s, "stages_s": spent, "ready": fast.report().ready}))
+
+
+def _watch_stages(loading: Any, spent: dict[str, float]) -> None:
+    import autosched.runtime.binding as binding
+
+    def timed(owner: Any, name: str, stage: str) -> None:
+        real: Callable[..., Any] = getattr(owner, name)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return real(*args, **kwargs)
+            finally:
+                spent[stage] = spent.get(stage, 0.0) + time.perf_counter() - began
+
+        setattr(owner, name, run)
+
+    timed(loading, "read_bundles", "read")
+    timed(loading, "check_bundle", "verdict")
+    timed(binding, "ModelWatch", "watch")
+    timed(binding, "gather_constants", "constants")
+    timed(binding.WidePrograms, "for_plan", "pack")
+    timed(binding, "make_plan", "plan")
+    timed(binding.Binder, "_verify", "verify")
+
+
+def measure(name: str, repeats: int, lanes: int) -> dict[str, Any]:
+    model, args, kwargs = build(name)
+    data, operators = bundle_bytes(model, args, kwargs, lanes=lanes)
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = Path(folder) / "model.autosched"
+        bundle.write_bytes(data)
+        for _ in range(repeats):
+            command = [sys.executable, str(Path(__file__).resolve()), "--child", name, "--bundle", str(bundle)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+            runs.append(json.loads(done.stdout.splitlines()[-1]))
+    totals = [run["total_s"] for run in runs]
+    named = (*STAGES, "other")
+    return {
+        "model": name,
+        "operators": operators,
+        "lanes": lanes,
+        "repeats": repeats,
+        "bundle_bytes": len(data),
+        "model_s": statistics.median(run["model_s"] for run in runs),
+        "total_s": {f"p{share}": percentile(totals, share / 100) for share in (10, 50, 90, 99)},
+        "median_ci_s": interval(totals),
+        "stages_s": {stage: statistics.median(run["stages_s"].get(stage, 0.0) for run in runs) for stage in named},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=None)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--bundle", type=Path, default=None, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child is not None:
+        child(arguments.child, arguments.bundle)
+        return
+    models, repeats = arguments.models or list(MODELS), arguments.repeats
+    if arguments.smoke:
+        models, repeats = ["tower:30"], 2
+    cases: list[dict[str, Any]] = []
+    for name in models:
+        case = measure(name, repeats, arguments.lanes)
+        cases.append(case)
+        print(f"{name}: {case['operators']} operators, median {case['total_s']['p50']:.3f} s", flush=True)
+    if arguments.out is not None or not arguments.smoke:
+        record(arguments.out or RESULTS / "load.json", {"cases": cases})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What a loaded model costs beside its operators: per call over the raw executor, and per operator inside the CPU executor.
+
+    python experiments/serve/overhead.py
+
+writes ``experiments/results/cpu/overhead.json``. Raw executor (A), loaded model (B) and the raw executor again (A') are timed in rounds, in
+random order within each; B - A is the guard's cost, A' - A the noise it must be read against. The executor's own cost is the time of a
+plan whose operators do nothing. ``--smoke`` runs a small model for a few rounds and writes nothing unless told where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, bundle_bytes, interval, record, tower
+from load import build
+
+MODELS = ("tower:3", "tower:30", "tower:300", "torchvision:googlenet")
+_BLOCK_US = 2_000.0  # a timed block is at least this long: one call of a small model is beneath the clock's noise
+_PLANS = ((300, 1), (300, 2))
+
+
+def per_call_us(run: Callable[[], Any], calls: int) -> float:
+    began = time.perf_counter_ns()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter_ns() - began) / 1e3 / calls
+
+
+def interleaved(runs: dict[str, Callable[[], Any]], rounds: int, seed: int) -> dict[str, list[float]]:
+    """Microseconds of one call, for every round."""
+    rng = random.Random(seed)
+    for run in runs.values():
+        for _ in range(3):
+            run()
+    calls = max(1, int(_BLOCK_US / max(per_call_us(next(iter(runs.values())), 3), 0.1)))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        order = list(runs)
+        rng.shuffle(order)
+        for name in order:
+            times[name].append(per_call_us(runs[name], calls))
+    return times
+
+
+def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
+    """The guard's cost for one model."""
+    from autosched.runtime.guard import _fit, _normal, foreign_mode
+    from autosched.runtime.load import load
+
+    model, args, kwargs = build(name)
+    data, operators = bundle_bytes(model, args, kwargs, lanes=lanes)
+    loaded = load(data, model, strict=True)
+    table = loaded._table
+    assert table is not None
+    found = table.find(loaded._signature, args, kwargs)
+    slot, tensors = found.slot, found.tensors
+    prepared = slot.prepared
+    assert prepared is not None
+    with torch.no_grad():
+        times = interleaved(
+            {"raw": lambda: prepared.runner(tensors), "loaded": lambda: loaded(*args, **kwargs), "again": lambda: prepared.runner(tensors)},
+            rounds,
+            seed=0,
+        )
+        outputs = prepared.runner(tensors)
+        stages = {
+            "mode": lambda: foreign_mode(table.device),
+            "find": lambda: table.find(loaded._signature, args, kwargs),
+            "fit": lambda: _fit(slot, list(tensors), table.device),
+            "watch": prepared.watch.change,
+            "answer": lambda: slot.answer([_normal(tensor) for tensor in outputs]),
+        }
+        stage_us = {stage: statistics.median(per_call_us(run, 200) for _ in range(9)) for stage, run in stages.items()}
+    added = [after - before for before, after in zip(times["raw"], times["loaded"], strict=True)]
+    noise = [after - before for before, after in zip(times["raw"], times["again"], strict=True)]
+    ratios = [after / before for before, after in zip(times["raw"], times["loaded"], strict=True)]
+    return {
+        "model": name,
+        "operators": operators,
+        "lanes": lanes,
+        "modules": sum(1 for _ in model.modules()),
+        "parameters": sum(1 for _ in model.parameters()) + sum(1 for _ in model.buffers()),
+        "rounds": rounds,
+        "raw_us": statistics.median(times["raw"]),
+        "loaded_us": statistics.median(times["loaded"]),
+        "added_us": statistics.median(added),
+        "added_ci_us": interval(added),
+        "aa_us": statistics.median(noise),
+        "aa_ci_us": interval(noise),
+        "ratio": statistics.median(ratios),
+        "ratio_ci": interval(ratios),
+        "stages_us": stage_us,
+    }
+
+
+def executor(operators: int, lanes: int, rounds: int) -> dict[str, Any]:
+    """Microseconds per operator of a plan whose operators do nothing."""
+    from autosched.runtime.bundle_format import read_bundle
+    from autosched.runtime.kernels import bind, gather_constants, random_inputs
+    from autosched.runtime.lanes import LaneExecutor, LanePool
+    from autosched.runtime.plan import make_plan
+
+    model, args = tower(operators)
+    data, count = bundle_bytes(model, args, {}, lanes=lanes)
+    bundle = read_bundle(data)
+    bound = bind(bundle.program, gather_constants(bundle.program, model, bundle.literals))
+    plan = make_plan(bundle.program.graph, bundle.schedule)
+    idle = dataclasses.replace(bound, kernels=(_nothing,) * count)
+    inputs = random_inputs(bundle.program, 0)
+    run = LaneExecutor(idle, plan, LanePool()).run
+    times = interleaved({"first": lambda: run(inputs), "again": lambda: run(inputs)}, rounds, seed=1)
+    each = [item / count for item in times["first"]]
+    noise = [(after - before) / count for before, after in zip(times["first"], times["again"], strict=True)]
+    return {
+        "operators": count,
+        "lanes": bundle.schedule.lanes,
+        "waits": sum(len(step.waits) for step in plan.steps),
+        "rounds": rounds,
+        "per_operator_us": statistics.median(each),
+        "per_operator_ci_us": interval(each),
+        "aa_us": statistics.median(noise),
+        "aa_ci_us": interval(noise),
+    }
+
+
+def _nothing(slots: list[Any]) -> None:
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=None)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--lanes", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--smoke", action="store_true")
+    arguments = parser.parse_args()
+    models, rounds, plans = arguments.models or list(MODELS), arguments.rounds, _PLANS
+    if arguments.smoke:
+        models, rounds, plans = ["tower:30"], 5, ((30, 1), (30, 2))
+    torch.set_num_threads(1)
+    cases = [compare(name, arguments.lanes, rounds) for name in models]
+    for case in cases:
+        low, high = case["added_ci_us"]
+        print(
+            f"{case['model']}: {case['added_us']:.1f} us a call over the raw executor ({low:.1f} to {high:.1f}); A/A {case['aa_us']:+.1f}"
+        )
+    walks = [executor(operators, lanes, rounds) for operators, lanes in plans]
+    for walk in walks:
+        print(f"{walk['operators']} operators, {walk['lanes']} lanes: {walk['per_operator_us']:.2f} us per operator")
+    if arguments.out is not None or not arguments.smoke:
+        record(arguments.out or RESULTS / "overhead.json", {"calls": cases, "executor": walks})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The serving table of the README, from ``results/cpu/load.json`` and ``overhead.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def serve_table(folder: Path) -> str:
+    """Load times, the guard's cost for each call, and the executor's for each operator; a note where a file is absent."""
+    parts = [_load(folder / "load.json"), _calls(folder / "overhead.json")]
+    return "\n\n".join(parts) if any(part != _ABSENT for part in parts) else _ABSENT
+
+
+_ABSENT = "(not recorded yet)"
+
+
+def _load(path: Path) -> str:
+    if not path.exists():
+        return _ABSENT
+    recorded = json.loads(path.read_text())
+    lines = [
+        "| load to first inference | operators | the model's own call | median (95 %) | p90 | import | read | pack | verify |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for case in recorded["cases"]:
+        low, high = case["median_ci_s"]
+        stages = [f"{1e3 * case['stages_s'][stage]:.0f} ms" for stage in ("import", "read", "pack", "verify")]
+        lines.append(
+            f"| `{case['model']}` | {case['operators']} | {1e3 * case['model_s']:.1f} ms | {case['total_s']['p50']:.2f} s "
+            f"({low:.2f} to {high:.2f}) | {case['total_s']['p90']:.2f} s | {' | '.join(stages)} |"
+        )
+    repeats = recorded["cases"][0]["repeats"]
+    return "\n".join([*lines, "", f"Each of {repeats} repeats in a fresh process that has torch and the model. {_where(recorded)}"])
+
+
+def _calls(path: Path) -> str:
+    if not path.exists():
+        return _ABSENT
+    recorded = json.loads(path.read_text())
+    lines = [
+        "| per call | operators | parameters | raw executor | added by the guard (95 %) | A/A | per operator |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for case in recorded["calls"]:
+        low, high = case["added_ci_us"]
+        lines.append(
+            f"| `{case['model']}` | {case['operators']} | {case['parameters']} | {case['raw_us']:,.0f} us | {case['added_us']:.1f} us "
+            f"({low:.1f} to {high:.1f}) | {case['aa_us']:+.1f} us | {case['added_us'] / case['operators']:.2f} us |"
+        )
+    walks = "; ".join(
+        f"{walk['per_operator_us']:.2f} us ({walk['per_operator_ci_us'][0]:.2f} to {walk['per_operator_ci_us'][1]:.2f}) on {walk['lanes']} "
+        f"lane{'s' if walk['lanes'] > 1 else ''} with {walk['waits']} waits"
+        for walk in recorded["executor"]
+    )
+    operators = recorded["executor"][0]["operators"]
+    return "\n".join(
+        [*lines, "", f"The executor's own cost for each of {operators} operators that do nothing: {walks}. {_where(recorded)}"]
+    )
+
+
+def _where(recorded: dict[str, Any]) -> str:
+    environment = recorded["environment"]
+    return (
+        f"{environment['cores']} cores, torch {environment['torch']}, Python {environment['python']}, "
+        f"commit {environment['commit'][:9]}, {environment['taken'][:10]}."
+    )
