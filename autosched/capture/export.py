@@ -68,12 +68,21 @@ def capture(
         rewrite: fold, simplify and fuse (lowering ``rewritten``); otherwise one operator for each ATen call (lowering ``aten``).
         target: kind of device (``cpu``, ``cuda``) whose operators the rewriting may choose; by default that of the example inputs. A
             model on a CPU can be captured for a GPU that this process never touches.
-        lowering: what an operator is; by default what ``rewrite`` says.
+        lowering: what an operator is; by default what ``rewrite`` says. For ``inductor`` the model is compiled here, on the device it is
+            captured for; where that cannot be done the result is ``fused``, and the log says why.
 
     Raises:
         UnsupportedGraph: if the model cannot be captured or scheduled, naming the operator, its source line and what to do.
     """
     chosen = lowering if lowering is not None else Lowering.REWRITTEN if rewrite else Lowering.ATEN
+    if chosen is Lowering.INDUCTOR:
+        from autosched.capture.inductor import capture_inductor
+
+        found = capture_inductor(model, args, kwargs, target=target)
+        if isinstance(found, Captured):
+            return found
+        logger.warning("captured as fused: the lowering inductor is not possible here: %s", found.reason)
+        chosen = Lowering.FUSED
     draft = draft_of(model, args, kwargs)
     structure = structure_of(draft)
     reports: tuple[RewriteReport, ...] = ()

@@ -48,6 +48,7 @@ def capture_inductor(
         UnsupportedGraph: if the model cannot be captured in any lowering.
     """
     draft = draft_of(model, args, kwargs)
+    structure = structure_of(draft)
     device = torch.device(target) if target else draft.device
     structure = structure_of(draft)
     rewrites = rewrite_draft(draft, device.type) if device.type != "cpu" else ()

@@ -16,7 +16,9 @@ class Lowering(enum.StrEnum):
 
     ATEN = "aten"  # one call of the exported graph
     REWRITTEN = "rewritten"  # folded, simplified, small pointwise chains merged
-    FUSED = "fused"  # a region that a compiler can make one kernel of
+    FUSED = "fused"  # a region that a compiler can make one callable of
+    INDUCTOR = "inductor"  # one launch of Inductor's whole-graph code
+    INDUCTOR = "inductor"  # a launch of the code that Inductor writes of the whole model
 
 
 class Variant(enum.IntEnum):

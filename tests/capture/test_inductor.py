@@ -12,16 +12,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autosched.capture.export import Captured
+from autosched.capture.export import Captured, capture
 from autosched.capture.inductor import capture_inductor, estimated_flops
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
 from autosched.core.program_json import decode_program, encode_program
+from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime import inductor_bind, inductor_compile
 from autosched.runtime.guard import FallbackWarning
 from autosched.runtime.host_key import cpu_device_key, software_key
-from autosched.runtime.inductor_bind import Refused
-from autosched.runtime.kernels import bind, random_inputs
+from autosched.runtime.inductor_bind import Recording, Refused
+from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor, LanePool
 from autosched.runtime.load import load
 from autosched.runtime.plan import make_plan
@@ -103,6 +104,16 @@ def _captured(name: str) -> tuple[nn.Module, Captured]:
     return model, found
 
 
+_BOUND: dict[str, BoundProgram] = {}
+
+
+def _bound(found: Captured) -> BoundProgram:
+    """Bound once for all tests: every binding compiles again."""
+    if found.program.graph.hash not in _BOUND:
+        _BOUND[found.program.graph.hash] = bind(found.program, found.constants)
+    return _BOUND[found.program.graph.hash]
+
+
 @pytest.fixture(scope="module")
 def branches() -> tuple[nn.Module, Captured]:
     """The convolutional model, and what was captured of it."""
@@ -122,7 +133,7 @@ def test_it_computes_what_the_model_does(captured: tuple[nn.Module, Captured]) -
     check_program(program)
     assert program.lowering == "inductor"
     assert all(operator.calls[0].target.startswith("inductor::") for operator in program.graph.operators)
-    bound = bind(program, found.constants)
+    bound = _bound(found)
     for seed in (1, 2):
         inputs = random_inputs(program, seed)
         args, kwargs = unflatten_inputs(program, inputs)
@@ -137,7 +148,7 @@ def test_it_computes_what_the_model_does(captured: tuple[nn.Module, Captured]) -
 def test_any_legal_schedule_gives_the_same_bits(captured: tuple[nn.Module, Captured]) -> None:
     _, found = captured
     graph = found.program.graph
-    bound = bind(found.program, found.constants)
+    bound = _bound(found)
     inputs = random_inputs(found.program, 4)
     wanted = bound.run(inputs)
     pool = LanePool()
@@ -148,21 +159,27 @@ def test_any_legal_schedule_gives_the_same_bits(captured: tuple[nn.Module, Captu
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted, strict=True))
 
 
-def test_a_bundle_needs_the_same_code_here(captured: tuple[nn.Module, Captured]) -> None:
+def test_a_program_needs_the_same_code_here(captured: tuple[nn.Module, Captured], monkeypatch: pytest.MonkeyPatch) -> None:
     _, found = captured
     travelled = decode_program(encode_program(found.program))
     inputs = random_inputs(travelled, 6)
-    assert all(
-        torch.equal(mine, theirs)
-        for mine, theirs in zip(bind(travelled, found.constants).run(inputs), bind(found.program, found.constants).run(inputs), strict=True)
-    )
-    shorter = dataclasses.replace(travelled.graph, operators=travelled.graph.operators[:-1])
-    with pytest.raises(IncompatibleArtifact, match="other code"):
-        bind(dataclasses.replace(travelled, graph=shorter), found.constants)
+    got, wanted = bind(travelled, found.constants).run(inputs), _bound(found).run(inputs)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted, strict=True))
     with pytest.raises(ArtifactCorrupt, match="compiled from"):
         bind(dataclasses.replace(travelled, source="{}"), found.constants)
     with pytest.raises(ArtifactCorrupt, match="compiled from"):
         bind(dataclasses.replace(travelled, bindings=travelled.bindings[:-1]), found.constants)
+    here = Recording(found.program, _bound(found).kernels, {})
+    monkeypatch.setattr(inductor_bind, "record", lambda *given: here)
+    operators = travelled.graph.operators
+    first = dataclasses.replace(operators[0], calls=(dataclasses.replace(operators[0].calls[0], target="inductor::other.0"),))
+    for graph in (
+        dataclasses.replace(travelled.graph, operators=operators[:-1]),
+        dataclasses.replace(travelled.graph, operators=(first, *operators[1:])),
+        dataclasses.replace(travelled.graph, outputs=travelled.graph.outputs[::-1] + travelled.graph.inputs),
+    ):
+        with pytest.raises(IncompatibleArtifact, match="other code"):
+            bind(dataclasses.replace(travelled, graph=graph), found.constants)
 
 
 def test_costs_are_plausible(captured: tuple[nn.Module, Captured]) -> None:
@@ -250,3 +267,50 @@ def test_a_bundle_without_a_compiler_runs_the_model_as_it_came(
     x = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(loaded(x), model(x))
+
+
+def test_without_inductor_the_model_is_captured_as_fused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    model, args, kwargs = _models()["branches"]
+
+    def explode(*given: object, **options: object) -> None:
+        raise RuntimeError("no compiler today")
+
+    monkeypatch.setattr(inductor_compile, "_compile", explode)
+    found = capture(model, args, kwargs, lowering=Lowering.INDUCTOR)
+    assert found.program.lowering == "fused"
+    assert "no compiler today" in caplog.text
+
+
+def test_it_is_a_lowering_like_any_other(branches: tuple[nn.Module, Captured]) -> None:
+    _, same = branches
+    model, args, kwargs = _models()["branches"]
+    found = capture(model, args, kwargs, lowering=Lowering.INDUCTOR)
+    assert (found.program.lowering, found.program.graph.hash) == ("inductor", same.program.graph.hash)
+    assert found.structure == capture(model, args, kwargs).structure
+
+
+def test_code_that_differs_between_widths_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autosched.capture import inductor
+
+    model, args, kwargs = _models()["branches"]
+    real = inductor.record
+    seen: list[int] = []
+
+    def recorded(*given: object) -> object:
+        seen.append(torch.get_num_threads())
+        found = real(*given)  # type: ignore[arg-type]
+        if len(seen) == 2:
+            assert not isinstance(found, Refused)
+            graph = dataclasses.replace(found.program.graph, operators=found.program.graph.operators[:-1])
+            return dataclasses.replace(found, program=dataclasses.replace(found.program, graph=graph))
+        return found
+
+    monkeypatch.setattr(inductor, "record", recorded)
+    torch.set_num_threads(2)
+    try:
+        found = capture_inductor(model, args, kwargs)
+    finally:
+        torch.set_num_threads(1)
+    assert seen == [2, 1]
+    assert isinstance(found, Refused)
+    assert "for 2 threads than for one" in found.reason
