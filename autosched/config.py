@@ -1,61 +1,11 @@
-"""Settings and effort presets. The only file that reads environment variables."""
+"""Settings from the environment, and where files are kept. The only file that reads environment variables; it imports no other room."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autosched.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from autosched.search.effort import EffortProfile
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What a job may spend. Seconds are for measuring and searching together; the rest are shares and counts.
-
-    Args:
-        total_s: the whole job after capture.
-        solo_rounds: rounds of timing every operator alone, at each width.
-        pair_share: share of ``total_s`` spent on pairs.
-        search: simulated schedules, and the device loop's measurements.
-        final_rounds: interleaved rounds of the final comparison, if time allows.
-        compiled_baseline: whether ``torch.compile`` with freezing is measured too; it takes a minute or more to compile.
-    """
-
-    total_s: float
-    solo_rounds: int
-    pair_share: float
-    search: EffortProfile
-    final_rounds: int
-    compiled_baseline: bool
-
-
-def budget_for(effort: str, total_s: float | None = None) -> Budget:
-    """The preset ``effort``, with another total if one is given.
-
-    Raises:
-        UsageError: if there is no such preset, or the total is not positive.
-    """
-    from autosched.search.effort import PROFILES, Effort
-
-    presets = {
-        Effort.QUICK: Budget(40.0, 12, 0.15, PROFILES[Effort.QUICK], 24, False),
-        Effort.BALANCED: Budget(150.0, 30, 0.25, PROFILES[Effort.BALANCED], 40, True),
-        Effort.FULL: Budget(1200.0, 60, 0.30, PROFILES[Effort.FULL], 80, True),
-    }
-    if effort not in presets:
-        raise UsageError(f"effort is {effort!r}; expected one of {', '.join(presets)}")
-    preset = presets[Effort(effort)]
-    if total_s is None:
-        return preset
-    if not 0 <= total_s < float("inf"):
-        raise UsageError(f"the budget is {total_s} s; expected a finite number of seconds that is not negative")
-    return dataclasses.replace(preset, total_s=total_s)
 
 
 def parse_seconds(text: str) -> float:
@@ -76,6 +26,16 @@ def parse_seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise UsageError(f"the budget is {text!r}; expected a finite number that is not negative")
     return seconds
+
+
+def cuda_environment() -> tuple[tuple[str, str], ...]:
+    """Variables that CUDA and cuBLAS read once when a process first uses the GPU, and that change how kernels overlap or which are chosen.
+
+    ``CUDA_DEVICE_MAX_CONNECTIONS``: hardware queues; work in one queue runs in order. ``CUBLAS_WORKSPACE_CONFIG``: scratch memory, and with
+    it which kernels cuBLAS may choose. ``default`` stands for a variable that is not set.
+    """
+    names = ("CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS")
+    return tuple((name.lower(), os.environ.get(name) or "default") for name in names)
 
 
 def compile_limit_s(default_s: float) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autosched.config import budget_for
 from autosched.core.progress import Progress, Silent
+from autosched.pipeline.budget import budget_for
 from autosched.pipeline.bundles import bench, check, read, trace
 from autosched.pipeline.cache import remember
 from autosched.pipeline.result import Tuned, check_writable

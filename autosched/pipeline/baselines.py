@@ -58,8 +58,8 @@ def externals_for(
     with contextlib.ExitStack() as stack:
         found = stack.enter_context(eager_externals(model, args, kwargs, kind))
         if kind == "cuda":
-            model = ModelCall(source, tuple(args), dict(kwargs or {}), reference) if source is not None else None
-            found = found + _cuda_externals(stack, captured, model, compiled=compiled, progress=progress)
+            call = ModelCall(source, tuple(args), dict(kwargs or {}), reference) if source is not None else None
+            found = found + _cuda_externals(stack, captured, call, compiled=compiled, progress=progress)
         elif compiled:
             progress.stage("torch.compile")
             baseline = CompiledBaseline(

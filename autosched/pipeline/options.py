@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autosched.capture.export import Captured
-from autosched.config import Budget
 from autosched.core.records import ScheduleRecord
 from autosched.core.report import TuneReport
 from autosched.core.schedule import Schedule
+from autosched.core.variants import Lowering
 from autosched.device.base import Device
 from autosched.device.compiled_baseline import ModelSource
+from autosched.pipeline.budget import Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Options:
     """What was asked for.
 
     Args:
+        lowering: what an operator is.
         strategies: names to try; ``None`` for every one that suits an unattended run.
         refine: whether to spend the rest of the budget on the device loop, the strategy ``tuned``.
         compiled: whether to time ``torch.compile`` as well.
@@ -31,7 +33,7 @@ class Options:
     effort: str
     budget: Budget
     seed: int
-    rewrite: bool
+    lowering: Lowering
     fresh: bool
     strategies: tuple[str, ...] | None
     refine: bool

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from autosched.config import Budget
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.device.base import Comparison, Session
+from autosched.pipeline.budget import Budget
 from autosched.pipeline.candidates import Candidate, make_candidate, prove
 from autosched.pipeline.diary import Diary, KeptBench
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.references import References
+from autosched.pipeline.variants import VariantTimes, try_variants
 from autosched.search.correction import Trace
 from autosched.search.device_study import study_on_device
 from autosched.search.halving import halve
@@ -122,12 +123,13 @@ def refine(
     progress: Progress,
     diary: Diary | None = None,
     study_path: Path | None = None,
+    variants: VariantTimes | None = None,
 ) -> list[Candidate]:
     """Search and measure in turns until ``deadline`` (``time.monotonic``); returns the best schedule found, named ``tuned``.
 
     ``proved`` schedules are in the first round whatever the model says of them. New proofs are added to ``proofs``. What ``diary``
     (entered) holds of an interrupted run is not measured again. After the loop, where the effort has trials for it, Optuna tries list
-    policies on the device, in the study at ``study_path`` (memory if None).
+    policies on the device, in the study at ``study_path`` (memory if None). The winner's operators are then tried in other ``variants``.
     """
     limits = session.limits
     sessions = SessionBench(session, problem, references, proofs, ledger)
@@ -163,11 +165,12 @@ def refine(
         path = str(study_path) if study_path is not None else None
         study = dataclasses.replace(context.share(0), study_path=path)
         best = _studied(problem, bench, study, result, trials, lanes_matter=limits.lanes_matter, run=kept.run)
+    schedule = best.schedule if variants is None else try_variants(sessions, best.schedule, problem.graph, variants)
     # What an interrupted run measured it had proved; this process trusts only its own proofs.
-    if (refuted := sessions.refutation(best.schedule)) is not None:
+    if (refuted := sessions.refutation(schedule)) is not None:
         ledger.notes.append(f"the device loop's best was refuted when it was proved again: {refuted.detail}")
         return []
-    return [make_candidate(problem, TUNED, False, best.schedule, lanes_matter=limits.lanes_matter)]
+    return [make_candidate(problem, TUNED, False, schedule, lanes_matter=limits.lanes_matter)]
 
 
 def _studied(

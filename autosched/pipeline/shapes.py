@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autosched.config import budget_for
 from autosched.core.errors import UsageError
 from autosched.core.progress import Progress, Silent
 from autosched.core.report import TuneReport
 from autosched.export.bundle import encode_bundle, write_bundle
+from autosched.pipeline.budget import budget_for
 from autosched.pipeline.result import Tuned
 from autosched.runtime.bundle_format import MAX_SHAPES, Bundle
 from autosched.runtime.shapes import call_key, describe_shape

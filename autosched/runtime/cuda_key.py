@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from autosched.config import cuda_environment
 from autosched.core.errors import DeviceMissing
 from autosched.core.records import DeviceKey, SoftwareKey
 
@@ -124,7 +125,7 @@ def cuda_device_key(index: int = 0) -> DeviceKey:
 
 
 def cuda_software_key(index: int = 0) -> SoftwareKey:
-    """Versions of PyTorch, the CUDA runtime, cuDNN, Triton and the driver, and the schema of our records.
+    """Versions of PyTorch, the CUDA runtime, cuDNN, Triton and the driver, the variables CUDA reads, and the schema of our records.
 
     Raises:
         DeviceMissing: as :func:`gpu_facts`.
@@ -141,6 +142,7 @@ def cuda_software_key(index: int = 0) -> SoftwareKey:
         "cuda_driver": gpu_facts(index).driver,
         "python": ".".join(str(part) for part in sys.version_info[:2]),
         "autosched_cuda_schema": str(CUDA_SCHEMA),
+        **dict(cuda_environment()),
     }
     return SoftwareKey(tuple(sorted(versions.items())))
 

@@ -39,7 +39,8 @@ def write(folder: Path, model: str, kept_us: float, *, chosen: str = "tuned", no
     }  # fmt: skip
     document = {
         "environment": {
-            "taken": "2026-01-01T00:00:00", "commit": "abcdef0123", "torch": "2.11.0", "python": "3.12.1", "cores": 16, "gpu": "NVIDIA H200",
+            "taken": "2026-01-01T00:00:00", "commit": "abcdef0123", "torch": "2.11.0", "python": "3.12.1", "cores": 16,
+            "gpu": "NVIDIA H200",
         },
         "run": {"batch": 1, "dtype": "float32", "limit_s": 500},
         "report": report,

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autosched.config import Budget, budget_for
 from autosched.core.progress import Silent
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, canonical_key, sequential
 from autosched.device.base import Comparison
+from autosched.pipeline.budget import Budget, budget_for
 from autosched.pipeline.candidates import Candidate, make_candidate
 from autosched.pipeline.diary import Diary, question_of
 from autosched.pipeline.measuring import Ledger

@@ -8,13 +8,13 @@ import time
 import numpy as np
 import pytest
 
-from autosched.config import budget_for
 from autosched.core.costs import CostTable
 from autosched.core.errors import UsageError
 from autosched.core.progress import Silent
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.device.base import Comparison
+from autosched.pipeline.budget import budget_for
 from autosched.pipeline.candidates import make_candidate, propose, prove
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.references import References

@@ -1,0 +1,51 @@
+"""Effort presets: what a tuning job may spend."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from autosched.core.errors import UsageError
+from autosched.search.effort import PROFILES, Effort, EffortProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a job may spend. Seconds are for measuring and searching together; the rest are shares and counts.
+
+    Args:
+        total_s: the whole job after capture.
+        solo_rounds: rounds of timing every operator alone, at each width.
+        pair_share: share of ``total_s`` spent on pairs.
+        search: simulated schedules, and the device loop's measurements.
+        final_rounds: interleaved rounds of the final comparison, if time allows.
+        compiled_baseline: whether ``torch.compile`` with freezing is measured too; it takes a minute or more to compile.
+    """
+
+    total_s: float
+    solo_rounds: int
+    pair_share: float
+    search: EffortProfile
+    final_rounds: int
+    compiled_baseline: bool
+
+
+def budget_for(effort: str, total_s: float | None = None) -> Budget:
+    """The preset ``effort``, with another total if one is given.
+
+    Raises:
+        UsageError: if there is no such preset, or the total is not positive.
+    """
+    presets = {
+        Effort.QUICK: Budget(40.0, 12, 0.15, PROFILES[Effort.QUICK], 24, False),
+        Effort.BALANCED: Budget(150.0, 30, 0.25, PROFILES[Effort.BALANCED], 40, True),
+        Effort.FULL: Budget(1200.0, 60, 0.30, PROFILES[Effort.FULL], 80, True),
+    }
+    if effort not in presets:
+        raise UsageError(f"effort is {effort!r}; expected one of {', '.join(presets)}")
+    preset = presets[Effort(effort)]
+    if total_s is None:
+        return preset
+    if not 0 <= total_s < float("inf"):
+        raise UsageError(f"the budget is {total_s} s; expected a finite number of seconds that is not negative")
+    return dataclasses.replace(preset, total_s=total_s)
