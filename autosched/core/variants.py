@@ -18,7 +18,6 @@ class Lowering(enum.StrEnum):
     REWRITTEN = "rewritten"  # folded, simplified, small pointwise chains merged
     FUSED = "fused"  # a region that a compiler can make one callable of
     INDUCTOR = "inductor"  # one launch of Inductor's whole-graph code
-    INDUCTOR = "inductor"  # a launch of the code that Inductor writes of the whole model
 
 
 class Variant(enum.IntEnum):
