@@ -16,7 +16,7 @@ from autosched.costmodel.composition import finish_times
 from autosched.costmodel.crossval import some
 from autosched.costmodel.design import design, log_targets, take_labels
 from autosched.costmodel.features import PAIR_FEATURES
-from autosched.costmodel.metrics import Metrics, measure, pair_classes
+from autosched.costmodel.metrics import CurvePoint, Metrics, measure, pair_classes
 from autosched.costmodel.model import COST_MODELS, Floats, Indices, PairModel, PairQuery, Prediction
 from autosched.costmodel.pair_set import PairSet
 from autosched.costmodel.torch_model import TorchModel
@@ -75,8 +75,8 @@ class CalibrationBin:
 class Evaluation:
     """Everything ``autosched evaluate`` prints and saves.
 
-    ``seen_families`` lists families that were in the training data: errors on them say nothing about unseen models. ``schedules`` is
-    filled in by whoever has a simulator of schedules: ``pipeline.retraining``.
+    ``seen_families`` lists families that were in the training data: errors on them say nothing about unseen models. ``curve`` is that of
+    its training; ``schedules`` is filled in by whoever has a simulator of schedules: ``pipeline.retraining``.
     """
 
     model: str
@@ -93,6 +93,7 @@ class Evaluation:
     importance: tuple[tuple[str, float], ...]
     composition: tuple[Composition, ...]
     schedules: tuple[ScheduleError, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
 
     def to_json(self) -> bytes:
         """Canonical bytes."""
@@ -123,6 +124,7 @@ def evaluate(model: TrainedModel, pairs: PairSet, store: Store, *, seed: int) ->
         calibration=_calibration(pairs, own),
         importance=permutation_importance(model.inner, pairs, seed=seed),
         composition=composition(model, pairs.query, store.groups(), store),
+        curve=model.card.curve,
     )
 
 

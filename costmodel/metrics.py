@@ -50,6 +50,15 @@ class Metrics:
     top_k_regret_pct: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Held-out errors of a model fitted on ``pairs`` measured pairs."""
+
+    model: str
+    pairs: int
+    metrics: Metrics
+
+
 def measure(labels: PairLabels, prediction: Prediction) -> Metrics:
     """Compare a prediction with what was measured.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from autosched.core.errors import UsageError
 from autosched.costmodel.evaluate import Evaluation
-from autosched.costmodel.train import CurvePoint
+from autosched.costmodel.metrics import CurvePoint
 
 
 def write_plots(evaluation: Evaluation, curve: tuple[CurvePoint, ...], path: Path) -> None:

@@ -15,7 +15,7 @@ from autosched.costmodel.baselines import Constant, NoInterference
 from autosched.costmodel.conformal import calibrate
 from autosched.costmodel.crossval import FAMILY_FOLDS, KERNEL_FOLDS, Factory, HeldOut, cross_validate, folds_of
 from autosched.costmodel.gate import LEAST_PAIRS, GateDecision, decide
-from autosched.costmodel.metrics import Metrics, measure
+from autosched.costmodel.metrics import CurvePoint, Metrics, measure
 from autosched.costmodel.model import COST_MODELS, PairLabels, PairModel, PairQuery, Prediction
 from autosched.costmodel.pair_set import PairSet
 from autosched.costmodel.stacked import StackedModel
@@ -27,15 +27,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_KINDS = ("graybox", "xgboost", "torch", "stacked")
 CURVE_SIZES = (25, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 CURVE_FOLDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """Held-out errors of a model fitted on ``pairs`` measured pairs."""
-
-    model: str
-    pairs: int
-    metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +106,13 @@ def train(
         held_out[kind] = cross_validate(factory, pairs, folds, seed=seed)
     decision = decide(held_out, name)
     say(f"chosen: {decision.chosen}; {decision.reason}")
-    model = _finish(pairs, decision, factories, held_out, seed)
     metrics = {kind: rows.metrics() for kind, rows in held_out.items()}
     points: tuple[CurvePoint, ...] = ()
     if curve:
         learned = decision.chosen if decision.chosen != "analytic" else "xgboost"
         say(f"learning curve of {learned}")
         points = learning_curve(pairs, {learned: factories.get(learned) or COST_MODELS.get(learned)}, folds, seed=seed)
+    model = _finish(pairs, decision, factories, held_out, seed, points)
     return Training(model, metrics, decision, points)
 
 
@@ -166,7 +157,14 @@ def _factories(kinds: Sequence[str], start: TrainedModel | None, pairs: PairSet)
     return factories
 
 
-def _finish(pairs: PairSet, decision: GateDecision, factories: dict[str, Factory], held_out: dict[str, HeldOut], seed: int) -> TrainedModel:
+def _finish(
+    pairs: PairSet,
+    decision: GateDecision,
+    factories: dict[str, Factory],
+    held_out: dict[str, HeldOut],
+    seed: int,
+    curve: tuple[CurvePoint, ...] = (),
+) -> TrainedModel:
     """Fit the chosen model on every row, with intervals from its held-out errors."""
     model = factories[decision.chosen]()
     model.fit(pairs.query, pairs.labels, rng=np.random.default_rng(seed))
@@ -182,9 +180,10 @@ def _finish(pairs: PairSet, decision: GateDecision, factories: dict[str, Factory
         decision=decision,
         held_out={kind: item.metrics() for kind, item in held_out.items()},
         seed=seed,
+        curve=curve,
     )
     inner = model.model if isinstance(model, _Unchanged) else model
     return TrainedModel(inner, calibrate(rows.prediction, rows.labels) if rows is not None else None, card)
 
 
-__all__ = ["CURVE_SIZES", "DEFAULT_KINDS", "FAMILY_FOLDS", "CurvePoint", "Training", "learning_curve", "train"]
+__all__ = ["CURVE_SIZES", "DEFAULT_KINDS", "FAMILY_FOLDS", "Training", "learning_curve", "train"]

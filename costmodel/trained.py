@@ -15,7 +15,7 @@ from autosched.costmodel.conformal import Conformal
 from autosched.costmodel.crossval import some
 from autosched.costmodel.design import take
 from autosched.costmodel.gate import GateDecision
-from autosched.costmodel.metrics import Metrics
+from autosched.costmodel.metrics import CurvePoint, Metrics
 from autosched.costmodel.model import PairLabels, PairModel, PairQuery, Prediction
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         decision: the gate's.
         held_out: metrics on held-out rows by model, baselines beside.
         seed: of the training.
+        curve: held-out errors against the number of measured pairs.
     """
 
     devices: tuple[str, ...]
@@ -43,6 +44,7 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decision: GateDecision
     held_out: Mapping[str, Metrics]
     seed: int
+    curve: tuple[CurvePoint, ...] = ()
 
     def markdown(self) -> str:
         """The card as a page of text."""

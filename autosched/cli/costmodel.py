@@ -55,15 +55,26 @@ def collect(
 
 
 def train(
-    runs: Annotated[Path, typer.Argument(help="A store written by 'autosched collect'.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write the cost model to.")],
+    runs: Annotated[
+        Path | None, typer.Argument(help="A store written by 'autosched collect'; default: what tuning jobs measured on this device.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder to write the cost model to; default: where tuning on this device looks.")
+    ] = None,
     start: Annotated[Path | None, typer.Option("--from", help="A cost model trained elsewhere, to begin from.")] = None,
+    device: DeviceOption = "auto",
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Fit the cost models, keep what wins on held-out model families, and print the table and the learning curve."""
+    """Fit the cost models, keep what wins on held-out model families, and print the table and the learning curve.
+
+    Example: autosched train runs -o costmodel
+    """
     from autosched.pipeline import retraining
 
+    if runs is None or output is None:
+        own_runs, own_model = retraining.places_of(device)
+        runs, output = runs or own_runs, output or own_model
     training = retraining.train(runs, output, start=start, seed=seed)
     if json:
         emit({"model": str(output), "chosen": training.decision, "held_out": training.held_out, "curve": training.curve})
@@ -90,18 +101,15 @@ def evaluate(
 
         output.mkdir(parents=True, exist_ok=True)
         (output / "evaluation.json").write_bytes(result.to_json())
-        write_plots(result, (), output / "evaluation.html")
+        write_plots(result, result.curve, output / "evaluation.html")
     if json:
         emit(result)
         return
     from rich.console import Console
 
-    from autosched.progress import metrics_table
+    from autosched.cli.costmodel_tables import print_evaluation
 
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    for title, metrics in (("all rows", result.overall), ("unseen model families", result.unseen)):
-        if metrics:
-            console.print(metrics_table(f"{result.model}: {title}", metrics))
+    print_evaluation(result, Console(width=None if sys.stdout.isatty() else 150))
 
 
 def register(app: typer.Typer) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 from pathlib import Path
 
+from autosched.config import cost_models_dir, runs_dir
 from autosched.costmodel.evaluate import Evaluation
 from autosched.costmodel.evaluate import evaluate as evaluate_model
 from autosched.costmodel.pair_set import pair_set
@@ -14,9 +15,17 @@ from autosched.costmodel.persist import load_model, save_model
 from autosched.costmodel.train import Training
 from autosched.costmodel.train import train as train_model
 from autosched.datasets.store import Store
+from autosched.device.registry import device_named
+from autosched.pipeline.memory import device_digest
 from autosched.pipeline.schedule_errors import schedule_errors
 
 _log = logging.getLogger(__name__)
+
+
+def places_of(device: str) -> tuple[Path, Path]:
+    """Where tuning jobs on ``device`` leave their runs, and where they look for a cost model."""
+    digest = device_digest(device_named(device).key)
+    return runs_dir() / digest, cost_models_dir() / digest
 
 
 def train(
