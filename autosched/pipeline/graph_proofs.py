@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, FailureKind
-from autosched.core.schedule import Schedule
+from autosched.core.schedule import Schedule, sequential
 from autosched.datasets.facts import LaunchFacts
 from autosched.device.base import Session
 from autosched.device.cuda.profile import OperatorProfile
@@ -40,6 +40,16 @@ def audit_capture(session: Session, graph: OpGraph, schedule: Schedule) -> Failu
         return None if captured.kind is FailureKind.UNAVAILABLE else captured
     report = audit_graph(graph, make_plan(graph, schedule), captured)
     return None if report.sound else Failure(FailureKind.MISMATCH, f"the captured graph is unsound: {'; '.join(report.problems[:3])}")
+
+
+def audit_note(session: Session, graph: OpGraph) -> str:
+    """What to tell the reader where captured graphs cannot be audited; empty where they can, or where there are none."""
+    if not isinstance(session, GraphSession):
+        return ""
+    captured = session.captured(sequential(graph))
+    if not isinstance(captured, Failure) or captured.kind is not FailureKind.UNAVAILABLE:
+        return ""
+    return f"captured graphs were not audited: {captured.detail}; outputs and delays were tested. pip install 'autosched[cuda]'"
 
 
 def stress_capture(session: Session, graph: OpGraph, schedule: Schedule, seed: int) -> Failure | None:

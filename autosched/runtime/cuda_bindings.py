@@ -67,17 +67,34 @@ class KernelNode:
 
 def open_bindings() -> GraphBindings | None:
     """The reader, or None where cuda-bindings or the driver is missing or lacks something."""
+    driver = _driver()
+    return None if isinstance(driver, str) else GraphBindings(driver)
+
+
+def unaudited() -> str:
+    """Why captured graphs cannot be read back here, and so are served without a static audit; empty where they can."""
+    driver = _driver()
+    if not isinstance(driver, str):
+        return ""
+    return (
+        f"captured graphs are not audited here: {driver}. Their outputs are compared, but an order kept only by luck would not show; "
+        "pip install 'autosched[cuda]'"
+    )
+
+
+def _driver() -> Any:
+    """The module, or what is wrong with it."""
     try:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError:
-        return None
-    if any(not hasattr(driver, name) for name in _NEEDED):
-        return None
+        return "cuda-bindings is not installed"
+    if lacking := [name for name in _NEEDED if not hasattr(driver, name)]:
+        return f"this version of cuda-bindings lacks {lacking[0]}"
     try:
         error, _ = driver.cuDriverGetVersion()
     except RuntimeError:  # no libcuda on this machine
-        return None
-    return GraphBindings(driver) if int(error) == 0 else None
+        return "cuda-bindings finds no NVIDIA driver"
+    return driver if int(error) == 0 else f"the NVIDIA driver answers cuda-bindings with error {int(error)}"
 
 
 class GraphBindings:

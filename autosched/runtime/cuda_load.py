@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from autosched.core.errors import DeviceError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
 from autosched.runtime.captured import CapturedGraph
-from autosched.runtime.cuda_bindings import open_bindings
+from autosched.runtime.cuda_bindings import open_bindings, unaudited
 from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner
 from autosched.runtime.cuda_lanes import CaptureOptions, Launchable
 from autosched.runtime.graph_audit import audit_graph
@@ -19,7 +20,9 @@ from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan
 from autosched.runtime.streams import Tensor, TorchStreams
 
+_log = logging.getLogger(__name__)
 _lock = threading.Lock()
+_said: set[str] = set()
 _capturers: dict[int, GraphCapturer] = {}
 
 
@@ -51,6 +54,8 @@ def prepare_runner(capturer: GraphCapturer, program: Launchable, graph: OpGraph,
     failure = capturer.warm_up(program, static)
     if failure is not None:
         raise DeviceError(f"the operators do not run on this device: {failure.detail}. Run 'autosched check', or use the model as it is.")
+    if not capturer.can_observe:
+        _say_once(unaudited() or "captured graphs are not audited here: they cannot be read back")
     options = CaptureOptions(observe=capturer.can_observe)
     made = capturer.capture(program, plan, static, graph=graph, options=options)
     if isinstance(made, Failure):
@@ -65,6 +70,12 @@ def _require_sound(graph: OpGraph, plan: Plan, captured: CapturedGraph, runner: 
     if not report.sound:
         runner.close()
         raise DeviceError(f"the captured graph fails its audit: {report.problems[0]}. It is not used; tune again on this machine.")
+
+
+def _say_once(words: str) -> None:
+    if words not in _said:
+        _said.add(words)
+        _log.warning("%s", words)
 
 
 def _capturer(device: torch.device) -> GraphCapturer:

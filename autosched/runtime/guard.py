@@ -66,6 +66,7 @@ class LoadReport:
         shapes: one entry for each shape of the bundle.
         padding: whether calls of other shapes are padded: ``on``, ``off``, or why not.
         evictions: how often a ready schedule made room for another.
+        notes: what was not checked, and what would make it so.
     """
 
     scheduled: bool
@@ -81,6 +82,7 @@ class LoadReport:
     shapes: tuple[ShapeReport, ...] = ()
     padding: str = "off"
     evictions: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def ready(self) -> int:

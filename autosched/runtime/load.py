@@ -109,7 +109,17 @@ class _Facts:
             lanes=max(bundle.schedule.lanes for bundle in self.bundles),
             verdict=next((str(item) for item in _RANK if item in found), ""),
             differences=tuple(lines),
+            notes=_unchecked(first.key.device.kind) if not reason else (),
         )
+
+
+def _unchecked(kind: str) -> tuple[str, ...]:
+    """What a schedule on such a device runs without here."""
+    if kind != "cuda":
+        return ()
+    from autosched.runtime.cuda_bindings import unaudited
+
+    return (words,) if (words := unaudited()) else ()
 
 
 def _warn(model: torch.nn.Module, reason: str) -> None:

@@ -18,7 +18,7 @@ from autosched.datasets.journal import Journal, Scope
 from autosched.device.cuda.session import CudaSession
 from autosched.device.cuda.settings import current_settings
 from autosched.pipeline import graph_proofs
-from autosched.pipeline.graph_proofs import audit_capture, launch_facts, stress_capture
+from autosched.pipeline.graph_proofs import audit_capture, audit_note, launch_facts, stress_capture
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
 from autosched.runtime.captured import CapturedGraph
 from autosched.verify.race_stress import StressReport
@@ -77,7 +77,16 @@ def test_a_race_under_delays_is_refused(session: CudaSession, monkeypatch: pytes
     assert "race" in found.detail
 
 
+def test_a_report_says_that_graphs_could_not_be_audited(session: CudaSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert audit_note(session, GRAPH) == ""
+    monkeypatch.setattr(session, "captured", lambda schedule: Failure(FailureKind.UNAVAILABLE, "no bindings here"))
+    note = audit_note(session, GRAPH)
+    assert "not audited: no bindings here" in note
+    assert "pip install" in note
+
+
 def test_a_device_without_graphs_needs_no_such_proof() -> None:
+    assert audit_note(SessionDouble(lambda schedule: 1.0), GRAPH) == ""
     plain = SessionDouble(lambda schedule: 1.0)
     assert audit_capture(plain, GRAPH, SPREAD) is None
     assert stress_capture(plain, GRAPH, SPREAD, 0) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import random
 import weakref
 from dataclasses import replace
@@ -13,6 +14,7 @@ from autosched.core.errors import DeviceError, UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
+from autosched.runtime import cuda_load
 from autosched.runtime.captured import NodeKind
 from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner
 from autosched.runtime.cuda_lanes import CaptureOptions
@@ -364,6 +366,20 @@ def test_a_loaded_plan_is_captured_audited_and_called() -> None:
     for seed in range(3):
         inputs = rig.program.inputs(seed)
         assert rig.numbers(runner(inputs)) == rig.program.run(inputs)
+
+
+def test_serving_without_an_audit_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    graph = diamond(2, 2)
+    rig = Rig(graph)
+    blind = GraphCapturer(rig.cuda, reader=None)
+    cuda_load._said.clear()
+    plan = make_plan(graph, two_lanes(graph))
+    with caplog.at_level(logging.WARNING, logger=cuda_load.__name__):
+        for seed in range(2):
+            runner = prepare_runner(blind, rig.program, graph, plan, rig.inputs)
+            inputs = rig.program.inputs(seed)
+            assert rig.numbers(runner(inputs)) == rig.program.run(inputs)
+    assert [record.levelname for record in caplog.records if "not audited" in record.message] == ["WARNING"]
 
 
 def test_a_plan_that_fails_its_audit_is_never_served() -> None:

@@ -30,7 +30,7 @@ from autosched.device.cuda.settings import apply_settings, current_settings
 from autosched.device.registry import DEVICES
 from autosched.runtime import cuda_key as facts
 from autosched.runtime.captured import NodeKind
-from autosched.runtime.cuda_bindings import GraphBindings, KernelNode, open_bindings
+from autosched.runtime.cuda_bindings import GraphBindings, KernelNode, open_bindings, unaudited
 from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.plan import FreeRule, make_plan
@@ -132,6 +132,20 @@ def test_the_key_is_read_without_a_context(monkeypatch: pytest.MonkeyPatch) -> N
     assert details["memory_gib"] == "18"
     assert "memory_bus_bits" not in details
     assert dict(device.software.versions)["cuda_driver"] == "13.2"
+    facts.gpu_facts.cache_clear()
+
+
+def test_variables_that_cuda_reads_at_start_are_in_the_software_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_driver", FakeDriverLibrary)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    facts.gpu_facts.cache_clear()
+    tuned = facts.cuda_software_key()
+    assert dict(tuned.versions)["cuda_device_max_connections"] == "default"
+    assert dict(tuned.versions)["cublas_workspace_config"] == ":4096:8"
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # A difference of software is "degraded": verified again before use.
+    assert tuned.differences(facts.cuda_software_key()) == ["cuda_device_max_connections: default there, 32 here"]
     facts.gpu_facts.cache_clear()
 
 
@@ -240,6 +254,7 @@ def test_bindings_are_found_by_feature(monkeypatch: pytest.MonkeyPatch) -> None:
     driver: Any = FakeDriver()
     monkeypatch.setattr(importlib, "import_module", lambda name: driver)
     assert open_bindings() is not None
+    assert unaudited() == ""
 
     class Older(FakeDriver):
         def __getattribute__(self, name: str) -> Any:
@@ -249,6 +264,7 @@ def test_bindings_are_found_by_feature(monkeypatch: pytest.MonkeyPatch) -> None:
 
     driver = Older()
     assert open_bindings() is None
+    assert "not audited" in unaudited()
 
     class NoDriver(FakeDriver):
         def cuDriverGetVersion(self) -> tuple[Code, int]:
@@ -256,6 +272,7 @@ def test_bindings_are_found_by_feature(monkeypatch: pytest.MonkeyPatch) -> None:
 
     driver = NoDriver()
     assert open_bindings() is None
+    assert "not audited" in unaudited()
 
 
 def test_a_driver_error_is_an_error() -> None:
