@@ -27,7 +27,7 @@ from autosched.pipeline.bounds import LowerBounds, lower_bounds
 from autosched.pipeline.candidates import Candidate, by_key, propose, prove
 from autosched.pipeline.collecting import scope_row
 from autosched.pipeline.diary import Diary, question_of
-from autosched.pipeline.graph_proofs import launch_facts, stress_capture
+from autosched.pipeline.graph_proofs import audit_note, launch_facts, stress_capture
 from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
 from autosched.pipeline.memory import (
@@ -144,6 +144,8 @@ class Job:
             share_s = budget.total_s * budget.pair_share
             pairs = measure_pairs(session, graph, device_facts(device.key), solo, journal, share_s, self._ledger, self._progress)
             launches = launch_facts(session, graph)
+            if note := audit_note(session, graph):
+                self._ledger.notes.append(note)
         table = cost_table(session, graph, device.key, solo, pairs, launches, self._chosen.model)
         self._measured = Measured(solo, pairs, launches)
         self._ledger.notes.append(prediction_note(self._chosen, graph, table, pairs))
