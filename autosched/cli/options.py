@@ -17,7 +17,13 @@ CostModelOption = Annotated[
     Path | None, typer.Option("--cost-model", help="A folder of 'autosched train'; default: the one trained on this machine, if any.")
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
-RewriteOption = Annotated[bool, typer.Option("--rewrite/--no-rewrite", help="Fold, simplify and fuse operators before scheduling.")]
+RewriteOption = Annotated[
+    bool, typer.Option("--rewrite/--no-rewrite", help="Fold, simplify and fuse operators first; --no-rewrite is --lowering aten.")
+]
+LoweringOption = Annotated[
+    str | None,
+    typer.Option("--lowering", help="What an operator is: aten, rewritten, fused, inductor, or auto: the better of rewritten and fused."),
+]
 ModelArgument = Annotated[
     str, typer.Argument(help="torchvision:NAME, timm:NAME, transformers:NAME, autosched:NAME, module:function or FILE.pt2.")
 ]

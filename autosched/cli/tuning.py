@@ -15,6 +15,7 @@ from autosched.cli.options import (
     DtypeOption,
     EffortOption,
     JsonOption,
+    LoweringOption,
     ModelArgument,
     RewriteOption,
     SeedOption,
@@ -32,6 +33,7 @@ def tune(
     dtype: DtypeOption = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the schedule.")] = None,
     rewrite: RewriteOption = True,
+    lowering: LoweringOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run has measured.")] = False,
     cost_model: CostModelOption = None,
     seed: SeedOption = 0,
@@ -53,7 +55,7 @@ def tune(
     if len(batches) > 1:
         tune_several(
             model, batches, output, json, device=device, effort=effort, budget_s=budget_s, seed=seed, rewrite=rewrite, fresh=fresh,
-            dtype=dtype, cost_model=cost_model,
+            lowering=lowering, dtype=dtype, cost_model=cost_model,
         )  # fmt: skip
         return
     (size,) = batches
@@ -68,6 +70,7 @@ def tune(
             budget_s=budget_s,
             seed=seed,
             rewrite=rewrite,
+            lowering=lowering,
             fresh=fresh,
             name=loaded.name,
             dtype=dtype,
@@ -90,6 +93,7 @@ def compare(
     batch: BatchOption = None,
     dtype: DtypeOption = None,
     rewrite: RewriteOption = True,
+    lowering: LoweringOption = None,
     compiled: Annotated[bool, typer.Option("--compiled/--no-compiled", help="Measure torch.compile too, in its own process.")] = True,
     cost_model: CostModelOption = None,
     seed: SeedOption = 0,
@@ -115,6 +119,7 @@ def compare(
             budget_s=parse_seconds(budget) if budget is not None else None,
             seed=seed,
             rewrite=rewrite,
+            lowering=lowering,
             compiled=compiled,
             name=loaded.name,
             source=from_zoo(model, batch=batch, dtype=dtype, seed=seed),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autosched.core.progress import Progress, Silent
+from autosched.core.variants import Lowering
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.bundles import bench, check, read, trace
 from autosched.pipeline.cache import remember
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from autosched.core.report import TuneReport
     from autosched.device.compiled_baseline import ModelSource
+    from autosched.pipeline.options import Options, Outcome
 
 __all__ = ["Tuned", "TunedShapes", "bench", "check", "check_writable", "compare", "read", "trace", "tune", "tune_shapes"]
 
@@ -33,6 +36,7 @@ def tune(
     seed: int = 0,
     *,
     rewrite: bool = True,
+    lowering: str | None = None,
     fresh: bool = False,
     name: str | None = None,
     dtype: str | None = None,
@@ -52,7 +56,9 @@ def tune(
         effort: ``quick``, ``balanced`` or ``full``: the preset budget.
         budget_s: seconds for measuring and searching, instead of the preset's.
         seed: of every random choice.
-        rewrite: whether to fold, simplify and fuse operators first.
+        rewrite: whether to fold, simplify and fuse operators first; ``False`` is the lowering ``aten``.
+        lowering: ``aten``, ``rewritten``, ``fused``, ``inductor``, or ``auto`` for the better of rewritten and fused; ``None`` for what
+            suits the device.
         fresh: whether to measure again what an earlier run has measured.
         name: of the model, in reports.
         dtype: of the model, in reports; ``bench`` builds the model with it.
@@ -63,15 +69,14 @@ def tune(
     Raises:
         AutoschedError: every error a user can cause; its class says which.
     """
-    from autosched.pipeline.job import Job
     from autosched.pipeline.options import Options
 
     budget = budget_for(effort, budget_s)
     options = Options(
-        device, effort, budget, seed, rewrite, fresh, None, True, budget.compiled_baseline, name or type(model).__name__, dtype, source,
-        cost_model,
+        device, effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name or type(model).__name__, dtype,
+        source, cost_model,
     )  # fmt: skip
-    outcome = Job(model, example_inputs, example_kwargs, options, progress or Silent()).run()
+    outcome = _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite)
     tuned = Tuned(outcome, options)
     remember(tuned)
     return tuned
@@ -88,6 +93,7 @@ def compare(
     *,
     strategies: Sequence[str] | None = None,
     rewrite: bool = True,
+    lowering: str | None = None,
     compiled: bool = True,
     name: str | None = None,
     source: ModelSource | None = None,
@@ -102,7 +108,6 @@ def compare(
 
     The other arguments and the errors are those of :func:`tune`; an unknown strategy raises ``UnknownName``.
     """
-    from autosched.pipeline.job import Job
     from autosched.pipeline.options import Options
 
     budget = budget_for(effort, budget_s)
@@ -112,7 +117,7 @@ def compare(
         effort,
         budget,
         seed,
-        rewrite,
+        Lowering.REWRITTEN,
         False,
         chosen,
         chosen is None or "tuned" in chosen,
@@ -122,4 +127,27 @@ def compare(
         source,
         cost_model,
     )
-    return Job(model, example_inputs, example_kwargs, options, progress or Silent()).run().report
+    return _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite).report
+
+
+def _run(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Options,
+    progress: Progress,
+    lowering: str | None,
+    *,
+    rewrite: bool,
+) -> Outcome:
+    """One job, or one for each lowering that was asked for."""
+    from autosched.pipeline.granularity import requested_lowerings, run_lowerings
+    from autosched.pipeline.job import Job
+    from autosched.pipeline.replaying import open_device
+
+    # A recording holds the operators of the lowering it was made with, and compiles nothing.
+    kind = "replay" if options.device.startswith("replay:") else open_device(options.device).key.kind
+    lowerings = requested_lowerings(lowering, rewrite=rewrite, kind=kind)
+    if len(lowerings) > 1:
+        return run_lowerings(model, args, kwargs, options, lowerings, progress)
+    return Job(model, args, kwargs, dataclasses.replace(options, lowering=lowerings[0]), progress).run()

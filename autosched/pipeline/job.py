@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autosched.capture.export import Captured, capture
+from autosched.capture.export import Captured
 from autosched.config import cache_dir
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import Progress
@@ -27,6 +28,7 @@ from autosched.pipeline.bounds import LowerBounds, lower_bounds
 from autosched.pipeline.candidates import Candidate, by_key, propose, prove
 from autosched.pipeline.collecting import scope_row
 from autosched.pipeline.diary import Diary, question_of
+from autosched.pipeline.granularity import capture_as
 from autosched.pipeline.graph_proofs import audit_note, launch_facts, stress_capture
 from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
@@ -44,6 +46,7 @@ from autosched.pipeline.references import References, take_references
 from autosched.pipeline.refine import TUNED, refine
 from autosched.pipeline.replaying import StoreRecording, open_device, recording_of, replayed_report
 from autosched.pipeline.rows import strategy_rows
+from autosched.pipeline.variants import VariantTimes, compile_variants, measure_variants
 from autosched.search.problem import Problem
 from autosched.search.strategy import STRATEGIES, SearchContext
 
@@ -73,6 +76,7 @@ class Job:
         self._recording: StoreRecording | None = None
         self._chosen = ChosenModel(None, "analytic", "")
         self._measured: Measured | None = None
+        self._variants: VariantTimes | None = None
 
     def run(self) -> Outcome:
         """Do all of it.
@@ -90,7 +94,8 @@ class Job:
             if name != TUNED:
                 STRATEGIES.get(name)
         self._progress.stage("capture")
-        captured = capture(self._model, self._args, self._kwargs, rewrite=options.rewrite, target=device.key.kind)
+        captured, why = capture_as(options.lowering, self._model, self._args, self._kwargs, device.key.kind)
+        self._ledger.notes += [why] if why else []
         self._progress.stage("reference outputs")
         references = take_references(self._model, captured.program, self._args, self._kwargs, options.seed)
         self._progress.stage("starting the worker")
@@ -98,6 +103,7 @@ class Job:
         try:
             # Starts the worker, so that its start is not taken from the budget.
             _ = session.limits
+            compile_variants(session, captured.program, self._ledger, self._progress)
             begin = time.monotonic()
             deadline = begin + options.budget.total_s
             self._progress.stage("operators alone", options.budget.total_s)
@@ -136,18 +142,25 @@ class Job:
 
     def _measure(self, session: Session, captured: Captured, device: Device, journal: Journal) -> Problem:
         graph, budget = captured.program.graph, self._options.budget
-        solo = measure_solo(session, graph, journal, budget.solo_rounds, self._ledger)
+        variants = self._variants = measure_variants(session, captured.program, journal, budget.solo_rounds, self._ledger)
+        solo = variants.solo if variants is not None else measure_solo(session, graph, journal, budget.solo_rounds, self._ledger)
         self._progress.stage("operators in pairs")
         if self._recording is not None:
             pairs, launches = self._recording.all_pairs, self._recording.launches
         else:
             share_s = budget.total_s * budget.pair_share
-            pairs = measure_pairs(session, graph, device_facts(device.key), solo, journal, share_s, self._ledger, self._progress)
+            pairs = measure_pairs(
+                session, graph, device_facts(device.key), solo, journal, share_s, self._ledger, self._progress, variants
+            )
             launches = launch_facts(session, graph)
             if note := audit_note(session, graph):
                 self._ledger.notes.append(note)
         table = cost_table(session, graph, device.key, solo, pairs, launches, self._chosen.model)
-        self._measured = Measured(solo, pairs, launches)
+        if variants is not None:
+            table = dataclasses.replace(table, variant=variants.best)
+        else:
+            # What was measured of compiled variants stands for this graph alone: no feature tells a model which variant it was.
+            self._measured = Measured(solo, pairs, launches)
         self._ledger.notes.append(prediction_note(self._chosen, graph, table, pairs))
         problem = Problem.make(graph, table)
         self._bounds = lower_bounds(problem, device_facts(device.key), launches)
@@ -218,6 +231,7 @@ class Job:
             progress=self._progress,
             diary=diary,
             study_path=self._study_path(),
+            variants=self._variants,
         )
 
     def _judge(

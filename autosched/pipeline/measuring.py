@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from autosched.core.costs import CostTable
 from autosched.core.graph import OpGraph
 from autosched.core.progress import Progress
 from autosched.core.records import DeviceKey, Failure, PairRecord, SoloRecord
+from autosched.core.variants import variant_signature
 from autosched.costmodel.model import PairModel
 from autosched.costmodel.select_pairs import PairChoice, select_pairs
 from autosched.costmodel.table import make_cost_table
@@ -20,6 +22,16 @@ from autosched.device.base import Pair, Session
 # Pairs go to the device in small lots, so that a kill or the end of the budget loses little.
 _LOT = 8
 _PAIR_REPEATS = 9
+
+
+class ChosenVariants(Protocol):
+    """Which variant stands for each operator at each width; see ``variants.VariantTimes``."""
+
+    def of(self, operator: int, width: int) -> int:
+        """The variant."""
+
+    def to_operators(self, graph: OpGraph, pairs: Sequence[PairRecord]) -> list[PairRecord]:
+        """Pairs of these variants, under the operators' own signatures."""
 
 
 @dataclass
@@ -68,12 +80,20 @@ def measure_pairs(
     budget_s: float,
     ledger: Ledger,
     progress: Progress,
+    variants: ChosenVariants | None = None,
 ) -> list[PairRecord]:
-    """The pairs most worth knowing, as many as ``budget_s`` allows; returns all that the journal holds for this device."""
+    """The pairs most worth knowing, as many as ``budget_s`` allows; returns all that the journal holds for this device.
+
+    With ``variants`` the pairs are of those, and what is returned stands under the operators' own signatures.
+    """
     limits = session.limits
+
+    def held() -> list[PairRecord]:
+        return journal.pairs() if variants is None else variants.to_operators(graph, journal.pairs())
+
     if limits.max_lanes > 1 and budget_s > 0:
         # What was measured while others had the cores says nothing; it is measured again.
-        known = {(pair.first, pair.first_width, pair.last, pair.last_width) for pair in journal.pairs() if _undisturbed(pair, device)}
+        known = {(pair.first, pair.first_width, pair.last, pair.last_width) for pair in held() if _undisturbed(pair, device)}
         choices = select_pairs(graph, solo, widths=limits.widths, max_pairs=400, known=known)
         deadline = time.monotonic() + budget_s
         for begin in range(0, len(choices), _LOT):
@@ -81,20 +101,36 @@ def measure_pairs(
             if left_s <= 0:
                 ledger.notes.append(f"{begin} of {len(choices)} pairs worth measuring fitted in the budget; the rest is predicted")
                 break
-            _measure_lot(session, graph, choices[begin : begin + _LOT], journal, ledger)
+            _measure_lot(session, graph, choices[begin : begin + _LOT], journal, ledger, variants)
             progress.update(done=min(begin + _LOT, len(choices)), total=len(choices), measured=ledger.measurements, failed=ledger.failures)
-    return journal.pairs()
+    return held()
 
 
 def _undisturbed(pair: PairRecord, device: DeviceFacts) -> bool:
     return stolen_share(pair.contamination, device, pair.first_width + pair.last_width) <= DISTURBED
 
 
-def _measure_lot(session: Session, graph: OpGraph, lot: Sequence[PairChoice], journal: Journal, ledger: Ledger) -> None:
-    asked = [Pair(choice.first, choice.last, choice.first_width, choice.last_width) for choice in lot]
-    for choice, answer in zip(lot, session.pairs(asked, repeats=_PAIR_REPEATS), strict=True):
+def _measure_lot(
+    session: Session, graph: OpGraph, lot: Sequence[PairChoice], journal: Journal, ledger: Ledger, variants: ChosenVariants | None
+) -> None:
+    def variant(operator: int, width: int) -> int:
+        return 0 if variants is None else variants.of(operator, width)
+
+    asked = [
+        Pair(
+            choice.first,
+            choice.last,
+            choice.first_width,
+            choice.last_width,
+            variant(choice.first, choice.first_width),
+            variant(choice.last, choice.last_width),
+        )
+        for choice in lot
+    ]
+    for choice, pair, answer in zip(lot, asked, session.pairs(asked, repeats=_PAIR_REPEATS), strict=True):
         ledger.count(answer)
-        first, last = graph.operators[choice.first].signature, graph.operators[choice.last].signature
+        first = variant_signature(graph.operators[choice.first].signature, pair.first_variant)
+        last = variant_signature(graph.operators[choice.last].signature, pair.last_variant)
         journal.add_pair(first, choice.first_width, last, choice.last_width, answer)
     journal.flush()
 

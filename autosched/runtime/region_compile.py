@@ -3,7 +3,7 @@
 The interfaces are private and were the same in PyTorch 2.11 to 2.13: ``torch._inductor.standalone_compile``, and
 ``PyCodeCache.load_by_key_path``, through which every generated module is loaded. The module's ``call`` is what runs: the wrapper that
 ``standalone_compile`` returns does the same around gradients and aliases that a region does not have, and costs as much as a small
-operator. Whatever is absent here, or comes out otherwise than the calls themselves, is a :class:`Refused` with a reason, never an exception.
+operator. What is absent here, or comes out otherwise than the calls themselves, is a :class:`Refused` with a reason, never an exception.
 """
 
 from __future__ import annotations

@@ -1,0 +1,215 @@
+"""Which variant of each operator is used: all are compiled and timed alone, the fastest stands for its width, and a few others get a
+chance on the device, in the schedule they would be part of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.core.graph import OpGraph
+from autosched.core.program import Program
+from autosched.core.progress import Progress
+from autosched.core.records import Failure, FailureKind, PairRecord, SoloRecord
+from autosched.core.schedule import Schedule
+from autosched.core.variants import Lowering, Variant, variant_signature
+from autosched.datasets.journal import Journal
+from autosched.device.base import Session
+from autosched.device.variants import VariantSession
+from autosched.pipeline.measuring import Ledger
+from autosched.runtime.region_pieces import variants_of
+from autosched.search.loop import Bench
+
+# A variant this much slower alone is not tried beside others: no lesser slowdown makes up for it.
+_WORTH_TRYING = 1.5
+_MOST_TRIED = 6
+_ROUNDS = 8
+# The median of so few rounds must differ by more than this to mean anything.
+_LEAST_GAIN = 0.01
+_MOST_NOTES = 4
+
+
+@dataclass(frozen=True)
+class VariantTimes:
+    """What was measured of the variants of one graph.
+
+    Args:
+        widths: as in ``CostTable``.
+        best: int32 ``[n_operators, n_widths]``: the fastest variant alone.
+        solo: ``[n_operators][n_widths]``: its record, under the name of the variant.
+        others: by operator and place of the width, the variants worth trying beside others, with their times over the best's.
+    """
+
+    widths: tuple[int, ...]
+    best: NDArray[np.int32]
+    solo: list[list[SoloRecord | Failure]]
+    others: dict[tuple[int, int], tuple[tuple[int, float], ...]]
+
+    def of(self, operator: int, width: int) -> int:
+        """The variant that stands for an operator at a width."""
+        return int(self.best[operator, self.widths.index(width)])
+
+    def to_operators(self, graph: OpGraph, pairs: Sequence[PairRecord]) -> list[PairRecord]:
+        """Pairs under the operators' own signatures, of the variants that stand for them; others are left out."""
+        names = {
+            (variant_signature(operator.signature, self.of(operator.index, width)), width): operator.signature
+            for operator in graph.operators
+            for width in self.widths
+        }
+        found: list[PairRecord] = []
+        for pair in pairs:
+            first, last = names.get((pair.first, pair.first_width)), names.get((pair.last, pair.last_width))
+            if first is not None and last is not None:
+                found.append(dataclasses.replace(pair, first=first, last=last))
+        return found
+
+
+def compile_variants(session: Session, program: Program, ledger: Ledger, progress: Progress) -> None:
+    """Compile every variant of every operator once, so that no measurement waits for a compiler; what cannot be had is noted."""
+    if program.lowering != Lowering.FUSED or not isinstance(session, VariantSession):
+        return
+    progress.stage("compiling regions")
+    kind = _kind(session)
+    columns = [(width, variant) for variant in _all_variants(program.graph, kind) if variant for width in session.limits.widths]
+    refused: dict[str, list[str]] = {}
+    for done, (width, variant) in enumerate(columns):
+        for operator, reason in session.compile_variant(width, variant).items():
+            if reason:
+                name = program.graph.operators[operator].name if operator >= 0 else "every region"
+                refused.setdefault(reason, []).append(name)
+        progress.update(done=done + 1, total=len(columns))
+    for reason, names in list(refused.items())[:_MOST_NOTES]:
+        distinct = list(dict.fromkeys(names))
+        listed = ", ".join(distinct[:3]) + (f" and {len(distinct) - 3} more" if len(distinct) > 3 else "")
+        ledger.notes.append(f"not compiled, runs call by call: {listed}: {reason}")
+
+
+def measure_variants(session: Session, program: Program, journal: Journal, rounds: int, ledger: Ledger) -> VariantTimes | None:
+    """Every operator alone at every width in every variant; ``None`` where operators have but one."""
+    if program.lowering != Lowering.FUSED or not isinstance(session, VariantSession):
+        return None
+    graph, widths = program.graph, session.limits.widths
+    kind = _kind(session)
+    offered = [variants_of(operator, graph, kind) for operator in graph.operators]
+    columns = [(width, variant) for variant in _all_variants(graph, kind) for width in widths]
+    answers = _known(journal, graph, offered, columns, rounds)
+    if answers is None:
+        answers = session.solo_variants(columns, repeats=rounds)
+        added: set[tuple[str, int]] = set()
+        for operator, row in zip(graph.operators, answers, strict=True):
+            for (width, variant), answer in zip(columns, row, strict=True):
+                name = variant_signature(operator.signature, variant)
+                if variant in offered[operator.index] and (name, width) not in added:
+                    added.add((name, width))
+                    ledger.count(answer)
+                    journal.add_solo(name, width, answer)
+        journal.flush()
+    return _chosen(graph, widths, columns, answers)
+
+
+def try_variants(bench: Bench, schedule: Schedule, graph: OpGraph, times: VariantTimes) -> Schedule:
+    """The schedule with those operators in another variant that make it faster on the device, if any do.
+
+    The fastest variant alone may be the worse neighbour. Operators of one kernel change together; the kernels with the most time, or
+    the least to lose, are tried one by one against the schedule as it is, and those that helped then all together.
+    """
+    changes = _changes(schedule, graph, times)
+    if not changes:
+        return schedule
+    tried = [schedule, *(_with(schedule, change) for change in changes)]
+    medians = _medians(bench.measure(tried, _ROUNDS))
+    helped = [change for change, median in zip(changes, medians[1:], strict=True) if median < medians[0] * (1.0 - _LEAST_GAIN)]
+    if not helped:
+        return schedule
+    merged: dict[int, int] = {}
+    for change in helped:
+        merged.update(change)
+    finalists = [schedule, _with(schedule, merged), tried[1 + int(np.argmin(medians[1:]))]]
+    last = _medians(bench.measure(finalists, 2 * _ROUNDS))
+    best = int(np.argmin(last))
+    return finalists[best] if last[best] < last[0] * (1.0 - _LEAST_GAIN) else schedule
+
+
+def _kind(session: Session) -> str:
+    # Lanes are threads on a CPU and streams, which only draw edges, on a GPU.
+    return "cpu" if session.limits.lanes_matter else "cuda"
+
+
+def _all_variants(graph: OpGraph, kind: str) -> list[Variant]:
+    return sorted({variant for operator in graph.operators for variant in variants_of(operator, graph, kind)})
+
+
+def _known(
+    journal: Journal, graph: OpGraph, offered: Sequence[Sequence[int]], columns: Sequence[tuple[int, int]], rounds: int
+) -> list[list[SoloRecord | Failure]] | None:
+    """What the journal holds, if that is everything."""
+    missing = Failure(FailureKind.UNAVAILABLE, "the operator has no such variant")
+    found: list[list[SoloRecord | Failure]] = []
+    for operator in graph.operators:
+        row: list[SoloRecord | Failure] = []
+        for width, variant in columns:
+            answer = journal.solo(variant_signature(operator.signature, variant), width, min_count=rounds // 2)
+            if variant not in offered[operator.index]:
+                answer = missing
+            if answer is None or (variant == Variant.CALLS and isinstance(answer, Failure)):
+                return None
+            row.append(answer)
+        found.append(row)
+    return found
+
+
+def _chosen(
+    graph: OpGraph, widths: tuple[int, ...], columns: Sequence[tuple[int, int]], answers: Sequence[Sequence[SoloRecord | Failure]]
+) -> VariantTimes:
+    best = np.zeros((len(graph), len(widths)), dtype=np.int32)
+    solo: list[list[SoloRecord | Failure]] = []
+    others: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
+    # Operators of one kernel share a choice: their records are equal, but for failures of single ones.
+    for operator in graph.operators:
+        row: list[SoloRecord | Failure] = []
+        for place, width in enumerate(widths):
+            column = [(variant, answers[operator.index][at]) for at, (wide, variant) in enumerate(columns) if wide == width]
+            timed = sorted((item.samples.median_us, variant) for variant, item in column if isinstance(item, SoloRecord))
+            if not timed:
+                row.append(column[0][1])
+                continue
+            fastest_us, chosen = timed[0]
+            best[operator.index, place] = chosen
+            row.append(next(item for variant, item in column if variant == chosen))
+            ratios = [(variant, time_us / max(fastest_us, 1e-9)) for time_us, variant in timed[1:]]
+            others[operator.index, place] = tuple(item for item in ratios if item[1] <= _WORTH_TRYING)
+        solo.append(row)
+    return VariantTimes(widths, best, solo, others)
+
+
+def _changes(schedule: Schedule, graph: OpGraph, times: VariantTimes) -> list[dict[int, int]]:
+    """Changes worth measuring, best first: operator -> variant, all operators of one kernel at one width together."""
+    groups: dict[tuple[str, int, int], list[int]] = {}
+    for operator in graph.operators:
+        width = schedule.width[operator.index]
+        place = times.widths.index(width)
+        for variant, _ in times.others.get((operator.index, place), ()):
+            if variant != schedule.variant[operator.index]:
+                groups.setdefault((operator.signature, width, variant), []).append(operator.index)
+    ranked: list[tuple[float, dict[int, int]]] = []
+    for (_, width, variant), operators in groups.items():
+        place = times.widths.index(width)
+        record = times.solo[operators[0]][place]
+        if isinstance(record, SoloRecord):
+            ratio = dict(times.others[operators[0], place])[variant]
+            worth = record.samples.median_us * len(operators) * (_WORTH_TRYING - ratio)
+            ranked.append((worth, dict.fromkeys(operators, variant)))
+    ranked.sort(key=lambda item: (-item[0], min(item[1])))
+    return [change for _, change in ranked[:_MOST_TRIED]]
+
+
+def _with(schedule: Schedule, change: dict[int, int]) -> Schedule:
+    return dataclasses.replace(schedule, variant=tuple(change.get(index, variant) for index, variant in enumerate(schedule.variant)))
+
+
+def _medians(columns: Sequence[Sequence[float] | Failure]) -> list[float]:
+    return [float("inf") if isinstance(column, Failure) or not column else float(np.median(column)) for column in columns]
