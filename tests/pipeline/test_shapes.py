@@ -1,0 +1,161 @@
+"""Tuning for several shapes: what is asked for is checked first, the budget is divided, and one file holds all of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import autosched
+from autosched import pipeline
+from autosched.cli import main
+from autosched.cli.shapes import parse_batches
+from autosched.core.errors import UnstableMeasurement, UsageError
+from autosched.core.schedule import sequential
+from autosched.export.bundle import write_bundle
+from autosched.pipeline.bundles import BenchShapes
+from autosched.runtime.bundle_format import read_bundles
+from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name
+from tests.conformance.bundles import shapes_of, two_branches_bundle
+from tests.conformance.graphs import TwoBranches
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = torch.nn.Linear(8, 8)
+        self.right = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.left(x)) + torch.sigmoid(self.right(x))
+
+
+@pytest.mark.parametrize(("text", "sizes"), [(None, (None,)), ("4", (4,)), ("1,4,16", (1, 4, 16)), (" 2 , 1 ", (2, 1))])
+def test_batches_are_read(text: str | None, sizes: tuple[int | None, ...]) -> None:
+    assert parse_batches(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,", "1,1", "two", "-1", "1.5", "1,4,4", "9999999999"])
+def test_what_is_no_list_of_batches_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--batch is"):
+        parse_batches(text)
+
+
+def test_examples_are_checked_before_anything_is_measured() -> None:
+    x = torch.randn(1, 8)
+    with pytest.raises(UsageError, match="0 examples"):
+        autosched.tune_shapes(Small().eval(), [])
+    with pytest.raises(UsageError, match="same shapes"):
+        autosched.tune_shapes(Small().eval(), [(x,), (torch.randn(1, 8),)])
+    with pytest.raises(UsageError, match="2 examples, 1 example_kwargs"):
+        autosched.tune_shapes(Small().eval(), [(x,), (x,)], [None])
+
+
+def test_the_budget_is_divided_and_what_is_left_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    bundles = iter(shapes_of(TwoBranches().eval(), 1, 4, 8))
+
+    def tune(model: object, args: object, kwargs: object, device: str, effort: str, budget_s: float, seed: int, **options: Any) -> Any:
+        shares.append(budget_s)
+        assert options["dtype"] == "float32"
+        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(search_s=5.0))
+
+    monkeypatch.setattr(pipeline, "tune", tune)
+    examples = [(torch.randn(rows, 8),) for rows in (1, 4, 8)]
+    tuned = autosched.tune_shapes(TwoBranches().eval(), examples, budget_s=60.0, batches=[1, 4, 8], dtype="float32")
+    assert shares == [20.0, 27.5, 50.0]
+    assert [dict(bundle.evidence.environment)["batch"] for bundle in tuned.bundles] == ["1", "4", "8"]
+
+
+@pytest.mark.slow
+def test_one_job_after_another_and_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    model = Small().eval()
+    stages: list[str] = []
+
+    class Told:
+        def stage(self, name: str, left_s: float | None = None) -> None:
+            stages.append(name)
+
+        def update(self, **facts: object) -> None:
+            pass
+
+    tuned = autosched.tune_shapes(
+        model, [(torch.randn(1, 8),), (torch.randn(3, 8),)], device="cpu", effort="quick", budget_s=1.0, progress=Told(), name="small"
+    )
+    report = tuned.save(tmp_path / "small.autosched")
+    assert report.bundle == str(tmp_path / "small.autosched")
+    assert len(report.shapes) == 2
+    assert stages[0] == "shape 1 of 2: capture"
+    assert any(stage.startswith("shape 2 of 2") for stage in stages)
+    assert "[3, 8] float32" in tuned.summary()
+    fast = autosched.load(tmp_path / "small.autosched", model, strict=True, pad=True)
+    for rows in (1, 2, 3):
+        x = torch.randn(rows, 8)
+        with torch.no_grad():
+            assert torch.allclose(fast(x), model(x), atol=1e-5)
+    assert [shape.calls for shape in fast.report().shapes] == [1, 2]
+    assert autosched.load(tuned.to_bytes(), model, strict=True).report().ready == 2
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("several") / "two.autosched"
+    write_bundle(path, *shapes_of(TwoBranches().eval(), 1, 4))
+    return path
+
+
+def test_a_shape_is_chosen_by_its_sizes_or_its_batch(several: Path) -> None:
+    bundles = read_bundles(several)
+    programs = [bundle.program for bundle in bundles]
+    assert [shape_name(program) for program in programs] == ["1x8,1x8", "4x8,4x8"]
+    nobody = [None, None]
+    assert choose_shapes(programs, nobody) == [0, 1]
+    assert choose_shapes(programs, nobody, shape="4x8,4x8") == [1]
+    assert choose_shapes(programs, nobody, shape="4x8") == [1]
+    assert choose_shapes(programs, nobody, batch=4) == [1]
+    assert choose_shapes(programs, [7, None], batch=7) == [0]
+    with pytest.raises(UsageError, match="it holds 1x8,1x8, 4x8,4x8"):
+        choose_shapes(programs, nobody, batch=2)
+    buckets = find_buckets(programs)
+    assert not isinstance(buckets, str)
+    assert buckets.sizes == (1, 4)
+    assert buckets.inputs == (0, 0)
+    assert buckets.outputs == (0, 0, 0)
+    assert [buckets.next_above(size) for size in (1, 2, 4, 5)] == [0, 1, 1, None]
+
+
+def test_check_and_trace_know_shapes(several: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(several), "--json"])
+    assert ended.value.code == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["verdict"] == "exact"
+    assert said["shapes"] == ["[1, 8] float32, [1, 8] float32", "[4, 8] float32, [4, 8] float32"]
+    assert len(pipeline.check(several, batch=4).shapes) == 1
+    with pytest.raises(UsageError, match="holds 2 shapes; choose one of 1x8,1x8, 4x8,4x8"):
+        pipeline.trace(several, TwoBranches().eval(), tmp_path / "t.json")
+    result = pipeline.trace(several, TwoBranches().eval(), tmp_path / "t.json", batch=4)
+    assert result.operators == len(read_bundles(several)[1].program.graph)
+
+
+def test_bench_measures_every_shape_or_the_one_chosen(tmp_path: Path) -> None:
+    model = TwoBranches().eval()
+    bundles = []
+    for rows in (1, 4):
+        bundle = two_branches_bundle(model, rows=rows)
+        bundles.append(two_branches_bundle(model, rows=rows, schedule=sequential(bundle.program.graph)))
+    path = write_bundle(tmp_path / "two.autosched", *bundles)
+    try:
+        results = pipeline.bench(path, model, rounds=5)
+        one = pipeline.bench(path, model, rounds=5, shape="4x8")
+    except UnstableMeasurement:
+        pytest.skip("this machine is too loaded to time anything")
+    assert isinstance(results, BenchShapes)
+    assert [result.shape for result in results.shapes] == ["[1, 8] float32, [1, 8] float32", "[4, 8] float32, [4, 8] float32"]
+    assert not isinstance(one, BenchShapes)
+    assert one.shape == results.shapes[1].shape
