@@ -269,7 +269,7 @@ def _timed(run: Callable[[], Any], on_gpu: bool) -> float:
     begin = time.perf_counter()
     run()
     if on_gpu:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize()  # type: ignore[no-untyped-call]
     return time.perf_counter() - begin
 
 
