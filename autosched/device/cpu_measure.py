@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from autosched.core.graph import OpGraph, ValueRole
+from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, FailureKind, ScheduleRecord
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.device.base import Comparison
@@ -27,6 +27,7 @@ from autosched.runtime.lanes import LaneExecutor, LanePool, Trace
 from autosched.runtime.numerics import Agreement, compare
 from autosched.runtime.plan import Plan, Step, make_plan
 from autosched.runtime.widths import WidePrograms
+from autosched.runtime.workspace import peak_live_bytes
 
 _WARM_UPS = 2
 # After a wide operator the threads of OpenMP's team spin for some milliseconds (libgomp's default, 300,000 turns) and would take
@@ -281,25 +282,6 @@ class _Tick:
 
 def _nothing(slots: Slots) -> None:
     pass
-
-
-def peak_live_bytes(graph: OpGraph, plan: Plan) -> int:
-    """Most bytes of intermediates (outputs included) alive at once, when ``plan`` is followed in launch order."""
-    alive: set[int] = set()
-    now = peak = 0
-    for step in plan.steps:
-        for value in graph.operators[step.operator].writes:
-            owner = graph.values[graph.values[value].storage]
-            if owner.role in (ValueRole.INTERMEDIATE, ValueRole.INTERNAL) and owner.index not in alive:
-                alive.add(owner.index)
-                now += owner.spec.bytes
-        peak = max(peak, now)
-        for value in step.frees:
-            storage = graph.values[value].storage
-            if storage in alive:
-                alive.remove(storage)
-                now -= graph.values[storage].spec.bytes
-    return peak
 
 
 def _incomparable(agreement: Agreement, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> Failure | None:

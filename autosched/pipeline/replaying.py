@@ -35,11 +35,11 @@ from autosched.datasets.facts import LaunchFacts
 from autosched.datasets.schema import LimitsRow, ScheduleRow, ScopeRow
 from autosched.datasets.store import Store
 from autosched.device.base import Device, Group, Limits, Pair, Session
-from autosched.device.cpu_measure import peak_live_bytes
 from autosched.device.registry import device_named
 from autosched.device.replay import ReplayDevice, ReplaySession
 from autosched.pipeline.candidates import Candidate
 from autosched.runtime.plan import make_plan
+from autosched.runtime.workspace import peak_live_bytes
 from autosched.search.problem import Problem
 from autosched.search.simulate import simulate
 

@@ -8,9 +8,9 @@ from autosched.core.graph import OpGraph
 from autosched.core.schedule import sequential
 from autosched.device.base import Device
 from autosched.device.cpu import CpuDevice
-from autosched.device.cpu_measure import peak_live_bytes
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.plan import FreeRule, make_plan
+from autosched.runtime.workspace import peak_live_bytes
 from tests.conformance.device_suite import DeviceSuite
 from tests.conformance.programs import branches_program, chain_program, not_finite_program
 
