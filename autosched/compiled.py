@@ -192,7 +192,7 @@ def _in_lowering(name: str, captured: Captured, model: torch.nn.Module, args: tu
         return captured
     if name != "inductor":
         return capture(model, args, kwargs, lowering=lowering_named(name))
-    from autosched.capture.inductor import capture_inductor
+    from autosched.pipeline.inductor_capture import capture_inductor
 
     found = capture_inductor(model, args, kwargs)
     if not isinstance(found, Captured):

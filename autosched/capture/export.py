@@ -21,7 +21,7 @@ from autosched.capture.rewrite import RewriteReport, rewrite_draft
 from autosched.capture.screen import explain_export_failure, is_check, quiet_torch, require_inference, require_schedulable
 from autosched.capture.sources import source_of
 from autosched.capture.structure import structure_of
-from autosched.core.errors import UnsupportedGraph
+from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.program import ConstantSource, Program, Ref
 from autosched.core.variants import Lowering
 
@@ -68,21 +68,15 @@ def capture(
         rewrite: fold, simplify and fuse (lowering ``rewritten``); otherwise one operator for each ATen call (lowering ``aten``).
         target: kind of device (``cpu``, ``cuda``) whose operators the rewriting may choose; by default that of the example inputs. A
             model on a CPU can be captured for a GPU that this process never touches.
-        lowering: what an operator is; by default what ``rewrite`` says. For ``inductor`` the model is compiled here, on the device it is
-            captured for; where that cannot be done the result is ``fused``, and the log says why.
+        lowering: what an operator is; by default what ``rewrite`` says. Not ``inductor``: ``pipeline.inductor_capture`` does that.
 
     Raises:
         UnsupportedGraph: if the model cannot be captured or scheduled, naming the operator, its source line and what to do.
+        UsageError: for the lowering ``inductor``.
     """
     chosen = lowering if lowering is not None else Lowering.REWRITTEN if rewrite else Lowering.ATEN
     if chosen is Lowering.INDUCTOR:
-        from autosched.capture.inductor import capture_inductor
-
-        found = capture_inductor(model, args, kwargs, target=target)
-        if isinstance(found, Captured):
-            return found
-        logger.warning("captured as fused: the lowering inductor is not possible here: %s", found.reason)
-        chosen = Lowering.FUSED
+        raise UsageError("capture() got the lowering inductor, which needs the compiler of the device; use pipeline.inductor_capture")
     draft = draft_of(model, args, kwargs)
     structure = structure_of(draft)
     reports: tuple[RewriteReport, ...] = ()

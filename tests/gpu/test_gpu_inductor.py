@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from autosched.capture.export import Captured
-from autosched.capture.inductor import capture_inductor
 from autosched.core.schedule import sequential
+from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.inductor_bind import Refused
 from autosched.runtime.plan import make_plan
 from autosched.runtime.trees import output_tensors, unflatten_inputs, unflatten_outputs

@@ -20,7 +20,7 @@ from autosched.capture.export import Captured, draft_of
 from autosched.capture.rewrite import rewrite_draft
 from autosched.capture.structure import structure_of
 from autosched.core.graph import Operator, OpGraph, Value
-from autosched.core.program import Program
+from autosched.core.program import Program, Ref
 from autosched.runtime.inductor_bind import Recording, Refused, bound_of, first_difference, record
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
@@ -107,7 +107,7 @@ def _disagreement(source: Program, constants: Mapping[int, torch.Tensor], record
     got = dict(zip(program.graph.outputs, bound_of(recording, source, constants, device).run(inputs), strict=True))
     # Two outputs of the source may be one tensor here.
     leaves = zip(source.output_leaves, program.output_leaves, strict=True)
-    order = {theirs.value: ours.value for theirs, ours in leaves if hasattr(theirs, "value") and hasattr(ours, "value")}
+    order = {theirs.value: ours.value for theirs, ours in leaves if isinstance(theirs, Ref) and isinstance(ours, Ref)}
     places = [(place, order[value]) for place, value in enumerate(source.graph.outputs) if value in order]
     agreement = compare([got[value] for _, value in places], [wanted[place] for place, _ in places])
     return "" if agreement.within_tolerance else agreement.reason
