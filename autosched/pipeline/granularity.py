@@ -61,7 +61,7 @@ def capture_as(
     """
     if lowering is not Lowering.INDUCTOR:
         return capture(model, args, kwargs, target=kind, lowering=lowering), ""
-    from autosched.capture.inductor import capture_inductor
+    from autosched.pipeline.inductor_capture import capture_inductor
     from autosched.runtime.inductor_bind import Refused
 
     found = capture_inductor(model, args, kwargs, target=kind)
