@@ -50,11 +50,15 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Aims:
-    """Most rows of each kind that the store should hold of one model afterwards; pairs count each start order."""
+    """Most rows of each kind that the store should hold of one model afterwards; pairs count each start order.
+
+    ``probes``: whether each kernel's probe runs come first among the pairs, as a device needs that nothing is known of.
+    """
 
     pairs: int = 400
     groups: int = 24
     schedules: int = 12
+    probes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,7 @@ def collect_graph(
         budget_s=budget_s * (1.0 - _SCHEDULE_SHARE) if aims.schedules else budget_s,
         rng=rng,
         uncertainty=ModelUncertainty(model, graph, store, scope) if model is not None else None,
+        probes=aims.probes,
         launches=launches,
         keep_disturbed=keep_disturbed,
         progress=lambda what, done, total: progress.update(done=done, total=total, incumbent=what),

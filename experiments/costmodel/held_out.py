@@ -1,7 +1,11 @@
 """The cost model's error on model families it was not trained on, from a store of runs; with baselines and the noise floor beside.
 
-    python experiments/costmodel/held_out.py STORE -o RESULTS.json [--models ...] [--probes 6] [--seed 0]
+    python experiments/costmodel/held_out.py                           # datasets/data/cpu_*, into experiments/results/cpu/
+    python experiments/costmodel/held_out.py STORE --out FOLDER [--models ...] [--probes 6] [--seed 0] [--keep]
     python experiments/costmodel/held_out.py --smoke
+
+Writes ``train.txt`` (what the README shows, see ``experiments/tables.py``) and ``costmodel.json`` (everything). ``--keep`` puts the trained
+model beside the store, where it ships.
 
 ``--smoke`` makes a small *simulated* store and says so in everything it writes. Only runs of a real device are quotable.
 """
@@ -9,27 +13,33 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from autosched.costmodel.analytic import AnalyticModel
-from autosched.costmodel.baselines import Constant
-from autosched.costmodel.crossval import Factory, HeldOut, cross_validate, folds_of
-from autosched.costmodel.design import take, take_labels
-from autosched.costmodel.graybox import GrayboxModel
-from autosched.costmodel.metrics import Metrics, measure
-from autosched.costmodel.model import COST_MODELS
-from autosched.costmodel.pair_set import PairSet, pair_set
-from autosched.costmodel.train import DEFAULT_KINDS, train
-from autosched.datasets.splits import Fold, by_operator_family, leave_one_out
-from autosched.datasets.store import Store
-from autosched.datasets.synthetic import synthetic_store
+ROOT = Path(__file__).resolve().parents[2]
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(ROOT))
+
+from autosched.costmodel.analytic import AnalyticModel  # noqa: E402
+from autosched.costmodel.baselines import Constant  # noqa: E402
+from autosched.costmodel.crossval import Factory, HeldOut, cross_validate, folds_of  # noqa: E402
+from autosched.costmodel.design import take, take_labels  # noqa: E402
+from autosched.costmodel.graybox import GrayboxModel  # noqa: E402
+from autosched.costmodel.metrics import Metrics, measure  # noqa: E402
+from autosched.costmodel.model import COST_MODELS  # noqa: E402
+from autosched.costmodel.pair_set import PairSet, pair_set  # noqa: E402
+from autosched.costmodel.persist import save_model  # noqa: E402
+from autosched.costmodel.train import DEFAULT_KINDS, train  # noqa: E402
+from autosched.datasets.splits import Fold, by_operator_family, leave_one_out  # noqa: E402
+from autosched.datasets.store import Store  # noqa: E402
+from autosched.datasets.synthetic import synthetic_store  # noqa: E402
+from experiments.costmodel import wholes  # noqa: E402
 
 HEADER = "| model | MAPE % | contended median APE % | contended Spearman | told right % | makespan MAPE % | interval holds % |"
 
@@ -103,51 +113,88 @@ def by_direction(held_out: HeldOut) -> dict[str, float]:
     return {name: float(np.abs(np.log(guess / truth)).mean()) for name, guess, truth in pairs}
 
 
-def main() -> int:
+def recorded_store(kind: str) -> Path | None:
+    """The store that was recorded on a device of ``kind`` and is committed, if there is one."""
+    found = sorted(path for path in (ROOT / "datasets" / "data").glob(f"{kind}*") if (path / "pairs").is_dir())
+    return found[-1] if found else None
+
+
+def examine(store: Store, models: list[str], probe_runs: int, seed: int, keep: Path | None) -> dict[str, Any]:
+    """Everything that is told of a store."""
+    pairs = pair_set(store)
+    training = train(pairs, seed=seed, kinds=models, report=lambda line: sys.stderr.write(line + "\n"))
+    if keep is not None and not pairs.simulated:
+        save_model(training.model, keep)
+    folds_name, folds = folds_of(pairs, np.random.default_rng(seed))
+    learned = {name: metrics.mean_abs_log for name, metrics in training.held_out.items() if name in models}
+    kind = training.decision.chosen
+    if kind not in learned:
+        kind = min(learned, key=lambda name: learned[name]) if learned else "analytic"
+    by_family = wholes.without_each_family(pairs, kind, seed)
+    floor = pairs.audit.noise_floor_pct
+    return {
+        "label": "SIMULATED rows, not measured" if pairs.simulated else "measured rows",
+        "store": {"pairs": len(pairs), "simulated": pairs.simulated, "families": pairs.audit.families, "devices": pairs.audit.devices},
+        "software": [dict(scope.software.versions) for scope in store.scopes()],
+        "noise_floor_pct": None if math.isnan(floor) else floor,
+        "held_out_by": folds_name,
+        "held_out": training.held_out,
+        "decision": training.decision,
+        "probes": probed(pairs, folds, probe_runs, seed),
+        "other_splits": other_splits(pairs, models, seed),
+        "analytic_by_direction": by_direction(cross_validate(AnalyticModel, pairs, folds, seed=seed)),
+        "composition": wholes.composed(pairs, store, by_family, kind),
+        "schedules": wholes.scheduled(store, by_family, kind),
+        "learning_curve": training.curve,
+        "seed": seed,
+    }
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The tables, as Markdown."""
+    store, floor = result["store"], result["noise_floor_pct"]
+    lines = [
+        f"{result['label']}; {store['pairs']} pairs of {len(store['families'])} model families on {', '.join(store['devices'])}; "
+        f"held out by {result['held_out_by']}; noise floor of repeats {'unknown' if floor is None else f'{floor:.1f} %'}",
+        "",
+        HEADER,
+        "|" + "---|" * 7,
+    ]
+    lines += [row(name, metrics) for name, metrics in {**result["held_out"], **result["probes"]}.items()]
+    for split, table in result["other_splits"].items():
+        lines += ["", f"held out by {split}", "", HEADER, "|" + "---|" * 7, *(row(name, metrics) for name, metrics in table.items())]
+    lines += wholes.lines(result["composition"], result["schedules"])
+    lines += ["", f"chosen: {result['decision'].chosen} ({result['decision'].reason})", ""]
+    lines += ["learning curve: model, pairs, mean absolute log error"]
+    lines += [f"  {point.model} {point.pairs} {point.metrics.mean_abs_log:.4f}" for point in result["learning_curve"]]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", nargs="?", type=Path)
-    parser.add_argument("-o", "--output", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=None, help="folder of train.txt and costmodel.json; default: experiments/results/")
+    parser.add_argument("--device", default="cpu", help="whose recorded store to take if none is named: cpu or h200")
     parser.add_argument("--models", nargs="*", default=list(DEFAULT_KINDS))
     parser.add_argument("--probes", type=int, default=6)
+    parser.add_argument("--keep", action="store_true", help="save the trained model as STORE/model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true")
-    options = parser.parse_args()
-    if options.store is None and not options.smoke:
-        parser.error("a store of runs is needed (made by 'autosched collect'), or --smoke")
+    options = parser.parse_args(arguments)
+    place = options.store or (None if options.smoke else recorded_store(options.device))
+    if place is None and not options.smoke:
+        parser.error("no runs are recorded here: make them with experiments/costmodel/collect.py, name a store, or use --smoke")
     with tempfile.TemporaryDirectory() as scratch:
         rehearsal = Path(scratch) / "simulated"
-        store = Store.open(options.store) if options.store is not None else synthetic_store(rehearsal, kernels=10, pairs=40)
-        pairs = pair_set(store)
-        training = train(pairs, seed=options.seed, kinds=options.models, report=lambda line: sys.stderr.write(line + "\n"))
-        folds_name, folds = folds_of(pairs, np.random.default_rng(options.seed))
-        probes = probed(pairs, folds, options.probes, options.seed)
-        others = other_splits(pairs, options.models, options.seed)
-        prior = cross_validate(AnalyticModel, pairs, folds, seed=options.seed)
-        floor = pairs.audit.noise_floor_pct
-        result = {
-            "label": "SIMULATED rows, not measured" if pairs.simulated else "measured rows",
-            "store": {"pairs": len(pairs), "simulated": pairs.simulated, "families": pairs.audit.families, "devices": pairs.audit.devices},
-            "noise_floor_pct": None if math.isnan(floor) else floor,
-            "held_out_by": folds_name,
-            "held_out": training.held_out,
-            "decision": training.decision,
-            "probes": probes,
-            "other_splits": others,
-            "analytic_by_direction": by_direction(prior),
-            "learning_curve": training.curve,
-            "seed": options.seed,
-        }
-    if options.output is not None:
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-    title = f"{result['label']}; held out by {folds_name}; noise floor {json.dumps(result['noise_floor_pct'])} %"
-    lines = [title, "", HEADER, "|" + "---|" * 7]
-    lines += [row(name, metrics) for name, metrics in {**training.held_out, **probes}.items()]
-    for split, table in others.items():
-        lines += ["", f"held out by {split}", "", HEADER, "|" + "---|" * 7, *(row(name, metrics) for name, metrics in table.items())]
-    lines += ["", f"chosen: {training.decision.chosen} ({training.decision.reason})", ""]
-    lines += ["learning curve: model, pairs, mean absolute log error"]
-    lines += [f"  {point.model} {point.pairs} {point.metrics.mean_abs_log:.4f}" for point in training.curve]
-    sys.stdout.write("\n".join(lines) + "\n")
+        store = Store.open(place) if place is not None else synthetic_store(rehearsal, kernels=10, pairs=40)
+        result = examine(store, options.models, options.probes, options.seed, place / "model" if options.keep and place else None)
+    text = as_text(result)
+    out = options.out or (None if options.smoke or options.store else ROOT / "experiments" / "results" / options.device)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "costmodel.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+        (out / "train.txt").write_text(text)
+    sys.stdout.write(text)
     return 0
 
 

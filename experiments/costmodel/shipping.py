@@ -1,0 +1,65 @@
+"""A store of runs as it is committed: one file for each table, a description of the machine beside them, nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from autosched.datasets.audit import audit
+from autosched.datasets.schema import TABLES
+from autosched.datasets.store import Store, union
+from autosched.device.base import Device
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "datasets" / "data"
+
+
+def folder_of(device: Device) -> Path:
+    """Where a device's runs are committed: ``datasets/data/<kind>_<short name>_<cores>``, ``h200`` for an H200."""
+    name = re.sub(r"[^a-z0-9]+", "_", device.key.name.lower()).strip("_")
+    if "h200" in name:
+        return DATA / "h200"
+    cores = dict(device.key.details).get("cores", "")
+    return DATA / "_".join(part for part in (device.key.kind, name, cores) if part)
+
+
+def resume(work: Path, target: Path) -> None:
+    """Begin from what is shipped already, where nothing has gathered here."""
+    if not work.exists() and (target / "solo").is_dir():
+        union([target], work)
+
+
+def ship(work: Path, target: Path, device: Device, **about: object) -> None:
+    """Replace ``target``'s tables by the rows of ``work``, and describe them in ``about.json``. A model there stays."""
+    store = Store.open(work)
+    with tempfile.TemporaryDirectory(dir=work.parent) as scratch:
+        union([work], Path(scratch) / "one")
+        target.mkdir(parents=True, exist_ok=True)
+        for table in TABLES:
+            shutil.rmtree(target / table, ignore_errors=True)
+            if any((Path(scratch) / "one" / table).iterdir()):
+                shutil.copytree(Path(scratch) / "one" / table, target / table)
+    found = audit(store)
+    described = {
+        "device": msgspec.to_builtins(device.key),
+        "software": dict(device.software.versions),
+        "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "rows": {table: len(store.keys(table)) for table in TABLES},
+        "families": found.families,
+        "audit": found.lines(),
+        "noise_floor_pct": None if math.isnan(found.noise_floor_pct) else found.noise_floor_pct,
+        "read_with": "pandas.read_parquet(folder / 'pairs'), and likewise the other tables",
+        **about,
+    }
+    (target / "about.json").write_text(json.dumps(described, indent=1) + "\n")
