@@ -31,7 +31,7 @@ from autosched.core.program import ConstantSource
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.report import TuneReport
 from autosched.core.schedule import sequential
-from autosched.core.variants import lowering_named
+from autosched.core.variants import Lowering, lowering_named
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime import cache
 from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
@@ -190,7 +190,7 @@ def _in_lowering(name: str, captured: Captured, model: torch.nn.Module, args: tu
     """The model cut into operators as the tuned one was; what was captured, if that is so already."""
     if name == captured.program.lowering:
         return captured
-    if name != "inductor":
+    if name != Lowering.INDUCTOR:
         return capture(model, args, kwargs, lowering=lowering_named(name))
     from autosched.pipeline.inductor_capture import capture_inductor
 
@@ -251,7 +251,7 @@ def _tune(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 def _faster(loaded: LoadedModel, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether the schedule beats the model in a short race: turn by turn, the median of the ratios under 1."""
-    runners = (lambda: loaded(*args, **kwargs), lambda: model(*args, **kwargs))
+    runners: tuple[Callable[[], Any], ...] = (lambda: loaded(*args, **kwargs), lambda: model(*args, **kwargs))
     on_gpu = _home(model, args, kwargs).type == "cuda"
     for run in (*runners, *runners):
         run()
@@ -269,7 +269,7 @@ def _timed(run: Callable[[], Any], on_gpu: bool) -> float:
     begin = time.perf_counter()
     run()
     if on_gpu:
-        torch.cuda.synchronize()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
     return time.perf_counter() - begin
 
 

@@ -50,7 +50,6 @@ def capture_inductor(
     draft = draft_of(model, args, kwargs)
     structure = structure_of(draft)
     device = torch.device(target) if target else draft.device
-    structure = structure_of(draft)
     rewrites = rewrite_draft(draft, device.type) if device.type != "cpu" else ()
     source, constants = build_program(draft, "rewritten" if rewrites else "aten")
     return lower_inductor(Captured(source, constants, rewrites, structure), device)
