@@ -78,11 +78,12 @@ def _take_leaf(item: Any, leaves: list[Any]) -> bool:
     return True
 
 
-def _sequence_taker(kind: type, takers: tuple[_Take, ...]) -> _Take:
+def _sequence_taker(kind: type[Any], takers: tuple[_Take, ...]) -> _Take:
     def take_sequence(item: Any, leaves: list[Any]) -> bool:
-        if type(item) is not kind or len(item) != len(takers):
+        if type(item) is not kind:
             return False
-        return all(take(child, leaves) for take, child in zip(takers, item, strict=True))
+        children: Sequence[Any] = item
+        return len(children) == len(takers) and all(take(child, leaves) for take, child in zip(takers, children, strict=True))
 
     return take_sequence
 

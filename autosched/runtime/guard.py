@@ -137,7 +137,7 @@ class LoadedModel:
         except InputMismatch as error:
             return self._step_aside("inputs", str(error), args, kwargs, error)
         outcome = table.run(slot, tensors)
-        if type(outcome) is not list:
+        if not isinstance(outcome, list):
             return self._answer_otherwise(slot, outcome, args, kwargs)
         if found.size is not None:
             padding = table.padding

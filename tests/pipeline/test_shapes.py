@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from autosched.core.errors import UnstableMeasurement, UsageError
 from autosched.core.schedule import sequential
 from autosched.export.bundle import write_bundle
 from autosched.pipeline.bundles import BenchShapes
+from autosched.pipeline.shapes import TunedShapes
 from autosched.runtime.bundle_format import read_bundles
 from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name
 from tests.conformance.bundles import shapes_of, two_branches_bundle
@@ -159,3 +161,38 @@ def test_bench_measures_every_shape_or_the_one_chosen(tmp_path: Path) -> None:
     assert [result.shape for result in results.shapes] == ["[1, 8] float32, [1, 8] float32", "[4, 8] float32, [4, 8] float32"]
     assert not isinstance(one, BenchShapes)
     assert one.shape == results.shapes[1].shape
+
+
+@pytest.mark.parametrize("unstable", [False, True])
+def test_the_command_line_reports_every_shape(
+    unstable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundles = shapes_of(TwoBranches().eval(), 1, 4)
+    asked: dict[str, Any] = {}
+
+    def tune_shapes(model: object, examples: list[Any], kwargs: list[Any], **options: Any) -> TunedShapes:
+        asked.update(options, shapes=[tuple(args[0].shape) for args in examples])
+        reports = [dataclasses.replace(bundle.evidence.report, unstable=unstable) for bundle in bundles]
+        jobs: list[Any] = [SimpleNamespace(bundle=bundle, report=report) for bundle, report in zip(bundles, reports, strict=True)]
+        return TunedShapes(jobs, options["batches"])
+
+    monkeypatch.setattr("autosched.pipeline.shapes.tune_shapes", tune_shapes)
+    path = tmp_path / "toy.autosched"
+    for as_json in (True, False):
+        with pytest.raises(SystemExit) as ended:
+            main(["tune", "autosched:toy", "--device", "cpu", "--batch", "1,4", "-o", str(path), *(["--json"] if as_json else [])])
+        assert ended.value.code == (3 if unstable else 0)
+        said = capsys.readouterr().out
+        if as_json:
+            tree = json.loads(said)
+            assert tree["bundle"] == str(path)
+            assert [shape["chosen"] for shape in tree["shapes"]] == ["beam", "beam"]
+        else:
+            assert "batch 1\n" in said
+            assert "batch 4\n" in said
+            assert said.count("beam is faster") == 2
+            assert f"2 shapes written to {path}" in said
+    assert asked["batches"] == (1, 4)
+    assert asked["shapes"] == [(1, 3, 32, 32), (4, 3, 32, 32)]
+    assert len(read_bundles(path)) == 2
+    assert pipeline.read(path, batch=4).bundles[0].program == bundles[1].program

@@ -250,3 +250,19 @@ def test_programs_are_only_read_never_changed_by_a_load(model: TwoBranches) -> N
     assert encode_bundle(bundle) == data
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert two_branches_program(model)[0] == bundle.program
+
+
+@pytest.mark.parametrize("described", [{"mean": 0.0, "std": 0.0}, {"mean": 0.0, "std": 0.0, "high": 1}, {"mean": 1e6, "std": 1.0}])
+def test_inputs_that_would_hide_another_computation_are_not_the_only_ones_tried(model: TwoBranches, described: dict[str, Any]) -> None:
+    class Saturated(TwoBranches):
+        """As the schedule wherever ``x`` is zero, or far from it; something else in between."""
+
+        def forward(self, x: torch.Tensor, *, more: dict[str, Any]) -> dict[str, Any]:
+            result = super().forward(x, more=more)
+            ordinary = ((x != 0) & (x.abs() < 1e3)).any()
+            return {**result, "sum": result["sum"] + ordinary.float()}
+
+    bundle = two_branches_bundle(model)
+    inputs = tuple(dataclasses.replace(item, **described) for item in bundle.program.inputs)
+    with pytest.raises(IncompatibleArtifact, match="something else than the model"):
+        load(rebuilt(bundle, inputs=inputs), Saturated().eval(), strict=True)
