@@ -5,8 +5,8 @@
     python experiments/h200/collect.py --smoke           # the CPU, one tiny model; its figures mean nothing
 
 Aims: 500 unique operators, 5,000 pairs of them in both start orders, groups of three and four, repeats for the noise floor. Writes
-``datasets/data/h200/`` and begins from what is there, so calling it again goes on. Exit status: 0 the aims are reached, 10 something is left
-for the next call. ``experiments/h200/costmodel.py`` makes the tables.
+``datasets/data/h200/`` and begins from what is there, so calling it again goes on. Exit status: 0 the aims are reached, 10 something is
+left for the next call. ``experiments/h200/costmodel.py`` makes the tables.
 """
 
 from __future__ import annotations

@@ -239,3 +239,24 @@ def test_a_kind_of_operator_is_held_out_with_every_pair_it_is_in() -> None:
     by_name = {fold.name: fold for fold in folds}
     assert by_name["convolution"].test.tolist() == [0]
     assert "memory" not in by_name
+
+
+def test_groups_keep_their_share_of_the_time_from_pairs(tmp_path: Path) -> None:
+    graph, store = fork(9), Store.create(tmp_path)
+    report = collect(graph, FakeMeasurer(graph, seconds=1.0), store, budget_s=40.0, max_groups=4)
+    assert not report.finished
+    assert report.groups == len(store.groups()) == 4
+    assert {len(row.record.signatures) for row in store.groups()} == {3, 4}
+
+
+def test_what_others_disturbed_is_kept_only_when_asked(tmp_path: Path) -> None:
+    graph = fork(4)
+    measurer = FakeMeasurer(graph)
+    measurer.load = 0.9
+    away, kept = Store.create(tmp_path / "away"), Store.create(tmp_path / "kept")
+    assert collect(graph, measurer, away).disturbed > 0
+    assert not away.solo()
+    assert collect(graph, measurer, kept, keep_disturbed=True).disturbed > 0
+    assert kept.solo()
+    assert kept.groups()
+    assert {row.key for row in kept.pairs()} <= audit(kept).excluded

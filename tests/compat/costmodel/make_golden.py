@@ -1,6 +1,6 @@
 """Write the golden files of today's schemas; run once when a schema is raised, never to make a failing test pass.
 
-    python tests/compat/costmodel/make_golden.py tests/compat/costmodel/schema-1
+    python -m tests.compat.costmodel.make_golden tests/compat/costmodel/schema-2
 
 Everything in them is simulated.
 """
@@ -23,11 +23,13 @@ from autosched.costmodel.persist import save_model
 from autosched.costmodel.trained import Card, TrainedModel
 from autosched.datasets.journal import Journal, Scope
 from autosched.datasets.synthetic import synthetic_store
+from tests.conformance.store_suite import schedule_rows
 
 
 def main(folder: Path) -> None:
     shutil.rmtree(folder / "store", ignore_errors=True)
     store = synthetic_store(folder / "store", families=("alpha", "beta"), kernels=5, pairs=30, seed=42)
+    store.append(schedule_rows("ab", Contamination(0.01, 2400.0)))
     pairs = pair_set(store)
     card = Card(
         ("synthetic-a",), ("cuda",), ("alpha", "beta"), len(pairs), len(pairs), None, GateDecision("x", "a golden file", "nothing"), {}, 0

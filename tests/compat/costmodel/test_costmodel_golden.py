@@ -32,7 +32,19 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_an_old_store_opens(golden: Path) -> None:
     pairs = pair_set(Store.open(golden / "store"))
     assert set(pairs.labels.family) == {"alpha", "beta"}
-    assert len(Store.open(golden / "store").groups()) == 8
+    groups = Store.open(golden / "store").groups()
+    assert len(groups) == 8
+    assert all(row.record.together_us >= max(row.record.finish_us) and min(row.record.repeats) >= 1 for row in groups)
+
+
+def test_schedules_of_schema_2_and_later_open(golden: Path) -> None:
+    if not list((golden / "store" / "schedules").glob("*.parquet")):
+        pytest.skip("schema 1 had no schedules")
+    store = Store.open(golden / "store")
+    (schedule,), (graph,), (limits,) = store.schedules(), store.graphs(), store.limits()
+    assert schedule.graph == graph.key == limits.graph
+    assert schedule.schedule.graph_hash == graph.graph.hash
+    assert (schedule.record.samples.median_us, schedule.predicted_us, limits.widths) == (9.0, 8.75, (1, 2))
 
 
 @pytest.mark.parametrize("name", ["analytic", "graybox", "xgboost", "torch", "stacked"])
