@@ -6,6 +6,7 @@ cutting-stock problem", Operations Research 9, 1961), with columns that are sets
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 
@@ -16,6 +17,7 @@ from autosched.search.fluid import MIN_SLOWDOWN
 from autosched.search.problem import Problem
 
 MOST_COLUMNS = 400_000
+_MOST_PART_COLUMNS = 20_000
 
 
 def critical_path_bound_us(problem: Problem) -> float:
@@ -27,7 +29,7 @@ def critical_path_bound_us(problem: Problem) -> float:
     return float(levels.max(initial=0.0) + problem.latency_us[2])
 
 
-def configuration_bound_us(problem: Problem, lanes: int) -> float:
+def configuration_bound_us(problem: Problem, lanes: int, *, most_columns: int = MOST_COLUMNS) -> float:
     """Least total time in which sets of independent operators, each at its rate in that set, do all the work.
 
     Columns: every antichain of at most ``lanes`` operators in every order of start, narrow width. Precedence between sets, launch gaps
@@ -36,9 +38,10 @@ def configuration_bound_us(problem: Problem, lanes: int) -> float:
     Args:
         problem: one width; up to about 24 operators.
         lanes: most operators at once.
+        most_columns: a larger programme is refused.
 
     Raises:
-        UsageError: if there would be more than ``MOST_COLUMNS`` columns.
+        UsageError: if there would be more than ``most_columns`` columns.
     """
     optimize, sparse = importlib.import_module("scipy.optimize"), importlib.import_module("scipy.sparse")
     rows: list[int] = []
@@ -58,12 +61,50 @@ def configuration_bound_us(problem: Problem, lanes: int) -> float:
                 columns.append(column)
                 rates.append(1.0 / max(slowdown, MIN_SLOWDOWN))
             column += 1
-            if column > MOST_COLUMNS:
-                raise UsageError(f"the configuration bound needs more than {MOST_COLUMNS} columns; use a smaller or narrower graph")
+            if column > most_columns:
+                raise UsageError(f"the configuration bound needs more than {most_columns} columns; use a smaller or narrower graph")
     matrix = sparse.csc_matrix((rates, (rows, columns)), shape=(problem.count, column))
     solved = optimize.linprog(np.ones(column), A_ub=-matrix, b_ub=-problem.operator_us(0), method="highs")
     bound = float(solved.fun) + float(problem.latency_us[2])
     return max(bound, critical_path_bound_us(problem)) if float(problem.excess_last.min(initial=0.0)) >= 0.0 else bound
+
+
+def decomposed_bound_us(problem: Problem, lanes: int) -> float:
+    """A bound for graphs that narrow to one operator now and then, as convolution nets do, at any size.
+
+    An operator that every other one comes before or after runs alone, and what lies between two of those begins after the first and ends
+    before the second; so the least times of the parts add up. Each part gets the configuration bound where that is possible (one width,
+    few enough columns), else its longest path.
+
+    Args:
+        problem: any.
+        lanes: most operators at once.
+    """
+    count = problem.count
+    cuts = [index for index in range(count) if not any(problem.graph.independent(index, other) for other in range(count) if other != index)]
+    bound = float(problem.latency_us[2])
+    begin = 0
+    for cut in [*cuts, count]:
+        bound += _part_us(problem, range(begin, cut), lanes)
+        if cut < count:
+            bound += min(float(problem.operator_us(place)[cut]) for place in range(len(problem.costs.widths)))
+        begin = cut + 1
+    return max(bound, critical_path_bound_us(problem)) if float(problem.excess_last.min(initial=0.0)) >= 0.0 else bound
+
+
+def _part_us(problem: Problem, members: range, lanes: int) -> float:
+    """Least time of some consecutive operators by themselves, microseconds."""
+    if not members:
+        return 0.0
+    costs = dataclasses.replace(problem.costs, kernel=problem.costs.kernel[members.start : members.stop], fixed_us=0.0)
+    before = [[item - members.start for item in problem.predecessors(index) if item >= members.start] for index in members]
+    part = Problem.from_arrays(before, costs)
+    if len(costs.widths) == 1:
+        try:
+            return configuration_bound_us(part, min(lanes, part.count), most_columns=_MOST_PART_COLUMNS)
+        except UsageError:
+            pass  # too many columns: the longest path it is
+    return critical_path_bound_us(part)
 
 
 def _antichains(problem: Problem, most: int) -> list[tuple[int, ...]]:

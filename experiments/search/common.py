@@ -6,7 +6,6 @@ Everything these experiments compute is in-model (simulated). No figure here is 
 from __future__ import annotations
 
 import importlib.metadata
-import itertools
 import json
 import os
 import platform
@@ -17,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from autosched.core.costs import CostTable
 from autosched.core.schedule import Schedule
 from autosched.search import synthetic
 from autosched.search.problem import Problem
+from autosched.search.problem_file import load_problem
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "sim"
+RECORDED = Path(__file__).resolve().parent.parent / "results"
 LABEL = "in-model (simulated)"
 
 
@@ -65,37 +65,14 @@ def table(title: str, header: list[str], rows: list[list[object]]) -> None:
     sys.stdout.flush()
 
 
-def save_problem(problem: Problem, path: Path) -> None:
-    """Write a problem (a real model's graph and recorded costs) for ``--recorded``; arrays only, nothing executable."""
-    costs = problem.costs
-    np.savez_compressed(
-        path,
-        pred_ptr=problem.pred_ptr,
-        pred_idx=problem.pred_idx,
-        widths=np.array(costs.widths),
-        kernel=costs.kernel,
-        solo_us=costs.solo_us,
-        slowdown_first=costs.slowdown_first,
-        slowdown_last=costs.slowdown_last,
-        constants=np.array([costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.max_lanes, costs.measured_pairs]),
-    )
-
-
-def load_problem(path: Path) -> Problem:
-    """The inverse of :func:`save_problem`."""
-    with np.load(path, allow_pickle=False) as data:
-        gap, cross, fixed, lanes, measured = data["constants"].tolist()
-        costs = CostTable(
-            tuple(int(width) for width in data["widths"]), data["kernel"], data["solo_us"], data["slowdown_first"],
-            data["slowdown_last"], gap, cross, fixed, int(lanes), measured,
-        )  # fmt: skip
-        pointers, indices = data["pred_ptr"].tolist(), data["pred_idx"].tolist()
-    return Problem.from_arrays([indices[a:b] for a, b in itertools.pairwise(pointers)], costs)
+def recorded_problems() -> list[Path]:
+    """Problem files that ship with the results: ``results/<device>/problems/*.npz``, written by ``record.py``."""
+    return sorted(RECORDED.glob("*/problems/*.npz"))
 
 
 def instances(recorded: list[Path], *, seeds: int, smoke: bool) -> dict[str, Problem]:
     """Recorded problems first, then random ones of the sizes that the design names."""
-    found = {path.stem: load_problem(path) for path in recorded}
+    found = {f"{path.stem} ({path.parent.parent.name})": load_problem(path).problem for path in recorded}
     count = 40 if smoke else 100
     for seed in range(1 if smoke else seeds):
         found[f"layered-{count}-4lanes-{seed}"] = synthetic.random_problem(seed, count, max_lanes=4)

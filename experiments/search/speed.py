@@ -19,13 +19,14 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from common import run, table, write
+from common import recorded_problems, run, table, write
 
 from autosched.core.schedule import Schedule
 from autosched.search import fluid, leftover, synthetic
 from autosched.search.anneal import Annealer
 from autosched.search.policies import Candidate, Decoder, Policy
 from autosched.search.problem import Ints, Problem
+from autosched.search.problem_file import load_problem
 from autosched.search.simulate import Evaluator
 from autosched.search.strategy import SearchContext
 
@@ -90,20 +91,26 @@ def _rate(work: Callable[[], int], *, smoke: bool) -> float:
 
 def large(*, smoke: bool) -> dict[str, object]:
     """The whole default search on a NASNet-like graph, and IOS on an Inception-like one."""
-    cells = synthetic.random_problem(0, 120 if smoke else 1264, shape="cells", max_lanes=4)
-    inception = _inception_like(40 if smoke else 119)
     rows: list[list[object]] = []
     budget = 2_000 if smoke else 100_000
-    sequential, _ = run("sequential", cells, 0)
-    heft, _ = run("critical_path", cells, 0)
-    found, seconds = run("portfolio", cells, budget)
-    rows.append(["portfolio", f"NASNet-like, {cells.count} operators", seconds, sequential / found, heft / found])
-    sequential, _ = run("sequential", inception, 0)
-    heft, _ = run("critical_path", inception, 0)
-    found, seconds = run("ios", inception, 10**9)
-    rows.append(["ios", f"Inception-like, {inception.count} operators", seconds, sequential / found, heft / found])
+    cells = _real("nasnetalarge", smoke) or {
+        "made-up cells": synthetic.random_problem(0, 120 if smoke else 1264, shape="cells", max_lanes=4)
+    }
+    inception = _real("inception_v3", smoke) or {"made-up Inception": _inception_like(40 if smoke else 119)}
+    for strategy, problems, evaluations in (("portfolio", cells, budget), ("ios", inception, 10**9)):
+        for label, problem in problems.items():
+            sequential, _ = run("sequential", problem, 0)
+            heft, _ = run("critical_path", problem, 0)
+            found, seconds = run(strategy, problem, evaluations)
+            rows.append([strategy, f"{label}, {problem.count} operators", seconds, sequential / found, heft / found])
     table("Whole searches", ["strategy", "graph", "seconds", "sequential / found", "HEFT / found"], rows)
     return {"rows": rows}
+
+
+def _real(name: str, smoke: bool) -> dict[str, Problem]:
+    """Graphs of the model that ship as problem files, by label; none in a smoke run."""
+    chosen = [path for path in recorded_problems() if name in path.stem and not smoke]
+    return {f"{path.stem} ({path.parent.parent.name})": load_problem(path).problem for path in chosen}
 
 
 def _inception_like(count: int) -> Problem:

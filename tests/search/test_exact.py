@@ -5,7 +5,7 @@ import pytest
 
 from autosched.core.errors import UsageError
 from autosched.search import exact, synthetic
-from autosched.search.bounds import configuration_bound_us, critical_path_bound_us
+from autosched.search.bounds import configuration_bound_us, critical_path_bound_us, decomposed_bound_us
 from autosched.search.problem import Problem
 from autosched.search.simulate import Evaluator, makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
@@ -79,3 +79,20 @@ def test_the_configuration_bound_is_tight_for_processor_sharing() -> None:
     pytest.importorskip("scipy")
     problem = Problem.from_arrays([[], []], flat_costs([4.0, 4.0], slowdown=2.0))
     assert configuration_bound_us(problem, 2) == pytest.approx(8.0)
+
+
+def test_the_decomposed_bound_adds_up_over_the_operators_where_a_graph_narrows() -> None:
+    # A fork of three, a cut, a fork of two: each part is bounded by itself, and every schedule found keeps above the sum.
+    problem = Problem.from_arrays([[], [0], [0], [0], [1, 2, 3], [4], [4], [5, 6]], synthetic.random_costs(np.random.default_rng(3), 8))
+    bound = decomposed_bound_us(problem, 4)
+    found = exact.brute_force(problem, 4, max_evaluations=10**7)
+    assert found.complete
+    assert critical_path_bound_us(problem) < bound <= found.best.makespan_us
+    assert bound >= configuration_bound_us(problem, 4) * (1 - 1e-9)
+
+
+def test_the_decomposed_bound_holds_at_a_hundred_operators() -> None:
+    problem = synthetic.random_problem(0, 100, shape="series_parallel")
+    bound = decomposed_bound_us(problem, 4)
+    heft = STRATEGIES.get("critical_path").propose(problem, SearchContext(np.random.default_rng(0)))[0]
+    assert critical_path_bound_us(problem) < bound <= makespan_us(problem, heft)

@@ -1,0 +1,101 @@
+"""A scheduling problem as a small file: a real model's graph with the costs recorded for it, to search it again without the model.
+
+One compressed NumPy archive of plain arrays (``allow_pickle`` is off on both sides): the graph's edges, the cost table with its kernel
+matrices shared by equal operators and held in single precision, and what ``opara`` reads. Nothing of the model's weights or names is in
+it. A problem read back has the same edges and costs; its operators are nameless.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autosched.core.costs import CostTable
+from autosched.core.errors import AutoschedError, UsageError
+from autosched.search.problem import Problem
+
+SCHEMA = 1
+_ARRAYS = (
+    "schema", "provenance", "pred_ptr", "pred_idx", "widths", "kernel", "solo_us", "slowdown_first", "slowdown_last", "constants", "demand",
+    "memory_bound",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SavedProblem:
+    """A problem, and where its costs come from, in words (``measured on ...``, ``roofline, not measured``)."""
+
+    problem: Problem
+    provenance: str
+
+
+def save_problem(problem: Problem, path: Path, *, provenance: str) -> None:
+    """Write a problem to ``path`` (``.npz``). Kernels that the graph does not use are left out.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    costs = problem.costs
+    used, kernel = np.unique(costs.kernel, return_inverse=True)
+    pick = np.ix_(used, used)
+    constants = [
+        costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.max_lanes, costs.measured_pairs, costs.concurrent_gap_us,
+    ]  # fmt: skip
+    arrays = {
+        "schema": np.array(SCHEMA),
+        "provenance": np.frombuffer(provenance.encode(), dtype=np.uint8),
+        "pred_ptr": problem.pred_ptr,
+        "pred_idx": problem.pred_idx,
+        "widths": np.array(costs.widths),
+        "kernel": kernel.reshape(costs.kernel.shape).astype(np.int32),
+        "solo_us": costs.solo_us[used],
+        "slowdown_first": _short(costs.slowdown_first[pick]),
+        "slowdown_last": _short(costs.slowdown_last[pick]),
+        "constants": np.array(constants, dtype=np.float64),
+        "demand": problem.demand.astype(np.float32),
+        "memory_bound": problem.memory_bound,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+def load_problem(path: Path) -> SavedProblem:
+    """The inverse of :func:`save_problem`, to the precision it keeps (slowdowns to three digits after the point).
+
+    Raises:
+        UsageError: if the file is not there, is no such archive, or describes no legal problem.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
+            found = {name: data[name] for name in _ARRAYS}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} holds no problem: {error}; expected a file that save_problem wrote") from error
+    if int(found["schema"]) > SCHEMA:
+        raise UsageError(f"{path} has schema {int(found['schema'])}; expected at most {SCHEMA}: install a newer autosched")
+    gap, cross, fixed, lanes, measured, concurrent = found["constants"].tolist()
+    try:
+        costs = CostTable(
+            tuple(int(width) for width in found["widths"]), np.ascontiguousarray(found["kernel"], dtype=np.int32),
+            found["solo_us"].astype(np.float64), found["slowdown_first"].astype(np.float64), found["slowdown_last"].astype(np.float64),
+            gap, cross, fixed, int(lanes), measured, concurrent,
+        )  # fmt: skip
+        ends = found["pred_ptr"].tolist()
+        indices = found["pred_idx"].tolist()
+        if costs.kernel.size and not 0 <= int(costs.kernel.min()) <= int(costs.kernel.max()) < len(costs.solo_us):
+            raise UsageError(f"kernel holds rows outside 0 to {len(costs.solo_us) - 1}")
+        problem = Problem.from_arrays([indices[a:b] for a, b in itertools.pairwise(ends)], costs)
+    except (AutoschedError, ValueError, IndexError) as error:
+        raise UsageError(f"{path} describes no legal problem: {error}") from error
+    problem = dataclasses.replace(problem, demand=found["demand"].astype(np.float64), memory_bound=found["memory_bound"].astype(np.bool_))
+    return SavedProblem(problem, found["provenance"].tobytes().decode())
+
+
+def _short(slowdowns: np.ndarray) -> np.ndarray:
+    # Three digits are far below what a pair's measurement repeats to, and compress to a third.
+    return np.maximum(np.round(slowdowns, 3), 1e-3).astype(np.float32)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autosched.core.errors import UsageError
+from autosched.search import synthetic
+from autosched.search.problem_file import load_problem, save_problem
+from autosched.search.simulate import makespan_us
+from autosched.search.strategy import STRATEGIES, SearchContext
+
+
+def test_a_problem_read_back_is_searched_to_the_same_schedules(tmp_path: Path) -> None:
+    problem = synthetic.random_problem(4, 60, widths=(1, 2), shape="cells")
+    save_problem(problem, tmp_path / "sub" / "p.npz", provenance="made up for a test")
+    read = load_problem(tmp_path / "sub" / "p.npz")
+    again = read.problem
+    assert read.provenance == "made up for a test"
+    assert (again.pred_idx == problem.pred_idx).all()
+    assert again.latency_us.tolist() == problem.latency_us.tolist()
+    for name in ("opara", "critical_path", "list_policies"):
+        old = STRATEGIES.get(name).propose(problem, SearchContext(np.random.default_rng(0)))[0]
+        new = STRATEGIES.get(name).propose(again, SearchContext(np.random.default_rng(0)))[0]
+        assert makespan_us(again, new) == pytest.approx(makespan_us(problem, old), rel=0.01)
+    assert (again.demand == problem.demand.astype(np.float32)).all()
+    assert (again.memory_bound == problem.memory_bound).all()
+
+
+def test_a_problem_of_a_thousand_operators_is_a_small_file(tmp_path: Path) -> None:
+    problem = synthetic.random_problem(1, 1264, shape="cells")
+    save_problem(problem, tmp_path / "p.npz", provenance="")
+    assert (tmp_path / "p.npz").stat().st_size < 1_000_000  # 421 different kernels, random costs: the worst case
+    assert load_problem(tmp_path / "p.npz").problem.count == 1264
+
+
+def test_kernels_nobody_uses_are_left_out(tmp_path: Path) -> None:
+    problem = synthetic.random_problem(2, 3)
+    wasteful = synthetic.Problem.make(
+        problem.graph, synthetic.random_costs(np.random.default_rng(0), 3, kernels=50)
+    )  # fmt: skip
+    save_problem(wasteful, tmp_path / "p.npz", provenance="")
+    assert len(load_problem(tmp_path / "p.npz").problem.solo_us) <= 3
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 torn"])
+def test_what_is_no_problem_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "p.npz").write_bytes(content)
+    with pytest.raises(UsageError, match="holds no problem"):
+        load_problem(tmp_path / "p.npz")
+    with pytest.raises(UsageError, match="holds no problem"):
+        load_problem(tmp_path / "missing.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("pred_idx", np.array([5, 5, 5], dtype=np.int32), "legal problem"),  # waits for a later operator
+        ("solo_us", np.array([np.nan]), "legal problem"),
+        ("kernel", np.array([[0], [7], [0], [0]], dtype=np.int32), "rows outside"),
+        ("schema", np.array(99), "newer autosched"),
+        ("provenance", np.array([object()], dtype=object), "holds no problem"),  # would need pickle
+    ],
+)
+def test_a_file_that_lies_is_refused(tmp_path: Path, name: str, value: np.ndarray, words: str) -> None:
+    arrays = {
+        "schema": np.array(1), "provenance": np.zeros(0, np.uint8), "pred_ptr": np.array([0, 0, 1, 2, 3], dtype=np.int32),
+        "pred_idx": np.array([0, 1, 2], dtype=np.int32), "widths": np.array([1]), "kernel": np.zeros((4, 1), dtype=np.int32),
+        "solo_us": np.array([5.0]), "slowdown_first": np.ones((1, 1), np.float32), "slowdown_last": np.ones((1, 1), np.float32),
+        "constants": np.array([0.0, 1.0, 2.0, 2.0, 0.0, 0.0]), "demand": np.ones(4, np.float32), "memory_bound": np.zeros(4, bool),
+    }  # fmt: skip
+    np.savez(tmp_path / "good.npz", **arrays)
+    assert load_problem(tmp_path / "good.npz").problem.count == 4
+    np.savez(tmp_path / "p.npz", **{**arrays, name: value})
+    with pytest.raises(UsageError, match=words):
+        load_problem(tmp_path / "p.npz")
