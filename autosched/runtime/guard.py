@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from autosched.core.errors import AutoschedError, InputMismatch
 from autosched.runtime.prepared import Prepared, Runner
@@ -21,7 +22,8 @@ __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "Prepared", "Runner",
 _MAX_REASONS = 1000
 _TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _to_capsule = torch._C._to_dlpack
-_from_capsule = torch._C._from_dlpack
+# The public function only checks what kind of thing it was given.
+_from_capsule = getattr(torch._C, "_from_dlpack", from_dlpack)
 
 
 class FallbackWarning(UserWarning):
