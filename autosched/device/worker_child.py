@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib.util
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,6 +22,9 @@ from autosched.core.records import Failure, FailureKind
 from autosched.device.worker_messages import BOARD, LENGTH, Answer, Broken, Done, Ready, Request, pack, read_request
 
 _PR_SET_PDEATHSIG = 1
+
+COMPILE_S = 1800.0
+"""How long a compilation may take before its process counts as hung, in seconds."""
 
 
 class Channel:
@@ -49,6 +54,24 @@ class Channel:
         """Show progress, and what is worked on now (-1: nothing in particular). Costs less than a microsecond."""
         self._beats += 1
         BOARD.pack_into(self._board, 0, self._beats, item)
+
+    @contextlib.contextmanager
+    def working(self, limit_s: float) -> Iterator[None]:
+        """Beat from another thread while the block does one long thing (a compilation), for at most ``limit_s`` seconds."""
+        done = threading.Event()
+
+        def beat() -> None:
+            end_s = time.monotonic() + limit_s
+            while not done.wait(1.0) and time.monotonic() < end_s:
+                self.beat(-1)
+
+        thread = threading.Thread(target=beat, name="autosched-worker-beats", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def answer(self, message: Answer) -> None:
         """Send one answer."""

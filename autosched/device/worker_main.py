@@ -17,7 +17,7 @@ from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.cpu_pairs import measure_pairs
 from autosched.device.cpu_solo import measure_solo
 from autosched.device.variants import columns_of, compile_regions
-from autosched.device.worker_child import Channel, describe
+from autosched.device.worker_child import COMPILE_S, Channel, describe
 from autosched.device.worker_messages import (
     Answer,
     Broken,
@@ -92,6 +92,11 @@ class _Service:
         self._channel.beat(-1)
         regions = region_library(program, torch.device("cpu"), cpu_device_key(), software_key())
         programs = WidePrograms(program, constants, lambda bound: _with_plugin(bound, self._channel.plugin), regions)
+        if program.source:
+            # Compiled again here, for each width there will be, and nothing shows progress while a compiler works.
+            with self._channel.working(COMPILE_S):
+                programs.at(1)
+                programs.at(torch.get_num_threads())
         programs.at(1)
         self._channel.beat(-1)
         return CpuMeasurer(programs, random_inputs(program, request.seed), self._channel.beat)

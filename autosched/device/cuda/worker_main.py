@@ -17,7 +17,7 @@ from autosched.device.cuda.meter import GpuMeter
 from autosched.device.cuda.screen import observe_synchronising
 from autosched.device.cuda.service import Bench, CudaService
 from autosched.device.cuda.settings import apply_settings
-from autosched.device.worker_child import Channel
+from autosched.device.worker_child import COMPILE_S, Channel
 from autosched.device.worker_messages import OpenRequest
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.audit import audit_run
@@ -57,7 +57,8 @@ class _Builder:
         beat(-1)
         constants = {int(name): tensor.to(device) for name, tensor in read_tensors(Path(request.constants_file)).items()}
         beat(-1)
-        bound = bind(program, constants, device)
+        with self._channel.working(COMPILE_S if program.source else 0.0):
+            bound = bind(program, constants, device)
         if self._channel.plugin is not None:
             kernels = tuple(self._channel.plugin.wrap_kernel(index, kernel) for index, kernel in enumerate(bound.kernels))
             bound = dataclasses.replace(bound, kernels=kernels)

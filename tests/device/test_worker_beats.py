@@ -1,0 +1,49 @@
+"""While a worker does one long thing, another thread of it shows that it is alive, though not for ever."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+import pytest
+
+from autosched.device.worker_child import Channel
+
+
+class _Board:
+    def __init__(self) -> None:
+        self.items: list[int] = []
+
+    def beat(self, item: int) -> None:
+        self.items.append(item)
+
+
+def _wait(board: _Board, count: int) -> None:
+    deadline = time.monotonic() + 30.0
+    while len(board.items) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_beats_while_the_block_runs_and_not_after() -> None:
+    board = _Board()
+    with Channel.working(cast(Channel, board), 1000.0):
+        _wait(board, 2)
+    found = len(board.items)
+    assert found >= 2
+    assert set(board.items) == {-1}
+    time.sleep(1.2)
+    assert len(board.items) == found
+
+
+def test_no_beats_beyond_the_limit() -> None:
+    board = _Board()
+    with Channel.working(cast(Channel, board), 0.0):
+        time.sleep(1.3)
+    assert board.items == []
+
+
+def test_beats_end_when_the_block_fails() -> None:
+    board = _Board()
+    with pytest.raises(KeyError), Channel.working(cast(Channel, board), 1000.0):
+        raise KeyError
+    assert board.items == []
