@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -71,7 +72,7 @@ def print_evaluation(found: Evaluation, console: Console) -> None:
         _print(console, "permutation importance: rise of mean |log error|", ("feature", "rise"), rows)
 
 
-def _print(console: Console, title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print(console: Console, title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     table = Table(title=title)
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="right" if place else "left")

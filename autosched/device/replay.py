@@ -172,8 +172,9 @@ class ReplaySession:
         if (refusal := pair_refusal(graph, pair, wide=self.limits.widths != (1,))) is not None:
             return refusal
         first, last = graph.operators[pair.first].signature, graph.operators[pair.last].signature
+        predicted = self._predictor.pair(pair) if self._predictor is not None else None
         found = _replayed(self._recording.pair(first, pair.first_width, last, pair.last_width))
-        return found or _simulated(self._predictor and self._predictor.pair(pair)) or _missing(f"pair {pair.first} and {pair.last}")
+        return found or _simulated(predicted) or _missing(f"pair {pair.first} and {pair.last}")
 
     def _group(self, group: Group) -> GroupRecord | Failure:
         graph = self._program.graph
@@ -181,15 +182,18 @@ class ReplaySession:
             return refusal
         names = tuple(graph.operators[operator].signature for operator in group.operators)
         widths = tuple(group.width_of(place) for place in range(len(names)))
+        predicted = self._predictor.group(group) if self._predictor is not None else None
         found = _replayed(self._recording.group(names, widths))
-        return found or _simulated(self._predictor and self._predictor.group(group)) or _missing(f"group {group.operators}")
+        return found or _simulated(predicted) or _missing(f"group {group.operators}")
 
     def _schedule(self, schedule: Schedule) -> ScheduleRecord | Failure:
         graph = self._program.graph
         if problems := violations(graph, schedule):
             return Failure(FailureKind.ILLEGAL, "; ".join(problems[:3]))
         key = canonical_key(graph, schedule, lanes_matter=self.limits.lanes_matter)
-        found = _replayed(self._recording.schedule(graph.hash, key)) or _simulated(self._predictor and self._predictor.schedule(schedule))
+        found = _replayed(self._recording.schedule(graph.hash, key))
+        if found is None and self._predictor is not None:
+            found = _simulated(self._predictor.schedule(schedule))
         if found is None:
             return _missing("this schedule")
         self.sources[key] = found.source
