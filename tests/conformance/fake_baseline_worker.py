@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from autosched.device.cuda.baseline_main import BaselineService
 from autosched.device.worker_child import Channel
-from tests.conformance.fake_cuda import FakeCuda
+from tests.conformance.cpu_cuda import CpuCuda
 
 
 def main() -> None:
     channel = Channel()
-    channel.serve(BaselineService(channel, device_of=lambda index: "cpu", backend_of=lambda device: FakeCuda()).handle)
+    channel.serve(BaselineService(channel, device_of=lambda index: "cpu", backend_of=lambda device: CpuCuda()).handle)

@@ -1,8 +1,14 @@
-"""Where there is no CUDA device these tests skip and say so; where there is one, ``pytest -m gpu`` is the whole check of the CUDA side."""
+"""Where there is no CUDA device these tests skip and say so; where there is one, ``pytest -m gpu`` is the whole check of the CUDA side.
+
+``--gpu-budget`` is a time plan that fails loudly: a test whose turn comes after it is spent fails and says that it did not run.
+``--gpu-rehearsal`` runs the bodies on a double with CPU tensors, so that what is misspelt is found without a GPU; it proves nothing else.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +16,8 @@ import pytest
 _root = Path(__file__).resolve().parents[2]
 if str(_root) not in sys.path:
     sys.path.append(str(_root))
+
+_spent_s: dict[str, float] = {}
 
 
 def missing() -> str:
@@ -23,12 +31,40 @@ def missing() -> str:
     return ""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = missing()
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    rehearsal = config.getoption("--gpu-rehearsal")
+    reason = "" if rehearsal else missing()
     for item in items:
-        if item.get_closest_marker("gpu") is None:
+        marker = item.get_closest_marker("gpu")
+        if marker is None:
             continue
         # What PyTorch warns of when CUDA starts is not this project's to fix, and would be an error here.
         item.add_marker(pytest.mark.filterwarnings("ignore"))
         if reason:
             item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device: {reason}"))
+        elif rehearsal and (why := item.get_closest_marker("gpu_only")) is not None:
+            item.add_marker(pytest.mark.skip(reason=f"cannot be rehearsed: {why.kwargs['reason']}"))
+
+
+@pytest.fixture(autouse=True)
+def _time_plan(request: pytest.FixtureRequest) -> None:
+    """Fail what no longer fits instead of leaving it out: a green run means that everything ran."""
+    budget_s = request.config.getoption("--gpu-budget")
+    spent_s = sum(_spent_s.values())
+    if spent_s >= budget_s:
+        pytest.fail(f"not run: the GPU budget of {budget_s:.0f} s is spent; give more with --gpu-budget, or run this file alone")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    # Fixtures included: a model's session starts and ends in them.
+    begin = time.monotonic()
+    yield
+    if item.get_closest_marker("gpu") is not None:
+        _spent_s[item.path.name] = _spent_s.get(item.path.name, 0.0) + time.monotonic() - begin
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if sum(_spent_s.values()) >= 1.0:
+        parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in _spent_s.items())
+        terminalreporter.write_line(f"GPU tests took, in seconds: {parts}; {sum(_spent_s.values()):.0f} in all")

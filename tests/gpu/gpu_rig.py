@@ -1,31 +1,79 @@
-"""A bound program on a real device, ready to capture."""
+"""A bound program on a real device, ready to capture; in a rehearsal, on the double with CPU tensors."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from autosched.core.program import Program
+from autosched.device.cuda.baseline_session import CudaBaseline
+from autosched.device.cuda.baselines import BaselineKind
+from autosched.device.cuda.device import CudaDevice
 from autosched.device.cuda.measure import CudaMeasurer
+from autosched.device.cuda.session import CudaSession
+from autosched.device.cuda.settings import current_settings
 from autosched.runtime.cuda_bindings import open_bindings
 from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner
 from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.plan import Plan
 from autosched.runtime.streams import StreamSet, TorchStreams
+from tests.conformance.cpu_cuda import CpuCuda
 
 # One set of streams for the whole process: each test taking its own would exhaust the 32 there are.
 _STREAMS: list[StreamSet] = []
+_DOUBLE: list[CpuCuda] = []
+
+
+def rehearsing() -> bool:
+    """Whether ``--gpu-rehearsal`` was given."""
+    return "--gpu-rehearsal" in sys.argv
+
+
+def backend() -> Any:
+    """The device's streams."""
+    if not rehearsing():
+        return TorchStreams()
+    if not _DOUBLE:
+        _DOUBLE.append(CpuCuda())
+    return _DOUBLE[0]
+
+
+def reader() -> Any:
+    """What reads captured graphs, or ``None``."""
+    return backend() if rehearsing() else open_bindings()
+
+
+def open_session(program: Program, constants: Mapping[int, torch.Tensor], plugin: Path | None = None) -> CudaSession:
+    """A measuring process."""
+    if rehearsing():
+        worker = "tests.conformance.cpu_cuda_worker"
+        return CudaSession(program, constants, timeout_s=120.0, settings=current_settings(0), module=worker)
+    if plugin is not None:
+        return CudaSession(program, constants, timeout_s=120.0, settings=current_settings(0), plugin=plugin)
+    return CudaDevice().open(program, constants, timeout_s=120.0)
+
+
+def open_baseline(program: Program, constants: Mapping[int, torch.Tensor], kind: BaselineKind) -> CudaBaseline:
+    """A baseline's process."""
+    if rehearsing():
+        return CudaBaseline(program, constants, kind, current_settings(0), module="tests.conformance.fake_baseline_worker")
+    return CudaBaseline(program, constants, kind, current_settings(0))
 
 
 class Rig:
     """A bound program on the device, ready to capture."""
 
     def __init__(self, program: Program, constants: dict[int, torch.Tensor]) -> None:
-        self.backend = TorchStreams()
+        self.backend = backend()
         self.program = program
         device = self.backend.device
         self.bound: BoundProgram = bind(program, {value: tensor.to(device) for value, tensor in constants.items()}, device)
-        self.reader = open_bindings()
+        self.reader = reader()
         if not _STREAMS:
             _STREAMS.append(StreamSet(self.backend))
         self.capturer = GraphCapturer(self.backend, reader=self.reader, streams=_STREAMS[0])
@@ -34,6 +82,10 @@ class Rig:
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
         return random_inputs(self.program, seed, self.backend.device)
+
+    def capturing(self) -> bool:
+        """Whether what is launched now is captured."""
+        return bool(self.backend.capturing(self.backend.current_stream()))
 
     def capture(self, plan: Plan, **options: object) -> GraphRunner:
         made = self.capturer.capture(

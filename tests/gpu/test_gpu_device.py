@@ -10,13 +10,12 @@ import torch
 from autosched.core.records import Failure, FailureKind, PairRecord, SoloRecord
 from autosched.core.schedule import sequential
 from autosched.device.base import Pair
-from autosched.device.cuda.baseline_session import CudaBaseline
 from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.cuda.device import CudaDevice
 from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.session import CudaSession
-from autosched.device.cuda.settings import current_settings
 from tests.conformance.programs import branches_program
+from tests.gpu.gpu_rig import open_baseline, open_session
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
@@ -43,6 +42,7 @@ def wrap_kernel(index, kernel):
 """
 
 
+@pytest.mark.gpu_only(reason="it asks the driver")
 def test_the_key_names_the_device_and_this_process_has_no_context() -> None:
     device = CudaDevice()
     details = dict(device.key.details)
@@ -55,7 +55,7 @@ def test_the_key_names_the_device_and_this_process_has_no_context() -> None:
 
 def test_a_session_measures_without_a_context_in_this_process() -> None:
     program, constants = branches_program(branches=3, depth=2, size=256)
-    with CudaDevice().open(program, constants, timeout_s=120.0) as session:
+    with open_session(program, constants) as session:
         assert isinstance(session, CudaSession)
         limits = session.limits
         assert limits.cross_lane_us >= 0
@@ -65,13 +65,14 @@ def test_a_session_measures_without_a_context_in_this_process() -> None:
         assert all(isinstance(item, OperatorProfile) and item.kernels and item.cold_us >= 0 for item in profiles)
 
 
+@pytest.mark.gpu_only(reason="the double's memory has no addresses to miss")
 def test_a_sticky_device_error_is_one_failure_and_a_fresh_process_goes_on(tmp_path: Path) -> None:
     if not hasattr(torch.cuda, "_compile_kernel"):
         pytest.skip("this PyTorch compiles no kernels from source")
     plugin = tmp_path / "plugin.py"
     plugin.write_text(_PLUGIN, encoding="utf-8")
     program, constants = branches_program(branches=2, depth=2, size=64)
-    session = CudaSession(program, constants, timeout_s=120.0, settings=current_settings(0), plugin=plugin)
+    session = open_session(program, constants, plugin)
     try:
         rows = session.solo([1], repeats=2)
         assert len(rows) == 9
@@ -82,10 +83,11 @@ def test_a_sticky_device_error_is_one_failure_and_a_fresh_process_goes_on(tmp_pa
         session.close()
 
 
+@pytest.mark.gpu_only(reason="Inductor writes kernels for a GPU")
 @pytest.mark.parametrize("kind", [BaselineKind.COMPILED, BaselineKind.MAX_AUTOTUNE_COMBO])
 def test_compiled_baselines_run(kind: BaselineKind) -> None:
     program, constants = branches_program(branches=3, depth=2, size=128)
-    with CudaBaseline(program, constants, kind, current_settings(0)) as baseline:
+    with open_baseline(program, constants, kind) as baseline:
         prepared = baseline.prepare()
         assert not isinstance(prepared, Failure), prepared
         assert prepared.max_abs_error < 1e-2
@@ -94,7 +96,7 @@ def test_compiled_baselines_run(kind: BaselineKind) -> None:
 
 def test_sequential_beats_nothing_but_runs() -> None:
     program, constants = branches_program(branches=2, depth=1, size=64)
-    with CudaDevice().open(program, constants, timeout_s=120.0) as session:
+    with open_session(program, constants) as session:
         times = session.paired([sequential(program.graph)] * 2, rounds=5)
         assert not isinstance(times, Failure)
         assert len(times) == 2

@@ -11,19 +11,20 @@ from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.verify.graph_audit import audit_graph
 from tests.conformance.graphs import random_placement, random_program
-from tests.gpu.gpu_rig import Rig
+from tests.gpu.gpu_rig import Rig, rehearsing
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("block", range(10))
 def test_random_graphs(block: int) -> None:
-    for seed in range(20 * block, 20 * block + 20):
+    for seed in range(20 * block, 20 * block + (2 if rehearsing() else 20)):
         rng = random.Random(seed)
         program, constants = random_program(rng, rng.randint(6, 40))
         rig = Rig(program, constants)
         schedule = random_placement(rng, program.graph, rng.randint(2, 5), extra_edges=rng.randint(0, 2))
-        for rule in (FreeRule.VECTOR_CLOCK, FreeRule.HOLD_ALL):
+        # Without frees nothing new can go wrong that a few graphs would not show; the time is for graphs.
+        for rule in (FreeRule.VECTOR_CLOCK, FreeRule.HOLD_ALL) if seed % 5 == 0 else (FreeRule.VECTOR_CLOCK,):
             plan = make_plan(program.graph, schedule, rule)
             # Every operator of one lane a little late: a missing edge would show.
             late = rng.randrange(schedule.lane_slots)

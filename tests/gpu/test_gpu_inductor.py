@@ -20,7 +20,7 @@ from autosched.verify.graph_audit import audit_graph
 from tests.conformance.graphs import random_placement
 from tests.gpu.gpu_rig import Rig
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.gpu_only(reason="Inductor writes kernels for a GPU")]
 
 
 class _Inception(nn.Module):

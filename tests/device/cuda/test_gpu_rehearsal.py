@@ -1,0 +1,49 @@
+"""The bodies of the GPU tests run here too, on the double with CPU tensors: what is misspelt is found before anybody pays for a GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def rehearse(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of the GPU tests, in a process of their own: their options are the whole run's."""
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", "-m", "gpu", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False, env=environment)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_every_body_that_can_be_rehearsed_passes() -> None:
+    # The file on the device as a whole asks the same of the same sessions as the models' does, and costs as much again.
+    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py")) if path.stem != "test_gpu_device"]
+    code, said = rehearse(*files, "--gpu-rehearsal")
+    assert code == 0, said[-4000:]
+    passed = re.search(r"(\d+) passed", said)
+    assert passed is not None
+    assert int(passed.group(1)) >= 28, said[-1000:]
+
+
+def test_what_does_not_fit_the_budget_fails_and_says_so() -> None:
+    code, said = rehearse("tests/gpu/test_gpu_fuzz.py", "--gpu-rehearsal", "--gpu-budget", "0")
+    assert code == 1
+    assert "not run: the GPU budget of 0 s is spent" in said
+    assert "10 error" in said or "10 failed" in said
+
+
+def test_without_a_gpu_they_skip_and_say_why() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    code, said = rehearse("tests/gpu/test_gpu_fuzz.py", "-rs")
+    assert code == 0, said
+    assert "needs a CUDA device" in said
+    assert "10 skipped" in said
