@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--timeout", type=float, default=900.0)
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--save-problems", type=Path, default=None, help="also write each graph with its recorded costs into this folder")
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     models = arguments.models or list(CPU_SUITE)
@@ -172,6 +173,10 @@ def main() -> None:
         run = Run(model, arguments.device, arguments.effort, arguments.budget, arguments.strategies, arguments.compiled)
         document = record(run, out / f"{model.replace(':', '_')}.json", arguments.timeout)
         print(f"{model}: {outcome(document['report'])}", flush=True)
+        if arguments.save_problems is not None:
+            # From the journal that the comparison has just filled: hardly anything is measured again.
+            script = [str(HERE / "search" / "record.py"), "--device", arguments.device, "--out", str(arguments.save_problems), model]
+            subprocess.run([sys.executable, "-P", *script], timeout=arguments.timeout, check=False)
 
 
 if __name__ == "__main__":

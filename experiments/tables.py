@@ -18,7 +18,7 @@ READMES = (HERE.parent / "README.md", HERE / "README.md")
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parent))
 
-from experiments import tables_claims, tables_h200, tables_serve  # noqa: E402
+from experiments import tables_claims, tables_h200, tables_search, tables_serve  # noqa: E402
 
 
 def rows_by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -93,8 +93,10 @@ TABLES = {
     "h200-suite": lambda: tables_h200.suite_table(HERE / "results" / "h200" / "suite"),
     "h200-probes": lambda: tables_h200.probes_table(HERE / "results" / "h200" / "probes.json"),
     "h200-costmodel": lambda: tables_h200.costmodel_table(HERE / "results" / "h200" / "costmodel.json"),
-    "claims": lambda: tables_claims.claims_table(HERE / "results", HERE / "search" / "results"),
+    "claims": lambda: tables_claims.claims_table(HERE / "results", HERE / "results" / "sim"),
     "serve-cpu": lambda: tables_serve.serve_table(HERE / "results" / "cpu"),
+    "search-quality": lambda: tables_search.quality_table(HERE / "results" / "sim" / "quality.json"),
+    "search-speed": lambda: tables_search.speed_table(HERE / "results" / "sim" / "speed.json"),
     "train-cpu": lambda: pasted(HERE / "results" / "cpu" / "train.txt"),
 }
 

@@ -207,7 +207,7 @@ def _simulator(path: Path) -> Claim:
     alone, inside = row[2], row[3]
     remark = f"random lanes; {inside:,} inside annealing"
     return Claim(
-        claim.what, claim.at_least, claim.aim, f"{alone:,}/s", alone >= 50_000, alone >= 150_000, f"search/results/{path.name}", remark
+        claim.what, claim.at_least, claim.aim, f"{alone:,}/s", alone >= 50_000, alone >= 150_000, f"results/sim/{path.name}", remark
     )
 
 
@@ -218,7 +218,7 @@ def _gap(path: Path) -> Claim:
         return claim
     gaps = [100.0 * gap for gap in document["strategies"]["portfolio_gap"]]
     return _below(
-        claim, statistics.median(gaps), 1.0, 0.5, f"search/results/{path.name}", f"median; worst {max(gaps):.2f} %; under the model"
+        claim, statistics.median(gaps), 1.0, 0.5, f"results/sim/{path.name}", f"median; worst {max(gaps):.2f} %; under the model"
     )
 
 
