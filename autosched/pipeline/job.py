@@ -149,9 +149,7 @@ class Job:
             pairs, launches = self._recording.all_pairs, self._recording.launches
         else:
             share_s = budget.total_s * budget.pair_share
-            pairs = measure_pairs(
-                session, graph, device_facts(device.key), solo, journal, share_s, self._ledger, self._progress, variants
-            )
+            pairs = measure_pairs(session, graph, device_facts(device.key), solo, journal, share_s, self._ledger, self._progress, variants)
             launches = launch_facts(session, graph)
             if note := audit_note(session, graph):
                 self._ledger.notes.append(note)
