@@ -91,9 +91,7 @@ class CollectResult:
             f"  noise floor of repeats: {noise}",
         ]
         if self.disturbed:
-            lines.append(
-                f"  {self.disturbed} measurements were disturbed: other processes had the cores; they are left for a later run unless asked for"
-            )
+            lines.append(f"  {self.disturbed} measurements were disturbed: other processes had the cores")
         if self.unfinished:
             lines.append(f"  time did not suffice for {', '.join(self.unfinished)}: run the command again to go on")
         return "\n".join([*lines, *(f"  {line}" for line in (*self.left_out, *self.findings))])
