@@ -272,7 +272,7 @@ def _modules_into(found: list[ModuleType]) -> Iterator[None]:
 
 def _source_of(module: ModuleType) -> str:
     try:
-        with open(str(module.__file__), encoding="utf-8") as file:
+        with open(str(getattr(module, "__file__", "")), encoding="utf-8") as file:
             return file.read()
     except OSError:
         return ""

@@ -1,0 +1,192 @@
+"""The lowering fused: every call in exactly one region, no cycle, branches apart, and the same numbers as the model."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from autosched import zoo
+from autosched.capture.build import build_program
+from autosched.capture.draft import Draft
+from autosched.capture.export import capture, draft_of
+from autosched.capture.regions import region_faults
+from autosched.capture.rewrite import rewrite_draft
+from autosched.core.graph import OpGraph
+from autosched.core.variants import Lowering, Variant
+from autosched.runtime.kernels import bind
+from autosched.runtime.region_pieces import pieces_of, variants_of
+from autosched.runtime.trees import flatten_inputs
+
+OWN = [entry.name for entry in zoo.names() if entry.name.startswith("autosched:") and entry.name != "autosched:randwire"]
+OTHERS = [entry.name for entry in zoo.names() if not entry.name.startswith("autosched:")]
+
+
+class Apply(nn.Module):
+    def __init__(self, function, **layers: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, *tensors):
+        return self.function(self, *tensors)
+
+
+def partition(model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] | None = None, target: str = "") -> Draft:
+    draft = draft_of(model, args, kwargs)
+    rewrite_draft(draft, target, Lowering.FUSED)
+    return draft
+
+
+def assert_legal(draft: Draft) -> OpGraph:
+    """The partition itself, and that nothing a compiler may have touches memory it does not own."""
+    assert draft.regions is not None
+    assert region_faults(draft, draft.regions) == []
+    program, _ = build_program(draft, "fused")
+    graph = program.graph
+    for operator in graph.operators:
+        working = [call for call in operator.calls if any(v >= 0 and graph.values[v].storage == v for v in call.outputs)]
+        if operator.mutates:
+            assert len(working) <= 1
+        for kind in ("cpu", "cuda"):
+            if len(variants_of(operator, graph, kind)) > 1:
+                given = {graph.values[value].storage for value in operator.reads}
+                assert all(graph.values[value].storage not in given for value in operator.writes)
+        for piece in pieces_of(operator, graph):
+            made = {value for call in piece.calls for value in call.outputs}
+            assert set(piece.writes) <= made
+            assert not set(piece.reads) & made
+    return graph
+
+
+def check(model: nn.Module, *inputs: torch.Tensor) -> OpGraph:
+    captured = capture(model.eval(), inputs, lowering=Lowering.FUSED)
+    assert captured.program.lowering == "fused"
+    captured.program.graph.validate()
+    outputs = bind(captured.program, captured.constants).run(flatten_inputs(captured.program, inputs))
+    with torch.no_grad():
+        expected = torch.utils._pytree.tree_leaves(model(*inputs))
+    for output, reference in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output.clone(), reference, rtol=1e-4, atol=1e-4)
+    return assert_legal(partition(model, inputs))
+
+
+def kinds(graph: OpGraph) -> list[list[str]]:
+    return [[call.target.partition("::")[2].partition(".")[0] for call in operator.calls] for operator in graph.operators]
+
+
+@pytest.mark.parametrize(("name", "target"), [(name, ("cpu", "cuda")[place % 2]) for place, name in enumerate(OWN)])
+def test_the_partition_of_a_zoo_model_is_legal(name: str, target: str) -> None:
+    made = zoo.load(name)
+    graph = assert_legal(partition(made.model, made.args, made.kwargs, target))
+    assert any(len(operator.calls) > 1 for operator in graph.operators)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_partition_of_every_other_zoo_model_is_legal(name: str) -> None:
+    pytest.importorskip(name.partition(":")[0]) if not name.startswith("torchvision") else None
+    made = zoo.load(name)
+    assert_legal(partition(made.model, made.args, made.kwargs))
+
+
+def test_a_normalisation_and_an_activation_written_out_become_one_region() -> None:
+    def run(m, x):
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / torch.sqrt((centred * centred).mean(-1, keepdim=True) + 1e-5)
+        return scaled * torch.sigmoid(scaled)
+
+    graph = check(Apply(run), torch.randn(64, 512))
+    assert len(graph) == 1
+    assert variants_of(graph.operators[0], graph, "cpu") == (Variant.CALLS, Variant.COMPILED)
+
+
+def test_an_epilogue_with_a_residual_joins_its_product_and_two_products_stay_two() -> None:
+    def run(m, x):
+        return torch.relu(m.b(torch.relu(m.a(x))) + x) * 2.0
+
+    graph = check(Apply(run, a=nn.Linear(256, 256), b=nn.Linear(256, 256)), torch.randn(128, 256))
+    assert kinds(graph) == [["linear", "relu"], ["linear", "add", "relu", "mul"]]
+
+
+def test_branches_that_could_run_at_the_same_time_stay_apart() -> None:
+    def run(m, x):
+        return torch.cat([torch.exp(torch.sin(x[0])).cumsum(0), torch.exp(torch.cos(x[1])).cumsum(0)])
+
+    graph = check(Apply(run), torch.randn(2, 512, 512))
+    clusters = [operator for operator in graph.operators if "exp" in " ".join(call.target for call in operator.calls)]
+    assert len(clusters) == 2
+    assert graph.independent(clusters[0].index, clusters[1].index)
+
+
+def test_small_lookups_become_one_region_and_launch_once() -> None:
+    def run(m, x):
+        return torch.cat([m.table(x[:, index]) for index in range(12)], dim=1)
+
+    graph = check(Apply(run, table=nn.Embedding(50, 8)), torch.randint(0, 50, (2, 12)))
+    assert len(graph) == 1
+
+
+def test_memory_that_changes_in_place_is_never_merged_and_keeps_its_order() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(8))
+
+        def forward(self, x):
+            before = self.seen * 2.0
+            self.seen.add_(x.sum(0))
+            return before + self.seen
+
+    graph = assert_legal(partition(Counter().eval(), (torch.randn(4, 8),)))
+    writer = next(operator for operator in graph.operators if operator.mutates)
+    assert [call.target for call in writer.calls] == ["aten::copy_.default"]
+    assert variants_of(writer, graph, "cpu") == (Variant.CALLS,)
+
+
+def test_packed_weights_stay_the_librarys_and_the_rest_of_the_region_is_compiled() -> None:
+    def run(m, x):
+        made = m.conv(x)
+        return torch.sigmoid(made) * 3.0 - torch.tanh(made)
+
+    draft = partition(Apply(run, conv=nn.Conv2d(8, 8, 3)).eval(), (torch.randn(1, 8, 16, 16),))
+    graph = assert_legal(draft)
+    region = next(operator for operator in graph.operators if "conv" in operator.kind)
+    pieces = pieces_of(region, graph)
+    assert [piece.compiled for piece in pieces] == [False, True]
+    assert pieces[0].writes == tuple(value for value in pieces[1].reads if value in pieces[0].writes)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_random_models_compute_the_same_in_regions(seed: int) -> None:
+    check(Apply(_random(seed), a=nn.Linear(8, 8), b=nn.Linear(8, 8)), torch.randn(8, 8), torch.randn(8, 8))
+
+
+def _random(seed: int):
+    """A random graph of pointwise calls, reductions, views and products on 8 x 8 tensors."""
+    steps = [
+        lambda m, a, b: a + b,
+        lambda m, a, b: torch.relu(a) * 0.5,
+        lambda m, a, b: a - b.mean(0, keepdim=True),
+        lambda m, a, b: torch.softmax(a, 1),
+        lambda m, a, b: m.a(a),
+        lambda m, a, b: m.b(b).t(),
+        lambda m, a, b: torch.cat([a[:4], b[4:]]),
+        lambda m, a, b: (a @ b) * 0.1,
+        lambda m, a, b: torch.nn.functional.layer_norm(a, (8,)),
+    ]
+
+    def run(m, x, y):
+        rng = random.Random(seed)
+        made = [x, y]
+        for _ in range(12):
+            made.append(rng.choice(steps)(m, rng.choice(made), rng.choice(made)))
+        return made[-1], made[-2] * 2.0
+
+    return run

@@ -1,0 +1,142 @@
+"""Variants in a tuning job: the fastest alone stands for its width, others get their chance in the schedule. Times are made up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from autosched.capture.export import capture
+from autosched.core.errors import UsageError
+from autosched.core.records import Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
+from autosched.core.schedule import Schedule, make_schedule, sequential
+from autosched.core.variants import Lowering, Variant, lowering_named, variant_signature
+from autosched.device.timing import summarize
+from autosched.pipeline import granularity
+from autosched.pipeline.granularity import requested_lowerings
+from autosched.pipeline.variants import VariantTimes, _chosen, try_variants
+
+
+class Pair(nn.Module):
+    """Two regions with a compiled variant that may run at the same time."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = torch.relu(torch.tanh(x) * 2.0).cumsum(0)
+        return (left @ (torch.exp(y) - 1.0).cumsum(0)).sum()
+
+
+@pytest.fixture(scope="module")
+def graph():  # type: ignore[no-untyped-def]
+    return capture(Pair().eval(), (torch.randn(8, 8), torch.randn(8, 16).t()[:8, :8]), lowering=Lowering.FUSED).program.graph
+
+
+def record(signature: str, width: int, time_us: float) -> SoloRecord:
+    samples: Samples = summarize([time_us] * 5)
+    return SoloRecord(signature, width, samples, Contamination())
+
+
+def times(graph, table: dict[int, tuple[float, float]]) -> VariantTimes:  # type: ignore[no-untyped-def]
+    """Solo times of the calls and of the compiled code; operators that are not in ``table`` have but their calls, at 10 us."""
+    columns = [(1, 0), (1, 1)]
+    unavailable = Failure(FailureKind.UNAVAILABLE, "no such variant")
+    rows: list[list[SoloRecord | Failure]] = []
+    for operator in graph.operators:
+        calls, compiled = table.get(operator.index, (10.0, 0.0))
+        second = record(variant_signature(operator.signature, 1), 1, compiled) if compiled else unavailable
+        rows.append([record(operator.signature, 1, calls), second])
+    return _chosen(graph, (1,), columns, rows)
+
+
+def test_the_fastest_variant_stands_for_a_width_and_close_ones_stay_in_play(graph) -> None:  # type: ignore[no-untyped-def]
+    found = times(graph, {0: (10.0, 8.0), 1: (10.0, 30.0)})
+    assert [int(item) for item in found.best[:, 0]][:2] == [1, 0]
+    assert found.of(0, 1) == Variant.COMPILED
+    assert found.solo[0][0].samples.median_us == 8.0
+    assert [variant for variant, _ in found.others[0, 0]] == [0]
+    assert found.others[1, 0] == ()
+
+
+def test_pairs_of_other_variants_are_left_out_and_the_rest_named_after_their_operators(graph) -> None:  # type: ignore[no-untyped-def]
+    found = times(graph, {0: (10.0, 8.0)})
+    a, b = graph.operators[0].signature, graph.operators[1].signature
+
+    def pair(first: str, last: str) -> PairRecord:
+        return PairRecord(first, 1, last, 1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, 5, Contamination())
+
+    kept = found.to_operators(graph, [pair(variant_signature(a, 1), b), pair(a, b), pair("other", b)])
+    assert [(item.first, item.last) for item in kept] == [(a, b)]
+
+
+class Bench:
+    """Answers what a function says of a schedule."""
+
+    def __init__(self, time_us) -> None:  # type: ignore[no-untyped-def]
+        self.time_us = time_us
+        self.asked: list[Schedule] = []
+
+    def measure(self, schedules, rounds):  # type: ignore[no-untyped-def]
+        self.asked += schedules
+        return [[self.time_us(schedule)] * rounds for schedule in schedules]
+
+    def trace(self, schedules):  # type: ignore[no-untyped-def]
+        return [Failure(FailureKind.UNAVAILABLE, "") for _ in schedules]
+
+
+def test_a_variant_that_is_slower_alone_is_kept_where_it_is_the_better_neighbour(graph) -> None:  # type: ignore[no-untyped-def]
+    found = times(graph, {0: (10.0, 8.0), 1: (10.0, 9.0)})
+    start = dataclasses.replace(sequential(graph), variant=tuple(int(item) for item in found.best[:, 0]))
+    bench = Bench(lambda schedule: 100.0 + 10.0 * schedule.variant[0])
+    assert try_variants(bench, start, graph, found).variant[:2] == (0, 1)
+    assert len(bench.asked) <= 6 + 1 + 3
+
+
+def test_noise_and_failures_leave_the_schedule_as_it_is(graph) -> None:  # type: ignore[no-untyped-def]
+    found = times(graph, {0: (10.0, 8.0)})
+    start = dataclasses.replace(sequential(graph), variant=tuple(int(item) for item in found.best[:, 0]))
+    assert try_variants(Bench(lambda schedule: 100.0 - 0.1 * (1 - schedule.variant[0])), start, graph, found) is start
+
+    class Broken(Bench):
+        def measure(self, schedules, rounds):  # type: ignore[no-untyped-def]
+            return [[100.0], *(Failure(FailureKind.CRASH, "") for _ in schedules[1:])]
+
+    assert try_variants(Broken(None), start, graph, found) is start
+    assert try_variants(bench := Bench(lambda schedule: 1.0), start, graph, times(graph, {})) is start
+    assert bench.asked == []
+
+
+def test_schedules_made_from_a_table_run_the_variants_its_times_are_of(graph) -> None:  # type: ignore[no-untyped-def]
+    import numpy as np
+
+    from autosched.core.costs import CostTable
+    from autosched.search.problem import Problem
+
+    count = len(graph)
+    kernel = np.arange(2 * count, dtype=np.int32).reshape(count, 2)
+    ones = np.ones((2 * count, 2 * count))
+    variant = np.zeros((count, 2), dtype=np.int32)
+    variant[0] = (0, 1)
+    costs = CostTable((1, 2), kernel, np.full(2 * count, 5.0), ones, ones, 1.0, 1.0, 1.0, 2, variant=variant)
+    problem = Problem.make(graph, costs)
+    order, lane = range(count), [0] * count
+    assert problem.schedule(order, lane).variant == (0,) * count
+    assert problem.schedule(order, lane, width_index=[1] * count).variant == (1,) + (0,) * (count - 1)
+    with pytest.raises(UsageError, match="variant has shape"):
+        dataclasses.replace(costs, variant=variant[:1])
+    assert make_schedule(graph, order, lane, variant=[1] * count).variant == (1,) * count
+
+
+def test_lowerings_by_name_by_device_and_by_the_older_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert requested_lowerings(None, rewrite=True, kind="cpu") == (Lowering.REWRITTEN,)
+    assert requested_lowerings(None, rewrite=False, kind="cuda") == (Lowering.ATEN,)
+    assert requested_lowerings("auto", rewrite=True, kind="cpu") == (Lowering.REWRITTEN, Lowering.FUSED)
+    assert requested_lowerings("inductor", rewrite=True, kind="cpu") == (Lowering.INDUCTOR,)
+    with pytest.raises(UsageError, match="expected one of aten, rewritten, fused, inductor, auto"):
+        requested_lowerings("coarse", rewrite=True, kind="cpu")
+    assert lowering_named("aten") is Lowering.ATEN
+    monkeypatch.setattr(granularity, "missing_compiler", lambda kind: "")
+    assert requested_lowerings(None, rewrite=True, kind="cuda") == (Lowering.FUSED,)
+    assert requested_lowerings("auto", rewrite=True, kind="cuda") == (Lowering.FUSED, Lowering.REWRITTEN)
+    monkeypatch.setattr(granularity, "missing_compiler", lambda kind: "Triton is not installed")
+    assert requested_lowerings(None, rewrite=True, kind="cuda") == (Lowering.REWRITTEN,)
