@@ -217,9 +217,7 @@ def _gap(path: Path) -> Claim:
     if document is None:
         return claim
     gaps = [100.0 * gap for gap in document["strategies"]["portfolio_gap"]]
-    return _below(
-        claim, statistics.median(gaps), 1.0, 0.5, f"results/sim/{path.name}", f"median; worst {max(gaps):.2f} %; under the model"
-    )
+    return _below(claim, statistics.median(gaps), 1.0, 0.5, f"results/sim/{path.name}", f"median; worst {max(gaps):.2f} %; under the model")
 
 
 def _job(googlenet: Recorded | None) -> Claim:

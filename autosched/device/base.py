@@ -49,7 +49,8 @@ class Limits:
     """What a schedule may use on a device.
 
     ``widths`` are ascending and start with 1. ``lanes_matter`` is the argument of ``canonical_key``. ``launch_gap_us`` and
-    ``cross_lane_us`` are the device's measured costs between two operators on one lane, and of a wait across lanes.
+    ``cross_lane_us`` are the device's measured costs between two operators on one lane, and of a wait across lanes;
+    ``concurrent_gap_us`` is what the first of them grows by while another lane is at work.
     """
 
     max_lanes: int
@@ -59,6 +60,7 @@ class Limits:
     launch_gap_us: float
     cross_lane_us: float
     fixed_us: float
+    concurrent_gap_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

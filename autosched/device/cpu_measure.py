@@ -46,6 +46,7 @@ class LaneCosts:
     launch_gap_us: float
     cross_lane_us: float
     fixed_us: float
+    concurrent_gap_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +106,30 @@ class CpuMeasurer:
         """Measure what a lane spends between operators, on a wait for another lane, and once for each run.
 
         The wait is timed in a chain of real operators of some 50 us that changes lane at every step, against the same chain on
-        one lane: between idle lanes it would look cheaper, and after long waits dearer.
+        one lane: between idle lanes it would look cheaper, and after long waits dearer. The gap between operators of a lane is timed a
+        second time while another lane works on operators of its own.
         """
         noops: tuple[Kernel, ...] = (_nothing,) * 256
         empty, many = self._chain(noops, 0, 1), self._chain(noops, len(noops), 1)
         ticks: tuple[Kernel, ...] = (_Tick(),) * 48
         alone = self._chain(ticks, len(ticks), 1)
         crossing = self._chain(ticks, len(ticks), 2) if usable_cores() > 1 else alone
+        beside = self._chain(ticks, len(ticks), 2, linked=False) if usable_cores() > 1 else alone
+        gaps_us: list[tuple[float, float]] = []
         columns: list[list[float]] = []
         with no_collector():
             for _ in range(repeats + _WARM_UPS):
                 self.beat(-1)
                 columns.append([self._once_us(executor) for executor in (empty, many, alone, crossing)])
+                gaps_us.append((self._mean_gap_us(alone, len(ticks), 1), self._mean_gap_us(beside, len(ticks), 2)))
         fixed, walked, straight, crossed = np.median(np.array(columns[_WARM_UPS:]), axis=0)
         return LaneCosts(
             launch_gap_us=max(0.0, float(walked - fixed) / len(noops)),
             cross_lane_us=max(0.0, float(crossed - straight) / (len(ticks) - 1)),
             fixed_us=float(fixed),
+            # Threads that launch at the same time wait for the interpreter's lock and are woken later: the mean, because it is the tail
+            # that costs.
+            concurrent_gap_us=max(0.0, float(np.median([two - one for one, two in gaps_us[_WARM_UPS:]]))),
         )
 
     def schedules(
@@ -262,10 +270,15 @@ class CpuMeasurer:
         begin = chosen.begin_ns
         return tuple((at - begin) / 1000.0 for at in chosen.start_ns), tuple((at - begin) / 1000.0 for at in chosen.end_ns)
 
-    def _chain(self, kernels: tuple[Kernel, ...], length: int, lanes: int) -> LaneExecutor:
-        steps = tuple(
-            Step(index, index % lanes, 1, 0, 0, (index - 1,) if lanes > 1 and index else (), lanes > 1, ()) for index in range(length)
-        )
+    def _mean_gap_us(self, executor: LaneExecutor, length: int, lanes: int) -> float:
+        """Mean time from the end of an operator to the start of the next one of its lane."""
+        trace = Trace(length)
+        executor.run(self.inputs, trace)
+        return float(np.mean(np.subtract(trace.start_ns[lanes:], trace.end_ns[:-lanes]))) / 1000.0
+
+    def _chain(self, kernels: tuple[Kernel, ...], length: int, lanes: int, *, linked: bool = True) -> LaneExecutor:
+        waits = linked and lanes > 1
+        steps = tuple(Step(index, index % lanes, 1, 0, 0, (index - 1,) if waits and index else (), waits, ()) for index in range(length))
         bound = dataclasses.replace(self.bound, kernels=kernels)
         return LaneExecutor(bound, Plan(self.graph.hash, lanes, steps, ()), self.pool)
 

@@ -113,6 +113,7 @@ class CpuSession:
                 launch_gap_us=answer.launch_gap_us,
                 cross_lane_us=answer.cross_lane_us,
                 fixed_us=answer.fixed_us,
+                concurrent_gap_us=answer.concurrent_gap_us,
             )
         return self._limits
 

@@ -63,7 +63,7 @@ class _Service:
         match request:
             case LimitsRequest():
                 costs = measurer.costs()
-                yield LimitsAnswer(costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us)
+                yield LimitsAnswer(costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us)
             case SoloRequest():
                 columns = columns_of(request)
                 for operator, place, record, failure in measure_solo(measurer, columns, request.repeats, request.skip, request.seed):

@@ -162,6 +162,7 @@ class LimitsAnswer(_Message, frozen=True):
     launch_gap_us: float
     cross_lane_us: float
     fixed_us: float
+    concurrent_gap_us: float = 0.0
 
 
 class SoloAnswer(_Message, frozen=True):

@@ -27,6 +27,7 @@ from autosched.pipeline.baselines import externals_for
 from autosched.pipeline.bounds import LowerBounds, lower_bounds
 from autosched.pipeline.candidates import Candidate, by_key, propose, prove
 from autosched.pipeline.collecting import scope_row
+from autosched.pipeline.demands import demands
 from autosched.pipeline.diary import Diary, question_of
 from autosched.pipeline.granularity import capture_as
 from autosched.pipeline.graph_proofs import audit_note, launch_facts, stress_capture
@@ -160,7 +161,8 @@ class Job:
             # What was measured of compiled variants stands for this graph alone: no feature tells a model which variant it was.
             self._measured = Measured(solo, pairs, launches)
         self._ledger.notes.append(prediction_note(self._chosen, graph, table, pairs))
-        problem = Problem.make(graph, table)
+        wanted = demands(graph, launches, device_facts(device.key))
+        problem = Problem.make(graph, table, demand=wanted.demand, memory_bound=wanted.memory_bound)
         self._bounds = lower_bounds(problem, device_facts(device.key), launches)
         return problem
 

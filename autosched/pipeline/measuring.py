@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from autosched.core.costs import CostTable
@@ -146,7 +146,7 @@ def cost_table(
 ) -> CostTable:
     """What the search reads; ``launches`` are as ``graph_proofs.launch_facts`` gives them, ``model`` predicts what was not measured."""
     limits = session.limits
-    return make_cost_table(
+    table = make_cost_table(
         graph,
         solo,
         pairs,
@@ -159,3 +159,4 @@ def cost_table(
         model=model,
         launches=launches,
     )
+    return replace(table, concurrent_gap_us=limits.concurrent_gap_us)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,10 @@ from autosched.search import fluid, simulate, synthetic
 from autosched.search.policies import Decoder, Policy
 from autosched.search.problem import Problem
 from autosched.search.synthetic import random_order
+
+
+def with_concurrent_gap(problem: Problem, gap_us: float) -> Problem:
+    return Problem.make(problem.graph, dataclasses.replace(problem.costs, concurrent_gap_us=gap_us))
 
 
 def random_schedule(problem: Problem, seed: int, lanes: int) -> Schedule:
@@ -29,6 +35,7 @@ def random_schedule(problem: Problem, seed: int, lanes: int) -> Schedule:
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 40), lanes=st.integers(1, 6), widths=st.sampled_from([(1,), (1, 2)]))
 def test_the_compiled_simulator_equals_the_reference(seed: int, count: int, lanes: int, widths: tuple[int, ...]) -> None:
     problem = synthetic.random_problem(seed, count, widths=widths, max_lanes=lanes)
+    problem = with_concurrent_gap(problem, 2.5 * (seed % 2))
     schedule = random_schedule(problem, seed, lanes)
     assert simulate.simulate(problem, schedule) == fluid.simulate(problem, schedule)
 
@@ -45,7 +52,7 @@ def test_the_compiled_simulator_equals_the_reference(seed: int, count: int, lane
 def test_what_a_list_policy_predicts_is_what_the_exported_schedule_takes(
     seed: int, count: int, lanes: int, alpha: float, gate: float, wide_below: float
 ) -> None:
-    problem = synthetic.random_problem(seed, count, widths=(1, 2), max_lanes=lanes)
+    problem = with_concurrent_gap(synthetic.random_problem(seed, count, widths=(1, 2), max_lanes=lanes), 2.5 * (seed % 2))
     decoder = Decoder(problem, lanes, np.array([0, 1], dtype=np.int32))
     candidate = decoder.decode(Policy(alpha=alpha, gate=gate, wide_below=wide_below))
     exported = candidate.schedule(problem)
@@ -80,6 +87,15 @@ def test_an_extra_edge_costs_the_cross_lane_latency_and_a_lane_the_launch_gap() 
     assert apart.start_us == pytest.approx((0.0, 11.0))
     together = fluid.simulate(problem, problem.schedule([0, 1], [0, 0]))
     assert together.start_us == pytest.approx((0.0, 10.5))
+
+
+def test_an_operator_that_would_start_beside_another_is_put_off_once() -> None:
+    problem = with_concurrent_gap(two_operators(1.0, 1.0), 3.0)
+    beside = fluid.simulate(problem, problem.schedule([0, 1], [0, 1]))
+    assert beside.start_us == pytest.approx((0.0, 3.0))
+    assert fluid.simulate(problem, problem.schedule([0, 1], [0, 0])).start_us == pytest.approx((0.0, 10.5))
+    with pytest.raises(UsageError, match="concurrent_gap_us"):
+        with_concurrent_gap(problem, float("nan"))
 
 
 def test_several_extra_edges_into_one_operator_all_count() -> None:
