@@ -38,6 +38,8 @@ _PACKAGES = (
     ("transformers", "zoo", "models named transformers:NAME"),
     ("ortools", "exact", "the exact search"),
     ("plotly", "report", "the HTML report"),
+    ("cuda-bindings", "cuda", "auditing captured graphs, and what kernels launch, on a GPU"),
+    ("nvidia-ml-py", "cuda", "clocks and power beside each sample, on a GPU"),
 )
 
 

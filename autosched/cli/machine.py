@@ -37,13 +37,16 @@ def doctor(json: JsonOption = False) -> None:
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="autosched doctor")
     for heading in ("what", "state", "detail", "what to do"):
         table.add_column(heading, overflow="fold")
     colours = {"ok": "green", "missing": "yellow", "problem": "red"}
     for finding in findings:
-        table.add_row(finding.what, f"[{colours[finding.state]}]{finding.state}[/]", finding.detail, finding.advice)
+        # Plain text: in rich's markup the extra in autosched[cuda] would be a style, and vanish.
+        state = Text(finding.state, style=colours[finding.state])
+        table.add_row(Text(finding.what), state, Text(finding.detail), Text(finding.advice))
     Console().print(table)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autosched.core.errors import UsageError
+from autosched.core.records import Source
 from autosched.core.report import StrategyRow, TuneReport
 from autosched.runtime.bundle_format import Bundle, printable
 from autosched.runtime.plan import make_plan
@@ -46,6 +47,7 @@ class StrategyCells:
     vs_best: str
     memory: str
     error: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,11 @@ class Section:
     rewrites: tuple[tuple[str, int], ...]
     facts: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     report: TuneReport
+
+    @property
+    def careful(self) -> bool:
+        """Whether a reader should not take the verdict for a measurement of this device."""
+        return self.report.unstable or self.report.source is not Source.MEASURED
 
     def has(self, figure: str) -> bool:
         """Whether there is data for a figure of that name."""
@@ -172,6 +179,8 @@ def _section(bundle: Bundle, shape: int, shapes: int) -> Section:
 
 
 def _pill(report: TuneReport) -> str:
+    if report.source is not Source.MEASURED:
+        return f"{report.source}, not measured"
     if report.unstable:
         return "no statement"
     kept = next((row for row in report.strategies if row.name == report.chosen), None)
@@ -214,6 +223,7 @@ def _strategy(row: StrategyRow, report: TuneReport) -> StrategyCells:
         vs_best=_times(row.speedup_vs_best_baseline),
         memory=f"{row.peak_memory_bytes / 2**20:.1f}" if row.peak_memory_bytes is not None else "",
         error=f"{row.max_abs_error:.1e}" if row.max_abs_error is not None else "",
+        source=str(row.source),
     )
 
 

@@ -101,7 +101,8 @@ def require_cuda_build() -> None:
 
     if torch.version.cuda is None:
         raise DeviceMissing(
-            f"torch {torch.__version__} is built without CUDA; install a CUDA build of it (and an NVIDIA driver), or use --device cpu"
+            f"torch {torch.__version__} is built without CUDA; install a CUDA build of it (and an NVIDIA driver), "
+            "or use --device cpu; 'autosched doctor' says what else is missing"
         )
     gpu_facts()
 

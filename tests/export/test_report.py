@@ -14,7 +14,7 @@ import pytest
 
 from autosched.cli import main
 from autosched.core.errors import UsageError
-from autosched.core.records import Failure, FailureKind
+from autosched.core.records import Failure, FailureKind, Source
 from autosched.export.bundle import encode_bundle
 from autosched.export.report import report_html, write_report
 from autosched.export.report_figures import figures, scatter_figure, timeline_figure
@@ -195,6 +195,15 @@ def test_an_unstable_job_says_so(bundle: Bundle) -> None:
     report = dataclasses.replace(bundle.evidence.report, unstable=True)
     page = report_html([dataclasses.replace(bundle, evidence=dataclasses.replace(bundle.evidence, report=report))])
     assert '<div class="verdict careful"><span class="pill">no statement</span>' in page
+
+
+def test_a_replayed_job_is_not_sold_as_measured(bundle: Bundle) -> None:
+    rows = tuple(dataclasses.replace(row, source=Source.REPLAYED) for row in bundle.evidence.report.strategies)
+    report = dataclasses.replace(bundle.evidence.report, source=Source.REPLAYED, strategies=rows)
+    page = report_html([dataclasses.replace(bundle, evidence=dataclasses.replace(bundle.evidence, report=report))])
+    assert '<div class="verdict careful"><span class="pill">replayed, not measured</span>' in page
+    assert page.count('<td class="text">replayed</td>') == 2
+    assert '<td class="text">measured</td>' not in page
 
 
 def test_too_many_operators_for_a_picture_are_left_to_the_table(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

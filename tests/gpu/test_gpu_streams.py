@@ -30,7 +30,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def rig() -> Rig:
-    program, constants = branches_program(branches=4, depth=4, size=512)
+    program, constants = branches_program(branches=4, depth=4, size=64 if rehearsing() else 512)
     return Rig(program, constants)
 
 
