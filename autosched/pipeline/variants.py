@@ -5,6 +5,7 @@ chance on the device, in the schedule they would be part of.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,12 +77,15 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
     kind = _kind(session)
     columns = [(width, variant) for variant in _all_variants(program.graph, kind) if variant for width in session.limits.widths]
     refused: dict[str, list[str]] = {}
+    begin = time.monotonic()
     for done, (width, variant) in enumerate(columns):
         for operator, reason in session.compile_variant(width, variant).items():
             if reason:
                 name = program.graph.operators[operator].name if operator >= 0 else "every region"
                 refused.setdefault(reason, []).append(name)
         progress.update(done=done + 1, total=len(columns))
+    if columns:
+        ledger.notes.append(f"compiled regions were ready after {time.monotonic() - begin:.1f} s")
     for reason, names in list(refused.items())[:_MOST_NOTES]:
         distinct = list(dict.fromkeys(names))
         listed = ", ".join(distinct[:3]) + (f" and {len(distinct) - 3} more" if len(distinct) > 3 else "")
