@@ -178,14 +178,13 @@ def open_study(path: str | None, name: str) -> optuna.Study:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = f"sqlite:///{path}" if path is not None else None
-    made = {"study_name": name, "direction": "minimize", "load_if_exists": True}
     try:
-        study = optuna.create_study(storage=storage, sampler=sampler_of(0), **made)
+        study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True, sampler=sampler_of(0))
     except Exception as error:  # whatever the database driver says: no place to remember in must not end a search
         if storage is None:
             raise
         logger.warning("the study %s is kept in memory only: %s cannot be used (%s)", name, path, str(error).splitlines()[0])
-        study = optuna.create_study(sampler=sampler_of(0), **made)
+        study = optuna.create_study(study_name=name, direction="minimize", sampler=sampler_of(0))
     for trial in study.get_trials(deepcopy=False):
         if trial.state == optuna.trial.TrialState.RUNNING:
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
