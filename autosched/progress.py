@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from autosched.core.records import Source
 from autosched.core.report import StrategyRow, TuneReport
@@ -73,7 +74,9 @@ class LiveProgress:
 
 def strategy_table(report: TuneReport) -> Table:
     """The table that ``tune`` and ``compare`` print."""
-    table = Table(title=f"{report.model} on {report.device.name} ({report.operators} operators, {report.lowering}); {report.source.value}")
+    # Plain text throughout: a failure's detail or a model's name may look like markup.
+    title = f"{report.model} on {report.device.name} ({report.operators} operators, {report.lowering}); {report.source.value}"
+    table = Table(title=Text(title))
     table.add_column("strategy")
     taken = f"{report.source.value} us"
     for heading in ("predicted us", taken, "95 % interval", "vs sequential", "vs best baseline", "peak MiB", "max error"):
@@ -81,7 +84,7 @@ def strategy_table(report: TuneReport) -> Table:
     fastest_first = sorted(report.strategies, key=lambda row: (row.measured_us is None, row.measured_us or 0.0))
     for row in fastest_first:
         style = "bold" if row.name == report.chosen else ("dim" if row.failure else "")
-        table.add_row(*_cells(row, report), style=style)
+        table.add_row(*(Text(cell) for cell in _cells(row, report)), style=style)
     return table
 
 

@@ -54,13 +54,13 @@ def _print_report(report: TuneReport) -> None:
     if not console.is_terminal:
         console = Console(width=150)
     console.print(strategy_table(report))
-    console.print(report.verdict, highlight=False)
+    console.print(report.verdict, highlight=False, markup=False)
     for note in report.notes:
-        console.print(f"note: {note}", highlight=False)
+        console.print(f"note: {note}", highlight=False, markup=False)
     console.print(
         f"{report.measurements} measurements, {report.failures} failures, {report.search_s:.1f} s, "
         f"noise floor {report.noise_floor_pct:.1f} %, seed {report.seed}",
         highlight=False,
     )
     if report.bundle:
-        console.print(f"written to {report.bundle}", highlight=False)
+        console.print(f"written to {report.bundle}", highlight=False, markup=False)
