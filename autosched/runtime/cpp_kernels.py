@@ -1,9 +1,10 @@
 """Inductor's C++ kernels, called from lanes: without this they hold the interpreter's lock and no two of them overlap.
 
-What PyTorch does (seen in the sources of 2.11 to 2.13): ``async_compile.cpp_pybinding`` appends a small binding to the kernel, a function
-that parses its arguments and runs ``kernel(...); Py_RETURN_NONE;`` with the lock held. The text of that line is a class attribute,
-so here it is replaced, while kernels are built or loaded, by one that parses the arguments first and gives up the lock around the
-kernel alone. A call through ``ctypes`` would release the lock as well, but takes longer, and ends the process when a kernel throws.
+What PyTorch does (seen in 2.13; another text of the line is left alone): ``async_compile.cpp_pybinding`` appends a small binding to
+the kernel, a function that parses its arguments and runs ``kernel(...); Py_RETURN_NONE;`` with the lock held. The text of that line is
+a class attribute, so here it is replaced, while kernels are built or loaded, by one that parses the arguments first and gives up the
+lock around the kernel alone. A call through ``ctypes`` would release the lock as well, but takes longer, and ends the process when a
+kernel throws.
 
 The line is part of what is hashed: kernels built here and kernels that ``torch.compile`` builds never share a cache entry.
 """

@@ -1,6 +1,6 @@
 """Compile a program as a whole with the local Inductor, and get hold of the Python module it writes.
 
-The only file that touches Inductor's compiler. The interfaces are private and were the same in PyTorch 2.11 to 2.13: ``compile_fx``
+The only file that touches Inductor's compiler. The interfaces are private, as they are in PyTorch 2.13: ``compile_fx``
 with an ``inner_compile`` of one's own, which sees the graph that Inductor is given; and ``PyCodeCache.load_by_key_path``, through which
 every generated module is loaded, fresh or from the cache on disk. What is absent or behaves otherwise is a :class:`Refused` with a
 reason, never an exception.

@@ -2,10 +2,10 @@
 
 The body of a generated ``call`` is straight-line code over a handful of statement forms: unpack the arguments, allocate
 (``empty_strided_*``), view (``reinterpret_tensor``), launch (a C++ kernel, ``triton_*.run``, ``extern_kernels.*``, an operator), take an
-item of a result, assert, delete, return. Each form that was seen in PyTorch 2.11 and 2.13 is known here; anything else, and any control
-flow, is :class:`Unrecognised` with the line. Reading the text was chosen over recording one run with stand-ins for the kernels, because
-it says which view of which buffer every argument is, and because a statement that is moved as a whole cannot lose an argument; what it
-says about aliases is checked afterwards by running (``audit.audit_run``).
+item of a result, assert, delete, return. Each form that was seen in PyTorch 2.13 is known here (2.11 names streams and
+asserts otherwise); anything else, and any control flow, is :class:`Unrecognised` with the line. Reading the text was chosen over
+recording one run with stand-ins for the kernels, because it says which view of which buffer every argument is, and because a statement
+that is moved as a whole cannot lose an argument; what it says about aliases is checked afterwards by running (``audit.audit_run``).
 
 Nothing here imports torch.
 """
