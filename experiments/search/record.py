@@ -20,12 +20,13 @@ import numpy as np
 
 from autosched import zoo
 from autosched.capture.export import Captured, capture
-from autosched.config import budget_for, parse_seconds
+from autosched.config import parse_seconds
 from autosched.core.costs import CostTable
 from autosched.core.progress import Silent
 from autosched.datasets.facts import device_facts
 from autosched.device.base import Device
 from autosched.device.registry import device_named
+from autosched.pipeline.budget import budget_for
 from autosched.pipeline.graph_proofs import launch_facts
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
 from autosched.pipeline.memory import open_journal
