@@ -18,7 +18,7 @@ READMES = (HERE.parent / "README.md", HERE / "README.md")
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parent))
 
-from experiments import tables_claims, tables_h200, tables_search, tables_serve  # noqa: E402
+from experiments import tables_claims, tables_fused, tables_h200, tables_search, tables_serve  # noqa: E402
 
 
 def rows_by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -86,6 +86,11 @@ def pasted(path: Path) -> str:
     return "```\n" + "\n".join(line.rstrip() for line in path.read_text().strip("\n").splitlines()) + "\n```"
 
 
+def included(path: Path) -> str:
+    """Markdown that a script wrote."""
+    return path.read_text().strip("\n") if path.exists() else "(not recorded yet)"
+
+
 TABLES = {
     "cpu-suite": lambda: suite_table(HERE / "results" / "cpu"),
     "tune-googlenet": lambda: pasted(HERE / "results" / "cpu" / "tune_googlenet.txt"),
@@ -95,9 +100,10 @@ TABLES = {
     "h200-costmodel": lambda: tables_h200.costmodel_table(HERE / "results" / "h200" / "costmodel.json"),
     "claims": lambda: tables_claims.claims_table(HERE / "results", HERE / "results" / "sim"),
     "serve-cpu": lambda: tables_serve.serve_table(HERE / "results" / "cpu"),
+    "fused-cpu": lambda: tables_fused.fused_table(HERE / "results" / "cpu" / "fused"),
     "search-quality": lambda: tables_search.quality_table(HERE / "results" / "sim" / "quality.json"),
     "search-speed": lambda: tables_search.speed_table(HERE / "results" / "sim" / "speed.json"),
-    "train-cpu": lambda: pasted(HERE / "results" / "cpu" / "train.txt"),
+    "train-cpu": lambda: included(HERE / "results" / "cpu" / "train.txt"),
 }
 
 

@@ -1,0 +1,53 @@
+"""The table of operator granularity, from ``results/<device>/fused/<model>.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_READY = "compiled regions were ready after "
+_COMPILED = ("torch_compile", "max_autotune_combo", "max_autotune", "compiled")
+
+
+def fused_table(folder: Path) -> str:
+    """One line for each model and lowering; ``torch.compile`` and everything else on a line come from one interleaved run."""
+    paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    if not paths:
+        return "(not recorded yet)"
+    lines = [
+        "| model | lowering | operators | eager | sequential | kept | torch.compile | torch.compile / kept | noise | regions ready after |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    where: set[str] = set()
+    for path in paths:
+        document = json.loads(path.read_text())
+        for name, run in document["runs"].items():
+            lines.append(_line(document["model"], name, run["summary"], run["report"]))
+        found = document["environment"]
+        where.add(f"{found['cores']} cores, torch {found['torch']}, commit {found['commit'][:9]}, {found['taken'][:10]}")
+    footer = (
+        "Measured, median milliseconds; each line is one run in which everything on it was interleaved. *fused_again* is a second run "
+        f"with all regions in the cache. {'; '.join(sorted(where))}."
+    )
+    return "\n".join([*lines, "", footer])
+
+
+def _line(model: str, name: str, found: dict[str, Any], report: dict[str, Any]) -> str:
+    if "error" in found:
+        return f"| `{model}` | {name} | | failed: {found['error'].splitlines()[0][:80]} | | | | | | |"
+    eager = [row["measured_us"] for row in report["strategies"] if row["name"].startswith("eager") and row["measured_us"] is not None]
+    eager_us = min(eager, default=None)
+    rival_us = min((time_us for key, time_us in found["torch_compile_us"].items() if key in _COMPILED), default=None)
+    ratio = f"{rival_us / found['kept_us']:.2f}x" if rival_us is not None and found["kept_us"] else ""
+    # A lowering that fell back to another one says so beside its name.
+    shown = name if found["lowering"] == name.removesuffix("_again") else f"{name} (as {found['lowering']})"
+    ready = next((note.removeprefix(_READY) for note in found["notes"] if note.startswith(_READY)), "")
+    return (
+        f"| `{model}` | {shown} | {found['operators']} | {_ms(eager_us)} | {_ms(found['sequential_us'])} "
+        f"| {_ms(found['kept_us'])} ({found['kept']}) | {_ms(rival_us)} | {ratio} | {found['noise_floor_pct']:.1f} % | {ready} |"
+    )
+
+
+def _ms(time_us: float | None) -> str:
+    return f"{time_us / 1000:.3f}" if time_us is not None else ""
