@@ -205,7 +205,7 @@ def _fitted(found: Bundle, captured: Captured) -> Bundle:
     schedule = transfer(found.schedule, found.program.graph, captured.program.graph)
     report = replace(found.evidence.report, graph_hash=captured.program.graph.hash)
     # Times by operator index belong to the other program's indices.
-    evidence = replace(found.evidence, report=report, planned=OperatorTimes(), measured=OperatorTimes())
+    evidence = replace(found.evidence, report=report, planned=OperatorTimes(), measured=OperatorTimes(), solo_us=())
     key = found.key
     return make_bundle(captured.program, schedule, evidence, _literals(captured), key.device, key.software, numerics=key.numerics)
 
