@@ -36,7 +36,7 @@ TEAM_SPIN_S = 0.008
 _MOST_PREPARED = 256
 # One run of half a millisecond is at the mercy of every interrupt; the mean over ten milliseconds is not.
 SHORTEST_BLOCK_US = 10_000.0
-_MOST_RUNS = 50
+MOST_RUNS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class CpuMeasurer:
             if isinstance(prepared, Failure):
                 return Failure(prepared.kind, f"schedule {index}: {prepared.detail}")
             executors.append(prepared.executor)
-            runs.append(min(_MOST_RUNS, max(1, math.ceil(SHORTEST_BLOCK_US / prepared.run_us))))
+            runs.append(min(MOST_RUNS, max(1, math.ceil(SHORTEST_BLOCK_US / prepared.run_us))))
         times_us = np.zeros((len(executors), rounds))
         with no_collector():
             for turn in range(rounds):
