@@ -40,14 +40,14 @@ def _calls(path: Path) -> str:
         return _ABSENT
     recorded = json.loads(path.read_text())
     lines = [
-        "| per call | operators | parameters | raw executor | added by the guard (95 %) | A/A | per operator |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| per call | operators | parameters | raw executor | added by the guard (95 %) | with `frozen=True` | A/A | per operator |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for case in recorded["calls"]:
         low, high = case["added_ci_us"]
         lines.append(
             f"| `{case['model']}` | {case['operators']} | {case['parameters']} | {case['raw_us']:,.0f} us | {case['added_us']:.1f} us "
-            f"({low:.1f} to {high:.1f}) | {case['aa_us']:+.1f} us | {case['added_us'] / case['operators']:.2f} us |"
+            f"({low:.1f} to {high:.1f}) | {case['frozen_us']:.1f} us | {case['aa_us']:+.1f} us | {case['added_us'] / case['operators']:.2f} us |"
         )
     walks = "; ".join(
         f"{walk['per_operator_us']:.2f} us ({walk['per_operator_ci_us'][0]:.2f} to {walk['per_operator_ci_us'][1]:.2f}) on {walk['lanes']} "

@@ -35,12 +35,14 @@ class Binder:
 
     Args:
         label: of the bundle, for messages.
+        frozen: as in ``ModelWatch``.
     """
 
-    def __init__(self, model: torch.nn.Module, device: torch.device, label: str) -> None:
+    def __init__(self, model: torch.nn.Module, device: torch.device, label: str, *, frozen: bool = False) -> None:
         self.model = model
         self._device = device
         self._label = label
+        self._frozen = frozen
         self._factory = _runner_factory(device)
 
     def prepare(self, bundle: Bundle) -> Prepared:
@@ -64,7 +66,7 @@ class Binder:
     def _bind(self, bundle: Bundle, plan: Plan, *, verify: bool) -> Bound:
         program, device = bundle.program, self._device
         # The watch first: a change while the weights are read is then seen at the next call.
-        watch = ModelWatch(self.model, program)
+        watch = ModelWatch(self.model, program, frozen=self._frozen)
         constants = gather_constants(program, self.model, bundle.literals)
         regions = _regions(program, plan, device)
         if device.type == "cpu":

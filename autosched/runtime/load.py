@@ -39,6 +39,7 @@ def load(
     pad: bool = False,
     max_shapes: int = 8,
     prepare: Literal["all", "first-use"] = "all",
+    frozen: bool = False,
 ) -> LoadedModel:
     """Bind a bundle to the model it was made for.
 
@@ -55,6 +56,8 @@ def load(
             in one size; padding is refused where added rows are seen to change the others.
         max_shapes: how many schedules are in memory at most; the one used longest ago makes room, and is prepared again when needed.
         prepare: ``all`` binds and verifies every shape now, up to ``max_shapes``; ``first-use`` each at its first call.
+        frozen: you vouch that the model's modules and weights stay as they are, and nothing looks at every one of them at each call;
+            after a change, ``refresh()`` reads them again. Training mode and hooks are looked at all the same.
 
     Returns:
         A callable with the model's signature; see :class:`LoadedModel`. Its ``report()`` says what is ready and what memory it takes.
@@ -72,7 +75,7 @@ def load(
         raise UsageError(f"prepare is {prepare!r}; expected 'all' or 'first-use'")
     facts = _Facts("the bundle" if isinstance(source, bytes) else os.fspath(source), strict)
     try:
-        table = _open(source, model, facts, pad=pad, max_shapes=max_shapes)
+        table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen)
         if prepare == "all":
             _warm(table, model, facts)
     except AutoschedError as error:
@@ -131,7 +134,9 @@ def _as_it_came(model: torch.nn.Module, reason: str, facts: _Facts) -> LoadedMod
     return LoadedModel(model, None, facts.report(reason), strict=False)
 
 
-def _open(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, facts: _Facts, *, pad: bool, max_shapes: int) -> ShapeTable:
+def _open(
+    source: str | os.PathLike[str] | bytes, model: torch.nn.Module, facts: _Facts, *, pad: bool, max_shapes: int, frozen: bool
+) -> ShapeTable:
     """All that is settled before anything runs."""
     label = facts.label
     facts.bundles = read_bundles(source)
@@ -149,7 +154,7 @@ def _open(source: str | os.PathLike[str] | bytes, model: torch.nn.Module, facts:
     if not any(fitting) or (facts.strict and not all(fitting)):
         raise IncompatibleArtifact(label, facts.verdicts[fitting.index(False)].lines)
     padding = _padding(model, facts) if pad else None
-    binder = Binder(model, device, label)
+    binder = Binder(model, device, label, frozen=frozen)
     slots: list[Slot] = []
     for place, (bundle, verdict, fits) in enumerate(zip(facts.bundles, facts.verdicts, fitting, strict=True)):
         slot = Slot(bundle.program, _Preparer(binder, bundle, place, padding, label))

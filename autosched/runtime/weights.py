@@ -42,12 +42,14 @@ class ModelWatch:
     Args:
         model: the module that was tuned.
         program: what was captured from it; its bindings say which tensors matter.
+        frozen: the caller vouches that modules and weights stay as they are; only modes and hooks are then looked at.
 
     Raises:
         UnwatchableModel: if a parameter carries no version counter (it was made under ``torch.inference_mode``).
     """
 
-    def __init__(self, model: torch.nn.Module, program: Program) -> None:
+    def __init__(self, model: torch.nn.Module, program: Program, *, frozen: bool = False) -> None:
+        self._frozen = frozen
         modules = list(model.modules())
         self._modes = _Modes(modules)
         self._hooks = _Sizes([hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)])
@@ -64,7 +66,7 @@ class ModelWatch:
             owners[id(table)] = table
             self._bound.append((table, key))
         self._tensors: list[torch.Tensor] = [table[key] for table, key in self._bound]
-        if any(tensor.is_inference() for tensor in self._tensors):
+        if not frozen and any(tensor.is_inference() for tensor in self._tensors):
             raise UnwatchableModel(
                 "its parameters were made under torch.inference_mode, so changes to them could not be noticed; make them outside of it"
             )
@@ -73,6 +75,8 @@ class ModelWatch:
 
     def accept(self) -> None:
         """Take the contents of all parameters, and where they are, for what the schedule is bound to."""
+        if self._frozen:
+            return
         self._addresses = list(map(_address_of, self._tensors))
         self._versions = list(map(_version_of, self._tensors))
 
@@ -82,6 +86,8 @@ class ModelWatch:
             return Change.MODE
         if self._hooks.changed():
             return Change.HOOKS
+        if self._frozen:
+            return Change.NONE
         if self._children.changed() or any(self._childless):
             return Change.STRUCTURE
         if self._weights.changed():

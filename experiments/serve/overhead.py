@@ -58,6 +58,7 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
     model, args, kwargs = build(name)
     data, operators = bundle_bytes(model, args, kwargs, lanes=lanes)
     loaded = load(data, model, strict=True)
+    frozen = load(data, model, strict=True, frozen=True)
     table = loaded._table
     assert table is not None
     found = table.find(loaded._signature, args, kwargs)
@@ -66,7 +67,12 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
     assert prepared is not None
     with torch.no_grad():
         times = interleaved(
-            {"raw": lambda: prepared.runner(tensors), "loaded": lambda: loaded(*args, **kwargs), "again": lambda: prepared.runner(tensors)},
+            {
+                "raw": lambda: prepared.runner(tensors),
+                "loaded": lambda: loaded(*args, **kwargs),
+                "frozen": lambda: frozen(*args, **kwargs),
+                "again": lambda: prepared.runner(tensors),
+            },
             rounds,
             seed=0,
         )
@@ -80,6 +86,7 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
         }
         stage_us = {stage: statistics.median(per_call_us(run, 200) for _ in range(9)) for stage, run in stages.items()}
     added = [after - before for before, after in zip(times["raw"], times["loaded"], strict=True)]
+    vouched = [after - before for before, after in zip(times["raw"], times["frozen"], strict=True)]
     noise = [after - before for before, after in zip(times["raw"], times["again"], strict=True)]
     ratios = [after / before for before, after in zip(times["raw"], times["loaded"], strict=True)]
     return {
@@ -93,6 +100,8 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
         "loaded_us": statistics.median(times["loaded"]),
         "added_us": statistics.median(added),
         "added_ci_us": interval(added),
+        "frozen_us": statistics.median(vouched),
+        "frozen_ci_us": interval(vouched),
         "aa_us": statistics.median(noise),
         "aa_ci_us": interval(noise),
         "ratio": statistics.median(ratios),

@@ -151,6 +151,21 @@ def test_every_kind_of_weight_is_followed_in_place(strict: LoadedModel, model: T
         assert _agrees(strict, model)
 
 
+def test_a_frozen_model_is_read_again_only_when_told_to(model: TwoBranches) -> None:
+    frozen = load(encode_bundle(two_branches_bundle(model)), model, strict=True, frozen=True)
+    assert _agrees(frozen, model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    frozen.refresh()
+    assert _agrees(frozen, model)
+    # What costs nothing to notice is noticed: a model in training mode is not the one that was tuned.
+    model.train()
+    args, kwargs = two_branches_inputs(3)
+    with pytest.raises(AutoschedError, match="training mode"):
+        frozen(*args, **kwargs)
+
+
 def test_replaced_parameters_and_modules_are_followed(strict: LoadedModel, model: TwoBranches) -> None:
     other = TwoBranches(seed=4)
     model.right.weight = torch.nn.Parameter(other.right.weight.detach().clone())
