@@ -46,8 +46,9 @@ def _calls(path: Path) -> str:
     for case in recorded["calls"]:
         low, high = case["added_ci_us"]
         lines.append(
-            f"| `{case['model']}` | {case['operators']} | {case['parameters']} | {case['raw_us']:,.0f} us | {case['added_us']:.1f} us "
-            f"({low:.1f} to {high:.1f}) | {case['frozen_us']:.1f} us | {case['aa_us']:+.1f} us | {case['added_us'] / case['operators']:.2f} us |"
+            f"| `{case['model']}` | {case['operators']} | {case['parameters']} | {case['raw_us']:,.0f} us "
+            f"| {case['added_us']:.1f} us ({low:.1f} to {high:.1f}) | {case['frozen_us']:.1f} us "
+            f"| {case['aa_us']:+.1f} us | {case['added_us'] / case['operators']:.2f} us |"
         )
     walks = "; ".join(
         f"{walk['per_operator_us']:.2f} us ({walk['per_operator_ci_us'][0]:.2f} to {walk['per_operator_ci_us'][1]:.2f}) on {walk['lanes']} "
