@@ -88,7 +88,10 @@ _DETAIL: dict[str, tuple[str, bool]] = {
     "unknown device": ("a row of a device that the store does not describe", True),
     "simulated": ("a row that no device measured", False),
     "contaminated": (f"other processes had more than {DISTURBED:.0%} of the cores it needed", True),
-    "drift": (f"the time alone moved by more than {DRIFT:.0%} between solo and pair run", False),
+    "drift": (
+        f"the time alone, repeated for the pair run, differs by more than {DRIFT:.0%} from the one in the program (caches, or drift)",
+        False,
+    ),
     "noisy": (f"the 95 % interval of the median is wider than {SPREAD:.0%} of it", False),
     "duplicates": ("different pairs with exactly the same numbers", False),
 }

@@ -20,6 +20,7 @@ from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.core.report import TuneReport
 from autosched.core.schedule import Schedule
+from autosched.core.variants import Lowering
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Comparison, Device, Session
@@ -307,7 +308,11 @@ class Job:
             noise_floor_pct=judgement.noise_pct,
             seed=options.seed,
             effort=options.effort,
-            notes=(*self._ledger.notes, *dict.fromkeys(item.note for item in externals if item.note)),
+            notes=(
+                *self._ledger.notes,
+                *_coarser(captured.program.lowering, judgement.best_baseline),
+                *dict.fromkeys(item.note for item in externals if item.note),
+            ),
             unstable=judgement.unstable,
             critical_path_us=self._bounds.critical_path_us if self._bounds is not None else None,
             work_us=self._bounds.work_us if self._bounds is not None else None,
@@ -370,6 +375,13 @@ class Job:
         fought = duel(session, candidate, base, rounds=budget.final_rounds, seconds=0.1 * budget.total_s)
         self._ledger.measurements += 3 * len(fought.base_us) if isinstance(fought, Duel) else 1
         return fought
+
+
+def _coarser(lowering: str, best_baseline: str) -> list[str]:
+    """What to try where a compiler's fused code won against operators that are called one by one."""
+    if not best_baseline.startswith(("torch_compile", "compiled", "max_autotune")) or lowering in (Lowering.FUSED, Lowering.INDUCTOR):
+        return []
+    return [f"{best_baseline} fuses what lowering {lowering} calls one by one; --lowering auto tunes compiled regions too"]
 
 
 def _planned(problem: Problem, schedule: Schedule) -> tuple[tuple[float, ...], tuple[float, ...]]:
