@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from autosched.costmodel.conformal import calibrate
+from autosched.costmodel.conformal import calibrate, some
 from autosched.costmodel.design import take, take_labels
 from autosched.costmodel.metrics import Metrics, measure
 from autosched.costmodel.model import Indices, PairLabels, PairModel, Prediction
@@ -89,9 +89,3 @@ def cross_validate(factory: Factory, pairs: PairSet, folds: Sequence[Fold], *, s
     names = ("slowdown_first", "slowdown_last", "makespan_ratio", "low", "high")
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     return HeldOut(place, tuple(groups), Prediction(**joined), take_labels(pairs.labels, place))
-
-
-def some(prediction: Prediction, rows: Indices) -> Prediction:
-    """Some rows of a prediction."""
-    names = ("slowdown_first", "slowdown_last", "makespan_ratio", "low", "high")
-    return Prediction(**{name: getattr(prediction, name)[rows] for name in names})

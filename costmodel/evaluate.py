@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from autosched.costmodel.baselines import Constant, NoInterference
 from autosched.costmodel.composition import finish_times
-from autosched.costmodel.crossval import some
+from autosched.costmodel.conformal import some
 from autosched.costmodel.design import design, log_targets, take_labels
 from autosched.costmodel.features import PAIR_FEATURES
-from autosched.costmodel.metrics import CurvePoint, Metrics, measure, pair_classes
+from autosched.costmodel.metrics import CurvePoint, Metrics, inside, measure, pair_classes
 from autosched.costmodel.model import COST_MODELS, Floats, Indices, PairModel, PairQuery, Prediction
 from autosched.costmodel.pair_set import PairSet
 from autosched.costmodel.torch_model import TorchModel
@@ -215,7 +215,7 @@ def _calibration(pairs: PairSet, prediction: Prediction) -> tuple[CalibrationBin
     for start, end in itertools.pairwise(edges):
         rows = (guess >= start) & (guess < end)
         if rows.any():
-            inside = float(((truth >= low) & (truth <= high))[rows].mean() * 100) if has_intervals else None
+            held = float(inside(truth, low, high)[rows].mean() * 100) if has_intervals else None
             top = end if np.isfinite(end) else float(guess[rows].max())
-            bins.append(CalibrationBin(start, top, int(rows.sum()), float(guess[rows].mean()), float(truth[rows].mean()), inside))
+            bins.append(CalibrationBin(start, top, int(rows.sum()), float(guess[rows].mean()), float(truth[rows].mean()), held))
     return tuple(bins)

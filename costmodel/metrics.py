@@ -16,6 +16,7 @@ from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairLabels, PairQuer
 
 CONTENDED = 1.1
 """A slowdown above this is contention; below it lies the noise of repeats."""
+_ROUNDING = 1e-6
 
 TOP_K = 8
 
@@ -59,6 +60,12 @@ class CurvePoint:
     metrics: Metrics
 
 
+def inside(truth: Floats, low: Floats, high: Floats) -> NDArray[np.bool_]:
+    """Which slowdowns lie in their interval, rounding apart: serialised pairs are all at the same cap, and so are their bounds."""
+    held: NDArray[np.bool_] = (truth >= low * (1.0 - _ROUNDING)) & (truth <= high * (1.0 + _ROUNDING))
+    return held
+
+
 def measure(labels: PairLabels, prediction: Prediction) -> Metrics:
     """Compare a prediction with what was measured.
 
@@ -86,7 +93,7 @@ def measure(labels: PairLabels, prediction: Prediction) -> Metrics:
         contended_spearman=spearman(guess[contended], truth[contended]),
         contended_accuracy_pct=float(((guess > CONTENDED) == contended).mean() * 100),
         makespan_mape_pct=float((np.abs(ratio - labels.makespan_ratio) / labels.makespan_ratio).mean() * 100),
-        coverage_pct=float(((truth >= low) & (truth <= high)).mean() * 100) if has_intervals else None,
+        coverage_pct=float(inside(truth, low, high).mean() * 100) if has_intervals else None,
         interval_ratio=float(np.median(high / low)) if has_intervals else None,
         top_k_regret_pct=_top_k_regret_pct(labels.makespan_ratio, ratio),
     )

@@ -11,8 +11,7 @@ import numpy as np
 
 from autosched.core.errors import UsageError
 from autosched.costmodel.analytic import AnalyticModel
-from autosched.costmodel.conformal import Conformal
-from autosched.costmodel.crossval import some
+from autosched.costmodel.conformal import Conformal, some
 from autosched.costmodel.design import take
 from autosched.costmodel.gate import GateDecision
 from autosched.costmodel.metrics import CurvePoint, Metrics
