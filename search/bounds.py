@@ -48,7 +48,7 @@ def configuration_bound_us(problem: Problem, lanes: int, *, most_columns: int = 
     columns: list[int] = []
     rates: list[float] = []
     column = 0
-    for members in _antichains(problem, lanes):
+    for members in _antichains(problem, lanes, most_columns):
         for order in itertools.permutations(members):
             for place, index in enumerate(order):
                 kernel = problem.kernel[index, 0]
@@ -62,7 +62,7 @@ def configuration_bound_us(problem: Problem, lanes: int, *, most_columns: int = 
                 rates.append(1.0 / max(slowdown, MIN_SLOWDOWN))
             column += 1
             if column > most_columns:
-                raise UsageError(f"the configuration bound needs more than {most_columns} columns; use a smaller or narrower graph")
+                raise _too_many(most_columns)
     matrix = sparse.csc_matrix((rates, (rows, columns)), shape=(problem.count, column))
     solved = optimize.linprog(np.ones(column), A_ub=-matrix, b_ub=-problem.operator_us(0), method="highs")
     bound = float(solved.fun) + float(problem.latency_us[2])
@@ -107,16 +107,28 @@ def _part_us(problem: Problem, members: range, lanes: int) -> float:
     return critical_path_bound_us(part)
 
 
-def _antichains(problem: Problem, most: int) -> list[tuple[int, ...]]:
-    """Sets of at most ``most`` operators of which none comes before another."""
+def _too_many(most_columns: int) -> UsageError:
+    return UsageError(f"the configuration bound needs more than {most_columns} columns; use a smaller or narrower graph")
+
+
+def _antichains(problem: Problem, most: int, most_columns: int) -> list[tuple[int, ...]]:
+    """Sets of at most ``most`` operators of which none comes before another.
+
+    Raises:
+        UsageError: if there are more than ``most_columns``, while they are counted: a wide graph has more than fit into memory.
+    """
     found: list[tuple[int, ...]] = [(index,) for index in range(problem.count)]
     layer = found
     for _ in range(most - 1):
-        layer = [
-            (*members, index)
-            for members in layer
-            for index in range(members[-1] + 1, problem.count)
-            if all(problem.graph.independent(index, member) for member in members)
-        ]
+        wider: list[tuple[int, ...]] = []
+        for members in layer:
+            wider += [
+                (*members, index)
+                for index in range(members[-1] + 1, problem.count)
+                if all(problem.graph.independent(index, member) for member in members)
+            ]
+            if len(found) + len(wider) > most_columns:
+                raise _too_many(most_columns)
+        layer = wider
         found = found + layer
     return found

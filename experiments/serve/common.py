@@ -14,9 +14,10 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "cpu"
-sys.path.insert(0, str(HERE.parent))
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(HERE.parents[1]))
 
-from suite import environment  # noqa: E402  (a script beside this folder)
+from experiments.suite import environment  # noqa: E402
 
 __all__ = ["RESULTS", "bundle_bytes", "environment", "interval", "percentile", "record", "tower"]
 

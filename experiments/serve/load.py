@@ -19,7 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, bundle_bytes, interval, percentile, record, tower
+ROOT = Path(__file__).resolve().parents[2]
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(ROOT))
+
+from experiments.serve.common import RESULTS, bundle_bytes, interval, percentile, record, tower  # noqa: E402
 
 MODELS = ("tower:300", "torchvision:googlenet", "timm:hrnet_w18")
 # What each stage covers, by the function that does it; the rest of ``load`` is ``other``.

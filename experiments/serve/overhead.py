@@ -13,14 +13,20 @@ import argparse
 import dataclasses
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, bundle_bytes, interval, record, tower
-from load import build
+
+ROOT = Path(__file__).resolve().parents[2]
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(ROOT))
+
+from experiments.serve.common import RESULTS, bundle_bytes, interval, record, tower  # noqa: E402
+from experiments.serve.load import build  # noqa: E402
 
 MODELS = ("tower:3", "tower:30", "tower:300", "torchvision:googlenet")
 _BLOCK_US = 40_000.0  # a timed block is at least this long: its first call finds the caches as another contestant left them
