@@ -81,7 +81,8 @@ def test_the_command_says_replayed(recorded: Path, capsys: pytest.CaptureFixture
 def test_a_tuning_job_leaves_its_runs_for_training() -> None:
     toy = zoo.load("autosched:toy")
     report = pipeline.tune(toy.model, toy.args, toy.kwargs, device="cpu", effort="quick", budget_s=3.0, name="autosched:toy").report
-    assert any("cost model analytic predicts" in note for note in report.notes)
+    # The analytic prior, or on a machine like the one whose runs ship, the model trained on those.
+    assert any(note.startswith("cost model ") and " predicts " in note for note in report.notes)
     (folder,) = runs_dir().iterdir()
     store = Store.open(folder)
     assert [row.model for row in store.graphs()] == ["autosched:toy"]

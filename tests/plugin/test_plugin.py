@@ -267,6 +267,10 @@ def test_four_threads_and_four_models() -> None:
     runs = [torch.compile(model, backend=plugin.autosched, dynamic=False) for model in models]
     inputs = [[torch.randn(3, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(4)] for _ in range(4)]
     wrong: list[str] = []
+    # First calls one after another: while torch.export traces it hooks all modules of the process, and compiling beside it trips over that.
+    with torch.no_grad():
+        for run in runs:
+            run(inputs[0][0])
 
     def work(own: list[torch.Tensor]) -> None:
         try:
@@ -287,5 +291,4 @@ def test_four_threads_and_four_models() -> None:
     assert wrong == []
     found = reports()
     assert all(report.scheduled and not report.stepped_aside for report in found)
-    # Threads that meet a model at the same time may each have compiled it.
     assert len(found) >= 5
