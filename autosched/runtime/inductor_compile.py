@@ -1,9 +1,9 @@
 """Compile a program as a whole with the local Inductor, and get hold of the Python module it writes.
 
-The only file that touches Inductor's compiler. The interfaces are private, as they are in PyTorch 2.13: ``compile_fx``
-with an ``inner_compile`` of one's own, which sees the graph that Inductor is given; and ``PyCodeCache.load_by_key_path``, through which
-every generated module is loaded, fresh or from the cache on disk. What is absent or behaves otherwise is a :class:`Refused` with a
-reason, never an exception.
+With ``inductor_common``, all that touches Inductor's compiler for this lowering. The interfaces are private, as they are in
+PyTorch 2.13: ``compile_fx`` with an ``inner_compile`` of one's own, which sees the graph that Inductor is given; and
+``PyCodeCache.load_by_key_path``, through which every generated module is loaded, fresh or from the cache on disk. What is absent or
+behaves otherwise is a :class:`Refused` with a reason, never an exception.
 
 The configuration forced here makes one launch one unit: no buffer is used twice and none is written over (so that the frees of a
 schedule stay ours and no false dependency arises), no CUDA graph, no partition, no kernels combined or chosen while running, static
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 
-from autosched.core.program import Argument, Many, Ref
-from autosched.runtime.calls import literal, resolve
 from autosched.runtime.cpp_kernels import kernels_release_gil
+from autosched.runtime.inductor_common import add_calls, first_line, known_options, modules_into
 from autosched.runtime.kernels import BoundProgram
 
 _FORCED: Mapping[str, object] = {
@@ -96,13 +95,13 @@ def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], *, freeze
     try:
         module, arguments = _graph_module(bound, constants, freeze=freeze)
     except Exception as error:
-        return Refused(f"the program cannot be written as one graph: {_first_line(error)}")
+        return Refused(f"the program cannot be written as one graph: {first_line(error)}")
     example = [bound.constants[value] for value in arguments if value in set(constants)] + list(inputs)
     seen = _Seen()
     try:
         _compile(module, example, seen, freeze=freeze)
     except Exception as error:
-        return Refused(f"Inductor could not compile the program: {_first_line(error)}")
+        return Refused(f"Inductor could not compile the program: {first_line(error)}")
     if len(seen.inner_inputs) != 1 or len(seen.modules) == 0:
         return Refused(f"Inductor compiled {len(seen.inner_inputs)} graphs into {len(seen.modules)} modules; expected one of each")
     if seen.inner_inputs[0] != len(arguments) or seen.inner_outputs[0] != len(graph.outputs):
@@ -115,11 +114,6 @@ def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], *, freeze
 
 def _plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
 
 
 def _graph_module(bound: BoundProgram, constants: Sequence[int], *, freeze: bool) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
@@ -136,33 +130,9 @@ def _graph_module(bound: BoundProgram, constants: Sequence[int], *, freeze: bool
             constant = bound.constants[value]
             root.register_buffer(f"constant{value}", constant.clone() if constant.is_inference() else constant)
             nodes[value] = graph.get_attr(f"constant{value}")
-    for operator in program.graph.operators:
-        for call in operator.calls:
-            overload = resolve(call.target)
-            args = tuple(_argument(item, nodes, bound.device) for item in call.args)
-            kwargs = {name: _argument(item, nodes, bound.device) for name, item in call.kwargs}
-            made = graph.call_function(overload, args, kwargs)
-            returns = overload._schema.returns  # type: ignore[attr-defined]
-            single = len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
-            for place, value in enumerate(call.outputs):
-                if value >= 0:
-                    nodes[value] = made if single else graph.call_function(_getitem(), (made, place))
+    add_calls(graph, nodes, (call for operator in program.graph.operators for call in operator.calls), bound.device)
     graph.output(tuple(nodes[value] for value in program.graph.outputs))
     return torch.fx.GraphModule(root, graph), (*placed, *program.graph.inputs)
-
-
-def _getitem() -> Any:
-    import operator
-
-    return operator.getitem
-
-
-def _argument(item: Argument, nodes: Mapping[int, torch.fx.Node], device: torch.device) -> Any:
-    if isinstance(item, Ref):
-        return nodes[item.value]
-    if isinstance(item, Many):
-        return [_argument(part, nodes, device) for part in item.items]
-    return literal(item, device)
 
 
 def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _Seen, *, freeze: bool) -> None:
@@ -181,8 +151,7 @@ def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _S
             seen.inner_outputs.append(len(returned) if isinstance(returned, list | tuple) else 1)
             return compile_fx_inner(graph, inputs, **options)
 
-        known = {name: value for name, value in _FORCED.items() if _exists(inductor_config, name)}
-        known |= {"freezing": freeze, "cpp.threads": torch.get_num_threads()}
+        known = known_options(inductor_config, _FORCED) | {"freezing": freeze, "cpp.threads": torch.get_num_threads()}
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
@@ -191,42 +160,12 @@ def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _S
             if hasattr(functorch_config, "enable_autograd_cache"):
                 stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
             stack.enter_context(kernels_release_gil())
-            stack.enter_context(_modules_into(seen.modules))
+            stack.enter_context(modules_into(seen.modules))
             # Inductor keeps what it wrote only of graphs that come with an environment of shapes; all are static all the same.
             mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
             fakes = [mode.from_tensor(item, static_shapes=True) for item in example]
             stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
             compile_fx(module, fakes, inner_compile=inner)
-
-
-def _exists(config: Any, name: str) -> bool:
-    for part in name.split("."):
-        if not hasattr(config, part):
-            return False
-        config = getattr(config, part)
-    return True
-
-
-@contextlib.contextmanager
-def _modules_into(found: list[ModuleType]) -> Iterator[None]:
-    """Note every generated module that is loaded within the block and has a ``call``."""
-    from torch._inductor.codecache import PyCodeCache
-
-    cache: Any = PyCodeCache
-    original = vars(cache)["load_by_key_path"]
-    load = cache.load_by_key_path
-
-    def noting(cls: Any, *args: Any, **kwargs: Any) -> ModuleType:
-        module: ModuleType = load(*args, **kwargs)
-        if callable(getattr(module, "call", None)):
-            found.append(module)
-        return module
-
-    cache.load_by_key_path = classmethod(noting)
-    try:
-        yield
-    finally:
-        cache.load_by_key_path = original
 
 
 def _described(module: ModuleType, arguments: tuple[int, ...]) -> Compiled | Refused:

@@ -1,4 +1,4 @@
-"""Compile a few calls with the local Inductor, and get hold of the Python module it writes. The only file that knows how.
+"""Compile a few calls with the local Inductor, and get hold of the Python module it writes. With ``inductor_common``, all that knows how.
 
 The interfaces are private and were the same in PyTorch 2.11 to 2.13: ``torch._inductor.standalone_compile``, and
 ``PyCodeCache.load_by_key_path``, through which every generated module is loaded. The module's ``call`` is what runs: the wrapper that
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +20,10 @@ from typing import Any
 import torch
 
 from autosched.core.graph import OpGraph, TensorSpec
-from autosched.core.program import Argument, Many, Ref
 from autosched.core.variants import Variant
-from autosched.runtime.calls import compile_call, literal, resolve
+from autosched.runtime.calls import compile_call
 from autosched.runtime.cpp_kernels import kernels_release_gil
+from autosched.runtime.inductor_common import add_calls, first_line, known_options, modules_into
 from autosched.runtime.numerics import compare
 from autosched.runtime.region_pieces import Piece
 
@@ -115,7 +114,7 @@ def compile_piece(piece: Piece, graph: OpGraph, device: torch.device, *, width: 
         module = _graph_module(piece, device)
         _compile(module, examples, seen, device.type, width, variant)
     except Exception as error:
-        return Refused(f"Inductor could not compile it: {_first_line(error)}")
+        return Refused(f"Inductor could not compile it: {first_line(error)}")
     if len(seen) != 1:
         return Refused(f"Inductor wrote {len(seen)} modules; expected one")
     source = "" if any(isinstance(item, torch.Tensor) for item in vars(seen[0]).values()) else _source_of(seen[0])
@@ -123,7 +122,7 @@ def compile_piece(piece: Piece, graph: OpGraph, device: torch.device, *, width: 
     try:
         problem = _difference(piece, graph, device, examples, entry)
     except Exception as error:
-        return Refused(f"the compiled code does not run: {_first_line(error)}")
+        return Refused(f"the compiled code does not run: {first_line(error)}")
     return Refused(problem) if problem else Code(source, entry)
 
 
@@ -135,33 +134,16 @@ def load_source(source: str, name: str) -> Entry | Refused:
             exec(compile(source, f"<region {name}>", "exec", dont_inherit=True), module.__dict__)
         entry: Entry = module.__dict__["call"]
     except Exception as error:
-        return Refused(f"the kept code cannot be loaded: {_first_line(error)}")
+        return Refused(f"the kept code cannot be loaded: {first_line(error)}")
     return entry
 
 
 def _graph_module(piece: Piece, device: torch.device) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     nodes = {value: graph.placeholder(f"arg{place}") for place, value in enumerate(piece.reads)}
-    for call in piece.calls:
-        overload: Any = resolve(call.target)
-        args = tuple(_argument(item, nodes, device) for item in call.args)
-        kwargs = {name: _argument(item, nodes, device) for name, item in call.kwargs}
-        made = graph.call_function(overload, args, kwargs)
-        returns = overload._schema.returns
-        single = len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
-        for place, value in enumerate(call.outputs):
-            if value >= 0:
-                nodes[value] = made if single else graph.call_function(operator.getitem, (made, place))
+    add_calls(graph, nodes, piece.calls, device)
     graph.output(tuple(nodes[value] for value in piece.writes))
     return torch.fx.GraphModule(torch.nn.Module(), graph)
-
-
-def _argument(item: Argument, nodes: Mapping[int, torch.fx.Node], device: torch.device) -> Any:
-    if isinstance(item, Ref):
-        return nodes[item.value]
-    if isinstance(item, Many):
-        return [_argument(part, nodes, device) for part in item.items]
-    return literal(item, device)
 
 
 def _example(spec: TensorSpec, device: torch.device, place: int) -> torch.Tensor:
@@ -182,7 +164,7 @@ def _compile(
     import torch._inductor.config as inductor_config
 
     wanted = {**_FORCED, **_OF_VARIANT[variant], "cpp.threads": width if kind == "cpu" else -1}
-    patches = {name: value for name, value in wanted.items() if _exists(inductor_config, name)}
+    patches = known_options(inductor_config, wanted)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_quiet())
         stack.enter_context(torch.inference_mode(False))
@@ -193,7 +175,7 @@ def _compile(
             stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
         stack.enter_context(inductor_config.patch(fx_graph_cache=False))
         stack.enter_context(kernels_release_gil())
-        stack.enter_context(_modules_into(seen))
+        stack.enter_context(modules_into(seen))
         compile_region: Any = torch._inductor.standalone_compile  # type: ignore[attr-defined,unused-ignore]
         compile_region(module, examples, dynamic_shapes="from_example_inputs", options={"config_patches": patches})
 
@@ -226,14 +208,6 @@ def _same_strides(tensor: torch.Tensor, spec: TensorSpec) -> bool:
     return all(size == 1 or have == want for size, have, want in zip(spec.shape, tensor.stride(), spec.strides, strict=True))
 
 
-def _exists(config: Any, name: str) -> bool:
-    for part in name.split("."):
-        if not hasattr(config, part):
-            return False
-        config = getattr(config, part)
-    return True
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     # It warns that nothing can be saved, which is not wanted here.
@@ -248,36 +222,9 @@ def _quiet() -> Iterator[None]:
         noisy.setLevel(level)
 
 
-@contextlib.contextmanager
-def _modules_into(found: list[ModuleType]) -> Iterator[None]:
-    """Note every generated module that is loaded within the block and has a ``call``."""
-    from torch._inductor.codecache import PyCodeCache
-
-    cache: Any = PyCodeCache
-    original = vars(cache)["load_by_key_path"]
-    load = cache.load_by_key_path
-
-    def noting(cls: Any, *args: Any, **kwargs: Any) -> ModuleType:
-        module: ModuleType = load(*args, **kwargs)
-        if callable(getattr(module, "call", None)):
-            found.append(module)
-        return module
-
-    cache.load_by_key_path = classmethod(noting)
-    try:
-        yield
-    finally:
-        cache.load_by_key_path = original
-
-
 def _source_of(module: ModuleType) -> str:
     try:
         with open(str(getattr(module, "__file__", "")), encoding="utf-8") as file:
             return file.read()
     except OSError:
         return ""
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"

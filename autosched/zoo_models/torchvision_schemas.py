@@ -13,9 +13,10 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from torch import library
 
 _SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms"))
-_declared: list[torch.library.Library] = []
+_declared: list[library.Library] = []
 
 
 def import_torchvision() -> ModuleType:
@@ -28,10 +29,10 @@ def import_torchvision() -> ModuleType:
     if spec is None or not spec.submodule_search_locations:
         raise ImportError("No module named 'torchvision'", name="torchvision")
     if not _declared and not _operators_load(Path(spec.submodule_search_locations[0])):
-        library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+        fragment = library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for schema in _SCHEMAS:
-            library.define(schema)  # type: ignore[no-untyped-call]
-        _declared.append(library)
+            fragment.define(schema)  # type: ignore[no-untyped-call]
+        _declared.append(fragment)
     importlib.import_module("torchvision.models")
     return importlib.import_module("torchvision")
 

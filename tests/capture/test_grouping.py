@@ -10,17 +10,7 @@ from autosched.capture.export import Captured, capture
 from autosched.core.graph import ValueRole
 from autosched.runtime.kernels import bind
 from autosched.runtime.trees import flatten_inputs
-
-
-class Apply(nn.Module):
-    def __init__(self, function, **layers: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, *tensors):
-        return self.function(self, *tensors)
+from tests.conformance.apply import Apply
 
 
 def check(model: nn.Module, *inputs: torch.Tensor) -> Captured:

@@ -21,20 +21,10 @@ from autosched.core.variants import Lowering, Variant
 from autosched.runtime.kernels import bind
 from autosched.runtime.region_pieces import pieces_of, variants_of
 from autosched.runtime.trees import flatten_inputs
+from tests.conformance.apply import Apply
 
 OWN = [entry.name for entry in zoo.names() if entry.name.startswith("autosched:") and entry.name != "autosched:randwire"]
 OTHERS = [entry.name for entry in zoo.names() if not entry.name.startswith("autosched:")]
-
-
-class Apply(nn.Module):
-    def __init__(self, function, **layers: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, *tensors):
-        return self.function(self, *tensors)
 
 
 def partition(model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] | None = None, target: str = "") -> Draft:

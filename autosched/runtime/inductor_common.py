@@ -1,0 +1,77 @@
+"""What compiling a region and compiling a whole program with Inductor share: calls as FX nodes, known options, the module it writes."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from autosched.core.program import Argument, Call, Many, Ref
+from autosched.runtime.calls import literal, resolve
+
+
+def add_calls(graph: torch.fx.Graph, nodes: dict[int, torch.fx.Node], calls: Iterable[Call], device: torch.device) -> None:
+    """Append ``calls`` to ``graph``; ``nodes``, by value index, gains a node for each output."""
+    for call in calls:
+        overload: Any = resolve(call.target)
+        args = tuple(_argument(item, nodes, device) for item in call.args)
+        kwargs = {name: _argument(item, nodes, device) for name, item in call.kwargs}
+        made = graph.call_function(overload, args, kwargs)
+        returns = overload._schema.returns
+        single = len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
+        for place, value in enumerate(call.outputs):
+            if value >= 0:
+                nodes[value] = made if single else graph.call_function(operator.getitem, (made, place))
+
+
+def _argument(item: Argument, nodes: Mapping[int, torch.fx.Node], device: torch.device) -> Any:
+    if isinstance(item, Ref):
+        return nodes[item.value]
+    if isinstance(item, Many):
+        return [_argument(part, nodes, device) for part in item.items]
+    return literal(item, device)
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line: its class, and what it says first."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+def known_options(config: Any, wanted: Mapping[str, object]) -> dict[str, object]:
+    """Those of ``wanted`` that this PyTorch's ``config`` module has; names may be dotted."""
+    return {name: value for name, value in wanted.items() if _exists(config, name)}
+
+
+def _exists(config: Any, name: str) -> bool:
+    for part in name.split("."):
+        if not hasattr(config, part):
+            return False
+        config = getattr(config, part)
+    return True
+
+
+@contextlib.contextmanager
+def modules_into(found: list[ModuleType]) -> Iterator[None]:
+    """Note every generated module that is loaded within the block and has a ``call``."""
+    from torch._inductor.codecache import PyCodeCache
+
+    cache: Any = PyCodeCache
+    original = vars(cache)["load_by_key_path"]
+    load = cache.load_by_key_path
+
+    def noting(cls: Any, *args: Any, **kwargs: Any) -> ModuleType:
+        module: ModuleType = load(*args, **kwargs)
+        if callable(getattr(module, "call", None)):
+            found.append(module)
+        return module
+
+    cache.load_by_key_path = classmethod(noting)
+    try:
+        yield
+    finally:
+        cache.load_by_key_path = original
