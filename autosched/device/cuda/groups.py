@@ -8,7 +8,7 @@ from statistics import median
 from autosched.core.records import Failure, GroupRecord
 from autosched.device.base import Group
 from autosched.device.cuda.measure import Chain, CudaMeasurer
-from autosched.device.cuda.pairs import balanced_copies
+from autosched.device.cuda.pairs import balanced_copies, ready_chains
 from autosched.device.requests import group_refusal
 
 
@@ -23,15 +23,9 @@ def measure_group(measurer: CudaMeasurer, group: Group, repeats: int, place: int
     if isinstance(copies, Failure):
         return copies
     lanes = list(zip(group.operators, copies, strict=True))
-    chains: list[Chain] = []
-    for wanted in (*([lane] for lane in lanes), lanes):
-        chain = measurer.chain(wanted)
-        if isinstance(chain, Failure):
-            for made in chains:
-                measurer.release(made)
-            return chain
-        chains.append(chain)
-        measurer.replay(chain.graph)
+    chains = ready_chains(measurer, lanes)
+    if isinstance(chains, Failure):
+        return chains
     record = _time(measurer, group, copies, chains, repeats, place)
     for chain in chains:
         measurer.release(chain)

@@ -29,15 +29,9 @@ def measure_pair(measurer: CudaMeasurer, pair: Pair, repeats: int, place: int = 
     if isinstance(copies, Failure):
         return copies
     lanes = [(pair.first, copies[0]), (pair.last, copies[1])]
-    chains: list[Chain] = []
-    for wanted, chosen in (([lanes[0]], variants[:1]), ([lanes[1]], variants[1:]), (lanes, variants)):
-        chain = measurer.chain(wanted, chosen)
-        if isinstance(chain, Failure):
-            for made in chains:
-                measurer.release(made)
-            return chain
-        chains.append(chain)
-        measurer.replay(chain.graph)
+    chains = ready_chains(measurer, lanes, variants)
+    if isinstance(chains, Failure):
+        return chains
     record = _time(measurer, pair, copies, chains, repeats, place)
     for chain in chains:
         measurer.release(chain)
@@ -54,6 +48,21 @@ def balanced_copies(measurer: CudaMeasurer, operators: Sequence[int], variants: 
         times_us.append(time_us)
     target_us = max(*times_us, _TARGET_US)
     return tuple(max(1, min(_MOST_COPIES, round(target_us / time_us))) for time_us in times_us)
+
+
+def ready_chains(measurer: CudaMeasurer, lanes: Sequence[tuple[int, int]], variants: Sequence[int] = ()) -> list[Chain] | Failure:
+    """A chain for each of ``lanes`` (operator, copies) alone, then one of all together, each replayed once; all or none are held."""
+    wanted = [(lanes[place : place + 1], variants[place : place + 1]) for place in range(len(lanes))]
+    chains: list[Chain] = []
+    for members, chosen in (*wanted, (lanes, variants)):
+        chain = measurer.chain(members, chosen)
+        if isinstance(chain, Failure):
+            for made in chains:
+                measurer.release(made)
+            return chain
+        chains.append(chain)
+        measurer.replay(chain.graph)
+    return chains
 
 
 def _time(measurer: CudaMeasurer, pair: Pair, copies: Sequence[int], chains: Sequence[Chain], repeats: int, place: int) -> PairRecord:
