@@ -97,6 +97,7 @@ TABLES = {
     "bench-googlenet": lambda: pasted(HERE / "results" / "cpu" / "bench_googlenet.txt"),
     "h200-suite": lambda: tables_h200.suite_table(HERE / "results" / "h200" / "suite"),
     "h200-probes": lambda: tables_h200.probes_table(HERE / "results" / "h200" / "probes.json"),
+    "h200-opara": lambda: tables_h200.opara_table(HERE / "results" / "h200" / "opara"),
     "h200-costmodel": lambda: tables_h200.costmodel_table(HERE / "results" / "h200" / "costmodel.json"),
     "claims": lambda: tables_claims.claims_table(HERE / "results", HERE / "results" / "sim"),
     "serve-cpu": lambda: tables_serve.serve_table(HERE / "results" / "cpu"),

@@ -179,6 +179,23 @@ def probes_table(path: Path) -> str:
     return "\n".join([*lines, "", f"{label}{machine.get('gpu', '')}; {versions}; commit {machine.get('commit', '')[:9] or 'unknown'}."])
 
 
+def opara_table(folder: Path) -> str:
+    """Opara's published code beside ours, one line for each contestant."""
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    if not documents:
+        return NOT_YET
+    lines = ["| model | contestant | median ms | over sequential | 95 % interval | max error |", "|---|---|---:|---:|---:|---:|"]
+    for document in documents:
+        for name, row in document["rows"].items():
+            low, high = row["over_sequential_ci"]
+            cells = [f"`{document['model']}`", name, milliseconds(row["median_us"]), f"{row['over_sequential']:.2f}x"]
+            lines.append("| " + " | ".join([*cells, f"{low:.2f} to {high:.2f}", f"{row['max_abs_error']:.0e}"]) + " |")
+        if document["published_failed"]:
+            lines.append(f"| `{document['model']}` | opara, published | did not run: {cell(document['published_failed'])} | | | |")
+    footer = "Measured, interleaved in one process. *Sequential again* is the A/A control."
+    return "\n".join([*lines, "", footer, *sorted({_machine(document["environment"]) for document in documents})])
+
+
 def costmodel_table(path: Path) -> str:
     """Errors on held-out model families, as ``experiments/costmodel/held_out.py`` wrote them."""
     if not path.is_file():

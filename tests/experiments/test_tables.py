@@ -70,6 +70,7 @@ def test_without_results_every_target_says_so(tmp_path: Path) -> None:
     assert tables_h200.suite_table(tmp_path) == tables_h200.NOT_YET
     assert tables_h200.probes_table(tmp_path / "probes.json") == tables_h200.NOT_YET
     assert tables_h200.costmodel_table(tmp_path / "costmodel.json") == tables_h200.NOT_YET
+    assert tables_h200.opara_table(tmp_path) == tables_h200.NOT_YET
 
 
 def test_figures_are_those_of_the_files(results: Path) -> None:
@@ -168,3 +169,14 @@ def test_the_readmes_hold_what_the_results_say() -> None:
             assert text.count(f"<!-- table:{name} -->") == text.count(f"<!-- end:{name} -->")
     whole = "".join(path.read_text(encoding="utf-8") for path in tables.READMES)
     assert all(f"<!-- table:{name} -->" in whole for name in ("cpu-suite", "claims", "h200-suite", "h200-probes", "h200-costmodel"))
+
+
+def test_opara_published_stands_beside_ours_or_says_why_not(tmp_path: Path) -> None:
+    row = {"median_us": 1234.0, "over_sequential": 1.5, "over_sequential_ci": [1.4, 1.6], "max_abs_error": 2e-6}
+    environment = {"taken": "2026-01-01T00:00:00", "torch": "2.11.0", "python": "3.12.1", "cores": 16, "gpu": "NVIDIA H200"}
+    document = {"environment": environment, "model": "toy", "rows": {"tuned": row}, "published_failed": "TypeError: a | b"}
+    (tmp_path / "toy.json").write_text(json.dumps(document))
+    table = tables_h200.opara_table(tmp_path)
+    assert "| `toy` | tuned | 1.234 | 1.50x | 1.40 to 1.60 | 2e-06 |" in table
+    assert "did not run: TypeError: a \\| b" in table
+    assert "NVIDIA H200" in table
