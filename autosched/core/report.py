@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from autosched.core.records import DeviceKey, Failure, Source
@@ -29,6 +30,43 @@ class StrategyRow:
     source: Source = Source.MEASURED
 
 
+class LoweringOutcome(enum.StrEnum):
+    """What became of one way to cut the model into operators."""
+
+    KEPT = "kept"  # tuned, and its schedule is what the job gives back
+    TUNED = "tuned"  # tuned, and another one's schedule won
+    DROPPED = "dropped"  # measured in order, and not able to win
+    SKIPPED = "skipped"  # not tried: no compiler, or no time to compile
+    FAILED = "failed"  # tried, and could not be captured, compiled or run
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringRow:
+    """One lowering in a job that tried several.
+
+    Args:
+        lowering: which.
+        outcome: what became of it.
+        why: the reason, as a sentence without its stop; empty for the one that was kept.
+        operators: how many it cuts the model into; ``None`` if that is not known.
+        sequential_us: median of its best sequential order, microseconds, from rounds interleaved with those of the others.
+        ci_us: 95 % interval of that median.
+        bound_us: what no schedule of its operators can be faster than, from their times alone; ``None`` if unknown.
+        prepared_s: seconds for capturing and compiling it.
+        tuned_us: median of the schedule that its own tuning kept; ``None`` if it was not tuned.
+    """
+
+    lowering: str
+    outcome: LoweringOutcome
+    why: str = ""
+    operators: int | None = None
+    sequential_us: float | None = None
+    ci_us: tuple[float, float] | None = None
+    bound_us: float | None = None
+    prepared_s: float | None = None
+    tuned_us: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TuneReport:
     """The result of one run.
@@ -43,6 +81,7 @@ class TuneReport:
         search_s: seconds for the whole job, capture excluded.
         source: ``REPLAYED`` if the device was a recording: then nothing in the report was measured by this run.
         critical_path_us, work_us: bounds on every schedule of these operators, as ``pipeline.bounds`` gives them; ``None`` if unknown.
+        lowerings: every lowering that the job considered, in the order tried; empty where one was asked for.
     """
 
     model: str
@@ -68,3 +107,4 @@ class TuneReport:
     critical_path_us: float | None = None
     work_us: float | None = None
     source: Source = Source.MEASURED
+    lowerings: tuple[LoweringRow, ...] = ()

@@ -141,13 +141,13 @@ class CpuSession:
                     skip.append(death.item)
                     found[death.item] = [death.failure] * len(widths)
 
-    def compile_variant(self, width: int, variant: int) -> dict[int, str]:
+    def compile_variant(self, width: int, variant: int, limit_s: float | None = None) -> dict[int, str]:
         """As ``variants.VariantSession.compile_variant``."""
         found: dict[int, str] = {}
         skip: list[int] = []
         while True:
             try:
-                for answer in self._ask(RegionsRequest(width, variant, tuple(skip))):
+                for answer in self._ask(RegionsRequest(width, variant, tuple(skip), limit_s)):
                     if isinstance(answer, RegionAnswer):
                         found[answer.operator] = answer.reason
                     elif isinstance(answer, Broken):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -15,10 +17,11 @@ from autosched.runtime.regions import RegionLibrary
 class VariantSession(Protocol):
     """A session whose operators may have more variants than their calls."""
 
-    def compile_variant(self, width: int, variant: int) -> dict[int, str]:
+    def compile_variant(self, width: int, variant: int, limit_s: float | None = None) -> dict[int, str]:
         """Compile a variant of every operator that has it: by operator why it cannot be had, empty if it can.
 
-        Operators without that variant are left out; -1 stands for a reason that all of them share.
+        Operators without that variant are left out; -1 stands for a reason that all of them share. What is not begun within ``limit_s``
+        seconds cannot be had from then on, unless it was kept by an earlier process.
         """
 
     def solo_variants(self, columns: Sequence[tuple[int, int]], *, repeats: int) -> list[list[SoloRecord | Failure]]:
@@ -39,9 +42,12 @@ def compile_regions(
     """Answer a request in the measuring process."""
     if regions is None:
         return
+    deadline = math.inf if request.limit_s is None else time.monotonic() + request.limit_s
     for operator in range(operators):
         if operator in request.skip or request.variant not in regions.variants(operator):
             continue
+        if time.monotonic() >= deadline:
+            regions.stop_compiling("there was no time left to compile it")
         beat(operator)
         made = regions.kernel(operator, request.width, request.variant)
         yield RegionAnswer(operator, made.reason if isinstance(made, Refused) else "")

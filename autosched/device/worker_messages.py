@@ -48,11 +48,15 @@ class SoloRequest(_Message, frozen=True):
 
 
 class RegionsRequest(_Message, frozen=True):
-    """Compile the ``variant`` of every operator that has it, for ``width`` threads; ``skip`` as in ``SoloRequest``."""
+    """Compile the ``variant`` of every operator that has it, for ``width`` threads; ``skip`` as in ``SoloRequest``.
+
+    What is not begun within ``limit_s`` seconds stays uncompiled for as long as the process lives.
+    """
 
     width: int
     variant: int
     skip: tuple[int, ...]
+    limit_s: float | None = None
 
 
 class PairsRequest(_Message, frozen=True):

@@ -64,6 +64,11 @@ class RegionLibrary:
         self.compiled = 0
         self.reused = 0
         self._missing: str | None = None
+        self._stopped = ""
+
+    def stop_compiling(self, reason: str) -> None:
+        """Refuse from now on, for ``reason``, whatever is neither compiled yet nor kept by an earlier process."""
+        self._stopped = reason
 
     @property
     def refusals(self) -> tuple[RegionRefusal, ...]:
@@ -130,6 +135,8 @@ class RegionLibrary:
                 self._entries[key] = loaded
                 return loaded
             _log.info("%s; it is compiled again", loaded.reason)
+        if self._stopped:
+            return Refused(self._stopped)
         made = compile_piece(piece, self._program.graph, self._device, width=width, variant=variant)
         if isinstance(made, Code):
             self.compiled += 1
