@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autosched.core.schedule import Schedule
+from autosched.search.compiled import layout
 from autosched.search.policies import Candidate, Decoder, best_policies, on_one_wide_lane
 from autosched.search.problem import Floats, Ints, Problem
 from autosched.search.simulate import Evaluator
@@ -63,15 +64,15 @@ class Annealer:
     def __init__(
         self, problem: Problem, lanes: int, widths: Ints, *, moves: MoveWeights | None = None, hot: float = 0.003, cold: float = 0.00005
     ) -> None:
-        from autosched.search import fluid_numba
+        from autosched.search.compiled import anneal as compiled
 
-        self._compiled = fluid_numba
+        self._compiled = compiled
         self.problem, self.lanes, self.widths = problem, lanes, widths
         self._moves = (moves or MoveWeights()).cumulative(lanes=lanes, widths=len(widths))
         self._hot, self._cold = hot, cold
         count = problem.count
-        self._floats = np.zeros(fluid_numba.float_row(count, lanes))
-        self._scratch = np.zeros(fluid_numba.scratch_row(count, lanes), dtype=np.int32)
+        self._floats = np.zeros(layout.float_row(count, lanes))
+        self._scratch = np.zeros(layout.scratch_row(count, lanes), dtype=np.int32)
         self._bound = least_time_to_end_us(problem, widths, lanes)
 
     def run(self, start: Candidate, context: SearchContext, name: str) -> tuple[list[Candidate], int]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosched.core.schedule import Schedule
+from autosched.search.compiled import layout
 from autosched.search.policies import Candidate, Decoder, Policy, best_policies, on_one_wide_lane, read_candidate
 from autosched.search.problem import Floats, Ints, Problem
 from autosched.search.strategy import SearchContext
@@ -42,9 +43,9 @@ class Beam:
 
 class _Search:
     def __init__(self, beam: Beam, problem: Problem, context: SearchContext) -> None:
-        from autosched.search import fluid_numba
+        from autosched.search.compiled import beam as compiled
 
-        self.compiled = fluid_numba
+        self.compiled = compiled
         self.beam, self.problem, self.context = beam, problem, context
         self.lanes = context.lanes(problem)
         self.widths = context.width_indices(problem)
@@ -59,7 +60,7 @@ class _Search:
         self.policy_vector = self.decoder.vector(self.policy)
         count = problem.count
         self.words = np.random.default_rng(1).integers(1, 2**62, size=count, dtype=np.int64)
-        shape = fluid_numba.float_row(count, self.lanes), fluid_numba.int_row(count, self.lanes)
+        shape = layout.float_row(count, self.lanes), layout.int_row(count, self.lanes)
         self.rows: tuple[Floats, Ints] = np.zeros((beam.width, shape[0])), np.zeros((beam.width, shape[1]), dtype=np.int32)
         self.next_rows: tuple[Floats, Ints] = np.zeros_like(self.rows[0]), np.zeros_like(self.rows[1])
         self.trial: tuple[Floats, Ints] = np.zeros(shape[0]), np.zeros(shape[1], dtype=np.int32)
@@ -70,8 +71,8 @@ class _Search:
 
     def run(self) -> None:
         """Place operators level by level while the budget lasts."""
-        compiled, problem, context = self.compiled, self.problem, self.context
-        compiled.reset_state(self.rows[0][0], self.rows[1][0], self.lanes, problem.count, problem.pred_ptr)
+        problem, context = self.problem, self.context
+        layout.reset_state(self.rows[0][0], self.rows[1][0], self.lanes, problem.count, problem.pred_ptr)
         for level in range(problem.count):
             if self.spent >= context.max_evaluations or context.expired():
                 self._complete()
@@ -90,8 +91,10 @@ class _Search:
     def _expand(self) -> int:
         if self.beam.pilot:
             return self._expand_by_pilot()
+        from autosched.search.compiled.beam_level import expand_level
+
         return int(
-            self.compiled.expand_level(
+            expand_level(
                 *self.problem.arrays, *self.rows, self.states, self.lanes, self.lanes, self.bottom, self.priority, self.widths,
                 self.beam.branch, self.words, self.children, self.scores, *self.trial,
             )
@@ -154,12 +157,7 @@ class _Search:
         return on_one_wide_lane(self.problem, self.lanes, read_candidate(trial_ints, self.lanes, self.problem.count, makespan))
 
     def _finish(self, floats: Floats, ints: Ints) -> float:
-        return float(
-            self.compiled.list_finish(
-                *self.problem.arrays, floats, ints, self.lanes, self.priority, self.policy_vector, self.decoder.fastest,
-                self.decoder.narrow,
-            )
-        )  # fmt: skip
+        return self.decoder.complete(floats, ints, self.priority, self.policy_vector)
 
     def _complete(self) -> None:
         for state in range(self.states):

@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 
 from autosched.core.errors import UsageError
-from autosched.search.fluid import MIN_SLOWDOWN
+from autosched.search.compiled.layout import MIN_SLOWDOWN
 from autosched.search.problem import Problem
 
 MOST_COLUMNS = 400_000

@@ -17,7 +17,7 @@ import numpy as np
 
 from autosched.core.costs import CostTable
 from autosched.core.schedule import Schedule
-from autosched.search.fluid import MIN_SLOWDOWN
+from autosched.search.compiled.layout import MIN_SLOWDOWN
 from autosched.search.problem import Problem
 from autosched.search.simulate import simulate
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autosched.core.schedule import Schedule
+from autosched.search.compiled import layout
 from autosched.search.heuristics.wavefront import barrier
 from autosched.search.problem import Problem
 from autosched.search.strategy import SearchContext
@@ -211,7 +212,7 @@ class _Solver:
 
 def _simulate_stage(problem: Problem, groups: tuple[tuple[int, ...], ...]) -> float:
     """Fluid makespan of sequences of kernels side by side, microseconds, without the fixed cost of a run."""
-    from autosched.search import fluid_numba
+    from autosched.search.compiled.fluid import evaluate
 
     rows = [row for group in groups for row in group]
     count, lanes = len(rows), len(groups)
@@ -219,11 +220,11 @@ def _simulate_stage(problem: Problem, groups: tuple[tuple[int, ...], ...]) -> fl
     nothing, none = np.zeros(count + 1, dtype=np.int32), np.zeros(0, dtype=np.int32)
     latency = np.array([problem.latency_us[0], problem.latency_us[1], 0.0, problem.latency_us[3]])
     return float(
-        fluid_numba.evaluate(
+        evaluate(
             nothing, none, nothing, none, np.array(rows, dtype=np.int32)[:, None].copy(), problem.solo_us, problem.excess_first,
             problem.excess_last, latency, lanes, np.arange(count, dtype=np.int32), lane, np.zeros(count, dtype=np.int32),
-            np.full(count, -1, dtype=np.int32), np.zeros(count), fluid_numba.UNREACHED,
-            np.zeros(fluid_numba.float_row(count, lanes)), np.zeros(0), np.zeros(fluid_numba.scratch_row(count, lanes), dtype=np.int32),
+            np.full(count, -1, dtype=np.int32), np.zeros(count), layout.UNREACHED,
+            np.zeros(layout.float_row(count, lanes)), np.zeros(0), np.zeros(layout.scratch_row(count, lanes), dtype=np.int32),
         )
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule
+from autosched.search.compiled import layout
 from autosched.search.policies import Candidate, Decoder, best_policies
 from autosched.search.problem import Problem
 from autosched.search.simulate import makespan_us
@@ -51,7 +52,7 @@ def brute_force(problem: Problem, lanes: int, *, max_evaluations: int = 5_000_00
     Raises:
         UsageError: if the graph is too large.
     """
-    from autosched.search import fluid_numba
+    from autosched.search.compiled import exact as compiled
 
     count = problem.count
     if count > BRUTE_OPERATORS:
@@ -59,9 +60,9 @@ def brute_force(problem: Problem, lanes: int, *, max_evaluations: int = 5_000_00
     order, lane = np.arange(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
     widths, wait = np.full(count, width_index, dtype=np.int32), np.full(count, -1, dtype=np.int32)
     result = np.zeros(3)
-    fluid_numba.enumerate_schedules(
-        *problem.arrays, lanes, order, lane, widths, wait, np.zeros(fluid_numba.float_row(count, lanes)),
-        np.zeros(fluid_numba.scratch_row(count, lanes), dtype=np.int32), np.zeros(6 * count + 2, dtype=np.int32), max_evaluations, result,
+    compiled.enumerate_schedules(
+        *problem.arrays, lanes, order, lane, widths, wait, np.zeros(layout.float_row(count, lanes)),
+        np.zeros(layout.scratch_row(count, lanes), dtype=np.int32), np.zeros(6 * count + 2, dtype=np.int32), max_evaluations, result,
     )  # fmt: skip
     return BruteForce(Candidate(float(result[0]), order, lane, widths, wait), int(result[1]), bool(result[2]))
 

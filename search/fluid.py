@@ -19,10 +19,8 @@ import math
 from dataclasses import dataclass, field
 
 from autosched.core.schedule import Schedule
+from autosched.search.compiled.layout import MIN_SLOWDOWN
 from autosched.search.problem import Problem
-
-MIN_SLOWDOWN = 0.25
-"""Below this no sum of measured speed-ups is believed: noise around 1.0 must never make time stand still."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ import numpy as np
 from autosched.core.costs import CostTable
 from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule
+from autosched.search.compiled.layout import ROOM_DUST
 from autosched.search.fluid import Simulation
 from autosched.search.problem import Floats, Ints, Problem
 
 COHORTS = 8
 """Cohorts followed for each running kernel; later ones join the youngest, with the mean of what is left."""
-ROOM_DUST = 1e-9
 SLOWDOWN_CAP = 24.0
 """A kernel that advances at under a 24th of its speed counts as serialised."""
 
@@ -212,13 +212,13 @@ class BlockEvaluator:
     """Reusable buffers around the compiled block simulation of one problem. Not thread-safe."""
 
     def __init__(self, problem: Problem, kernels: BlockKernels, lanes: int) -> None:
-        from autosched.search import leftover_numba
+        from autosched.search.compiled import leftover as compiled
 
-        self._compiled = leftover_numba
+        self._compiled = compiled
         self.problem, self.kernels, self.lanes = problem, kernels, lanes
         count = problem.count
         self._floats = np.zeros(2 * lanes + lanes * COHORTS + count)
-        self._ints = np.zeros(leftover_numba.int_row(count, lanes, COHORTS), dtype=np.int32)
+        self._ints = np.zeros(compiled.int_row(count, lanes, COHORTS), dtype=np.int32)
         self._no_wait = np.full(count, -1, dtype=np.int32)
         self.start_us = np.zeros(count)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autosched.core.schedule import Schedule
+from autosched.search.compiled import layout
 from autosched.search.problem import Floats, Ints, Problem, one_wide_lane
 from autosched.search.simulate import Evaluator
 from autosched.search.strategy import Rule, SearchContext
@@ -82,9 +83,9 @@ class Decoder:
     """List scheduling of one problem under any policy. Not thread-safe; counts ``evaluations``."""
 
     def __init__(self, problem: Problem, lanes: int, width_indices: Ints) -> None:
-        from autosched.search import fluid_numba
+        from autosched.search.compiled import policies as compiled
 
-        self._compiled = fluid_numba
+        self._compiled = compiled
         self.problem, self.lanes = problem, lanes
         self.evaluations = 0
         count = problem.count
@@ -96,8 +97,8 @@ class Decoder:
         self._successors = (problem.succ_ptr[1:] - problem.succ_ptr[:-1]) * float(self._duration.mean() if count else 0.0)
         rows = problem.kernel[:, self.narrow]
         self._pressure: Floats = problem.excess_first[:, rows][rows].mean(axis=0) * self._duration
-        self.floats = np.zeros(fluid_numba.float_row(count, lanes))
-        self.ints = np.zeros(fluid_numba.int_row(count, lanes), dtype=np.int32)
+        self.floats = np.zeros(layout.float_row(count, lanes))
+        self.ints = np.zeros(layout.int_row(count, lanes), dtype=np.int32)
 
     def priority(self, policy: Policy) -> Floats:
         """Priority of each operator: float64 ``[n]``, microseconds."""
@@ -116,13 +117,22 @@ class Decoder:
 
     def decode(self, policy: Policy) -> Candidate:
         """Schedule the whole graph under ``policy``."""
-        problem, compiled = self.problem, self._compiled
+        problem = self.problem
         self.evaluations += 1
-        compiled.reset_state(self.floats, self.ints, self.lanes, problem.count, problem.pred_ptr)
-        makespan = compiled.list_finish(
-            *problem.arrays, self.floats, self.ints, self.lanes, self.priority(policy), self.vector(policy), self.fastest, self.narrow
+        layout.reset_state(self.floats, self.ints, self.lanes, problem.count, problem.pred_ptr)
+        makespan_us = self.complete(self.floats, self.ints, self.priority(policy), self.vector(policy))
+        return on_one_wide_lane(problem, self.lanes, read_candidate(self.ints, self.lanes, problem.count, makespan_us))
+
+    def complete(self, floats: Floats, ints: Ints, priority: Floats, vector: Floats) -> float:
+        """Schedule what a state leaves open, in place; the makespan in microseconds.
+
+        Args:
+            floats, ints: a state's rows (:mod:`autosched.search.compiled.layout`).
+            priority, vector: as :meth:`priority` and :meth:`vector` give them.
+        """
+        return float(
+            self._compiled.list_finish(*self.problem.arrays, floats, ints, self.lanes, priority, vector, self.fastest, self.narrow)
         )
-        return on_one_wide_lane(problem, self.lanes, read_candidate(self.ints, self.lanes, problem.count, float(makespan)))
 
 
 def on_one_wide_lane(problem: Problem, lanes: int, candidate: Candidate) -> Candidate:
@@ -136,7 +146,7 @@ def on_one_wide_lane(problem: Problem, lanes: int, candidate: Candidate) -> Cand
 
 def read_candidate(ints: Ints, lanes: int, count: int, makespan_us: float) -> Candidate:
     """The decisions held by the int row of a complete state."""
-    base = 8 + 4 * lanes
+    base = layout.HEADER + 4 * lanes
     part = [ints[base + place * count : base + (place + 1) * count].copy() for place in range(1, 5)]
     return Candidate(makespan_us, order=part[3], lane=part[0], width_index=part[1], wait=part[2])
 

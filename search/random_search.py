@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from autosched.core.schedule import Schedule
+from autosched.search.compiled import layout
 from autosched.search.problem import Problem
 from autosched.search.strategy import Rule, SearchContext
 
@@ -15,18 +16,18 @@ _CHUNK = 1000
 
 
 def _random(problem: Problem, context: SearchContext) -> list[Schedule]:
-    from autosched.search import fluid_numba
+    from autosched.search.compiled import random_search as compiled
 
     lanes, widths = context.lanes(problem), context.width_indices(problem)
     current, best = np.zeros((5, problem.count), dtype=np.int32), np.zeros((5, problem.count), dtype=np.int32)
-    value = np.array([fluid_numba.UNREACHED])
+    value = np.array([layout.UNREACHED])
     random_state = context.rng.integers(0, 2**63, size=1, dtype=np.uint64)
-    floats = np.zeros(fluid_numba.float_row(problem.count, lanes))
-    scratch = np.zeros(fluid_numba.scratch_row(problem.count, lanes), dtype=np.int32)
+    floats = np.zeros(layout.float_row(problem.count, lanes))
+    scratch = np.zeros(layout.scratch_row(problem.count, lanes), dtype=np.int32)
     spent, total = 0, max(1, context.max_evaluations)
     while spent < total:
         trials = 1 if spent == 0 else min(_CHUNK, total - spent)
-        fluid_numba.random_schedules(*problem.arrays, lanes, current, best, value, widths, trials, random_state, floats, scratch)
+        compiled.random_schedules(*problem.arrays, lanes, current, best, value, widths, trials, random_state, floats, scratch)
         spent += trials
         context.progress("random", spent, float(value[0]))
         if context.expired():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from autosched.core.schedule import Schedule
+from autosched.search.compiled import layout
 from autosched.search.fluid import Simulation
 from autosched.search.problem import Floats, Ints, Problem
 
@@ -16,15 +17,15 @@ class Evaluator:
     """Reusable buffers around the compiled evaluation of one problem. Not thread-safe; counts its ``evaluations``."""
 
     def __init__(self, problem: Problem, lanes: int) -> None:
-        from autosched.search import fluid_numba
+        from autosched.search.compiled import fluid as compiled
 
-        self._compiled = fluid_numba
+        self._compiled = compiled
         self.problem = problem
         self.lanes = lanes
         self.evaluations = 0
         count = problem.count
-        self._floats = np.zeros(fluid_numba.float_row(count, lanes))
-        self._scratch = np.zeros(fluid_numba.scratch_row(count, lanes), dtype=np.int32)
+        self._floats = np.zeros(layout.float_row(count, lanes))
+        self._scratch = np.zeros(layout.scratch_row(count, lanes), dtype=np.int32)
         self._no_bound = np.zeros(count)
         self._no_wait = np.full(count, -1, dtype=np.int32)
         self._no_starts = np.zeros(0)
@@ -47,7 +48,7 @@ class Evaluator:
                 width_index,
                 self._no_wait if wait is None else wait,
                 self._no_bound,
-                self._compiled.UNREACHED,
+                layout.UNREACHED,
                 self._floats,
                 self._no_starts if starts is None else starts,
                 self._scratch,

@@ -1,18 +1,11 @@
-"""The compiled twin of :mod:`autosched.search.leftover`. It calls no compiled function of another file (numba's cache would miss edits)."""
+"""The compiled twin of :func:`autosched.search.leftover.simulate`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
-
-import numba
 import numpy as np
 
-UNREACHED = 1e300
-ROOM_DUST = 1e-9
-
-_I1 = "i4[::1]"
-_F1 = "f8[::1]"
+from autosched.search.compiled.cache import F1, I1, compiled
+from autosched.search.compiled.layout import ROOM_DUST, UNREACHED
 
 
 def int_row(count: int, lanes: int, cohorts: int) -> int:
@@ -20,21 +13,7 @@ def int_row(count: int, lanes: int, cohorts: int) -> int:
     return lanes * cohorts + 9 * lanes + 1 + 5 * count
 
 
-def _compiled(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        try:
-            return cast("Callable[..., Any]", numba.njit(signature, cache=True, nogil=True)(function))
-        except RuntimeError as error:
-            if "no locator available" not in str(error):
-                raise
-            return cast("Callable[..., Any]", numba.njit(signature, nogil=True)(function))
-
-    return decorate
-
-
-@_compiled(
-    f"f8({_I1},{_I1},{_I1},{_I1},i4[:,::1],{_F1},{_I1},{_I1},{_F1},{_F1},{_F1},{_F1},{_F1},i8,i8,{_I1},{_I1},{_I1},{_I1},{_F1},{_F1},{_I1})"
-)
+@compiled(f"f8({I1},{I1},{I1},{I1},i4[:,::1],{F1},{I1},{I1},{F1},{F1},{F1},{F1},{F1},i8,i8,{I1},{I1},{I1},{I1},{F1},{F1},{I1})")
 def evaluate_blocks(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, latency,
     blocks, capacity, block_us, compute, bandwidth, stall_compute, stall_bandwidth,
@@ -47,7 +26,7 @@ def evaluate_blocks(  # type: ignore[no-untyped-def]
         blocks, capacity, block_us, compute, bandwidth, stall_compute, stall_bandwidth: ``BlockKernels.arrays``.
         lanes: lane slots.
         cohorts: ``leftover.COHORTS``.
-        order, lane_of, width_index, wait: int32 ``[n]``, as in ``fluid_numba.evaluate``.
+        order, lane_of, width_index, wait: int32 ``[n]``, as in ``fluid.evaluate``.
         floats: float64 ``[2 K + K cohorts + n]``, overwritten.
         start_us: float64 ``[n]``, overwritten.
         ints: int32 ``[int_row(...)]``, overwritten.

@@ -1,0 +1,124 @@
+"""The loop of simulated annealing (:mod:`autosched.search.anneal`)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
+from autosched.search.compiled.copy_rows import copy_rows
+from autosched.search.compiled.fluid import evaluate
+from autosched.search.compiled.moves import draw_partner, draw_position, draw_wait, exchange, exchange_tails, move_operator
+from autosched.search.compiled.splitmix import next_uniform
+
+
+@compiled(f"i8({ARRAYS},i8,i4[:,::1],i4[:,::1],{F1},{F1},{I1},{F1},{F1},i8,i8,i8,u8[::1],{F1},{I1})")
+def anneal_steps(  # type: ignore[no-untyped-def]
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    lanes, current, best, values, bound, widths, moves, temperatures, first_step, steps, total_steps, random_state,
+    floats, scratch,
+):  # fmt: skip
+    """Simulated annealing on launch order, lanes, widths and extra waits; returns how many schedules were simulated (``steps``, or
+    fewer where hardly any move changes anything).
+
+    Args:
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        lanes: lane slots.
+        current, best: int32 ``[5, n]``: launch order, place in it, lane, width index, extra wait. Updated.
+        values: float64 ``[2]``: makespan of ``current`` and of ``best``, microseconds. Updated.
+        bound: as in ``evaluate``.
+        widths: allowed width indices.
+        moves: float64 ``[9]``, cumulative chances of: lane; order; lane and order; exchange of two operators; exchange of two lanes' tails;
+            width; extra wait; then the share of near order moves, and the share of moves of operators on the critical chain.
+        temperatures: float64 ``[2]``, first and last, microseconds; geometric between.
+        first_step, steps, total_steps: which part of the whole run this call does.
+        random_state: uint64 ``[1]``.
+        floats, scratch: as in ``evaluate``.
+    """
+    count = kernel.shape[0]
+    no_starts = np.empty(0, dtype=np.float64)
+    order, position, lane_of, width_index, wait = current[0], current[1], current[2], current[3], current[4]
+    waits = 0
+    for index in range(count):
+        if wait[index] >= 0:
+            waits += 1
+    held_by = scratch[scratch.shape[0] - count - 1 :]
+    chain = np.empty(count, dtype=np.int32)  # operators that decide the makespan of the current schedule
+    chain_length = 0
+    simulated = 0
+    cooling = np.log(temperatures[1] / temperatures[0])
+    for _ in range(4 * steps):
+        if simulated == steps:
+            break
+        temperature = temperatures[0] * np.exp(cooling * (first_step + simulated) / total_steps)
+        if chain_length > 0 and next_uniform(random_state) < moves[8]:
+            operator = chain[int(next_uniform(random_state) * chain_length)]
+        else:
+            operator = int(next_uniform(random_state) * count)
+        move = next_uniform(random_state)
+        old_lane, old_width, old_wait, old_place = lane_of[operator], width_index[operator], wait[operator], position[operator]
+        new_lane, new_width, new_wait, new_place = old_lane, old_width, old_wait, old_place
+        partner = -1
+        tail = -1
+        if move < moves[0] or moves[1] <= move < moves[2]:
+            new_lane = int(next_uniform(random_state) * (lanes - 1))
+            if new_lane >= old_lane:
+                new_lane += 1
+        if moves[0] <= move < moves[2]:
+            new_place = draw_position(
+                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, moves[7], 3 * lanes, random_state
+            )  # fmt: skip
+        elif moves[2] <= move < moves[3]:
+            partner = draw_partner(
+                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, moves[7], 3 * lanes, random_state
+            )  # fmt: skip
+        elif moves[3] <= move < moves[4]:
+            tail = int(next_uniform(random_state) * (lanes - 1))
+            if tail >= old_lane:
+                tail += 1
+        elif moves[4] <= move < moves[5]:
+            new_width = widths[int(next_uniform(random_state) * widths.shape[0])]
+        elif move >= moves[5]:
+            new_wait = draw_wait(order, position, lane_of, operator, wait, 4 * lanes, pred_ptr, pred_idx, random_state)
+        if new_width > 0:
+            new_lane = 0  # as problem.one_wide_lane
+        same = new_lane == old_lane and new_width == old_width and new_wait == old_wait and new_place == old_place
+        if same and partner < 0 and tail < 0:
+            continue
+        lane_of[operator] = new_lane
+        width_index[operator] = new_width
+        wait[operator] = new_wait
+        if new_place != old_place:
+            move_operator(order, position, old_place, new_place)
+        if partner >= 0:
+            exchange(order, position, lane_of, width_index, operator, partner)
+        if tail >= 0:
+            exchange_tails(order, lane_of, width_index, old_place, old_lane, tail)
+        limit = values[0] - temperature * np.log(max(next_uniform(random_state), 1e-300))
+        value = evaluate(
+            pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+            lanes, order, lane_of, width_index, wait, bound, limit, floats, no_starts, scratch,
+        )  # fmt: skip
+        simulated += 1
+        if value <= limit:
+            values[0] = value
+            chain_length = 0
+            holder = held_by[count]
+            while holder >= 0:
+                chain[chain_length] = holder
+                chain_length += 1
+                holder = held_by[holder]
+            waits += int(new_wait >= 0) - int(old_wait >= 0)
+            if value < values[1]:
+                values[1] = value
+                copy_rows(best, current)
+            continue
+        if tail >= 0:
+            exchange_tails(order, lane_of, width_index, old_place, old_lane, tail)
+        if partner >= 0:
+            exchange(order, position, lane_of, width_index, operator, partner)
+        if new_place != old_place:
+            move_operator(order, position, new_place, old_place)
+        lane_of[operator] = old_lane
+        width_index[operator] = old_width
+        wait[operator] = old_wait
+    return simulated

@@ -1,0 +1,92 @@
+"""Compiling a function, and keeping the result on disk for as long as no file of this folder has changed.
+
+numba's own cache looks at the file of the function it caches. The functions of this folder call each other across files, and the machine
+code of a caller holds that of what it calls, so an edit would leave callers in other files with the old code. Here the stamp of every
+cached function is a digest of the whole folder instead: an edit anywhere in it compiles anew what is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+import numba
+
+logger = logging.getLogger(__name__)
+
+Function = Callable[..., Any]
+
+I1 = "i4[::1]"
+F1 = "f8[::1]"
+F2 = "f8[:,::1]"
+ARRAYS = f"{I1},{I1},{I1},{I1},i4[:,::1],{F1},{F2},{F2},{F1}"
+"""``Problem.arrays``."""
+
+inlined = cast(Callable[[Function], Function], numba.njit(inline="always", error_model="numpy"))
+"""For a function that only compiled code calls, in one place: compiled as part of it, which saves a library, its wrappers and its
+optimisation."""
+
+
+def compiled(signature: str) -> Callable[[Function], Function]:
+    """``numba.njit`` for one signature, at once; loaded from disk if it was compiled before.
+
+    Not kept where neither the package nor the user's cache folder can be written, or where numba's cache is not as it is known here.
+    """
+
+    def decorate(function: Function) -> Function:
+        dispatcher: Any = numba.njit(nogil=True, error_model="numpy")(function)
+        if dispatcher is function:  # NUMBA_DISABLE_JIT
+            return function
+        try:
+            dispatcher._cache = _folder_cache()(function)
+        except (ImportError, AttributeError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "no locator available" not in str(error):
+                raise
+            logger.info("compiled code is not kept on disk: %s", error)
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return cast(Function, dispatcher)
+
+    return decorate
+
+
+@functools.cache
+def _folder_digest() -> bytes:
+    """SHA-256 of the names and texts of all files of this folder."""
+    digest = hashlib.sha256()
+    for file in sorted(importlib.resources.files(__package__).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".py"):
+            text = file.read_bytes()
+            digest.update(f"{file.name} {len(text)} ".encode() + text)
+    return digest.digest()
+
+
+@functools.cache
+def _folder_cache() -> Function:
+    """The class of numba's cache of one function, stamped with the digest of the folder.
+
+    numba has no public way to say what compiled code depends on. All that is taken from behind its interface is in this function, but
+    for the attribute that ``Dispatcher.enable_caching`` sets too.
+
+    Raises:
+        ImportError, AttributeError: if this numba keeps its cache differently.
+    """
+    from numba.core.caching import CompileResultCacheImpl, FunctionCache
+    from numba.core.dispatcher import Dispatcher
+
+    if not hasattr(Dispatcher, "enable_caching"):
+        raise AttributeError("numba's Dispatcher has no enable_caching")
+
+    class FolderImplementation(CompileResultCacheImpl):  # type: ignore[misc]
+        def __init__(self, function: Function) -> None:
+            super().__init__(function)
+            self.locator.get_source_stamp = _folder_digest
+
+    class FolderCache(FunctionCache):  # type: ignore[misc]
+        _impl_class = FolderImplementation
+
+    return FolderCache

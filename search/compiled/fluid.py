@@ -1,0 +1,195 @@
+"""The compiled twin of :func:`autosched.search.fluid.simulate`."""
+
+from __future__ import annotations
+
+from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
+from autosched.search.compiled.layout import MIN_SLOWDOWN, UNREACHED
+
+
+@compiled(f"f8({ARRAYS},i8,{I1},{I1},{I1},{I1},{F1},f8,{F1},{F1},{I1})")
+def evaluate(  # type: ignore[no-untyped-def]
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    lanes, order, lane_of, width_index, wait, bound, limit, floats, start_us, scratch,
+):  # fmt: skip
+    """Makespan of one schedule in microseconds, or ``UNREACHED`` once it must exceed ``limit``.
+
+    One loop without calls, because this is where a search spends its time; ``advance_to_finish`` is the same arithmetic for prefix states.
+
+    Args:
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        lanes: lane slots.
+        order, lane_of, width_index: int32 ``[n]``.
+        wait: int32 ``[n]``, one more operator to wait for, or -1.
+        bound: float64 ``[n]``, least time from an operator's start to the end of the run; zeros if not known.
+        limit: give up above this makespan.
+        floats: a state's float row, overwritten; its last ``n`` hold the end of each operator.
+        start_us: float64 ``[n]``, overwritten with starts (or length 0: not wanted).
+        scratch: int32 ``[scratch_row(n, K)]``, overwritten; its last ``n + 1`` hold what each operator's start waited for (-1 nothing), and
+            the operator that finished last.
+    """
+    count = order.shape[0]
+    gap = latency[0]
+    cross = latency[1]
+    concurrent = latency[3]
+    limit -= latency[2]
+    begin = floats[1 : 1 + lanes]
+    remaining = floats[1 + lanes : 1 + 2 * lanes]
+    slowdown = floats[1 + 2 * lanes : 1 + 3 * lanes]
+    free = floats[1 + 3 * lanes : 1 + 4 * lanes]
+    end = floats[1 + 4 * lanes :]
+    running = scratch[:lanes]  # operator on the lane, -1 none
+    row = scratch[lanes : 2 * lanes]
+    sequence = scratch[2 * lanes : 3 * lanes]  # place among starts, -1 while it waits, -2 once put off
+    rank = scratch[3 * lanes : 4 * lanes]
+    cursor = scratch[4 * lanes : 5 * lanes]
+    heads = scratch[5 * lanes : 6 * lanes + 1]
+    rest = scratch[7 * lanes + 1 :]
+    queue = rest[:count]
+    place_of = rest[count : 2 * count]
+    pending = rest[2 * count : 3 * count]
+    first_waiter = rest[3 * count : 4 * count]
+    next_waiter = rest[4 * count : 5 * count]
+    held_by = rest[5 * count : 6 * count + 1]
+    heads[:] = 0
+    for index in range(count):
+        first_waiter[index] = -1
+        heads[lane_of[index] + 1] += 1
+        pending[index] = pred_ptr[index + 1] - pred_ptr[index]
+    for lane in range(lanes):
+        free[lane] = -1.0
+        running[lane] = -1
+        heads[lane + 1] += heads[lane]
+        cursor[lane] = heads[lane]
+    for place in range(count):
+        index = order[place]
+        place_of[index] = place
+        lane = lane_of[index]
+        queue[cursor[lane]] = index
+        cursor[lane] += 1
+        before = wait[index]
+        if before >= 0:
+            pending[index] += 1
+            next_waiter[index] = first_waiter[before]
+            first_waiter[before] = index
+    for lane in range(lanes):
+        cursor[lane] = heads[lane]
+    time = 0.0
+    started = 0
+    finished = 0
+    while finished < count:
+        best = UNREACHED
+        best_lane = -1
+        best_kind = 2
+        best_rank = 0
+        for lane in range(lanes):
+            if running[lane] < 0:
+                if cursor[lane] == heads[lane + 1]:
+                    continue
+                index = queue[cursor[lane]]
+                if pending[index] > 0:
+                    continue
+                cursor[lane] += 1
+                start = 0.0
+                held = -1
+                if free[lane] >= 0.0:
+                    start = free[lane] + gap
+                    held = queue[cursor[lane] - 2]
+                for place in range(pred_ptr[index], pred_ptr[index + 1]):
+                    before = pred_idx[place]
+                    ready = end[before]
+                    if lane_of[before] != lane:
+                        ready += cross
+                    if ready > start:
+                        start = ready
+                        held = before
+                before = wait[index]
+                if before >= 0:
+                    ready = end[before]
+                    if lane_of[before] != lane:
+                        ready += cross
+                    if ready > start:
+                        start = ready
+                        held = before
+                held_by[index] = held
+                if start + bound[index] > limit:
+                    return UNREACHED
+                running[lane] = index
+                row[lane] = kernel[index, width_index[index]]
+                begin[lane] = start
+                remaining[lane] = solo[row[lane]]
+                slowdown[lane] = 1.0
+                sequence[lane] = -1
+                rank[lane] = place_of[index]
+            if sequence[lane] < 0:
+                when = begin[lane]
+                kind = 1
+            else:
+                when = time + remaining[lane] * max(slowdown[lane], MIN_SLOWDOWN)
+                kind = 0
+            if when < best or (when == best and (kind < best_kind or (kind == best_kind and rank[lane] < best_rank))):
+                best = when
+                best_lane = lane
+                best_kind = kind
+                best_rank = rank[lane]
+        if best_lane < 0:
+            return UNREACHED  # order and waits contradict each other: the caller built no legal schedule
+        passed = best - time
+        moved = passed > 0.0
+        if moved:
+            time = best
+        chosen = row[best_lane]
+        if best_kind == 1 and concurrent > 0.0 and sequence[best_lane] == -1:
+            company = 0
+            for lane in range(lanes):
+                if running[lane] >= 0 and sequence[lane] >= 0:
+                    company += 1
+            if company > 0:
+                begin[best_lane] += concurrent
+                sequence[best_lane] = -2
+                if moved:
+                    for lane in range(lanes):
+                        if running[lane] >= 0 and sequence[lane] >= 0:
+                            remaining[lane] = max(0.0, remaining[lane] - passed / max(slowdown[lane], MIN_SLOWDOWN))
+                continue
+        if best_kind == 1:
+            own = 1.0
+            for lane in range(lanes):
+                if running[lane] >= 0 and sequence[lane] >= 0:
+                    if moved:
+                        remaining[lane] = max(0.0, remaining[lane] - passed / max(slowdown[lane], MIN_SLOWDOWN))
+                    own += excess_last[chosen, row[lane]]
+                    slowdown[lane] += excess_first[row[lane], chosen]
+            if start_us.shape[0] > 0:
+                start_us[running[best_lane]] = time
+            slowdown[best_lane] = own
+            sequence[best_lane] = started
+            started += 1
+            continue
+        done = running[best_lane]
+        since = sequence[best_lane]
+        running[best_lane] = -1
+        others = 0
+        last = 0
+        for lane in range(lanes):
+            if running[lane] >= 0 and sequence[lane] >= 0:
+                if moved:
+                    remaining[lane] = max(0.0, remaining[lane] - passed / max(slowdown[lane], MIN_SLOWDOWN))
+                if sequence[lane] < since:
+                    slowdown[lane] -= excess_first[row[lane], chosen]
+                else:
+                    slowdown[lane] -= excess_last[row[lane], chosen]
+                others += 1
+                last = lane
+        if others == 1:
+            slowdown[last] = 1.0
+        end[done] = time
+        free[best_lane] = time
+        finished += 1
+        held_by[count] = done
+        for place in range(succ_ptr[done], succ_ptr[done + 1]):
+            pending[succ_idx[place]] -= 1
+        waiter = first_waiter[done]
+        while waiter >= 0:
+            pending[waiter] -= 1
+            waiter = next_waiter[waiter]
+    return time + latency[2]

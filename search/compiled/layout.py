@@ -1,0 +1,56 @@
+"""How the compiled code lays out what it works on: states of a list scheduler, and scratch of the simulator; and
+the numbers that both halves of the search share. Needs no compiler.
+
+A *state* is one float row and one int row (offsets below), so that copying a prefix is two memory copies. With ``K`` lanes and ``n``
+operators the float row holds: time; then for each lane start, remaining, slowdown, free-since (all microseconds but the third); then
+the end of each operator. The int row holds: starts so far, placed so far, finished so far, last finished operator, length of the ready
+list, three unused; for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off), launch rank; for
+each operator pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready list.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+HEADER = 8
+"""Numbers about the whole state at the head of an int row."""
+UNREACHED = 1e300
+"""The makespan of a schedule that was given up."""
+MIN_SLOWDOWN = 0.25
+"""Below this no sum of measured speed-ups is believed: noise around 1.0 must never make time stand still."""
+ROOM_DUST = 1e-9
+"""Rounding errors of free room that the block simulation overlooks."""
+
+
+def float_row(count: int, lanes: int) -> int:
+    """Length of a state's float row."""
+    return 1 + 4 * lanes + count
+
+
+def int_row(count: int, lanes: int) -> int:
+    """Length of a state's int row."""
+    return HEADER + 4 * lanes + 6 * count
+
+
+def scratch_row(count: int, lanes: int) -> int:
+    """Length of the int row that ``evaluate`` overwrites."""
+    return 6 * count + 7 * lanes + 2
+
+
+def reset_state(floats: Any, ints: Any, lanes: int, count: int, pred_ptr: Any) -> None:
+    """Make a state empty: nothing placed, sources ready. Not compiled: it is called once for each schedule and takes microseconds."""
+    floats[:] = 0.0
+    ints[:] = 0
+    floats[1 + 3 * lanes :] = -1.0
+    ints[3] = -1
+    ints[HEADER : HEADER + lanes] = -1
+    ints[HEADER + 2 * lanes : HEADER + 3 * lanes] = -1
+    base = HEADER + 4 * lanes
+    ints[base : base + count] = pred_ptr[1:] - pred_ptr[:-1]
+    ints[base + count : base + 2 * count] = -1
+    ints[base + 3 * count : base + 4 * count] = -1
+    sources = np.flatnonzero(ints[base : base + count] == 0)
+    ints[base + 5 * count : base + 5 * count + len(sources)] = sources
+    ints[4] = len(sources)

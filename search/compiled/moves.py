@@ -1,0 +1,135 @@
+"""The moves of annealing: drawing a legal one, making it, undoing it."""
+
+from __future__ import annotations
+
+from autosched.search.compiled.cache import I1, compiled, inlined
+from autosched.search.compiled.splitmix import next_uniform
+
+
+@inlined
+def draw_position(  # type: ignore[no-untyped-def]
+    order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, near_share, reach, random_state
+):
+    """Another legal place in the launch order for ``operator``: with chance ``near_share`` at most ``reach`` from its own."""
+    count = order.shape[0]
+    low = -1
+    high = count
+    own = position[operator]
+    for place in range(pred_ptr[operator], pred_ptr[operator + 1]):
+        low = max(low, position[pred_idx[place]])
+    for place in range(succ_ptr[operator], succ_ptr[operator + 1]):
+        high = min(high, position[succ_idx[place]])
+    if waits > 0:
+        if wait[operator] >= 0:
+            low = max(low, position[wait[operator]])
+        for index in range(count):
+            if wait[index] == operator:
+                high = min(high, position[index])
+    if high - low <= 2:
+        return own
+    # Far moves change what runs beside everything in between; near ones mostly refine. Both are needed.
+    if next_uniform(random_state) < near_share:
+        low = max(low, own - reach - 1)
+        high = min(high, own + reach + 1)
+    chosen = low + 1 + int(next_uniform(random_state) * (high - low - 2))
+    if chosen >= own:
+        chosen += 1
+    return chosen
+
+
+@inlined
+def draw_partner(  # type: ignore[no-untyped-def]
+    order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, near_share, reach, random_state
+):
+    """An operator that may change places with ``operator`` in the launch order, or -1: nothing in between may depend on either."""
+    count = order.shape[0]
+    own = position[operator]
+    low = 0
+    high = count
+    if next_uniform(random_state) < near_share:
+        low = max(low, own - reach)
+        high = min(high, own + reach + 1)
+    place = low + int(next_uniform(random_state) * (high - low))
+    if place == own:
+        return -1
+    partner = order[place]
+    early = operator
+    late = partner
+    if place < own:
+        early = partner
+        late = operator
+    first = position[early]
+    last = position[late]
+    for edge in range(succ_ptr[early], succ_ptr[early + 1]):
+        if position[succ_idx[edge]] <= last:
+            return -1
+    for edge in range(pred_ptr[late], pred_ptr[late + 1]):
+        if position[pred_idx[edge]] >= first:
+            return -1
+    if waits > 0:
+        if wait[late] >= 0 and position[wait[late]] >= first:
+            return -1
+        for index in range(count):
+            if wait[index] == early and position[index] <= last:
+                return -1
+    return partner
+
+
+@compiled(f"void({I1},{I1},i8,i8)")
+def move_operator(order, position, source, target):  # type: ignore[no-untyped-def]
+    """Move the operator at place ``source`` of the launch order to place ``target``."""
+    operator = order[source]
+    if source < target:
+        for place in range(source, target):
+            order[place] = order[place + 1]
+            position[order[place]] = place
+    else:
+        for place in range(source, target, -1):
+            order[place] = order[place - 1]
+            position[order[place]] = place
+    order[target] = operator
+    position[operator] = target
+
+
+@compiled(f"void({I1},{I1},{I1},{I1},i8,i8)")
+def exchange(order, position, lane_of, width_index, first, second):  # type: ignore[no-untyped-def]
+    """Two operators change places and, if neither is wide (``problem.one_wide_lane``), lanes. Done twice it changes nothing."""
+    place = position[first]
+    position[first] = position[second]
+    position[second] = place
+    order[place] = second
+    order[position[first]] = first
+    if width_index[first] == 0 and width_index[second] == 0:
+        lane = lane_of[first]
+        lane_of[first] = lane_of[second]
+        lane_of[second] = lane
+
+
+@compiled(f"void({I1},{I1},{I1},i8,i8,i8)")
+def exchange_tails(order, lane_of, width_index, begin, first, second):  # type: ignore[no-untyped-def]
+    """From place ``begin`` of the launch order on, two lanes change names. Done twice it changes nothing."""
+    for place in range(begin, order.shape[0]):
+        operator = order[place]
+        if width_index[operator] == 0:
+            if lane_of[operator] == first:
+                lane_of[operator] = second
+            elif lane_of[operator] == second:
+                lane_of[operator] = first
+
+
+@inlined
+def draw_wait(order, position, lane_of, operator, wait, window, pred_ptr, pred_idx, random_state):  # type: ignore[no-untyped-def]
+    """A new extra wait for ``operator``: -1 (more often if it has one), or a recent operator of another lane."""
+    if wait[operator] >= 0 and next_uniform(random_state) < 0.7:
+        return -1
+    place = position[operator]
+    if place == 0:
+        return -1
+    back = 1 + int(next_uniform(random_state) * min(place, window))
+    before = order[place - back]
+    if lane_of[before] == lane_of[operator]:
+        return -1
+    for edge in range(pred_ptr[operator], pred_ptr[operator + 1]):
+        if pred_idx[edge] == before:
+            return -1
+    return before

@@ -1,0 +1,162 @@
+"""Growing a prefix of a schedule: ``commit`` and ``advance_to_finish``, the twins of ``fluid.FluidState.place`` and ``advance``.
+
+The rows of a state are laid out in :mod:`autosched.search.compiled.layout`.
+"""
+
+from __future__ import annotations
+
+from autosched.search.compiled.cache import F1, F2, I1, compiled
+from autosched.search.compiled.layout import HEADER, MIN_SLOWDOWN, UNREACHED
+
+
+@compiled(f"void({F1},{I1},i8,i8,i8,i8,i8,i4[:,::1],{F1},{I1},{I1},{F1})")
+def commit(  # type: ignore[no-untyped-def]
+    floats, ints, lanes, count, used_lanes, operator, width, kernel, solo, pred_ptr, pred_idx, latency
+):
+    """Place a ready operator on the idle lane with the earliest start.
+
+    An operator that could have started before now on that lane was held back on purpose; it gets a wait for the last operator that
+    finished, because without that edge the exported schedule would start it earlier than simulated here.
+    """
+    time = floats[0]
+    event = ints[3]
+    base = HEADER + 4 * lanes
+    best = UNREACHED
+    best_lane = 0
+    best_wait = -1
+    for lane in range(used_lanes):
+        if ints[HEADER + lane] >= 0:
+            continue
+        start = 0.0
+        free = floats[1 + 3 * lanes + lane]
+        if free >= 0.0:
+            start = free + latency[0]
+        for place in range(pred_ptr[operator], pred_ptr[operator + 1]):
+            before = pred_idx[place]
+            ready_us = floats[1 + 4 * lanes + before]
+            if ints[base + count + before] != lane:
+                ready_us += latency[1]
+            if ready_us > start:
+                start = ready_us
+        wait = -1
+        if start < time:
+            wait = event
+            start = max(start, time + latency[1])
+        if start < best:
+            best = start
+            best_lane = lane
+            best_wait = wait
+    placed = ints[1]
+    row = kernel[operator, width]
+    floats[1 + best_lane] = best
+    floats[1 + lanes + best_lane] = solo[row]
+    floats[1 + 2 * lanes + best_lane] = 1.0
+    ints[HEADER + best_lane] = operator
+    ints[HEADER + lanes + best_lane] = row
+    ints[HEADER + 2 * lanes + best_lane] = -1
+    ints[HEADER + 3 * lanes + best_lane] = placed
+    ints[base + count + operator] = best_lane
+    ints[base + 2 * count + operator] = width
+    ints[base + 3 * count + operator] = best_wait
+    ints[base + 4 * count + placed] = operator
+    ints[1] = placed + 1
+    ready = base + 5 * count
+    for place in range(ints[4]):
+        if ints[ready + place] == operator:
+            ints[ready + place] = ints[ready + ints[4] - 1]
+            ints[4] -= 1
+            break
+
+
+@compiled(f"i8({F1},{I1},i8,i8,{I1},{I1},{F2},{F2},{F1})")
+def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last, latency):  # type: ignore[no-untyped-def]
+    """Go on until an operator has finished and its successors that became ready are listed; -2 if nothing is placed."""
+    while True:
+        time = floats[0]
+        best = UNREACHED
+        best_lane = -1
+        best_kind = 2
+        best_rank = 0
+        for lane in range(lanes):
+            if ints[HEADER + lane] < 0:
+                continue
+            rank = ints[HEADER + 3 * lanes + lane]
+            if ints[HEADER + 2 * lanes + lane] < 0:
+                when = floats[1 + lane]
+                kind = 1
+            else:
+                when = time + floats[1 + lanes + lane] * max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN)
+                kind = 0
+            if when < best or (when == best and (kind < best_kind or (kind == best_kind and rank < best_rank))):
+                best = when
+                best_lane = lane
+                best_kind = kind
+                best_rank = rank
+        if best_lane < 0:
+            return -2
+        passed = best - time
+        if passed > 0.0:
+            for lane in range(lanes):
+                if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+                    left = floats[1 + lanes + lane] - passed / max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN)
+                    floats[1 + lanes + lane] = max(0.0, left)
+            floats[0] = best
+        chosen = ints[HEADER + lanes + best_lane]
+        if best_kind == 1:
+            company = 0
+            for lane in range(lanes):
+                if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+                    company += 1
+            if company > 0 and latency[3] > 0.0 and ints[HEADER + 2 * lanes + best_lane] == -1:
+                floats[1 + best_lane] += latency[3]
+                ints[HEADER + 2 * lanes + best_lane] = -2
+                continue
+            slowdown = 1.0
+            for lane in range(lanes):
+                if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+                    other = ints[HEADER + lanes + lane]
+                    slowdown += excess_last[chosen, other]
+                    floats[1 + 2 * lanes + lane] += excess_first[other, chosen]
+            floats[1 + 2 * lanes + best_lane] = slowdown
+            ints[HEADER + 2 * lanes + best_lane] = ints[0]
+            ints[0] += 1
+            continue
+        operator = ints[HEADER + best_lane]
+        sequence = ints[HEADER + 2 * lanes + best_lane]
+        ints[HEADER + best_lane] = -1
+        running = 0
+        last_running = -1
+        for lane in range(lanes):
+            if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
+                other = ints[HEADER + lanes + lane]
+                if ints[HEADER + 2 * lanes + lane] < sequence:
+                    floats[1 + 2 * lanes + lane] -= excess_first[other, chosen]
+                else:
+                    floats[1 + 2 * lanes + lane] -= excess_last[other, chosen]
+                running += 1
+                last_running = lane
+        if running == 1:
+            floats[1 + 2 * lanes + last_running] = 1.0
+        floats[1 + 4 * lanes + operator] = floats[0]
+        floats[1 + 3 * lanes + best_lane] = floats[0]
+        break
+    base = HEADER + 4 * lanes
+    ints[2] += 1
+    ints[3] = operator
+    for place in range(succ_ptr[operator], succ_ptr[operator + 1]):
+        after = succ_idx[place]
+        ints[base + after] -= 1
+        if ints[base + after] == 0:
+            ints[base + 5 * count + ints[4]] = after
+            ints[4] += 1
+    return operator
+
+
+@compiled(f"i8({I1},i8,i8)")
+def idle_lanes(ints, lanes, used_lanes):  # type: ignore[no-untyped-def]
+    """How many of the first ``used_lanes`` lanes hold nothing."""
+    idle = 0
+    for lane in range(used_lanes):
+        if ints[HEADER + lane] < 0:
+            idle += 1
+    return idle

@@ -1,0 +1,94 @@
+"""Code kept on disk is used again, and an edit in any file of the folder reaches every function, also callers in other files."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import pytest
+
+import autosched.search.compiled
+from autosched.search.compiled import cache, layout
+
+FOLDER = Path(autosched.search.compiled.__file__).parent
+
+LOW = """from parts.cache import compiled
+
+
+@compiled("f8(f8)")
+def low(value):
+    return value + {constant}
+"""
+HIGH = """from parts.cache import compiled
+from parts.low import low
+
+
+@compiled("f8(f8)")
+def high(value):
+    return 10.0 * low(value)
+"""
+ASK = (
+    "import json, sys; from parts.high import high; from parts.low import low; "
+    "print(json.dumps([high(1.0), sum(high.stats.cache_hits.values()), sum(low.stats.cache_hits.values())]))"
+)
+
+
+def ask(folder: Path, **environment: str) -> list[float]:
+    """What ``high(1.0)`` is in a new process, and how many functions of each file came from disk."""
+    command = [sys.executable, "-c", ASK]
+    asked = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    found = subprocess.run(command, env=asked, cwd=folder, check=True, capture_output=True, text=True)
+    answer: list[float] = json.loads(found.stdout)
+    return answer
+
+
+def test_an_edit_reaches_callers_in_other_files(tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    (parts / "__init__.py").write_text("")
+    (parts / "cache.py").write_text((FOLDER / "cache.py").read_text())
+    (parts / "high.py").write_text(HIGH)
+    (parts / "low.py").write_text(LOW.format(constant="1.0"))
+    kept = {"NUMBA_CACHE_DIR": str(tmp_path / "kept")}
+    assert ask(tmp_path, **kept) == [20.0, 0, 0]
+    assert ask(tmp_path, **kept) == [20.0, 1, 1]
+    (parts / "low.py").write_text(LOW.format(constant="2.0"))
+    assert ask(tmp_path, **kept) == [30.0, 0, 0]
+
+
+def test_a_numba_with_another_cache_compiles_in_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def missing() -> None:
+        raise AttributeError("numba's Dispatcher has no enable_caching")
+
+    monkeypatch.setattr(cache, "_folder_cache", missing)
+    with caplog.at_level("INFO", logger=cache.__name__):
+        double = cache.compiled("f8(f8)")(lambda value: 2.0 * value)
+    assert double(4.0) == 8.0
+    assert "not kept on disk" in caplog.text
+
+
+def test_a_fault_of_the_cache_that_is_not_about_folders_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(cache, "_folder_cache", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        cache.compiled("f8(f8)")(lambda value: value)
+
+
+def test_without_compilation_the_function_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.core.config, "DISABLE_JIT", True)
+    assert cache.compiled("i8(i8,i8)")(layout.float_row) is layout.float_row
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.stem)
+def test_compiled_code_depends_on_nothing_outside_its_folder(file: Path) -> None:
+    # The digest covers the folder: a number taken from elsewhere would be frozen into the code that is kept.
+    imported = [node.module for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    ours = [module for module in imported if module and module.startswith("autosched")]
+    assert [module for module in ours if not module.startswith("autosched.search.compiled.")] == []
