@@ -38,9 +38,9 @@ def compiled(signature: str) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        dispatcher: Any = numba.njit(nogil=True, error_model="numpy")(function)
-        if dispatcher is function:  # NUMBA_DISABLE_JIT
+        if numba.config.DISABLE_JIT:
             return function
+        dispatcher: Any = numba.njit(nogil=True, error_model="numpy")(function)
         try:
             dispatcher._cache = _folder_cache()(function)
         except (ImportError, AttributeError, RuntimeError) as error:
@@ -81,12 +81,12 @@ def _folder_cache() -> Function:
     if not hasattr(Dispatcher, "enable_caching"):
         raise AttributeError("numba's Dispatcher has no enable_caching")
 
-    class FolderImplementation(CompileResultCacheImpl):  # type: ignore[misc]
+    class FolderImplementation(CompileResultCacheImpl):
         def __init__(self, function: Function) -> None:
-            super().__init__(function)
+            super().__init__(function)  # type: ignore[no-untyped-call]
             self.locator.get_source_stamp = _folder_digest
 
-    class FolderCache(FunctionCache):  # type: ignore[misc]
+    class FolderCache(FunctionCache):
         _impl_class = FolderImplementation
 
     return FolderCache

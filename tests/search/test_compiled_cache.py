@@ -82,7 +82,7 @@ def test_a_fault_of_the_cache_that_is_not_about_folders_is_raised(monkeypatch: p
 
 
 def test_without_compilation_the_function_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba.core.config, "DISABLE_JIT", True)
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", True)
     assert cache.compiled("i8(i8,i8)")(layout.float_row) is layout.float_row
 
 
