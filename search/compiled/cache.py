@@ -38,7 +38,7 @@ def compiled(signature: str) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        if numba.config.DISABLE_JIT:
+        if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
             return function
         dispatcher: Any = numba.njit(nogil=True, error_model="numpy")(function)
         try:
