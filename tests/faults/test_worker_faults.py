@@ -117,13 +117,14 @@ def test_killed_by_a_signal_is_one_failure(opened: Open, program: Program, how: 
 
 
 def test_killed_from_outside_in_the_middle_goes_on(opened: Open, program: Program) -> None:
-    session = opened("kernel(slots)")
+    # Slow enough that the signal finds it at work.
+    session = opened("time.sleep(0.002); kernel(slots)")
     session.schedules(lane_schedules(program), rounds=1)
     first = session.worker_pid
     assert first is not None
     killer = threading.Timer(0.3, os.kill, (first, signal.SIGKILL))
     killer.start()
-    found = session.schedules(lane_schedules(program), rounds=2000)
+    found = session.schedules(lane_schedules(program), rounds=400)
     killer.join()
     assert sorted(type(item).__name__ for item in found) in (["Failure", "ScheduleRecord"], ["ScheduleRecord", "ScheduleRecord"])
     assert session.worker_pid != first
