@@ -44,7 +44,34 @@ def compile_limit_s(default_s: float) -> float:
     Raises:
         UsageError: if the variable holds no positive number.
     """
-    given = os.environ.get("AUTOSCHED_COMPILE_LIMIT_S")
+    return _limit_s("AUTOSCHED_COMPILE_LIMIT_S", default_s)
+
+
+def region_limit_s(default_s: float) -> float:
+    """How long one region may take to compile in a process of its own: ``AUTOSCHED_REGION_LIMIT_S`` (seconds), else the default.
+
+    Raises:
+        UsageError: if the variable holds no positive number.
+    """
+    return _limit_s("AUTOSCHED_REGION_LIMIT_S", default_s)
+
+
+def compile_workers(default: int) -> int:
+    """Processes that compile regions at the same time: ``AUTOSCHED_COMPILE_WORKERS`` (1: none but this one), else the default.
+
+    Raises:
+        UsageError: if the variable holds no positive whole number.
+    """
+    given = os.environ.get("AUTOSCHED_COMPILE_WORKERS")
+    if not given:
+        return default
+    if not given.isascii() or not given.isdigit() or int(given) < 1:
+        raise UsageError(f"AUTOSCHED_COMPILE_WORKERS is {given!r}; expected a whole number of processes from 1")
+    return int(given)
+
+
+def _limit_s(name: str, default_s: float) -> float:
+    given = os.environ.get(name)
     if not given:
         return default_s
     try:
@@ -52,7 +79,7 @@ def compile_limit_s(default_s: float) -> float:
     except ValueError:
         limit_s = 0.0
     if not 0 < limit_s < float("inf"):
-        raise UsageError(f"AUTOSCHED_COMPILE_LIMIT_S is {given!r}; expected seconds, such as 120")
+        raise UsageError(f"{name} is {given!r}; expected seconds, such as 120")
     return limit_s
 
 

@@ -27,7 +27,9 @@ from autosched.device.worker_messages import (
     PairedAnswer,
     PairedRequest,
     PairsRequest,
+    PrepareRegionsRequest,
     RegionAnswer,
+    RegionsPrepared,
     RegionsRequest,
     ScheduleAnswer,
     SchedulesRequest,
@@ -140,6 +142,18 @@ class CpuSession:
                 if 0 <= death.item < count:
                     skip.append(death.item)
                     found[death.item] = [death.failure] * len(widths)
+
+    def prepare_variants(self, columns: Sequence[tuple[int, int]], limit_s: float | None = None) -> tuple[int, int]:
+        """As ``variants.VariantSession.prepare_variants``."""
+        compiled, processes = 0, 1
+        try:
+            for answer in self._ask(PrepareRegionsRequest(tuple(columns), limit_s)):
+                if isinstance(answer, RegionsPrepared):
+                    compiled, processes = answer.compiled, answer.processes
+        except WorkerDied:
+            # What it had compiled is kept; a fresh process compiles the rest, and names what kills it.
+            pass
+        return compiled, processes
 
     def compile_variant(self, width: int, variant: int, limit_s: float | None = None) -> dict[int, str]:
         """As ``variants.VariantSession.compile_variant``."""
@@ -272,6 +286,7 @@ class CpuSession:
         self,
         request: LimitsRequest
         | SoloRequest
+        | PrepareRegionsRequest
         | RegionsRequest
         | PairsRequest
         | GroupsRequest

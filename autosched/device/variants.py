@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from autosched.core.records import Failure, SoloRecord
-from autosched.device.worker_messages import RegionAnswer, RegionsRequest, SoloRequest
+from autosched.device.worker_messages import PrepareRegionsRequest, RegionAnswer, RegionsPrepared, RegionsRequest, SoloRequest
 from autosched.runtime.region_compile import Refused
 from autosched.runtime.regions import RegionLibrary
 
@@ -16,6 +16,13 @@ from autosched.runtime.regions import RegionLibrary
 @runtime_checkable
 class VariantSession(Protocol):
     """A session whose operators may have more variants than their calls."""
+
+    def prepare_variants(self, columns: Sequence[tuple[int, int]], limit_s: float | None = None) -> tuple[int, int]:
+        """Compile what is missing of these widths and variants, several regions at a time where that pays, for at most ``limit_s`` seconds.
+
+        Returns:
+            Distinct regions compiled, and processes that did so; (0, 1) where nothing was gained, and :meth:`compile_variant` does it all.
+        """
 
     def compile_variant(self, width: int, variant: int, limit_s: float | None = None) -> dict[int, str]:
         """Compile a variant of every operator that has it: by operator why it cannot be had, empty if it can.
@@ -34,6 +41,18 @@ class VariantSession(Protocol):
 def columns_of(request: SoloRequest) -> list[tuple[int, int]]:
     """Width and variant of each column of a request."""
     return list(zip(request.widths, request.variants or (0,) * len(request.widths), strict=True))
+
+
+def prepare_regions(
+    regions: RegionLibrary | None, operators: int, request: PrepareRegionsRequest, beat: Callable[[int], None]
+) -> Iterator[RegionsPrepared]:
+    """Answer a request in the measuring process."""
+    if regions is None:
+        return
+    wanted = [(operator, width, variant) for width, variant in request.columns for operator in range(operators)]
+    before = regions.compiled
+    regions.prepare(wanted, lambda: beat(-1), limit_s=request.limit_s)
+    yield RegionsPrepared(regions.compiled - before, regions.processes)
 
 
 def compile_regions(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib.util
 import mmap
@@ -20,8 +19,7 @@ from types import ModuleType
 from autosched.core.errors import IllegalSchedule
 from autosched.core.records import Failure, FailureKind
 from autosched.device.worker_messages import BOARD, LENGTH, Answer, Broken, Done, Ready, Request, pack, read_request
-
-_PR_SET_PDEATHSIG = 1
+from autosched.runtime.orphans import die_with
 
 COMPILE_S = 1800.0
 """How long a compilation may take before its process counts as hung, in seconds."""
@@ -46,7 +44,7 @@ class Channel:
         # An interrupt is the parent's business: it ends this process itself.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if parent:
-            _die_with(parent)
+            die_with(parent)
         threading.Thread(target=self._read, name="autosched-worker-requests", daemon=True).start()
         self.plugin = _load_plugin(Path(plugin)) if plugin else None
 
@@ -131,15 +129,6 @@ def describe(error: BaseException) -> Failure:
     if isinstance(error, IllegalSchedule):
         return Failure(FailureKind.ILLEGAL, text[:2000])
     return Failure(FailureKind.CRASH, text[:2000])
-
-
-def _die_with(parent: int) -> None:
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (OSError, AttributeError):
-        return  # not Linux: the end of our input says the same, a little later
-    if os.getppid() != parent:
-        os._exit(1)  # it died before we asked
 
 
 def _load_plugin(path: Path) -> ModuleType:

@@ -16,7 +16,7 @@ from autosched.device.cpu_groups import measure_groups
 from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.cpu_pairs import measure_pairs
 from autosched.device.cpu_solo import measure_solo
-from autosched.device.variants import columns_of, compile_regions
+from autosched.device.variants import columns_of, compile_regions, prepare_regions
 from autosched.device.worker_child import COMPILE_S, Channel, describe
 from autosched.device.worker_messages import (
     Answer,
@@ -32,6 +32,7 @@ from autosched.device.worker_messages import (
     PairedAnswer,
     PairedRequest,
     PairsRequest,
+    PrepareRegionsRequest,
     RegionsRequest,
     Request,
     ScheduleAnswer,
@@ -68,6 +69,8 @@ class _Service:
                 columns = columns_of(request)
                 for operator, place, record, failure in measure_solo(measurer, columns, request.repeats, request.skip, request.seed):
                     yield SoloAnswer(operator, place, record, failure)
+            case PrepareRegionsRequest():
+                yield from prepare_regions(measurer.programs.regions, len(measurer.graph), request, self._channel.beat)
             case RegionsRequest():
                 yield from compile_regions(measurer.programs.regions, len(measurer.graph), request, self._channel.beat)
             case PairsRequest():

@@ -47,6 +47,13 @@ class SoloRequest(_Message, frozen=True):
     variants: tuple[int, ...] = ()
 
 
+class PrepareRegionsRequest(_Message, frozen=True):
+    """Compile the variants of these columns (width, variant), several regions at a time; what fails shows in a ``RegionsRequest``."""
+
+    columns: tuple[tuple[int, int], ...]
+    limit_s: float | None = None
+
+
 class RegionsRequest(_Message, frozen=True):
     """Compile the ``variant`` of every operator that has it, for ``width`` threads; ``skip`` as in ``SoloRequest``.
 
@@ -134,6 +141,7 @@ Request = (
     OpenRequest
     | LimitsRequest
     | SoloRequest
+    | PrepareRegionsRequest
     | RegionsRequest
     | PairsRequest
     | GroupsRequest
@@ -176,6 +184,13 @@ class SoloAnswer(_Message, frozen=True):
     width: int
     record: SoloRecord | None = None
     failure: Failure | None = None
+
+
+class RegionsPrepared(_Message, frozen=True):
+    """Distinct regions compiled for a ``PrepareRegionsRequest``, and by how many processes at a time."""
+
+    compiled: int
+    processes: int
 
 
 class RegionAnswer(_Message, frozen=True):
@@ -248,6 +263,7 @@ Answer = (
     | Broken
     | LimitsAnswer
     | SoloAnswer
+    | RegionsPrepared
     | RegionAnswer
     | PairAnswer
     | GroupAnswer

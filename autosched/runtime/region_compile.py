@@ -13,6 +13,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -100,12 +101,21 @@ def missing_compiler(kind: str) -> str:
     return "" if shutil.which(compiler) else f"the C++ compiler {compiler} does not exist; install g++ or clang++"
 
 
-def compile_piece(piece: Piece, graph: OpGraph, device: torch.device, *, width: int, variant: Variant) -> Code | Refused:
+def compile_piece(
+    piece: Piece,
+    graph: OpGraph,
+    device: torch.device,
+    *,
+    width: int,
+    variant: Variant,
+    turn: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Code | Refused:
     """Compile ``piece`` for ``device``, run it once on made-up inputs, and compare with its calls.
 
     Args:
         width: threads of the code on a CPU: Inductor writes their number into it.
         variant: how; not ``CALLS``.
+        turn: entered while this runs something on the device, where other processes time kernels on it.
     """
     specs = [graph.values[value].spec for value in piece.reads]
     seen: list[ModuleType] = []
@@ -120,7 +130,8 @@ def compile_piece(piece: Piece, graph: OpGraph, device: torch.device, *, width: 
     source = "" if any(isinstance(item, torch.Tensor) for item in vars(seen[0]).values()) else _source_of(seen[0])
     entry: Entry = seen[0].call
     try:
-        problem = _difference(piece, graph, device, examples, entry)
+        with turn():
+            problem = _difference(piece, graph, device, examples, entry)
     except Exception as error:
         return Refused(f"the compiled code does not run: {first_line(error)}")
     return Refused(problem) if problem else Code(source, entry)

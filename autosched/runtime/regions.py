@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -21,14 +21,19 @@ import torch
 from autosched.config import cache_dir
 from autosched.core.graph import Operator
 from autosched.core.program import Program
+from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
+from autosched.runtime.host_key import numerics_key
+from autosched.runtime.inductor_settings import settings_digest
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan
 from autosched.runtime.region_compile import Code, Entry, Refused, compile_piece, load_source, missing_compiler
 from autosched.runtime.region_pieces import Piece, piece_digest, pieces_of, variants_of
+from autosched.runtime.region_pool import Made, compile_apart, worker_count
 from autosched.runtime.region_store import RegionStore
+from autosched.runtime.region_worker import Job, Opening
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +54,7 @@ class RegionLibrary:
     Args:
         program: any; only the lowering ``fused`` has variants.
         device: where it runs.
-        software: what compiled code depends on beside the region: the keys of the machine, ``region_scope`` makes them.
+        scope: what compiled code depends on beside the region: the keys of the machine, ``region_scope`` makes them.
         store: where compiled regions are kept between processes; ``None`` for nowhere.
     """
 
@@ -59,10 +64,14 @@ class RegionLibrary:
         self._scope = scope
         self._store = store
         self._entries: dict[str, Entry | Refused] = {}
+        self._pieces: dict[int, tuple[tuple[Piece, str], ...]] = {}
+        self._kernels: dict[tuple[int, int, int], Kernel | Refused] = {}
+        self._settings: str | None = None
         self._refusals: dict[tuple[int, int, Variant], RegionRefusal] = {}
         self._lock = threading.RLock()
         self.compiled = 0
         self.reused = 0
+        self.processes = 1
         self._missing: str | None = None
         self._stopped = ""
 
@@ -83,8 +92,11 @@ class RegionLibrary:
 
     def kernel(self, operator: int, width: int, variant: int) -> Kernel | Refused:
         """The callable of an operator in a variant other than ``CALLS``, compiled if need be."""
+        asked = operator, width, variant
         with self._lock:
-            found = self._kernel(operator, width, variant)
+            if asked not in self._kernels:
+                self._kernels[asked] = self._kernel(*asked)
+            found = self._kernels[asked]
         if isinstance(found, Refused):
             refusal = RegionRefusal(operator, width, Variant(variant), found.reason)
             if (operator, width, Variant(variant)) not in self._refusals:
@@ -97,6 +109,7 @@ class RegionLibrary:
         if all(step.variant == Variant.CALLS for step in plan.steps):
             return bound
         kernels = list(bound.kernels)
+        self.prepare([(step.operator, step.width, step.variant) for step in plan.steps])
         for step in plan.steps:
             if step.variant != Variant.CALLS:
                 made = self.kernel(step.operator, step.width, step.variant)
@@ -104,30 +117,111 @@ class RegionLibrary:
                     kernels[step.operator] = made
         return dataclasses.replace(bound, kernels=tuple(kernels))
 
-    def _kernel(self, index: int, width: int, variant: int) -> Kernel | Refused:
+    def prepare(
+        self,
+        wanted: Sequence[tuple[int, int, int]],
+        beat: Callable[[], None] = lambda: None,
+        *,
+        limit_s: float | None = None,
+        workers: int | None = None,
+    ) -> None:
+        """Compile, several at a time where that pays, the regions behind ``wanted`` that are not at hand. What fails is a refusal later.
+
+        Args:
+            wanted: operators, widths and variants, as for :meth:`kernel`; those that do not exist are passed over.
+            beat: called several times a second while other processes compile.
+            limit_s: seconds after which they are ended; what they have not compiled by then is as if it had not been asked for.
+            workers: how many of them; by default as many as ``region_pool.worker_count`` says. 1: none, and nothing is done.
+        """
+        with self._lock:
+            new = [item for item in dict.fromkeys(wanted) if item[2] != Variant.CALLS and item not in self._kernels]
+            if not new or self._stopped or self._compiler_missing() or not self._settings_digest():
+                return
+            jobs = self._jobs(new)
+            if not jobs:
+                return
+            count = worker_count(len(jobs), _free_device_bytes(self._device)) if workers is None else workers
+            if count < 2:
+                return
+            self.processes = max(self.processes, count)
+            keys = list(jobs)
+            for made in compile_apart(self._opening, [jobs[key] for key in keys], count, beat, total_s=limit_s):
+                self._take(keys[made.job.number], made)
+
+    def _jobs(self, wanted: Sequence[tuple[int, int, int]]) -> dict[str, Job]:
+        """The distinct regions that are neither here nor in the store, by key; equal regions of several operators are one."""
+        jobs: dict[str, Job] = {}
+        for operator, width, variant in wanted:
+            if variant not in self.variants(operator):
+                continue
+            for place, (piece, digest) in enumerate(self._pieces_of(operator)):
+                if not piece.compiled:
+                    continue
+                key = self._key(digest, width, variant)
+                if key in jobs or key in self._entries or (self._store is not None and self._store.get(key) is not None):
+                    continue
+                jobs[key] = Job(len(jobs), operator, place, width, variant)
+        return jobs
+
+    def _take(self, key: str, made: Made) -> None:
+        if made.refused:
+            self._entries[key] = Refused(made.refused)
+        elif made.source:
+            self.compiled += 1
+            if self._store is not None:
+                self._store.put(key, made.source)
+            loaded = load_source(made.source, key[:16])
+            if not isinstance(loaded, Refused):
+                self._entries[key] = loaded
+
+    def _opening(self, lock: Path) -> Opening:
+        program = encode_program(self._program).decode()
+        return Opening(program, str(self._device), self._settings_digest(), numerics_key(self._device.type), str(lock))
+
+    def _compiler_missing(self) -> str:
         if self._missing is None:
             self._missing = missing_compiler(self._device.type)
-        if self._missing:
-            return Refused(self._missing)
+        return self._missing
+
+    def _settings_digest(self) -> str:
+        if self._settings is None:
+            self._settings = settings_digest(self._device.type)
+        return self._settings
+
+    def _pieces_of(self, operator: int) -> tuple[tuple[Piece, str], ...]:
+        if operator not in self._pieces:
+            graph = self._program.graph
+            found = pieces_of(graph.operators[operator], graph)
+            self._pieces[operator] = tuple((piece, piece_digest(piece, graph)) for piece in found)
+        return self._pieces[operator]
+
+    def _key(self, digest: str, width: int, variant: int) -> str:
+        return f"{digest}-{int(variant)}-{width}-{self._device.type}-{self._scope}-{self._settings_digest()}"
+
+    def _kernel(self, index: int, width: int, variant: int) -> Kernel | Refused:
+        if missing := self._compiler_missing():
+            return Refused(missing)
         if variant not in self.variants(index):
             return Refused(f"variant {variant} does not exist for this operator on {self._device.type}")
         operator = self._program.graph.operators[index]
         steps: list[Kernel] = []
-        for piece in pieces_of(operator, self._program.graph):
+        for piece, digest in self._pieces_of(index):
             if not piece.compiled:
                 steps += [compile_call(call, self._device) for call in piece.calls]
                 continue
-            entry = self._entry(piece, width, Variant(variant))
+            entry = self._entry(piece, digest, width, Variant(variant))
             if isinstance(entry, Refused):
                 return entry
             steps.append(_caller(entry, piece))
         return _joined(steps, operator)
 
-    def _entry(self, piece: Piece, width: int, variant: Variant) -> Entry | Refused:
-        key = f"{piece_digest(piece, self._program.graph)}-{int(variant)}-{width}-{self._device.type}-{self._scope}"
+    def _entry(self, piece: Piece, digest: str, width: int, variant: Variant) -> Entry | Refused:
+        key = self._key(digest, width, variant)
         if key in self._entries:
             return self._entries[key]
-        kept = self._store.get(key) if self._store is not None else None
+        # Without a digest of the settings nobody knows what was compiled under others.
+        store = self._store if self._settings_digest() else None
+        kept = store.get(key) if store is not None else None
         if kept is not None:
             loaded = load_source(kept, key[:16])
             if not isinstance(loaded, Refused):
@@ -140,8 +234,8 @@ class RegionLibrary:
         made = compile_piece(piece, self._program.graph, self._device, width=width, variant=variant)
         if isinstance(made, Code):
             self.compiled += 1
-            if self._store is not None and made.source:
-                self._store.put(key, made.source)
+            if store is not None and made.source:
+                store.put(key, made.source)
         self._entries[key] = made.entry if isinstance(made, Code) else made
         return self._entries[key]
 
@@ -161,6 +255,10 @@ def region_scope(device: DeviceKey, software: SoftwareKey) -> str:
 def region_store(folder: Path) -> RegionStore:
     """The store within a cache folder."""
     return RegionStore(folder / "regions")
+
+
+def _free_device_bytes(device: torch.device) -> int | None:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
 
 
 def _caller(entry: Entry, piece: Piece) -> Kernel:

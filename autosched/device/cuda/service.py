@@ -35,7 +35,7 @@ from autosched.device.cuda.messages import (
 from autosched.device.cuda.pairs import measure_pair
 from autosched.device.cuda.profile import profile_operator
 from autosched.device.cuda.stress import stress_schedule
-from autosched.device.variants import columns_of, compile_regions
+from autosched.device.variants import columns_of, compile_regions, prepare_regions
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import (
     Answer,
@@ -52,6 +52,7 @@ from autosched.device.worker_messages import (
     PairedAnswer,
     PairedRequest,
     PairsRequest,
+    PrepareRegionsRequest,
     RegionsRequest,
     Request,
     ScheduleAnswer,
@@ -171,6 +172,8 @@ class CudaService:
                 yield LimitsAnswer(costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us)
             case SoloRequest():
                 yield from self._solo(measurer, request)
+            case PrepareRegionsRequest():
+                yield from prepare_regions(measurer.variants.regions, len(measurer.graph), request, self._beat)
             case RegionsRequest():
                 yield from compile_regions(measurer.variants.regions, len(measurer.graph), request, self._beat)
             case PairsRequest():

@@ -48,6 +48,7 @@ from autosched.device.worker_messages import (
     OpenRequest,
     PairedRequest,
     PairsRequest,
+    PrepareRegionsRequest,
     RegionsRequest,
     SchedulesRequest,
     SoloRequest,
@@ -63,7 +64,17 @@ _NO_ANSWER = Failure(FailureKind.CRASH, "the measuring process gave no answer fo
 _GRACE_S = 5.0
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-_Asked = LimitsRequest | SoloRequest | RegionsRequest | PairsRequest | GroupsRequest | SchedulesRequest | PairedRequest | CompareRequest
+_Asked = (
+    LimitsRequest
+    | SoloRequest
+    | PrepareRegionsRequest
+    | RegionsRequest
+    | PairsRequest
+    | GroupsRequest
+    | SchedulesRequest
+    | PairedRequest
+    | CompareRequest
+)
 
 
 class _Refused(Exception):

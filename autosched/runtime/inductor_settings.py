@@ -1,0 +1,70 @@
+"""What the code that Inductor writes depends on beside what it is given, as one digest. On any doubt there is none, and nothing is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from autosched.runtime.host_key import numerics_key
+
+_log = logging.getLogger(__name__)
+
+# Passes of the user's own: what they do to the code is in no configuration.
+_OWN_PASSES = (
+    "post_grad_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "pre_grad_custom_pass",
+    "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass",
+)
+
+
+def settings_digest(kind: str) -> str:
+    """Digest of the settings of PyTorch, of Inductor's configuration, and on a CPU of the vector instructions its compiler can use.
+
+    Equal in two processes only if both would write the same code for the same graph. Private interfaces, the same in PyTorch 2.11 to
+    2.13; empty where one is absent, or where passes of the user's own take part.
+
+    Args:
+        kind: ``cpu`` or ``cuda``.
+    """
+    try:
+        import torch._functorch.config as functorch_config
+        import torch._inductor.config as inductor_config
+
+        inductor, functorch = _values(inductor_config), _values(functorch_config)
+        if any(getattr(inductor_config, name, None) is not None for name in _OWN_PASSES):
+            return ""
+        isa = ""
+        if kind == "cpu":
+            from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+            isa = f"{pick_vec_isa()} {inductor_config.cpp.cxx}"
+    except Exception as error:
+        _log.info("compiled code is not kept: the settings of Inductor cannot be read (%s)", error)
+        return ""
+    return hashlib.sha256(msgspec.json.encode((numerics_key(kind), inductor, functorch, isa))).hexdigest()[:24]
+
+
+def apply_numerics(numerics: Sequence[tuple[str, str]]) -> None:
+    """Set those of ``host_key.numerics_key`` that a process can simply set; what stays different shows in its digest."""
+    wanted = dict(numerics)
+    torch.set_default_dtype(getattr(torch, wanted["default_dtype"]))
+    torch.use_deterministic_algorithms(wanted["deterministic"] == "True")
+    torch.set_float32_matmul_precision(wanted["float32_matmul_precision"])
+    backends: Any = torch.backends
+    if "cudnn_benchmark" in wanted:
+        backends.cudnn.benchmark = wanted["cudnn_benchmark"] == "True"
+        backends.cudnn.allow_tf32 = wanted["cudnn_tf32"] == "True"
+
+
+def _values(config: Any) -> list[tuple[str, str]]:
+    # Where a value has no text of its own (a function), its address is in it: it differs from process to process, which is a miss.
+    return sorted((name, repr(value)) for name, value in config.save_config_portable(ignore_private_configs=False).items())

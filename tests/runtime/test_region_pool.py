@@ -1,0 +1,223 @@
+"""Regions compiled in other processes: the same results as here, and a process that crashes, hangs or lies costs its region alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from autosched.capture.export import Captured, capture
+from autosched.core.errors import UsageError
+from autosched.core.schedule import Schedule, sequential
+from autosched.core.variants import Lowering, Variant
+from autosched.runtime import region_pool, regions
+from autosched.runtime.kernels import random_inputs
+from autosched.runtime.numerics import compare
+from autosched.runtime.plan import make_plan
+from autosched.runtime.region_compile import Refused
+from autosched.runtime.region_pool import compile_apart, worker_count
+from autosched.runtime.region_store import RegionStore
+from autosched.runtime.region_worker import Job, Opening
+from autosched.runtime.regions import RegionLibrary
+from autosched.runtime.widths import WidePrograms
+
+CPU = torch.device("cpu")
+# Only the first test compiles for real; the others ask whether there is a compiler.
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
+
+
+class Four(nn.Module):
+    """Four different regions, the second of them twice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = torch.sigmoid(x - x.mean(-1, keepdim=True)) * 2.0
+        b = torch.tanh(a @ x + 1.0) * 3.0
+        b = torch.tanh(b @ x + 1.0) * 3.0
+        c = torch.relu((b @ x) - 0.5).cumsum(0)
+        d = torch.exp(-torch.abs((c @ x).sum(-1, keepdim=True)))
+        return d @ torch.ones(1, 16)
+
+
+@pytest.fixture(scope="module")
+def captured() -> Captured:
+    return capture(Four().eval(), (torch.randn(16, 16),), lowering=Lowering.FUSED)
+
+
+def everything(captured: Captured, library: RegionLibrary) -> list[tuple[int, int, int]]:
+    count = len(captured.program.graph)
+    return [(index, 1, int(variant)) for index in range(count) for variant in library.variants(index) if variant]
+
+
+def schedule_of(captured: Captured, library: RegionLibrary) -> Schedule:
+    graph = captured.program.graph
+    chosen = {operator: variant for operator, _, variant in everything(captured, library)}
+    return dataclasses.replace(sequential(graph), variant=tuple(chosen.get(index, 0) for index in range(len(graph))))
+
+
+def outputs(captured: Captured, library: RegionLibrary) -> list[torch.Tensor]:
+    programs = WidePrograms(captured.program, captured.constants, regions=library)
+    plan = make_plan(captured.program.graph, schedule_of(captured, library))
+    return programs.for_plan(plan).run(random_inputs(captured.program, 3))
+
+
+def test_other_processes_compile_what_this_one_would_and_it_is_kept(captured: Captured, tmp_path: Path) -> None:
+    alone = RegionLibrary(captured.program, CPU, "scope", RegionStore(tmp_path / "alone"))
+    wanted = everything(captured, alone)
+    alone.prepare(wanted, workers=1)
+    assert alone.compiled == 0
+    expected = outputs(captured, alone)
+    beats: list[int] = []
+    shared = RegionLibrary(captured.program, CPU, "scope", RegionStore(tmp_path / "shared"))
+    shared.prepare(wanted, lambda: beats.append(1), workers=2)
+    assert beats
+    assert (shared.compiled, shared.reused, shared.processes) == (alone.compiled, 0, 2)
+    assert shared.compiled < len(wanted)  # equal regions are compiled once
+    assert compare(outputs(captured, shared), expected).bitwise
+    assert shared.compiled == alone.compiled  # nothing was left for this process
+    assert shared.refusals == alone.refusals == ()
+    assert len(list((tmp_path / "shared").iterdir())) == shared.compiled
+    # Again: all of it from the store, and no process is started.
+    again = RegionLibrary(captured.program, CPU, "scope", RegionStore(tmp_path / "shared"))
+    again.prepare(wanted, workers=2)
+    assert again.processes == 1
+    assert compare(outputs(captured, again), expected).bitwise
+    assert (again.compiled, again.reused) == (0, shared.compiled)
+
+
+def misbehaving(tmp_path: Path, body: str) -> Path:
+    """A plugin that compiles nothing: it makes up the text of every piece, and runs ``body`` for the one with an exponential function."""
+    path = tmp_path / "plugin.py"
+    path.write_text(
+        "import os, signal, time\n"
+        "from autosched.runtime import inductor_settings, region_compile\n"
+        "inductor_settings.settings_digest = lambda kind: 'agreed'\n"
+        "def compile(piece, *args, **kwargs):\n"
+        "    if any('aten::exp' in call.target for call in piece.calls):\n"
+        f"        {body}\n"
+        "    return region_compile.Code('def call(args):\\n    return args\\n', None)\n"
+        "region_compile.compile_piece = compile\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
+        ("os._exit(3)", "ended with status 3"),
+        ("time.sleep(1000)", "no result within 5 s"),
+        ("raise RuntimeError('the compiler fell over')", "the compiler fell over"),
+    ],
+    ids=["crash", "exit", "hang", "error"],
+)
+def test_a_process_that_is_lost_costs_its_region_alone(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, reason: str
+) -> None:
+    apart = functools.partial(compile_apart, plugin=misbehaving(tmp_path, body), limit_s=5.0)
+    monkeypatch.setattr(regions, "compile_apart", apart)
+    monkeypatch.setattr(regions, "settings_digest", lambda kind: "agreed")
+    monkeypatch.setattr(regions, "compile_piece", lambda *args, **kwargs: pytest.fail("this process compiles what failed in another"))
+    library = RegionLibrary(captured.program, CPU, "scope", RegionStore(tmp_path / "store"))
+    wanted = everything(captured, library)
+    library.prepare(wanted, workers=2)
+    found = [library.kernel(*item) for item in wanted]
+    (refusal,) = library.refusals
+    assert reason in refusal.reason
+    assert sum(isinstance(item, Refused) for item in found) == 1
+    assert any("exp" in call.target for call in captured.program.graph.operators[refusal.operator].calls)
+    assert library.compiled == len(list((tmp_path / "store").iterdir())) > 1
+
+
+def test_where_the_settings_are_others_no_process_helps(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = misbehaving(tmp_path, "pass")
+    monkeypatch.setattr(regions, "compile_apart", functools.partial(compile_apart, plugin=plugin))
+    monkeypatch.setattr(regions, "settings_digest", lambda kind: "of this process")
+    asked: list[object] = []
+
+    def compile_here(piece: object, *args: object, **kwargs: object) -> Refused:
+        asked.append(piece)
+        return Refused("compiled here")
+
+    monkeypatch.setattr(regions, "compile_piece", compile_here)
+    library = RegionLibrary(captured.program, CPU, "scope", RegionStore(tmp_path / "store"))
+    wanted = everything(captured, library)
+    library.prepare(wanted, workers=2)
+    assert library.compiled == len(asked) == 0
+    found = [library.kernel(*item) for item in wanted]
+    assert {item.reason for item in found if isinstance(item, Refused)} == {"compiled here"}
+    assert len(asked) < len(found)
+
+
+def fake_opening(lock: Path) -> Opening:
+    return Opening("", "cpu", "", (), str(lock))
+
+
+def jobs(count: int) -> list[Job]:
+    return [Job(number, 0, 0, 1, int(Variant.COMPILED)) for number in range(count)]
+
+
+def test_processes_that_do_not_start_leave_the_jobs_to_whoever_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(region_pool.subprocess, "Popen", refuse)
+    made = list(compile_apart(fake_opening, jobs(3), 2))
+    assert [(item.job.number, item.source, item.refused) for item in made] == [(0, "", ""), (1, "", ""), (2, "", "")]
+
+
+def test_what_is_not_compiled_in_time_is_nobodys_fault(tmp_path: Path) -> None:
+    plugin = misbehaving(tmp_path, "pass")
+    made = list(compile_apart(fake_opening, jobs(3), 2, total_s=0.0, plugin=plugin))
+    assert [(item.job.number, item.source, item.refused) for item in made] == [(0, "", ""), (1, "", ""), (2, "", "")]
+
+
+def test_processes_end_when_the_one_that_asked_stops_listening(captured: Captured, tmp_path: Path) -> None:
+    library = RegionLibrary(captured.program, CPU, "scope", None)
+    pids: list[int] = []
+    start = region_pool._Pool._start
+
+    class Counting(region_pool._Pool):
+        def _start(self) -> None:
+            start(self)
+            pids.append(self._workers[-1].process.pid)
+
+    found: Sequence[Job] = list(library._jobs(everything(captured, library)).values())
+    opening_file = tmp_path / "opening.json"
+    opening_file.write_bytes(b"{}")
+    pool = Counting(opening_file, list(found), 2, 60.0, None)
+    running = pool.run(lambda: None, math.inf)
+    answers: Callable[[], object] = functools.partial(next, running, None)
+    answers()
+    pool.close()
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_the_number_of_processes_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_pool, "usable_cores", lambda: 16)
+    monkeypatch.setattr(region_pool, "_free_host_bytes", lambda: 1 << 40)
+    monkeypatch.delenv("AUTOSCHED_COMPILE_WORKERS", raising=False)
+    assert [worker_count(count) for count in (0, 1, 3, 4, 10, 1000)] == [1, 1, 1, 2, 5, 16]
+    assert worker_count(1000, free_device_bytes=5 << 30) == 2
+    assert worker_count(1000, free_device_bytes=0) == 1
+    monkeypatch.setenv("AUTOSCHED_COMPILE_WORKERS", "3")
+    assert worker_count(1000) == 3
+    monkeypatch.setenv("AUTOSCHED_COMPILE_WORKERS", "0")
+    with pytest.raises(UsageError, match="AUTOSCHED_COMPILE_WORKERS"):
+        worker_count(1000)
+    monkeypatch.delenv("AUTOSCHED_COMPILE_WORKERS")
+    monkeypatch.setattr(region_pool, "usable_cores", lambda: 1)
+    assert worker_count(1000) == 1
+    monkeypatch.setattr(region_pool, "usable_cores", lambda: 8)
+    monkeypatch.setattr(region_pool, "_free_host_bytes", lambda: 1 << 20)
+    assert worker_count(1000) == 1
