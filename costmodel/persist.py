@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
 from autosched.costmodel.conformal import Conformal
 from autosched.costmodel.features import FEATURE_SET, PAIR_FEATURES
 from autosched.costmodel.model import COST_MODELS
@@ -49,9 +49,10 @@ def save_model(model: TrainedModel, folder: Path) -> None:
     """Write ``folder`` anew: the model's files, ``intervals.json``, ``card.json``, ``card.md`` and the manifest.
 
     Raises:
-        UsageError: a model that was not fitted.
+        UsageError: a model that was not fitted, or a folder that holds something else.
         OSError: the place cannot be written.
     """
+    check_replaceable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -73,11 +74,30 @@ def save_model(model: TrainedModel, folder: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def check_replaceable(folder: Path) -> None:
+    """Find out, before an hour of training too, that ``folder`` holds other files: saving replaces the whole folder.
+
+    Raises:
+        UsageError: if it is neither absent, nor empty, nor a cost model.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        _read_manifest(folder)
+    except IncompatibleArtifact:
+        return  # A cost model all the same, of another version.
+    except (ArtifactCorrupt, OSError):
+        raise UsageError(
+            f"cannot write a cost model to {folder}: it holds something else, and writing replaces the whole folder. Name a new folder."
+        ) from None
+
+
 def load_model(folder: Path) -> TrainedModel:
     """Read what :func:`save_model` wrote.
 
     Raises:
-        ArtifactCorrupt: no such folder, a missing, added or altered file, or content that is not ours.
+        UsageError: there is no such folder.
+        ArtifactCorrupt: a missing, added or altered file, or content that is not ours.
         IncompatibleArtifact: a newer schema, or features of another version.
         UnknownName: a kind of model that is not registered here.
     """
@@ -111,6 +131,8 @@ def fingerprint(folder: Path) -> str:
 
 def _read_manifest(folder: Path) -> _Manifest:
     path = folder / "manifest.json"
+    if not folder.exists():
+        raise UsageError(f"there is no folder {folder}; expected a cost model. 'autosched train -o {folder}' makes one.")
     if not path.is_file():
         raise ArtifactCorrupt(str(folder), "it is not a folder with a manifest.json (make one with 'autosched train')")
     content = path.read_bytes()

@@ -57,8 +57,11 @@ class Store:
         """Open an existing store.
 
         Raises:
-            ArtifactCorrupt: the folder is not there, or holds no table.
+            UsageError: there is no such folder.
+            ArtifactCorrupt: it holds no table.
         """
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder}; expected measured runs. 'autosched collect -o {folder}' makes them.")
         if not any((folder / table).is_dir() for table in TABLES):
             raise ArtifactCorrupt(str(folder), "it holds none of " + ", ".join(TABLES) + " (make one with 'autosched collect')")
         return cls(folder)

@@ -8,12 +8,16 @@ from typing import Annotated
 
 import typer
 
-from autosched.cli.options import DeviceOption, JsonOption, SeedOption
+from autosched.cli.options import JsonOption, SeedOption
 from autosched.cli.printing import emit, live_progress
+
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto (CUDA if there is a GPU).")]
 
 
 def collect(
-    models: Annotated[list[str] | None, typer.Argument(help="Models to measure; default: the small suite.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Models to measure, named as for 'autosched tune'; default: those named autosched:NAME.")
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the store; an existing one is added to.")] = Path("runs"),
     device: DeviceOption = "auto",
     budget: Annotated[str, typer.Option(help="Time for all models together, such as 10m.")] = "10m",
@@ -21,12 +25,15 @@ def collect(
     groups: Annotated[int, typer.Option(min=0, help="Most groups of three and four for each model.")] = 24,
     schedules: Annotated[int, typer.Option(min=0, help="Most whole schedules for each model.")] = 12,
     cost_model: Annotated[
-        Path | None, typer.Option("--cost-model", help="A cost model; half of the pairs are then those it is least sure of.")
+        Path | None,
+        typer.Option("--cost-model", help="A folder of 'autosched train'; half of the pairs are then those it is least sure of."),
     ] = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Measure operators, pairs, groups and schedules on this device; run it again to go on where it stopped.
+
+    What is timed while other processes have the cores is measured again by the next run; exit code 3 if nothing else was.
 
     Example: autosched collect torchvision:googlenet autosched:randwire -o runs --device cpu --budget 5m
     """
@@ -52,6 +59,9 @@ def collect(
         emit(result)
     else:
         print(result.summary())
+    if result.disturbed and not result.solo_rows:
+        print("autosched: nothing was kept; stop other work on this machine and run the same command again", file=sys.stderr)
+        raise typer.Exit(3)
 
 
 def train(
@@ -68,14 +78,16 @@ def train(
 ) -> None:
     """Fit the cost models, keep what wins on held-out model families, and print the table and the learning curve.
 
-    Example: autosched train runs -o costmodel
+    Without -o the model is installed: tuning on this device uses it from then on.
+
+    Example: autosched train runs
     """
     from autosched.pipeline import retraining
 
-    if runs is None or output is None:
-        own_runs, own_model = retraining.places_of(device)
-        runs, output = runs or own_runs, output or own_model
-    training = retraining.train(runs, output, start=start, seed=seed)
+    own_runs, own_model = retraining.places_of(device)
+    runs, output = runs or own_runs, output or own_model
+    with live_progress() as progress:
+        training = retraining.train(runs, output, start=start, seed=seed, progress=progress)
     if json:
         emit({"model": str(output), "chosen": training.decision, "held_out": training.held_out, "curve": training.curve})
         return
@@ -83,19 +95,34 @@ def train(
     for point in training.curve:
         print(f"{point.model} fitted on {point.pairs} pairs: mean |log error| {point.metrics.mean_abs_log:.4f} on held-out rows")
     print(f"written to {output}")
+    print(whether_used(training.decision.chosen, output, installed=output == own_model))
+
+
+def whether_used(chosen: str, output: Path, *, installed: bool) -> str:
+    """What a following tuning job will do with the model."""
+    if chosen == "analytic":
+        return "no learned model is good enough yet: tuning goes on with the analytic prior; 'autosched collect' more runs and train again"
+    if installed:
+        return f"{chosen} is good enough to be used: 'autosched tune' on this device uses it from now on"
+    return f"{chosen} is good enough to be used: autosched tune MODEL --cost-model {output}; for every job on this device, train without -o"
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A folder written by 'autosched train'.")],
-    runs: Annotated[Path, typer.Argument(help="A store to compare with.")],
+    model: Annotated[Path | None, typer.Argument(help="A folder written by 'autosched train'; default: the installed one.")] = None,
+    runs: Annotated[Path | None, typer.Argument(help="A store to compare with; default: what tuning jobs measured on this device.")] = None,
+    device: DeviceOption = "auto",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write tables and figures to this folder.")] = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Compare a cost model's predictions with measured runs, baselines beside."""
+    """Compare a cost model's predictions with measured runs, baselines beside.
+
+    Example: autosched evaluate costmodel runs
+    """
     from autosched.pipeline import retraining
 
-    result = retraining.evaluate(model, runs, seed=seed)
+    own_runs, own_model = retraining.places_of(device) if model is None or runs is None else (runs, model)
+    result = retraining.evaluate(model or own_model, runs or own_runs, seed=seed)
     if output is not None:
         from autosched.costmodel.plots import write_plots
 

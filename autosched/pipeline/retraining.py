@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from pathlib import Path
 
 from autosched.config import cost_models_dir, runs_dir
+from autosched.core.progress import Progress, Silent
 from autosched.costmodel.evaluate import Evaluation
 from autosched.costmodel.evaluate import evaluate as evaluate_model
 from autosched.costmodel.pair_set import pair_set
-from autosched.costmodel.persist import load_model, save_model
+from autosched.costmodel.persist import check_replaceable, load_model, save_model
 from autosched.costmodel.train import Training
 from autosched.costmodel.train import train as train_model
 from autosched.datasets.store import Store
 from autosched.device.registry import device_named
 from autosched.pipeline.memory import device_digest
 from autosched.pipeline.schedule_errors import schedule_errors
-
-_log = logging.getLogger(__name__)
 
 
 def places_of(device: str) -> tuple[Path, Path]:
@@ -29,15 +27,27 @@ def places_of(device: str) -> tuple[Path, Path]:
 
 
 def train(
-    folder: str | os.PathLike[str], output: str | os.PathLike[str], *, start: str | os.PathLike[str] | None = None, seed: int = 0
+    folder: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    start: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> Training:
     """Fit every model, keep what wins on held-out model families, and write it to ``output``.
 
     Args:
         start: a model trained elsewhere, to begin from.
+        progress: told what is fitted.
+
+    Raises:
+        UsageError: before anything is fitted, if ``output`` holds something else than a cost model.
     """
+    check_replaceable(Path(output))
+    told = progress or Silent()
+    told.stage(f"reading {os.fspath(folder)}")
     before = load_model(Path(start)) if start is not None else None
-    training = train_model(pair_set(Store.open(Path(folder))), seed=seed, start=before, report=_log.info)
+    training = train_model(pair_set(Store.open(Path(folder))), seed=seed, start=before, report=told.stage)
     save_model(training.model, Path(output))
     return training
 

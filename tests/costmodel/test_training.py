@@ -196,6 +196,23 @@ def test_saving_over_a_model_replaces_it(training: Training, pairs: PairSet, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_saving_never_replaces_a_folder_of_other_files(training: Training, tmp_path: Path) -> None:
+    precious = tmp_path / "results" / "precious.txt"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    foreign = tmp_path / "site" / "manifest.json"
+    foreign.parent.mkdir()
+    foreign.write_text('{"format": "something else", "schema": 1}')
+    for occupied in (precious.parent, foreign.parent, precious):
+        with pytest.raises(UsageError, match="Name a new folder"):
+            save_model(training.model, occupied)
+    assert precious.read_text() == "years of work"
+    assert foreign.exists()
+    (tmp_path / "empty").mkdir()
+    save_model(training.model, tmp_path / "empty")
+    assert load_model(tmp_path / "empty").card == training.model.card
+
+
 def test_any_altered_file_is_refused_before_it_is_parsed(training: Training, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_model(training.model, folder)
@@ -235,7 +252,7 @@ def test_other_versions_are_refused_with_what_differs(training: Training, tmp_pa
     (folder / "manifest.json").write_bytes(b"\x80 not json")
     with pytest.raises(ArtifactCorrupt):
         load_model(folder)
-    with pytest.raises(ArtifactCorrupt, match="autosched train"):
+    with pytest.raises(UsageError, match="autosched train"):
         load_model(tmp_path / "nowhere")
 
 

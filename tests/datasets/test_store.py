@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
 from autosched.datasets.schema import COLUMNS, SCHEMA, arrow_schema
 from autosched.datasets.store import Store, union
 from tests.conformance.store_suite import StoreSuite, example_rows
@@ -100,6 +100,8 @@ def test_a_part_of_another_table_is_put_aside(store: Store) -> None:
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactCorrupt, match="autosched collect"):
         Store.open(tmp_path)
+    with pytest.raises(UsageError, match="autosched collect"):
+        Store.open(tmp_path / "nowhere")
 
 
 WRITER = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autosched.core.errors import ArtifactCorrupt, UnknownName, UsageError
+from autosched.core.errors import UnknownName, UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.program import Program
 from autosched.core.records import Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord, Source
@@ -154,7 +154,7 @@ def test_groups_are_composed_where_none_was_recorded(session: Session) -> None:
 
 
 def test_names_and_folders_that_cannot_be_replayed(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactCorrupt, match="autosched collect"):
+    with pytest.raises(UsageError, match="autosched collect"):
         open_device(f"replay:{tmp_path / 'nowhere'}")
     Store.create(tmp_path / "empty")
     with pytest.raises(UsageError, match="no operator times"):
