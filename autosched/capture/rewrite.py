@@ -15,7 +15,7 @@ from autosched.capture.passes.cpu_linear import pack_cpu_linears
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.pointwise import fuse_pointwise
-from autosched.capture.passes.views import sink_views
+from autosched.capture.passes.views import loosen_views, sink_views
 from autosched.capture.regions import fuse_regions
 from autosched.core.program import Ref
 from autosched.core.variants import Lowering
@@ -46,6 +46,7 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
+    Pass("loosen_views", loosen_views, only_on="cuda"),
     Pass("drop_identities", drop_identities),
     Pass("eliminate_common_calls", eliminate_common_calls),
     Pass("fold_constants", fold_constants),

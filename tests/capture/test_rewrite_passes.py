@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from autosched.capture.draft import Draft, is_contiguous
-from autosched.capture.export import draft_of
+from autosched.capture.export import capture, draft_of
 from autosched.capture.passes.batch_norm import fold_batch_norm
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
@@ -263,3 +263,19 @@ def test_products_with_a_parameter_are_packed_and_with_an_input_not():
     check(model, (torch.randn(32, 512),), pack_cpu_linears, expected=2, tolerance=1e-4)
     check(Apply(lambda m, x, w: torch.mm(x, w)), (torch.randn(32, 512), torch.randn(512, 512)), pack_cpu_linears, expected=0)
     check(Apply(lambda m, x: m.lin(x), lin=nn.Linear(64, 64)), (torch.randn(32, 64),), pack_cpu_linears, expected=0)
+
+
+class _Masked(nn.Module):
+    """Attention with a mask that is expanded: on a GPU no kernel of PyTorch 2.11 that writes its result head by head last takes it."""
+
+    def forward(self, x, mask):
+        y = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask.expand(-1, -1, 4, 4))
+        return y.transpose(1, 2).reshape(1, 4, 16)
+
+
+def test_a_program_for_a_gpu_takes_any_layout_its_attention_writes():
+    x, mask = torch.randn(1, 2, 4, 8), torch.ones(1, 1, 4, 1, dtype=torch.bool)
+    there = capture(_Masked().eval(), (x, mask), target="cuda").program
+    targets = [call.target for operator in there.graph.operators for call in operator.calls]
+    assert "aten::reshape.default" in targets
+    assert "aten::view.default" not in targets

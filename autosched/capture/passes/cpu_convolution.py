@@ -11,6 +11,7 @@ from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.activations import NONE, Activation, read_activation
 from autosched.capture.passes.convolution import Convolution, read_convolution
 from autosched.capture.passes.timing import earliest_finish, finish_of
+from autosched.capture.passes.views import loosen_views
 from autosched.core.program import Ref
 
 # These look at strides; packed convolutions change the strides of everything after them (channels last).
@@ -49,7 +50,7 @@ def pack_cpu_convolutions(draft: Draft) -> int:
         taken.add(plan.last)
     _replace(draft, chosen)
     if chosen:
-        _views_to_reshapes(draft)
+        loosen_views(draft)
         draft.remove_dead()
     return len(chosen)
 
@@ -141,9 +142,3 @@ def _packed(draft: Draft, node: Node, convolution: Convolution, plan: _Plan) -> 
     unary = None if activation is NONE else activation.name
     args = (Ref(convolution.source), Ref(plan.residual), Ref(weight), bias, *geometry, "add", 1.0, unary, [], None)
     return Node(mkldnn._convolution_pointwise.binary, args, {}, outputs, node.name, node.source)
-
-
-def _views_to_reshapes(draft: Draft) -> None:
-    for node in draft.nodes:
-        if node.target in ("aten::view.default", "aten::_unsafe_view.default"):
-            node.op = torch.ops.aten.reshape.default

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import torch
+
 from autosched.capture.draft import Draft, Node
 from autosched.capture.traffic import is_view
+
+
+def loosen_views(draft: Draft) -> int:
+    """Every ``view`` becomes a ``reshape``, which copies where it must.
+
+    For drafts that will run on other layouts than they were observed with: a GPU's attention, say, has kernels that write their result
+    in another order than a CPU's, and a mask decides which one runs.
+    """
+    views = [node for node in draft.nodes if node.target in ("aten::view.default", "aten::_unsafe_view.default")]
+    for node in views:
+        node.op = torch.ops.aten.reshape.default
+    return len(views)
 
 
 def sink_views(draft: Draft) -> int:
