@@ -27,8 +27,8 @@ ARRAYS = f"{I1},{I1},{I1},{I1},i4[:,::1],{F1},{F2},{F2},{F1}"
 """``Problem.arrays``."""
 
 inlined = cast(Callable[[Function], Function], numba.njit(inline="always", error_model="numpy"))
-"""For a function that only compiled code calls, in one place: compiled as part of it, which saves a library, its wrappers and its
-optimisation."""
+"""For a function that only compiled code calls, in one place of each caller: compiled as part of it, which saves a library, its wrappers
+and its optimisation."""
 
 
 def compiled(signature: str) -> Callable[[Function], Function]:

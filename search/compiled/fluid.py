@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
+from autosched.search.compiled.lanes import queue_operators, release
 from autosched.search.compiled.layout import MIN_SLOWDOWN, UNREACHED
 
 
@@ -13,7 +14,8 @@ def evaluate(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Makespan of one schedule in microseconds, or ``UNREACHED`` once it must exceed ``limit``.
 
-    One loop without calls, because this is where a search spends its time; ``advance_to_finish`` is the same arithmetic for prefix states.
+    One loop without calls (what it takes from another file is inlined), because this is where a search spends its time;
+    ``advance_to_finish`` is the same arithmetic for prefix states.
 
     Args:
         pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
@@ -50,29 +52,10 @@ def evaluate(  # type: ignore[no-untyped-def]
     first_waiter = rest[3 * count : 4 * count]
     next_waiter = rest[4 * count : 5 * count]
     held_by = rest[5 * count : 6 * count + 1]
-    heads[:] = 0
-    for index in range(count):
-        first_waiter[index] = -1
-        heads[lane_of[index] + 1] += 1
-        pending[index] = pred_ptr[index + 1] - pred_ptr[index]
+    queue_operators(order, lane_of, wait, pred_ptr, lanes, heads, cursor, queue, place_of, pending, first_waiter, next_waiter)
     for lane in range(lanes):
         free[lane] = -1.0
         running[lane] = -1
-        heads[lane + 1] += heads[lane]
-        cursor[lane] = heads[lane]
-    for place in range(count):
-        index = order[place]
-        place_of[index] = place
-        lane = lane_of[index]
-        queue[cursor[lane]] = index
-        cursor[lane] += 1
-        before = wait[index]
-        if before >= 0:
-            pending[index] += 1
-            next_waiter[index] = first_waiter[before]
-            first_waiter[before] = index
-    for lane in range(lanes):
-        cursor[lane] = heads[lane]
     time = 0.0
     started = 0
     finished = 0
@@ -186,10 +169,5 @@ def evaluate(  # type: ignore[no-untyped-def]
         free[best_lane] = time
         finished += 1
         held_by[count] = done
-        for place in range(succ_ptr[done], succ_ptr[done + 1]):
-            pending[succ_idx[place]] -= 1
-        waiter = first_waiter[done]
-        while waiter >= 0:
-            pending[waiter] -= 1
-            waiter = next_waiter[waiter]
+        release(done, succ_ptr, succ_idx, pending, first_waiter, next_waiter)
     return time + latency[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from autosched.search.compiled.cache import F1, I1, compiled
+from autosched.search.compiled.lanes import queue_operators, release
 from autosched.search.compiled.layout import ROOM_DUST, UNREACHED
 
 
@@ -52,30 +53,11 @@ def evaluate_blocks(  # type: ignore[no-untyped-def]
     pending = rest[2 * count : 3 * count]
     first_waiter = rest[3 * count : 4 * count]
     next_waiter = rest[4 * count : 5 * count]
-    heads[:] = 0
-    for index in range(count):
-        first_waiter[index] = -1
-        heads[lane_of[index] + 1] += 1
-        pending[index] = pred_ptr[index + 1] - pred_ptr[index]
+    queue_operators(order, lane_of, wait, pred_ptr, lanes, heads, cursor, queue, place_of, pending, first_waiter, next_waiter)
     for lane in range(lanes):
         free[lane] = -1.0
         running[lane] = -1
         used_cohorts[lane] = 0
-        heads[lane + 1] += heads[lane]
-        cursor[lane] = heads[lane]
-    for place in range(count):
-        index = order[place]
-        place_of[index] = place
-        lane = lane_of[index]
-        queue[cursor[lane]] = index
-        cursor[lane] += 1
-        before = wait[index]
-        if before >= 0:
-            pending[index] += 1
-            next_waiter[index] = first_waiter[before]
-            first_waiter[before] = index
-    for lane in range(lanes):
-        cursor[lane] = heads[lane]
     time = 0.0
     started = 0
     finished = 0
@@ -173,12 +155,7 @@ def evaluate_blocks(  # type: ignore[no-untyped-def]
                 end[done] = time
                 free[best_lane] = time
                 finished += 1
-                for place in range(succ_ptr[done], succ_ptr[done + 1]):
-                    pending[succ_idx[place]] -= 1
-                waiter = first_waiter[done]
-                while waiter >= 0:
-                    pending[waiter] -= 1
-                    waiter = next_waiter[waiter]
+                release(done, succ_ptr, succ_idx, pending, first_waiter, next_waiter)
         # Dispatch into the free room, earliest start first; nobody overtakes a kernel that still has blocks to dispatch.
         used = 0.0
         for lane in range(lanes):
