@@ -1,0 +1,46 @@
+"""Runs a command on the emulated device: ``python run.py [--memory-gib 32] -- python -m pytest -m gpu tests/gpu``.
+
+The libraries are preloaded, because PyTorch finds the real ones by an RPATH, which wins over ``LD_LIBRARY_PATH``; a preloaded library whose
+name matches satisfies it. Child processes inherit this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under PYTHONSAFEPATH
+
+from build import DEFAULT_OUTPUT, LIBRARIES, BuildError, build  # noqa: E402
+
+
+def environment(folder: str, memory_gib: float) -> dict[str, str]:
+    """What the command runs with."""
+    changed = dict(os.environ)
+    changed["LD_PRELOAD"] = ":".join(f"{folder}/{name}" for name in LIBRARIES)
+    changed["EMULATED_CUDA_MEMORY_BYTES"] = str(int(memory_gib * 2**30))
+    changed["TRITON_LIBCUDA_PATH"] = folder
+    return changed
+
+
+def main() -> int:
+    """Build what is not built, then become the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--memory-gib", type=float, default=32.0, help="memory of the device")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="after --")
+    arguments = parser.parse_args()
+    command = [word for position, word in enumerate(arguments.command) if position or word != "--"]
+    if not command:
+        parser.error("no command; for example: -- python -c 'import torch; print(torch.cuda.get_device_name())'")
+    try:
+        folder = build(DEFAULT_OUTPUT)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    os.execvpe(command[0], command, environment(str(folder), arguments.memory_gib))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,284 @@
+"""What the emulator claims of capture, errors and memory, through the real PyTorch; run under run.py, and skipped elsewhere."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+EMULATED = torch.cuda.is_available() and torch.cuda.get_device_name().startswith("Emulated")
+pytestmark = pytest.mark.skipif(not EMULATED, reason="runs on the emulated device only: use run.py")
+
+
+class Capture:
+    """One capture on a stream of its own, with what it began with."""
+
+    def __init__(self, mode: str = "thread_local") -> None:
+        torch.cuda.synchronize()
+        self.stream = torch.cuda.Stream()
+        self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.stream(self.stream):
+            self.graph.capture_begin(capture_error_mode=mode)
+
+    def end(self) -> torch.cuda.CUDAGraph:
+        with torch.cuda.stream(self.stream):
+            self.graph.capture_end()
+        return self.graph
+
+    def fork(self) -> torch.cuda.Stream:
+        side = torch.cuda.Stream()
+        side.wait_event(self.stream.record_event())
+        return side
+
+    def join(self, side: torch.cuda.Stream) -> None:
+        self.stream.wait_event(side.record_event())
+
+    def launch(self, stream: torch.cuda.Stream | None = None) -> None:
+        with torch.cuda.stream(stream or self.stream):
+            torch.ones(8, device="cuda")
+
+
+@pytest.fixture
+def capture() -> Capture:
+    return Capture()
+
+
+def driver() -> object:
+    return pytest.importorskip("cuda.bindings.driver")
+
+
+def edges(graph: torch.cuda.CUDAGraph) -> list[tuple[int, int]]:
+    """As positions of the nodes in the order in which they were captured."""
+    cuda = driver()
+    handle = cuda.CUgraph(init_value=graph.raw_cuda_graph())
+    count = cuda.cuGraphGetNodes(handle, 0)[-1]
+    place = {int(node): index for index, node in enumerate(cuda.cuGraphGetNodes(handle, count)[1])}
+    count = cuda.cuGraphGetEdges(handle, 0)[-1]
+    if not count:
+        return []
+    _, before, after, _, _ = cuda.cuGraphGetEdges(handle, count)
+    return [(place[int(a)], place[int(b)]) for a, b in zip(before, after, strict=True)]
+
+
+def test_memory_has_a_limit_and_comes_back() -> None:
+    # Before any capture fails: after one, PyTorch 2.11 keeps what it caches.
+    before = torch.cuda.mem_get_info()[0]
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 50, device="cuda")
+    held = torch.empty(1 << 28, device="cuda")
+    assert torch.cuda.mem_get_info()[0] <= before - (1 << 28)
+    del held
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] >= before
+
+
+def test_one_stream_is_a_chain(capture: Capture) -> None:
+    for _ in range(3):
+        capture.launch()
+    assert edges(capture.end()) == [(0, 1), (1, 2)]
+
+
+def test_fork_and_join_are_edges(capture: Capture) -> None:
+    capture.launch()
+    side = capture.fork()
+    capture.launch(side)
+    capture.launch()
+    capture.join(side)
+    capture.launch()
+    assert sorted(edges(capture.end())) == [(0, 1), (0, 2), (1, 3), (2, 3)]
+
+
+def test_an_unjoined_stream_loses_the_capture(capture: Capture) -> None:
+    capture.launch()
+    capture.launch(capture.fork())
+    with pytest.raises(RuntimeError, match="unjoined"):
+        capture.end()
+    torch.cuda.synchronize()  # and the streams are free again
+
+
+def test_work_after_the_join_is_unjoined(capture: Capture) -> None:
+    side = capture.fork()
+    capture.launch(side)
+    capture.join(side)
+    capture.launch(side)
+    with pytest.raises(RuntimeError, match="unjoined"):
+        capture.end()
+
+
+def test_an_event_from_outside_may_not_be_waited_for(capture: Capture) -> None:
+    outside = torch.cuda.Stream().record_event()
+    capture.launch()
+    with pytest.raises(RuntimeError, match="uncaptured work"):
+        capture.stream.wait_event(outside)
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        capture.end()
+
+
+@pytest.mark.parametrize("ask", [torch.cuda.Event.query, torch.cuda.Event.synchronize])
+def test_a_captured_event_has_no_state(capture: Capture, ask: Callable[[torch.cuda.Event], object]) -> None:
+    capture.launch()
+    event = capture.stream.record_event()
+    with pytest.raises(RuntimeError, match="last recorded in a capturing stream"):
+        ask(event)
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        capture.end()
+
+
+@pytest.mark.parametrize("call", [torch.cuda.synchronize, lambda: torch.cuda.Stream().synchronize(), lambda: torch.cuda.Event().query()])
+def test_what_waits_is_forbidden(capture: Capture, call: Callable[[], object]) -> None:
+    capture.launch()
+    if call is not torch.cuda.synchronize:
+        call = prepared(call)
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        call()
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        capture.end()
+
+
+def prepared(call: Callable[[], object]) -> Callable[[], object]:
+    """An event that was never recorded answers without asking the driver, so record it first."""
+    event = torch.cuda.Event()
+
+    def recorded() -> object:
+        event.record(torch.cuda.Stream())
+        return event.query()
+
+    return recorded if call.__code__.co_names[-1] == "query" else call
+
+
+def test_another_thread_may_wait_in_a_thread_local_capture_only() -> None:
+    event = torch.cuda.Stream().record_event()
+    for mode, allowed in (("thread_local", True), ("global", False)):
+        capture = Capture(mode)
+        capture.launch()
+        errors: list[BaseException] = []
+
+        def ask(errors: list[BaseException] = errors) -> None:
+            try:
+                event.query()
+            except RuntimeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        assert bool(errors) is not allowed
+        if allowed:
+            capture.end()
+        else:
+            with pytest.raises(RuntimeError, match="previous error during capture"):
+                capture.end()
+
+
+def test_a_capture_ends_in_its_thread_and_on_its_stream() -> None:
+    cuda = driver()
+    stream, other = (torch.cuda.Stream() for _ in range(2))
+    handle = cuda.CUstream(stream.cuda_stream)
+    found: list[int] = []
+    assert cuda.cuStreamBeginCapture(handle, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)[0] == 0
+    thread = threading.Thread(target=lambda: found.append(int(cuda.cuStreamEndCapture(handle)[0])))
+    thread.start()
+    thread.join()
+    assert found == [908]
+    other.wait_event(stream.record_event())
+    assert int(cuda.cuStreamEndCapture(cuda.CUstream(other.cuda_stream))[0]) == 903
+    assert int(cuda.cuStreamEndCapture(handle)[0]) == 901
+    torch.cuda.synchronize()
+
+
+def test_two_captures_do_not_merge() -> None:
+    first, second = Capture("relaxed"), torch.cuda.Stream()
+    first.launch()
+    cuda = driver()
+    other = cuda.CUstream(second.cuda_stream)
+    assert cuda.cuStreamBeginCapture(other, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)[0] == 0
+    with pytest.raises(RuntimeError, match="merge"):
+        second.wait_event(first.stream.record_event())
+    assert int(cuda.cuStreamEndCapture(other)[0]) == 901
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        first.end()
+
+
+def test_copies_happen_at_the_replay() -> None:
+    source = torch.arange(4.0).cuda()
+    target = torch.zeros(4, device="cuda")
+    capture = Capture()
+    with torch.cuda.stream(capture.stream):
+        target.copy_(source)
+    graph = capture.end()
+    assert target.tolist() == [0.0] * 4
+    graph.replay()
+    assert target.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_times_are_those_of_the_virtual_clock() -> None:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    torch.cuda._sleep(1_980_000)
+    end.record()
+    end.synchronize()
+    assert start.elapsed_time(end) == pytest.approx(1.0, rel=0.01)
+
+
+def test_branches_of_a_graph_overlap() -> None:
+    def measured(branches: int) -> float:
+        capture = Capture()
+        sides = [capture.fork() for _ in range(branches)]
+        for side in sides:
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(1_980_000)
+        for side in sides:
+            capture.join(side)
+        graph = capture.end()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    assert measured(4) == pytest.approx(measured(1), rel=0.05)
+
+
+def test_external_events_are_nodes_with_times(capture: Capture) -> None:
+    marks = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(2)]
+    with torch.cuda.stream(capture.stream):
+        marks[0].record()
+        torch.cuda._sleep(1_980_000)
+        marks[1].record()
+    graph = capture.end()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert marks[0].elapsed_time(marks[1]) == pytest.approx(1.0, rel=0.01)
+
+
+def test_priorities_reach_the_nodes() -> None:
+    cuda = driver()
+    urgent = torch.cuda.Stream(priority=-2)
+    capture = Capture()
+    urgent.wait_event(capture.stream.record_event())
+    capture.launch(urgent)
+    capture.join(urgent)
+    graph = capture.end()
+    _, nodes, _ = cuda.cuGraphGetNodes(cuda.CUgraph(init_value=graph.raw_cuda_graph()), 1)
+    error, value = cuda.cuGraphKernelNodeGetAttribute(nodes[0], cuda.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_PRIORITY)
+    assert error == 0
+    assert value.priority == -2
+
+
+def test_an_effect_can_be_attached_to_a_kernel() -> None:
+    library = ctypes.CDLL("libcuda.so.1")
+    seen: list[int] = []
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    note = kind(lambda _: seen.append(len(seen)))
+    capture = Capture()
+    capture.launch()
+    assert library.emulated_attach(ctypes.c_void_p(capture.stream.cuda_stream), note, None) == 0
+    graph = capture.end()
+    assert seen == []
+    graph.replay()
+    graph.replay()
+    assert seen == [0, 1]
