@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import importlib.metadata
 import os
+import platform
 import shutil
 from dataclasses import dataclass
 
@@ -28,8 +29,16 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at PyTorch, the devices, the compiler, the cache and the optional packages."""
-    return [_torch(), _cpu(), _cuda(), _compiler(), _cache(), *(_package(*item) for item in _PACKAGES)]
+    """Look at PyTorch, the devices, the compiler, the cache, the cost model and the optional packages."""
+    import torch
+
+    cuda = _cuda()
+    findings = [_versions(), _torch(), _cpu(), cuda, _compiler(), _cache(), _cost_model("cpu")]
+    if cuda.state is State.OK:
+        findings.append(_cost_model("cuda"))
+    findings += [_package(*item) for item in _PACKAGES]
+    # On a CPU build of PyTorch they would be of no use.
+    return findings if torch.version.cuda is None else [*findings, _triton(), *(_package(*item) for item in _GPU_PACKAGES)]
 
 
 _PACKAGES = (
@@ -38,9 +47,18 @@ _PACKAGES = (
     ("transformers", "zoo", "models named transformers:NAME"),
     ("ortools", "exact", "the exact search"),
     ("plotly", "report", "the HTML report"),
+    ("jinja2", "report", "the HTML report"),
+)
+_GPU_PACKAGES = (
     ("cuda-bindings", "cuda", "auditing captured graphs, and what kernels launch, on a GPU"),
     ("nvidia-ml-py", "cuda", "clocks and power beside each sample, on a GPU"),
 )
+
+
+def _versions() -> Finding:
+    from autosched import __version__
+
+    return Finding("autosched", State.OK, f"{__version__}, Python {platform.python_version()}", "")
 
 
 def _torch() -> Finding:
@@ -57,6 +75,10 @@ def _cpu() -> Finding:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if usable < 2:
         return Finding("cpu lanes", State.PROBLEM, f"{usable} core", "lanes need at least 2 cores; schedules will stay sequential")
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if busy > 0.25 * usable:
+        detail = f"{usable} cores, load {busy:.1f} in the last minute"
+        return Finding("cpu lanes", State.PROBLEM, detail, "stop other work before tuning: what is timed beside it says nothing")
     return Finding("cpu lanes", State.OK, f"{usable} cores", "")
 
 
@@ -95,6 +117,31 @@ def _cache() -> Finding:
     if not os.access(folder, os.W_OK):
         return Finding("cache", State.PROBLEM, f"{folder} cannot be written", "set AUTOSCHED_CACHE to a folder you can write")
     return Finding("cache", State.OK, str(folder), "")
+
+
+def _triton() -> Finding:
+    try:
+        return Finding("triton", State.OK, importlib.metadata.version("triton"), "")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(
+            "triton", State.MISSING, "not installed", "pip install triton, in the version of this torch, for fused regions on a GPU"
+        )
+
+
+def _cost_model(device: str) -> Finding:
+    from autosched.core.errors import AutoschedError
+    from autosched.device.registry import device_named
+    from autosched.pipeline.memory import choose_model
+
+    try:
+        chosen = choose_model(device_named(device).key)
+    except AutoschedError as error:
+        return Finding(f"cost model, {device}", State.PROBLEM, "the device does not answer", str(error))
+    if chosen.model is None:
+        return Finding(
+            f"cost model, {device}", State.MISSING, "the analytic prior", "'autosched collect -o runs', then 'autosched train runs'"
+        )
+    return Finding(f"cost model, {device}", State.OK, f"{chosen.name}, {chosen.why}", "")
 
 
 def _package(name: str, extra: str, purpose: str) -> Finding:

@@ -104,9 +104,7 @@ def _build(name: str, batch: int | None, dtype: str | None, seed: int) -> _Made:
         return load_pt2(name)
     family, separator, rest = name.partition(":")
     if not separator or not rest:
-        raise UnknownModel(
-            f"unknown model {name!r}; expected one of {_closest(name)}. 'autosched models' lists them, with the other forms."
-        )
+        raise _no_colon(name)
     size = batch or 1
     if family == "autosched":
         return _own(name, rest, size)
@@ -117,6 +115,18 @@ def _build(name: str, batch: int | None, dtype: str | None, seed: int) -> _Made:
     if family == "transformers":
         return _transformers(name, rest, size)
     return _from_module(name, family, rest, {"batch": batch, "dtype": dtype, "seed": seed})
+
+
+def _no_colon(name: str) -> UnknownModel:
+    """A file, or a name without its library."""
+    path = Path(name)
+    if path.suffix == ".py":
+        found = f"{name} is a Python file; expected one of its functions, such as {path.stem}:make, that returns (model, example_inputs)."
+    elif path.suffix or path.exists():
+        found = f"{name} is a file of an unknown kind; expected a program saved by torch.export.save (.pt2), or module:function."
+    else:
+        found = f"unknown model {name!r}; did you mean {_closest(name)}?"
+    return UnknownModel(f"{found} 'autosched models' lists names and the other forms.")
 
 
 def _closest(name: str, also: list[str] | None = None) -> str:
@@ -210,12 +220,15 @@ def _from_module(name: str, module: str, function: str, options: dict[str, objec
 
 
 def _find_function(name: str, module: str, function: str) -> Callable[..., Any]:
+    if module.endswith(".py"):
+        raise UnknownModel(f"unknown model {name!r}; a module is named without .py: did you mean {module.removesuffix('.py')}:{function}?")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = importlib.import_module(module)
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name is not None and module.startswith(error.name):
-            raise _unknown(name) from error
+            where = f"there is no module {error.name!r} in {Path.cwd()} or on Python's path"
+            raise UnknownModel(f"unknown model {name!r}: {where}; the closest known: {_closest(name)}.") from error
         raise UsageError(f"{module} cannot be imported: {error}. Install what it needs, or run from its folder.") from error
     finally:
         sys.path.remove(str(Path.cwd()))

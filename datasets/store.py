@@ -61,7 +61,7 @@ class Store:
             ArtifactCorrupt: it holds no table.
         """
         if not folder.is_dir():
-            raise UsageError(f"there is no folder {folder}; expected measured runs. 'autosched collect -o {folder}' makes them.")
+            raise UsageError(f"there is no folder {folder}; expected measured runs, as 'autosched collect' and tuning jobs leave them.")
         if not any((folder / table).is_dir() for table in TABLES):
             raise ArtifactCorrupt(str(folder), "it holds none of " + ", ".join(TABLES) + " (make one with 'autosched collect')")
         return cls(folder)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Annotated
 
 import typer
 
@@ -16,20 +17,50 @@ from autosched.core.errors import AutoschedError
 
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell would say it
 
+_HELP = """Decide when and where each operator of a PyTorch model runs: measure, search, verify, export, load.
+
+To begin: autosched doctor, then autosched tune torchvision:googlenet --effort quick -o googlenet.autosched
+"""
+_EPILOG = (
+    "Exit codes: 0 ok, 2 a mistake in the command, 3 the machine was too restless for any statement, 4 an incompatible or corrupt file, "
+    "5 a missing or faulty device, 130 interrupted."
+)
+
 app = typer.Typer(
     name="autosched",
-    help="Decide when and where each operator of a PyTorch model runs: measure, search, verify, export, load.",
+    help=_HELP,
+    epilog=_EPILOG,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from autosched import __version__
+
+        print(f"autosched {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
+    pass
+
+
 for commands in (tuning, bundles, costmodel, machine):
     commands.register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit the process."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="autosched: %(message)s")
+    handler = _ToStderr()
+    handler.setFormatter(logging.Formatter("autosched: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     as_json = "--json" in (arguments if arguments is not None else sys.argv[1:])
     try:
         code = app(args=arguments, standalone_mode=False)
@@ -46,6 +77,13 @@ def main(arguments: list[str] | None = None) -> None:
     if code == _INTERRUPTED:
         print("autosched: interrupted; finished measurements are kept, the same command goes on from them", file=sys.stderr)
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+class _ToStderr(logging.Handler):
+    """Writes to what ``sys.stderr`` is at the moment, so that a line does not cut a progress bar in two."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
 
 
 def _typer_exit(error: Exception, as_json: bool) -> int:

@@ -7,9 +7,15 @@ import typer
 from autosched.cli.options import JsonOption
 from autosched.cli.printing import emit
 
+_OTHER_FORMS = (
+    "Any other model of torchvision or timm, by its name there: timm:resnet18",
+    "Your own: module:function, where the function returns (model, example_inputs) or (model, example_inputs, example_kwargs)",
+    "An exported program: FILE.pt2, written by torch.export.save",
+)
+
 
 def list_models(json: JsonOption = False) -> None:
-    """List the models that can be tuned by name."""
+    """List the models of the suite, and the other ways to name a model."""
     from autosched import zoo
 
     entries = zoo.names()
@@ -19,16 +25,19 @@ def list_models(json: JsonOption = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="models that can be named; any other torchvision, timm or transformers name works too")
+    table = Table(title="models of the suite")
     for heading in ("name", "what it is", "needs"):
         table.add_column(heading)
     for entry in entries:
         table.add_row(entry.name, entry.description, entry.package)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for line in _OTHER_FORMS:
+        console.print(line, highlight=False, markup=False)
 
 
 def doctor(json: JsonOption = False) -> None:
-    """Say what this machine can do, and what is missing."""
+    """Say what this machine can do, and what is missing; problem is something needed, missing something optional."""
     from autosched.doctor import examine
 
     findings = examine()

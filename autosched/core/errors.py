@@ -61,6 +61,9 @@ class NoFeasibleCandidate(AutoschedError):
     exit_code = 5
 
 
+_MOST_LINES = 6
+
+
 class ArtifactError(AutoschedError):
     """A file that cannot be used."""
 
@@ -79,10 +82,13 @@ class ArtifactCorrupt(ArtifactError):
 
 
 class IncompatibleArtifact(ArtifactError):
-    """A sound file made for something else; ``differences`` holds one line for each differing field."""
+    """A sound file made for something else; ``differences`` holds one line for each differing field, the message the first of them."""
 
     def __init__(self, path: str, differences: Sequence[str]) -> None:
-        lines = "\n  ".join(differences)
+        shown = list(differences[:_MOST_LINES])
+        if len(differences) > len(shown):
+            shown.append(f"and {len(differences) - len(shown)} more; 'autosched check FILE MODEL' lists them")
+        lines = "\n  ".join(shown)
         super().__init__(f"{path} was made for something else:\n  {lines}\nTune again here, or use it where it was made.")
         self.path = path
         self.differences = tuple(differences)

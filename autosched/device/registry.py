@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autosched.core.errors import UnknownName
 from autosched.core.registry import Registry
 from autosched.device.base import Device
 
@@ -17,7 +18,12 @@ def device_named(name: str) -> Device:
         UnknownName: listing the known names.
         DeviceMissing: if this machine does not have it.
     """
-    return DEVICES.get(resolve_auto(name))()
+    resolved = resolve_auto(name)
+    if resolved not in DEVICES.names():
+        index = "; a GPU is chosen by the variable CUDA_VISIBLE_DEVICES" if resolved.startswith("cuda:") else ""
+        known = ", ".join([*DEVICES.names(), "auto"])
+        raise UnknownName(f"unknown device {name!r}; expected {known}, or replay:DIR for recorded runs{index}")
+    return DEVICES.get(resolved)()
 
 
 def resolve_auto(name: str) -> str:

@@ -1,0 +1,101 @@
+"""What a newcomer reads first: help, version, lists, and messages for names that are almost right."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import autosched
+from autosched.cli import main
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    code = stopped.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.split() == ["autosched", autosched.__version__]
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_says_how_to_begin_and_what_exit_codes_mean(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(flag) == 0
+    printed = capsys.readouterr().out
+    assert "autosched doctor" in printed
+    for code in ("2 a mistake", "3 the machine", "4 an incompatible", "5 a missing", "130 interrupted"):
+        assert code in " ".join(printed.split())
+
+
+def test_every_option_of_every_command_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    from typer.main import get_command
+
+    from autosched.cli import app
+
+    group = get_command(app)
+    commands = group.commands  # type: ignore[attr-defined]
+    assert {"tune", "train", "doctor"} <= commands.keys()
+    silent = [(name, item.name) for name, command in commands.items() for item in command.params if not getattr(item, "help", None)]
+    assert silent == []
+    assert all(command.help for command in commands.values())
+
+
+def test_models_says_how_to_name_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models") == 0
+    printed = capsys.readouterr().out
+    assert "module:function" in printed
+    assert ".pt2" in printed
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("net.py:make", "did you mean net:make"),
+        ("net.py", "net:make"),
+        ("weights.pth", "torch.export.save"),
+        ("nett:make", "no module 'nett'"),
+        ("googlenet", "did you mean torchvision:googlenet"),
+    ],
+)
+def test_a_model_named_almost_right_is_answered_with_the_right_form(model: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("net.py").write_text("def make(): ...")
+    Path("weights.pth").touch()
+    assert run("tune", model) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("device", "words"), [("gpu", "auto, or replay:DIR"), ("cuda:1", "CUDA_VISIBLE_DEVICES")])
+def test_an_unknown_device_is_answered_with_the_known_ones(device: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("tune", "autosched:toy", "--device", device) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_doctor_looks_at_what_decides_whether_tuning_will_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--json") == 0
+    findings = {item["what"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
+    assert {"torch", "cpu lanes", "cuda", "C++ compiler", "cache", "cost model, cpu"} <= findings.keys()
+    assert all(item["advice"] for item in findings.values() if item["state"] != "ok")
+    assert re.match(r"\d+ cores?", findings["cpu lanes"]["detail"])
+
+
+def test_doctor_says_that_a_busy_machine_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autosched import doctor
+
+    for load, state in ((0.0, doctor.State.OK), (64.0, doctor.State.PROBLEM)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+        (lanes,) = (finding for finding in doctor.examine() if finding.what == "cpu lanes")
+        assert lanes.state is state
