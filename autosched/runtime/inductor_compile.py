@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from autosched.runtime import inductor_kept
 from autosched.runtime.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor_common import add_calls, first_line, known_options, modules_into
 from autosched.runtime.kernels import BoundProgram
@@ -77,10 +78,11 @@ class _Seen:
     modules: list[ModuleType] = field(default_factory=list)
     inner_inputs: list[int] = field(default_factory=list)  # number of placeholders of each graph compiled
     inner_outputs: list[int] = field(default_factory=list)
+    folds: inductor_kept.Folds = field(default_factory=inductor_kept.Folds)
 
 
 def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], *, freeze: bool) -> Compiled | Refused:
-    """Compile all operators of ``bound`` as one graph, for as many threads as torch now uses.
+    """Compile all operators of ``bound`` as one graph, for as many threads as torch now uses, unless that was done here before.
 
     Args:
         bound: the source program with its constants, prologue evaluated.
@@ -92,12 +94,16 @@ def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], *, freeze
     constants = [value.index for value in graph.values if value.index in read and bound.constants[value.index] is not None]
     if freeze and any(not _plain(bound.constants[value]) for value in constants):
         return Refused("a constant has an opaque layout, which Inductor cannot freeze")
+    key = inductor_kept.key_of(bound, constants, inputs, _FORCED, freeze)
+    if (found := inductor_kept.find(key, bound)) is not None:
+        return Compiled(found.source, found.namespace, found.constants, found.takes)
     try:
         module, arguments = _graph_module(bound, constants, freeze=freeze)
     except Exception as error:
         return Refused(f"the program cannot be written as one graph: {first_line(error)}")
     example = [bound.constants[value] for value in arguments if value in set(constants)] + list(inputs)
     seen = _Seen()
+    leaves = {value: getattr(module, f"constant{value}") for value in constants} if freeze else {}
     try:
         _compile(module, example, seen, freeze=freeze)
     except Exception as error:
@@ -109,7 +115,11 @@ def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], *, freeze
             f"Inductor's graph takes {seen.inner_inputs[0]} tensors and returns {seen.inner_outputs[0]}; "
             f"expected {len(arguments)} and {len(graph.outputs)}"
         )
-    return _described(seen.modules[-1], arguments)
+    made = _described(seen.modules[-1], arguments)
+    if isinstance(made, Compiled):
+        written = inductor_kept.Found(made.source, made.namespace, made.constants, made.takes)
+        inductor_kept.keep(key, bound, written, leaves, seen.folds)
+    return made
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -161,6 +171,7 @@ def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _S
                 stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
             stack.enter_context(kernels_release_gil())
             stack.enter_context(modules_into(seen.modules))
+            stack.enter_context(inductor_kept.folds_into(seen.folds))
             # Inductor keeps what it wrote only of graphs that come with an environment of shapes; all are static all the same.
             mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
             fakes = [mode.from_tensor(item, static_shapes=True) for item in example]
@@ -175,5 +186,4 @@ def _described(module: ModuleType, arguments: tuple[int, ...]) -> Compiled | Ref
     except OSError as error:
         return Refused(f"the module that Inductor wrote cannot be read: {error}")
     namespace = dict(vars(module))
-    constants = tuple(name for name, item in namespace.items() if isinstance(item, torch.Tensor))
-    return Compiled(source, namespace, constants, arguments)
+    return Compiled(source, namespace, inductor_kept.tensor_names(namespace), arguments)
