@@ -1,0 +1,180 @@
+"""What compiling costs before a model can be tuned or loaded: the first time, and again in a new process that finds it kept.
+
+    python experiments/fused/compile_cost.py timm:nasnetalarge                       # regions of the lowering fused, on the CPU
+    python experiments/fused/compile_cost.py --device cuda timm:nasnetalarge
+    python experiments/fused/compile_cost.py --serial timm:nasnetalarge              # and once more with one process at a time
+    python experiments/fused/compile_cost.py --lowering inductor torchvision:googlenet   # the whole model, bound again and again
+    python experiments/fused/compile_cost.py --smoke --out somewhere                 # one tiny model; its figures mean nothing
+
+Every turn is a process of its own; all turns of a model share an empty folder for autosched's, Inductor's and Triton's caches (the serial
+turn has another). ``fused``: every variant of every operator, for one thread and for all on a CPU. ``inductor``: what a server does when
+it loads a bundle, without its comparisons. One file for each model: ``experiments/results/<device>/compile_cost/<lowering>_<model>.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(ROOT))
+
+from experiments.suite import environment  # noqa: E402
+
+
+def fused_turn(model: str, kind: str) -> dict[str, Any]:
+    """Capture, compile every variant, and compare one run with the operators' calls."""
+    import dataclasses
+
+    import torch
+
+    from autosched import zoo
+    from autosched.capture.export import capture
+    from autosched.core.schedule import sequential
+    from autosched.core.variants import Lowering, Variant
+    from autosched.runtime.host_key import cpu_device_key, software_key
+    from autosched.runtime.kernels import bind, random_inputs
+    from autosched.runtime.numerics import compare
+    from autosched.runtime.plan import make_plan
+    from autosched.runtime.region_pieces import piece_digest, pieces_of
+    from autosched.runtime.regions import region_library
+
+    device = torch.device("cuda:0" if kind == "cuda" else "cpu")
+    loaded = zoo.load(model)
+    begin = time.monotonic()
+    captured = capture(loaded.model, loaded.args, loaded.kwargs, target=kind, lowering=Lowering.FUSED)
+    capture_s = time.monotonic() - begin
+    program, graph = captured.program, captured.program.graph
+    if kind == "cuda":
+        from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+
+        library = region_library(program, device, cuda_device_key(0), cuda_software_key(0))
+    else:
+        library = region_library(program, device, cpu_device_key(), software_key())
+    assert library is not None
+    widths = tuple(dict.fromkeys((1, torch.get_num_threads()))) if kind == "cpu" else (1,)
+    wanted = [
+        (index, width, int(variant)) for width in widths for index in range(len(graph)) for variant in library.variants(index) if variant
+    ]
+    pieces = {index: [piece for piece in pieces_of(graph.operators[index], graph) if piece.compiled] for index, _, _ in wanted}
+    distinct = {(piece_digest(piece, graph), width, variant) for index, width, variant in wanted for piece in pieces[index]}
+    begin = time.monotonic()
+    library.prepare(wanted)
+    prepared_s = time.monotonic() - begin
+    for item in wanted:
+        library.kernel(*item)
+    ready_s = time.monotonic() - begin
+    constants = {value: tensor.to(device) for value, tensor in captured.constants.items()}
+    bound = bind(program, constants, device)
+    variants = tuple(int(Variant.COMPILED) if Variant.COMPILED in library.variants(index) else 0 for index in range(len(graph)))
+    compiled = library.apply(bound, make_plan(graph, dataclasses.replace(sequential(graph), variant=variants)))
+    inputs = random_inputs(program, 1, device)
+    agreement = compare([item.cpu() for item in compiled.run(inputs)], [item.cpu() for item in bound.run(inputs)])
+    return {
+        "operators": len(graph),
+        "widths": widths,
+        "variants": len(wanted),
+        "regions": sum(len(pieces[index]) for index, _, _ in wanted),
+        "distinct": len(distinct),
+        "compiled": library.compiled,
+        "from_the_store": library.reused,
+        "processes": library.processes,
+        "refused": [f"{graph.operators[item.operator].name}, {item.variant.name}: {item.reason}" for item in library.refusals],
+        "capture_s": capture_s,
+        "pool_s": prepared_s,
+        "ready_s": ready_s,
+        "same_as_calls": agreement.within_tolerance,
+    }
+
+
+def inductor_turn(model: str, kind: str, program_file: Path) -> dict[str, Any]:
+    """Capture the launches of the whole model, if no turn before has; else bind them, as a loader does."""
+    import torch
+
+    from autosched import zoo
+    from autosched.core.program_json import decode_program, encode_program
+    from autosched.pipeline.inductor_capture import Refused, capture_inductor
+    from autosched.runtime import inductor_kept
+    from autosched.runtime.kernels import bind, gather_constants
+
+    loaded = zoo.load(model)
+    device = torch.device("cuda:0" if kind == "cuda" else "cpu")
+    begin = time.monotonic()
+    if not program_file.exists():
+        captured = capture_inductor(loaded.model, loaded.args, loaded.kwargs, target=kind)
+        if isinstance(captured, Refused):
+            return {"refused": [captured.reason]}
+        program_file.write_bytes(encode_program(captured.program))
+        what = "captured"
+    else:
+        program = decode_program(program_file.read_bytes())
+        bind(program, gather_constants(program, loaded.model.to(device), {}), device)
+        what = "bound"
+    return {
+        "what": what,
+        "ready_s": time.monotonic() - begin,
+        "from_the_store": inductor_kept.counts.found,
+        "kept": inductor_kept.counts.kept,
+    }
+
+
+def turn(model: str, arguments: argparse.Namespace, folder: str, workers: int | None) -> dict[str, Any]:
+    """One process: what it says, and how long it took in all."""
+    kept = {"AUTOSCHED_CACHE": "autosched", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    variables = {**os.environ, **{name: f"{folder}/{part}" for name, part in kept.items()}}
+    if workers is not None:
+        variables["AUTOSCHED_COMPILE_WORKERS"] = str(workers)
+    command = [sys.executable, "-P", __file__, model, "--device", arguments.device, "--lowering", arguments.lowering, "--turn", folder]
+    begin = time.monotonic()
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False, timeout=arguments.timeout)
+    took_s = time.monotonic() - begin
+    lines = done.stdout.strip().splitlines()
+    found: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 and lines else {"error": f"status {done.returncode}"}
+    return {**found, "took_s": took_s}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["timm:nasnetalarge"])
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--lowering", default="fused", choices=("fused", "inductor"))
+    parser.add_argument("--workers", type=int, default=None, help="processes; by default as many as autosched takes")
+    parser.add_argument("--serial", action="store_true", help="compile once more with one process")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one turn")
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--turn", default=None, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    models = ["autosched:toy"] if arguments.smoke else arguments.models
+    if arguments.turn is not None:
+        fused = arguments.lowering == "fused"
+        program_file = Path(arguments.turn) / "program.json"
+        found = fused_turn(models[0], arguments.device) if fused else inductor_turn(models[0], arguments.device, program_file)
+        print(json.dumps(found))
+        return
+    out: Path = arguments.out or ROOT / "experiments" / "results" / arguments.device / "compile_cost"
+    out.mkdir(parents=True, exist_ok=True)
+    for model in models:
+        document: dict[str, Any] = {"environment": environment(), "model": model, "lowering": arguments.lowering}
+        with tempfile.TemporaryDirectory(prefix="autosched-cost-") as folder:
+            for name in ("first", "second"):
+                document[name] = turn(model, arguments, folder, arguments.workers)
+                print(model, name, json.dumps(document[name]), flush=True)
+        if arguments.serial:
+            with tempfile.TemporaryDirectory(prefix="autosched-cost-") as folder:
+                document["serial"] = turn(model, arguments, folder, 1)
+                print(model, "serial", json.dumps(document["serial"]), flush=True)
+        target = out / f"{arguments.lowering}_{model.replace(':', '_')}.json"
+        target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
