@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from autosched.cli import main
 from autosched.cli.costmodel import whether_used
+from autosched.cli.costmodel_tables import print_evaluation
 from autosched.datasets.synthetic import synthetic_store
+from autosched.pipeline import retraining
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +75,17 @@ def test_training_into_a_folder_of_other_files_is_refused_at_once(runs: Path, tm
 )
 def test_training_says_whether_tuning_will_use_the_model(chosen: str, installed: bool, words: str) -> None:
     assert words in whether_used(chosen, Path("elsewhere"), installed=installed)
+
+
+def test_no_cell_of_an_evaluation_is_cut_off_in_a_narrow_terminal(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    retraining.train(runs, tmp_path / "model")
+    found = retraining.evaluate(tmp_path / "model", runs)
+    first = next(iter(found.by_family.values()))
+    classes = {"compute x compute": dataclasses.replace(first, rows=12345, contended_rows=12345, mape_pct=123.4)}
+    console = Console(width=80, file=io.StringIO())
+    print_evaluation(dataclasses.replace(found, by_class=classes), console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "compute x compute" in printed
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "flatters it" in " ".join(printed.split())

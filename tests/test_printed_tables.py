@@ -1,23 +1,71 @@
-"""Words of a model or of a failure are printed as they are: square brackets are no markup."""
+"""What is printed is what there is: brackets are no markup, nothing is cut off, and a narrow terminal loses columns, not readability."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
+import re
 
 import pytest
+from rich.console import Console
 
 from autosched.cli.printing import show_report
+from autosched.cli.strategy_table import strategy_table
 from autosched.core.records import Failure, FailureKind
+from autosched.core.report import TuneReport
+from autosched.progress import LiveProgress
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
 
 
-def test_brackets_in_names_details_and_notes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    report = two_branches_bundle(TwoBranches()).evidence.report
-    failed = dataclasses.replace(report.strategies[-1], failure=Failure(FailureKind.CRASH, "bad [/shape] in [red]aten[/red]"))
+@pytest.fixture(scope="module")
+def report() -> TuneReport:
+    return two_branches_bundle(TwoBranches()).evidence.report
+
+
+def test_brackets_in_names_details_and_notes_are_printed(report: TuneReport, capsys: pytest.CaptureFixture[str]) -> None:
+    detail = "bad [/shape] in [red]aten[/red], and the sentence goes on after the fortieth letter"
+    failed = dataclasses.replace(report.strategies[-1], failure=Failure(FailureKind.CRASH, detail))
     notes = ("pip install 'autosched[cuda]'",)
     shown = dataclasses.replace(report, model="m[/b]", strategies=(*report.strategies[:-1], failed), notes=notes, verdict="kept [/x]")
     show_report(shown, as_json=False)
     printed = capsys.readouterr().out
-    for words in ("m[/b]", "bad [/shape] in [red]aten[/red]", "pip install 'autosched[cuda]'", "kept [/x]"):
+    for words in ("m[/b]", detail, "pip install 'autosched[cuda]'", "kept [/x]"):
         assert words in printed
+
+
+def test_what_was_written_is_followed_by_what_to_do_with_it(report: TuneReport, capsys: pytest.CaptureFixture[str]) -> None:
+    show_report(dataclasses.replace(report, bundle="my model.autosched"), as_json=False)
+    printed = capsys.readouterr().out
+    assert "autosched bench 'my model.autosched'" in printed
+    assert "autosched.load('my model.autosched', model)" in printed
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_cell(report: TuneReport, width: int) -> None:
+    long = dataclasses.replace(
+        report.strategies[0], name="linear_clustering", is_baseline=True, measured_us=25_319.0, ci_us=(23_352.0, 428_764.0),
+        predicted_us=25_250.0, speedup_vs_sequential=0.952, speedup_vs_best_baseline=0.952,
+    )  # fmt: skip
+    console = Console(width=width, file=io.StringIO())
+    table, dropped = strategy_table(dataclasses.replace(report, strategies=(long, *report.strategies)), console)
+    console.print(table)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    (line,) = (line for line in printed.splitlines() if "linear_clustering" in line)
+    for cell in ("linear_clustering (baseline)", "25,319", "23,352 - 428,764", "0.952x"):
+        assert cell in line
+    assert max(map(len, printed.splitlines())) <= width
+    assert bool(dropped) == (width < 150)
+
+
+def test_the_progress_of_a_log_file_is_one_line_a_stage_and_never_promises_no_time() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with LiveProgress(console) as progress:
+        progress.stage("operators alone", 30.2)
+        progress.update(done=1, total=2, left_s=20.0)
+        progress.stage("final comparison", 0.0)
+        progress.update(done=1, total=2)
+    assert re.fullmatch(
+        r"autosched: operators alone \(\d+ s left\)\nautosched: final comparison \(budget spent, finishing\)\n",
+        console.file.getvalue(),  # type: ignore[attr-defined]
+    )

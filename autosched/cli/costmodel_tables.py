@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from autosched.progress import metrics_table
-
 if TYPE_CHECKING:
     from autosched.costmodel.evaluate import Evaluation
+    from autosched.costmodel.metrics import Metrics
+
+_METRICS = ("rows", "con- ten- ded", "MAPE %", "con- ten- ded MAPE %", "con- ten- ded median APE %", "rank corr.", "span MAPE %", "90 % holds")
 
 
 def print_evaluation(found: Evaluation, console: Console) -> None:
@@ -26,7 +28,9 @@ def print_evaluation(found: Evaluation, console: Console) -> None:
         ("by class of pair", found.by_class),
     ):
         if metrics:
-            console.print(metrics_table(f"{found.model}: {title}", metrics))
+            _print(console, f"{found.model}: {title}", ("model", *_METRICS), [(name, *_cells(row)) for name, row in metrics.items()])
+    if not found.unseen:
+        console.print("every model family here was in its training, which flatters it; its errors on held-out ones are in its card.md")
     if found.composition:
         _print(
             console,
@@ -45,7 +49,7 @@ def print_evaluation(found: Evaluation, console: Console) -> None:
         _print(
             console,
             "whole schedules, no pair of them measured",
-            ("model", "graphs", "schedules", "makespan MAPE %", "bias %", "Spearman", "regret of its choice %", "of a blind choice %"),
+            ("model", "graphs", "sched- ules", "span MAPE %", "bias %", "rank corr.", "regret of its choice %", "of a blind choice %"),
             [
                 (
                     row.model, str(row.graphs), str(row.schedules), f"{row.mape_pct:.1f}", f"{row.bias_pct:+.1f}",
@@ -72,10 +76,22 @@ def print_evaluation(found: Evaluation, console: Console) -> None:
         _print(console, "permutation importance: rise of mean |log error|", ("feature", "rise"), rows)
 
 
+def _cells(row: Metrics) -> tuple[str, ...]:
+    values = (
+        (row.contended_mape_pct, 1), (row.contended_median_ape_pct, 1), (row.contended_spearman, 2), (row.makespan_mape_pct, 1),
+        (row.coverage_pct, 1),
+    )  # fmt: skip
+    rest = (f"{value:.{digits}f}" if value is not None else "" for value, digits in values)
+    return (str(row.rows), str(row.contended_rows), f"{row.mape_pct:.1f}", *rest)
+
+
 def _print(console: Console, title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    table = Table(title=title)
+    # Fits 80 columns: no frame, and headings in several lines (at a space after a hyphen too) where there is no room for one.
+    wide = console.width >= 120
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=not wide)
     for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left")
+        shown = heading.replace("- ", "") if wide else heading
+        table.add_column(shown, justify="right" if place else "left", no_wrap=not place)
     for row in rows:
         table.add_row(*row)
     console.print(table)

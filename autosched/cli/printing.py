@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +48,20 @@ def show_report(report: TuneReport, as_json: bool) -> None:
 def _print_report(report: TuneReport) -> None:
     from rich.console import Console
 
-    from autosched.progress import strategy_table
+    from autosched.cli.strategy_table import strategy_table
 
     console = Console()
     # Piped into a file, the table keeps all its columns.
     if not console.is_terminal:
         console = Console(width=150)
-    console.print(strategy_table(report))
+    table, dropped = strategy_table(report, console)
+    console.print(table)
+    if dropped:
+        wider = f"not shown for want of width: {', '.join(dropped)}; widen the terminal, pipe into a file, or use --json"
+        console.print(wider, highlight=False, markup=False, style="dim")
+    for row in report.strategies:
+        if row.failure is not None:
+            console.print(f"{row.name} failed, {row.failure.kind}: {row.failure.detail}", highlight=False, markup=False)
     console.print(report.verdict, highlight=False, markup=False)
     for note in report.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
@@ -63,4 +71,6 @@ def _print_report(report: TuneReport) -> None:
         highlight=False,
     )
     if report.bundle:
-        console.print(f"written to {report.bundle}", highlight=False, markup=False)
+        console.print(f"written to {report.bundle}", highlight=False, markup=False, soft_wrap=True)
+        again = f"measure it again: autosched bench {shlex.quote(report.bundle)}    run it: autosched.load({report.bundle!r}, model)"
+        console.print(again, highlight=False, markup=False)

@@ -1,0 +1,78 @@
+"""The table that ``tune`` and ``compare`` print: as many of its columns as the terminal has room for, never a cell that is cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autosched.core.records import Source
+from autosched.core.report import StrategyRow, TuneReport
+
+_Cell = Callable[[StrategyRow], str]
+
+_COLUMNS: Mapping[str, _Cell] = MappingProxyType(
+    {
+        "predicted us": lambda row: _number(row.predicted_us),
+        "measured us": lambda row: _number(row.measured_us) if row.failure is None else str(row.failure.kind),
+        "95 % interval": lambda row: f"{row.ci_us[0]:,.0f} - {row.ci_us[1]:,.0f}" if row.ci_us else "",
+        "vs sequential": lambda row: _ratio(row.speedup_vs_sequential),
+        "vs best baseline": lambda row: _ratio(row.speedup_vs_best_baseline),
+        "peak MiB": lambda row: f"{row.peak_memory_bytes / 2**20:,.1f}" if row.peak_memory_bytes is not None else "",
+        "max error": lambda row: f"{row.max_abs_error:.1e}" if row.max_abs_error is not None else "",
+    }
+)
+# What a narrow terminal goes without, first to go first; name, measured time and interval always stay.
+_DROPPED_FIRST = ("peak MiB", "max error", "vs best baseline", "predicted us", "vs sequential")
+
+_SHORT = MappingProxyType({"vs sequential": "vs seq.", "vs best baseline": "vs best"})
+
+
+def strategy_table(report: TuneReport, console: Console) -> tuple[Table, tuple[str, ...]]:
+    """The strategies of ``report``, fastest first, and the headings of columns that ``console`` is too narrow for."""
+    kept = list(_COLUMNS)
+    dropped: list[str] = []
+    table = _table(report, kept)
+    unlimited = console.options.update(max_width=10_000)
+    for heading in _DROPPED_FIRST:
+        if console.measure(table, options=unlimited).maximum <= console.width:
+            break
+        kept.remove(heading)
+        dropped.append(heading)
+        table = _table(report, kept)
+    return table, tuple(dropped)
+
+
+def _table(report: TuneReport, headings: list[str]) -> Table:
+    # Plain text throughout: a failure's detail or a model's name may look like markup.
+    title = f"{report.model} on {report.device.name} ({report.operators} operators, {report.lowering}); {report.source.value}"
+    narrow = len(headings) < len(_COLUMNS)
+    table = Table(title=Text(title), box=box.SIMPLE_HEAD if narrow else box.HEAVY_HEAD)
+    table.add_column("strategy", no_wrap=True)
+    for heading in headings:
+        shown = f"{report.source.value} us" if heading == "measured us" else heading
+        table.add_column(_SHORT.get(heading, shown) if narrow else shown, justify="right", no_wrap=True)
+    for row in sorted(report.strategies, key=lambda row: (row.measured_us is None, row.measured_us or 0.0)):
+        style = "bold" if row.name == report.chosen else ("dim" if row.failure else "")
+        cells = [_name(row, report), *(_COLUMNS[heading](row) for heading in headings)]
+        table.add_row(*(Text(cell) for cell in cells), style=style)
+    return table
+
+
+def _name(row: StrategyRow, report: TuneReport) -> str:
+    simulated = row.source is Source.SIMULATED
+    held = (("kept", row.name == report.chosen), ("baseline", row.is_baseline), ("simulated", simulated))
+    marks = [mark for mark, holds in held if holds]
+    return row.name + (f" ({', '.join(marks)})" if marks else "")
+
+
+def _number(value: float | None) -> str:
+    return f"{value:,.0f}" if value is not None else ""
+
+
+def _ratio(value: float | None) -> str:
+    return f"{value:.3f}x" if value is not None else ""
