@@ -22,7 +22,7 @@ RewriteOption = Annotated[
 ]
 LoweringOption = Annotated[
     str | None,
-    typer.Option("--lowering", help="What an operator is: aten, rewritten, fused, inductor, or auto: the better of rewritten and fused."),
+    typer.Option("--lowering", help="What an operator is: aten, rewritten, fused, inductor; default auto: try them, keep the best."),
 ]
 ModelArgument = Annotated[
     str, typer.Argument(help="torchvision:NAME, timm:NAME, transformers:NAME, autosched:NAME, module:function or FILE.pt2.")

@@ -66,6 +66,18 @@ class LoweringRow:
     prepared_s: float | None = None
     tuned_us: float | None = None
 
+    def sentence(self) -> str:
+        """The row as text.
+
+        >>> LoweringRow("fused", LoweringOutcome.DROPPED, "inductor takes 63 us in order", 6, 117.0).sentence()
+        'fused dropped: 6 operators, 117 us in order; inductor takes 63 us in order'
+        """
+        facts = [f"{self.operators} operators"] if self.operators is not None else []
+        facts += [f"{self.sequential_us:,.0f} us in order"] if self.sequential_us is not None else []
+        facts += [f"{self.tuned_us:,.0f} us tuned"] if self.tuned_us is not None else []
+        said = "; ".join(part for part in (", ".join(facts), self.why) if part)
+        return f"{self.lowering} {self.outcome}" + (f": {said}" if said else "")
+
 
 @dataclass(frozen=True, slots=True)
 class TuneReport:

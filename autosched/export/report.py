@@ -264,6 +264,7 @@ def _facts(bundle: Bundle) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...
         ("model", report.model),
         ("graph", key.graph),
         ("lowering", report.lowering),
+        *(("lowering tried", row.sentence()) for row in report.lowerings),
         ("written by", f"autosched {bundle.created_by.autosched}, torch {bundle.created_by.torch}, Python {bundle.created_by.python}"),
         *((f"seed of {name}", str(seed)) for name, seed in bundle.evidence.seeds),
     )

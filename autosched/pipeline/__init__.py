@@ -57,8 +57,8 @@ def tune(
         budget_s: seconds for measuring and searching, instead of the preset's.
         seed: of every random choice.
         rewrite: whether to fold, simplify and fuse operators first; ``False`` is the lowering ``aten``.
-        lowering: ``aten``, ``rewritten``, ``fused``, ``inductor``, or ``auto`` for the better of rewritten and fused; ``None`` for what
-            suits the device.
+        lowering: ``aten``, ``rewritten``, ``fused`` or ``inductor``; ``None`` or ``auto`` to try those that this machine can compile, tune
+            the one or two that can win, and keep the best. The report's ``lowerings`` says what became of each.
         fresh: whether to measure again what an earlier run has measured.
         name: of the model, in reports.
         dtype: of the model, in reports; ``bench`` builds the model with it.
@@ -140,14 +140,17 @@ def _run(
     *,
     rewrite: bool,
 ) -> Outcome:
-    """One job, or one for each lowering that was asked for."""
-    from autosched.pipeline.granularity import requested_lowerings, run_lowerings
+    """One job, or a contest of lowerings where none was asked for."""
+    from autosched.pipeline.contest import run_contest
+    from autosched.pipeline.granularity import REPLAY, coarser_note, considered
     from autosched.pipeline.job import Job
     from autosched.pipeline.replaying import open_device
 
-    # A recording holds the operators of the lowering it was made with, and compiles nothing.
-    kind = "replay" if options.device.startswith("replay:") else open_device(options.device).key.kind
-    lowerings = requested_lowerings(lowering, rewrite=rewrite, kind=kind)
-    if len(lowerings) > 1:
-        return run_lowerings(model, args, kwargs, options, lowerings, progress)
-    return Job(model, args, kwargs, dataclasses.replace(options, lowering=lowerings[0]), progress).run()
+    kind = REPLAY if options.device.startswith("replay:") else open_device(options.device).key.kind
+    choice = considered(lowering, rewrite=rewrite, kind=kind)
+    if choice.chosen:
+        return run_contest(model, args, kwargs, options, choice, progress)
+    outcome = Job(model, args, kwargs, dataclasses.replace(options, lowering=choice.lowerings[0]), progress).run()
+    note = coarser_note(outcome.report)
+    report = dataclasses.replace(outcome.report, notes=(*outcome.report.notes, note)) if note else outcome.report
+    return dataclasses.replace(outcome, report=report)

@@ -35,47 +35,72 @@ def eager_externals(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping
     yield [External(baseline.name, baseline.round_us, 0.0) for baseline in baselines]
 
 
-@contextlib.contextmanager
-def externals_for(
-    model: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    kind: str,
-    captured: Captured,
-    *,
-    compiled: bool,
-    source: ModelSource | None,
-    reference: Sequence[torch.Tensor],
-    progress: Progress,
-) -> Iterator[list[External]]:
-    """Every baseline for one comparison; ``compiled`` adds those of ``torch.compile``, each in a process of its own.
+class Rivals:
+    """Every baseline that is no schedule, prepared when first asked for and then the same for every job on this model.
 
     Args:
-        kind: of the device, ``cpu`` or ``cuda``.
+        kind: of the device, ``cpu`` or ``cuda``; anything else (a replay) has the model as it came and nothing more.
+        compiled: whether to have those of ``torch.compile``, each in a process of its own.
         source: where that process builds the model itself, so that the compiler sees what a user would give it; else it is exported.
-        reference: tensors of the model's answer to ``args`` and ``kwargs``, which the compiled model must reproduce.
     """
-    with contextlib.ExitStack() as stack:
-        found = stack.enter_context(eager_externals(model, args, kwargs, kind))
-        if kind == "cuda":
-            call = ModelCall(source, tuple(args), dict(kwargs or {}), reference) if source is not None else None
-            found = found + _cuda_externals(stack, captured, call, compiled=compiled, progress=progress)
-        elif compiled:
-            progress.stage("torch.compile")
-            baseline = CompiledBaseline(
-                source,
-                args,
-                kwargs,
-                reference,
-                threads=usable_cores(),
-                model=model,
-                timeout_s=compile_limit_s(600.0),
-                min_block_us=SHORTEST_BLOCK_US,
-            )
-            stack.callback(baseline.close)
-            baseline.prepare()
-            found = [*found, External("torch_compile", baseline.round_us, baseline.max_abs_error)]
-        yield found
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        kind: str,
+        *,
+        compiled: bool,
+        source: ModelSource | None,
+        progress: Progress,
+    ) -> None:
+        self._model = model
+        self._args = tuple(args)
+        self._kwargs = dict(kwargs or {})
+        self._kind = kind
+        self._compiled = compiled
+        self._source = source
+        self._progress = progress
+        self._stack = contextlib.ExitStack()
+        self._found: list[External] | None = None
+
+    def ready(self, captured: Captured, reference: Sequence[torch.Tensor]) -> list[External]:
+        """The baselines.
+
+        Args:
+            captured: compiled in the model's place on a GPU where no process can build the model itself.
+            reference: tensors of the model's answer, which the compiled model must reproduce.
+        """
+        if self._found is None:
+            self._found = self._prepared(captured, reference)
+        return self._found
+
+    def close(self) -> None:
+        """End their processes. May be called twice."""
+        self._stack.close()
+
+    def _prepared(self, captured: Captured, reference: Sequence[torch.Tensor]) -> list[External]:
+        found = self._stack.enter_context(eager_externals(self._model, self._args, self._kwargs, self._kind))
+        if self._kind == "cuda":
+            call = ModelCall(self._source, self._args, self._kwargs, reference) if self._source is not None else None
+            return found + _cuda_externals(self._stack, captured, call, compiled=self._compiled, progress=self._progress)
+        if not self._compiled or self._kind != "cpu":
+            return found
+        self._progress.stage("torch.compile")
+        baseline = CompiledBaseline(
+            self._source,
+            self._args,
+            self._kwargs,
+            reference,
+            threads=usable_cores(),
+            model=self._model,
+            timeout_s=compile_limit_s(600.0),
+            min_block_us=SHORTEST_BLOCK_US,
+        )
+        self._stack.callback(baseline.close)
+        baseline.prepare()
+        return [*found, External("torch_compile", baseline.round_us, baseline.max_abs_error)]
 
 
 def _cuda_externals(

@@ -6,11 +6,13 @@ than its longest path, nor than its work divided by what can do work at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from autosched.core.graph import OpGraph
 from autosched.datasets.facts import DeviceFacts, LaunchFacts
 from autosched.search.bounds import critical_path_bound_us
 from autosched.search.problem import Problem
@@ -41,6 +43,31 @@ def lower_bounds(problem: Problem, device: DeviceFacts, launches: Mapping[str, L
         launches: by operator signature; empty where the device cannot tell.
     """
     return LowerBounds(critical_path_bound_us(problem), _work_us(problem, device, launches))
+
+
+def bound_of_times(graph: OpGraph, solo_us: NDArray[np.float64], widths: Sequence[int], device: DeviceFacts) -> float | None:
+    """The higher of the two bounds, from times alone and nothing else.
+
+    Args:
+        graph: the operators.
+        solo_us: float64 ``[n_operators, n_widths]``, times alone in microseconds; NaN where there is none.
+        widths: as in ``CostTable``.
+        device: its kind and ``units``.
+
+    Returns:
+        Microseconds; only the longest path where a launch's share of the device is not known (a GPU); ``None`` if an operator has no time.
+    """
+    if np.isnan(solo_us).all(axis=1).any():
+        return None
+    fastest = np.nanmin(solo_us, axis=1)
+    levels = np.zeros(len(graph))
+    for index in range(len(graph) - 1, -1, -1):
+        levels[index] = fastest[index] + max((levels[after] for after in graph.successors[index]), default=0.0)
+    longest = float(levels.max(initial=0.0))
+    if device.kind == "cuda":
+        return longest
+    taken = solo_us * np.minimum(np.asarray(widths, dtype=np.float64), device.units)
+    return max(longest, float(np.nanmin(taken, axis=1).sum()) / device.units)
 
 
 def _work_us(problem: Problem, device: DeviceFacts, launches: Mapping[str, LaunchFacts]) -> float | None:

@@ -20,6 +20,8 @@ class Budget:
         search: simulated schedules, and the device loop's measurements.
         final_rounds: interleaved rounds of the final comparison, if time allows.
         compiled_baseline: whether ``torch.compile`` with freezing is measured too; it takes a minute or more to compile.
+        compile_share: most of ``total_s`` that goes to compiling, where a job tries several lowerings. What a lowering costs or gains is
+            larger than what lanes do, so a short job spends more than half of itself on it.
     """
 
     total_s: float
@@ -28,6 +30,7 @@ class Budget:
     search: EffortProfile
     final_rounds: int
     compiled_baseline: bool
+    compile_share: float = 0.5
 
 
 def budget_for(effort: str, total_s: float | None = None) -> Budget:
@@ -37,9 +40,9 @@ def budget_for(effort: str, total_s: float | None = None) -> Budget:
         UsageError: if there is no such preset, or the total is not positive.
     """
     presets = {
-        Effort.QUICK: Budget(40.0, 12, 0.15, PROFILES[Effort.QUICK], 24, False),
-        Effort.BALANCED: Budget(150.0, 30, 0.25, PROFILES[Effort.BALANCED], 40, True),
-        Effort.FULL: Budget(1200.0, 60, 0.30, PROFILES[Effort.FULL], 80, True),
+        Effort.QUICK: Budget(40.0, 12, 0.15, PROFILES[Effort.QUICK], 24, False, 0.6),
+        Effort.BALANCED: Budget(150.0, 30, 0.25, PROFILES[Effort.BALANCED], 40, True, 0.4),
+        Effort.FULL: Budget(1200.0, 60, 0.30, PROFILES[Effort.FULL], 80, True, 0.25),
     }
     if effort not in presets:
         raise UsageError(f"effort is {effort!r}; expected one of {', '.join(presets)}")

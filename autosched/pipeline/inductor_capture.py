@@ -47,12 +47,20 @@ def capture_inductor(
     Raises:
         UnsupportedGraph: if the model cannot be captured in any lowering.
     """
+    source, device = inductor_source(model, args, kwargs, target=target)
+    return lower_inductor(source, device)
+
+
+def inductor_source(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, target: str = ""
+) -> tuple[Captured, torch.device]:
+    """What :func:`lower_inductor` compiles for ``model``, and the device it is for. Arguments, errors: as :func:`capture_inductor`."""
     draft = draft_of(model, args, kwargs)
     structure = structure_of(draft)
     device = torch.device(target) if target else draft.device
     rewrites = rewrite_draft(draft, device.type) if device.type != "cpu" else ()
     source, constants = build_program(draft, "rewritten" if rewrites else "aten")
-    return lower_inductor(Captured(source, constants, rewrites, structure), device)
+    return Captured(source, constants, rewrites, structure), device
 
 
 def lower_inductor(captured: Captured, device: torch.device | str) -> Captured | Refused:

@@ -24,13 +24,13 @@ from autosched.core.variants import Lowering
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Comparison, Device, Session
-from autosched.pipeline.baselines import externals_for
+from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.bounds import LowerBounds, lower_bounds
 from autosched.pipeline.candidates import Candidate, by_key, propose, prove
 from autosched.pipeline.collecting import scope_row
 from autosched.pipeline.demands import demands
 from autosched.pipeline.diary import Diary, question_of
-from autosched.pipeline.granularity import capture_as
+from autosched.pipeline.granularity import REPLAY
 from autosched.pipeline.graph_proofs import audit_note, launch_facts, stress_capture
 from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
@@ -44,28 +44,39 @@ from autosched.pipeline.memory import (
     timed_schedules,
 )
 from autosched.pipeline.options import Options, Outcome
+from autosched.pipeline.preparing import Prepared, prepare
 from autosched.pipeline.references import References, take_references
 from autosched.pipeline.refine import TUNED, refine
 from autosched.pipeline.replaying import StoreRecording, open_device, recording_of, replayed_report
 from autosched.pipeline.rows import strategy_rows
-from autosched.pipeline.variants import VariantTimes, compile_variants, measure_variants
+from autosched.pipeline.variants import VariantTimes, measure_variants
 from autosched.search.problem import Problem
 from autosched.search.strategy import STRATEGIES, SearchContext
 
 _log = logging.getLogger(__name__)
 
-# One worker answer may take this long before the worker is given up: loading a large model included.
-_TIMEOUT_S = 120.0
 _SEQUENTIAL = ("sequential", "sequential_wide")
 # Exact searches explode, and optuna's own overhead dwarfs a quick budget: they run when asked for by name.
 _ON_REQUEST = frozenset({"exact", "brute_force", "cp_sat", "optuna"})
 
 
 class Job:
-    """Runs once. Its stages are methods in the order they happen."""
+    """Runs once. Its stages are methods in the order they happen.
+
+    Args:
+        prepared: the lowering to tune, where it has been captured and its operators measured before; whoever gives it closes its session.
+        rivals: baselines that other jobs on this model have too; whoever gives them closes them.
+    """
 
     def __init__(
-        self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options, progress: Progress
+        self,
+        model: torch.nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        options: Options,
+        progress: Progress,
+        prepared: Prepared | None = None,
+        rivals: Rivals | None = None,
     ) -> None:
         self._model = model
         self._args = tuple(args)
@@ -79,6 +90,8 @@ class Job:
         self._chosen = ChosenModel(None, "analytic", "")
         self._measured: Measured | None = None
         self._variants: VariantTimes | None = None
+        self._given = prepared
+        self._rivals = rivals
 
     def run(self) -> Outcome:
         """Do all of it.
@@ -89,38 +102,58 @@ class Job:
         """
         options = self._options
         # A missing device and a misspelt strategy are said before a minute is spent on capture.
-        device = open_device(options.device)
+        device = self._given.device if self._given is not None else open_device(options.device)
         self._recording = recording_of(device)
         self._chosen = choose_model(device.key, options.cost_model)
-        for name in options.strategies or ():
-            if name != TUNED:
-                STRATEGIES.get(name)
-        self._progress.stage("capture")
-        captured, why = capture_as(options.lowering, self._model, self._args, self._kwargs, device.key.kind)
-        self._ledger.notes += [why] if why else []
+        require_strategies(options)
+        with contextlib.ExitStack() as stack:
+            prepared = self._given
+            if prepared is None:
+                prepared = self._prepared(device)
+                stack.callback(prepared.session.close)
+            rivals = self._rivals
+            if rivals is None:
+                rivals = self._own_rivals(device)
+                stack.callback(rivals.close)
+            self._ledger.notes += prepared.notes
+            return self._tuned(prepared, rivals)
+
+    def _prepared(self, device: Device) -> Prepared:
+        lowering, call = self._options.lowering, (self._model, self._args, self._kwargs, device, self._progress)
+        found = prepare(lowering, *call)
+        if isinstance(found, str):
+            self._ledger.notes.append(f"lowering fused instead of inductor: {found}")
+            found = prepare(Lowering.FUSED, *call)
+            # Only Inductor's own code is ever refused.
+            assert not isinstance(found, str)
+        return found
+
+    def _own_rivals(self, device: Device) -> Rivals:
+        kind = device.key.kind if self._recording is None else REPLAY
+        options = self._options
+        return Rivals(
+            self._model, self._args, self._kwargs, kind, compiled=options.compiled, source=options.source, progress=self._progress
+        )
+
+    def _tuned(self, prepared: Prepared, rivals: Rivals) -> Outcome:
+        options, device, captured, session = self._options, prepared.device, prepared.captured, prepared.session
         self._progress.stage("reference outputs")
         references = take_references(self._model, captured.program, self._args, self._kwargs, options.seed)
-        self._progress.stage("starting the worker")
-        session = device.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)
-        try:
-            # Starts the worker, so that its start is not taken from the budget.
-            _ = session.limits
-            compile_variants(session, captured.program, self._ledger, self._progress)
-            begin = time.monotonic()
-            deadline = begin + options.budget.total_s
-            self._progress.stage("operators alone", options.budget.total_s)
-            private = self._recording is not None
-            with open_journal(device, fresh=options.fresh, private=private) as journal, self._diary(device, captured) as diary:
-                problem = self._measure(session, captured, device, journal)
-                candidates, failures = self._propose(problem, session, deadline)
-                proofs = self._prove(session, captured, candidates, references, failures)
-                if options.refine:
-                    candidates += self._refine(session, problem, candidates, proofs, references, deadline, diary)
-                outcome = self._judge(session, device, captured, problem, candidates, proofs, failures, references, begin, deadline)
-                diary.finish()
-                return outcome
-        finally:
-            session.close()
+        begin = time.monotonic()
+        deadline = begin + options.budget.total_s
+        self._progress.stage("operators alone", options.budget.total_s)
+        private = self._recording is not None
+        # What is given has been measured into a journal that was opened as fresh as was asked.
+        fresh = options.fresh and self._given is None
+        with open_journal(device, fresh=fresh, private=private) as journal, self._diary(device, captured) as diary:
+            problem = self._measure(prepared, journal)
+            candidates, failures = self._propose(problem, session, deadline)
+            proofs = self._prove(session, captured, candidates, references, failures)
+            if options.refine:
+                candidates += self._refine(session, problem, candidates, proofs, references, deadline, diary)
+            outcome = self._judge(session, device, captured, problem, candidates, proofs, failures, references, rivals, begin, deadline)
+            diary.finish()
+            return outcome
 
     def _diary(self, device: Device, captured: Captured) -> Diary:
         options = self._options
@@ -142,9 +175,11 @@ class Job:
             return None
         return folder / "optuna.sqlite3"
 
-    def _measure(self, session: Session, captured: Captured, device: Device, journal: Journal) -> Problem:
-        graph, budget = captured.program.graph, self._options.budget
-        variants = self._variants = measure_variants(session, captured.program, journal, budget.solo_rounds, self._ledger)
+    def _measure(self, prepared: Prepared, journal: Journal) -> Problem:
+        device, session, program = prepared.device, prepared.session, prepared.captured.program
+        graph, budget = program.graph, self._options.budget
+        variants = measure_variants(session, program, journal, budget.solo_rounds, self._ledger, prepared.refused)
+        self._variants = variants
         solo = variants.solo if variants is not None else measure_solo(session, graph, journal, budget.solo_rounds, self._ledger)
         self._progress.stage("operators in pairs")
         if self._recording is not None:
@@ -245,6 +280,7 @@ class Job:
         proofs: Mapping[str, Comparison],
         failures: dict[str, Failure],
         references: References,
+        rivals: Rivals,
         begin: float,
         deadline: float,
     ) -> Outcome:
@@ -257,30 +293,20 @@ class Job:
             )
         self._progress.stage("baselines")
         began_baselines = time.monotonic()
-        with externals_for(
-            self._model,
-            self._args,
-            self._kwargs,
-            device.key.kind if self._recording is None else "replay",
-            captured,
-            compiled=options.compiled and self._recording is None,
-            source=options.source,
-            reference=references.outputs[0],
+        externals = rivals.ready(captured, references.outputs[0])
+        # A rival's compile time is not taken from the budget of the search.
+        deadline += time.monotonic() - began_baselines
+        self._progress.stage("final comparison", max(deadline - time.monotonic(), 0.0))
+        schedules = [(group[0].name, group[0].schedule) for group in groups.values()]
+        times = interleave(
+            session,
+            schedules,
+            externals,
+            rounds=options.budget.final_rounds,
+            deadline=deadline,
             progress=self._progress,
-        ) as externals:
-            # A rival's compile time is not taken from the budget of the search.
-            deadline += time.monotonic() - began_baselines
-            self._progress.stage("final comparison", max(deadline - time.monotonic(), 0.0))
-            schedules = [(group[0].name, group[0].schedule) for group in groups.values()]
-            times = interleave(
-                session,
-                schedules,
-                externals,
-                rounds=options.budget.final_rounds,
-                deadline=deadline,
-                progress=self._progress,
-                anchor=static[0],
-            )
+            anchor=static[0],
+        )
         self._ledger.measurements += sum(len(column) for column in times.columns.values())
         self._ledger.failures += len(times.failures)
         if not times.columns.get(static[0]):
@@ -310,7 +336,6 @@ class Job:
             effort=options.effort,
             notes=(
                 *self._ledger.notes,
-                *_coarser(captured.program.lowering, judgement.best_baseline),
                 *dict.fromkeys(item.note for item in externals if item.note),
             ),
             unstable=judgement.unstable,
@@ -377,11 +402,15 @@ class Job:
         return fought
 
 
-def _coarser(lowering: str, best_baseline: str) -> list[str]:
-    """What to try where a compiler's fused code won against operators that are called one by one."""
-    if not best_baseline.startswith(("torch_compile", "compiled", "max_autotune")) or lowering in (Lowering.FUSED, Lowering.INDUCTOR):
-        return []
-    return [f"{best_baseline} fuses what lowering {lowering} calls one by one; --lowering auto tunes compiled regions too"]
+def require_strategies(options: Options) -> None:
+    """Find out before a minute is spent on capture that a strategy is misspelt.
+
+    Raises:
+        UnknownName: naming it.
+    """
+    for name in options.strategies or ():
+        if name != TUNED:
+            STRATEGIES.get(name)
 
 
 def _planned(problem: Problem, schedule: Schedule) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -62,6 +62,7 @@ class Tuned:
         """The verdict and a line for each strategy, as text."""
         rows = sorted(self.report.strategies, key=lambda row: (row.measured_us is None, row.measured_us or 0.0))
         lines = [f"{self.report.model} on {self.report.device.name}: {self.report.verdict}"]
+        lines += [f"  lowering {row.sentence()}" for row in self.report.lowerings]
         for row in rows:
             if row.failure is not None:
                 lines.append(f"  {row.name:<20} {row.failure.kind}: {row.failure.detail}")

@@ -13,6 +13,7 @@ from autosched.core.progress import Progress, Silent
 from autosched.core.report import TuneReport
 from autosched.export.bundle import encode_bundle, write_bundle
 from autosched.pipeline.budget import budget_for
+from autosched.pipeline.granularity import AUTO
 from autosched.pipeline.result import Tuned
 from autosched.runtime.bundle_format import MAX_SHAPES, Bundle
 from autosched.runtime.shapes import call_key, describe_shape
@@ -84,6 +85,8 @@ def tune_shapes(
     """Tune ``model`` for several shapes of inputs, to be saved as one bundle that ``autosched.load`` dispatches by shape.
 
     The budget is divided among the shapes; time that one leaves goes to those after it. Operators of equal shapes are measured once.
+    Where the lowering is the job's choice, it is chosen at the first shape, and the others are tuned in that one: give the shape that
+    matters most first.
 
     Args:
         model: in inference mode; left unchanged.
@@ -111,11 +114,14 @@ def tune_shapes(
     if not len(keywords) == len(places) == len(sizes) == count:
         raise UsageError(f"{count} examples, {len(keywords)} example_kwargs, {len(places)} sources, {len(sizes)} batches; expected as many")
     _require_distinct(examples, keywords)
+    chooses = options.get("lowering") in (None, AUTO) and options.get("rewrite", True)
     left_s = budget_for(effort, budget_s).total_s
     found: list[Tuned] = []
     for index, (args, kwargs, source) in enumerate(zip(examples, keywords, places, strict=True)):
         share_s = left_s / (count - index)
         told = _Numbered(progress or Silent(), index + 1, count)
+        if chooses and found:
+            options["lowering"] = found[0].report.lowering
         found.append(tune(model, args, kwargs, device, effort, share_s, seed, source=source, progress=told, **options))
         # The rivals' compile time is not the search's, so a job may report more seconds than its share.
         left_s -= min(found[-1].report.search_s, share_s)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,45 +69,70 @@ class VariantTimes:
         return found
 
 
-def compile_variants(session: Session, program: Program, ledger: Ledger, progress: Progress) -> None:
-    """Compile every variant of every operator once, so that no measurement waits for a compiler; what cannot be had is noted."""
+Refusals = frozenset[tuple[int, int, int]]
+"""Operator, width and variant of what cannot be had in this run; operator -1 for all."""
+
+
+def compile_variants(session: Session, program: Program, ledger: Ledger, progress: Progress, limit_s: float | None = None) -> Refusals:
+    """Compile every variant of every operator once, so that no measurement waits for a compiler; what cannot be had is noted.
+
+    Args:
+        limit_s: seconds for all of them together; what is not begun by then runs call by call. ``None`` for as long as it takes.
+    """
     if program.lowering != Lowering.FUSED or not isinstance(session, VariantSession):
-        return
+        return frozenset()
+    lost: set[tuple[int, int, int]] = set()
     progress.stage("compiling regions")
     kind = _kind(session)
     columns = [(width, variant) for variant in _all_variants(program.graph, kind) if variant for width in session.limits.widths]
     refused: dict[str, list[str]] = {}
     begin = time.monotonic()
+    compiled, processes = session.prepare_variants(columns, limit_s) if columns else (0, 1)
     for done, (width, variant) in enumerate(columns):
-        for operator, reason in session.compile_variant(width, variant).items():
+        left_s = None if limit_s is None else max(limit_s - (time.monotonic() - begin), 0.0)
+        for operator, reason in session.compile_variant(width, variant, left_s).items():
             if reason:
+                lost.add((operator, width, int(variant)))
                 name = program.graph.operators[operator].name if operator >= 0 else "every region"
                 refused.setdefault(reason, []).append(name)
         progress.update(done=done + 1, total=len(columns))
     if columns:
-        ledger.notes.append(f"compiled regions were ready after {time.monotonic() - begin:.1f} s")
+        shared = f" ({compiled} compiled by {processes} processes)" if compiled and processes > 1 else ""
+        ledger.notes.append(f"compiled regions were ready after {time.monotonic() - begin:.1f} s{shared}")
     for reason, names in list(refused.items())[:_MOST_NOTES]:
         distinct = list(dict.fromkeys(names))
         listed = ", ".join(distinct[:3]) + (f" and {len(distinct) - 3} more" if len(distinct) > 3 else "")
         ledger.notes.append(f"not compiled, runs call by call: {listed}: {reason}")
+    return frozenset(lost)
 
 
-def measure_variants(session: Session, program: Program, journal: Journal, rounds: int, ledger: Ledger) -> VariantTimes | None:
-    """Every operator alone at every width in every variant; ``None`` where operators have but one."""
+def measure_variants(
+    session: Session, program: Program, journal: Journal, rounds: int, ledger: Ledger, refused: Refusals = frozenset()
+) -> VariantTimes | None:
+    """Every operator alone at every width in every variant; ``None`` where operators have but one.
+
+    Args:
+        refused: as :func:`compile_variants` returned it. That something could not be compiled in one run says nothing about the next, so
+            it is not kept in the journal.
+    """
     if program.lowering != Lowering.FUSED or not isinstance(session, VariantSession):
         return None
     graph, widths = program.graph, session.limits.widths
     kind = _kind(session)
     offered = [variants_of(operator, graph, kind) for operator in graph.operators]
     columns = [(width, variant) for variant in _all_variants(graph, kind) for width in widths]
-    answers = _known(journal, graph, offered, columns, rounds)
+
+    def out(operator: int, width: int, variant: int) -> bool:
+        return (operator, width, variant) in refused or (-1, width, variant) in refused
+
+    answers = _known(journal, graph, offered, columns, rounds, out)
     if answers is None:
         answers = session.solo_variants(columns, repeats=rounds)
         added: set[tuple[str, int]] = set()
         for operator, row in zip(graph.operators, answers, strict=True):
             for (width, variant), answer in zip(columns, row, strict=True):
                 name = variant_signature(operator.signature, variant)
-                if variant in offered[operator.index] and (name, width) not in added:
+                if variant in offered[operator.index] and (name, width) not in added and not out(operator.index, width, variant):
                     added.add((name, width))
                     ledger.count(answer)
                     journal.add_solo(name, width, answer)
@@ -148,7 +173,12 @@ def _all_variants(graph: OpGraph, kind: str) -> list[Variant]:
 
 
 def _known(
-    journal: Journal, graph: OpGraph, offered: Sequence[Sequence[int]], columns: Sequence[tuple[int, int]], rounds: int
+    journal: Journal,
+    graph: OpGraph,
+    offered: Sequence[Sequence[int]],
+    columns: Sequence[tuple[int, int]],
+    rounds: int,
+    out: Callable[[int, int, int], bool],
 ) -> list[list[SoloRecord | Failure]] | None:
     """What the journal holds, if that is everything."""
     missing = Failure(FailureKind.UNAVAILABLE, "the operator has no such variant")
@@ -157,9 +187,9 @@ def _known(
         row: list[SoloRecord | Failure] = []
         for width, variant in columns:
             answer = journal.solo(variant_signature(operator.signature, variant), width, min_count=rounds // 2)
-            if variant not in offered[operator.index]:
+            if variant not in offered[operator.index] or out(operator.index, width, variant):
                 answer = missing
-            if answer is None or (variant == Variant.CALLS and isinstance(answer, Failure)):
+            elif answer is None or (isinstance(answer, Failure) and (variant == Variant.CALLS or answer.kind is FailureKind.UNAVAILABLE)):
                 return None
             row.append(answer)
         found.append(row)

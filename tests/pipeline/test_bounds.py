@@ -7,7 +7,7 @@ import pytest
 
 from autosched.core.costs import CostTable
 from autosched.datasets.facts import DeviceFacts, LaunchFacts
-from autosched.pipeline.bounds import lower_bounds
+from autosched.pipeline.bounds import bound_of_times, lower_bounds
 from autosched.search.problem import Problem
 
 
@@ -41,3 +41,16 @@ def test_on_a_gpu_it_takes_the_share_of_the_device_that_its_blocks_fill() -> Non
     assert found.work_us == pytest.approx(5.0 + 12.0)
     assert found.critical_path_us == pytest.approx(22.0)
     assert lower_bounds(made, DeviceFacts("g", "cuda", 4), {}).work_us is None
+
+
+def test_times_alone_give_the_higher_bound_without_a_cost_table() -> None:
+    graph = problem([10.0, 12.0, 6.0]).graph
+    narrow, both = np.array([[10.0], [12.0], [6.0]]), np.array([[10.0, 6.0], [12.0, 5.0], [6.0, 6.0]])
+    # The same figures as above: work over two cores, then over one, and on a GPU the longest path alone.
+    assert bound_of_times(graph, both, (1, 2), DeviceFacts("c", "cpu", 2)) == pytest.approx(13.0)
+    assert bound_of_times(graph, narrow, (1,), DeviceFacts("c", "cpu", 1)) == pytest.approx(28.0)
+    assert bound_of_times(graph, narrow, (1,), DeviceFacts("g", "cuda", 4)) == pytest.approx(22.0)
+    # One width unknown leaves the other; an operator without any time leaves nothing to say.
+    both[1, 1] = np.nan
+    assert bound_of_times(graph, both, (1, 2), DeviceFacts("c", "cpu", 8)) == pytest.approx(18.0)
+    assert bound_of_times(graph, np.array([[10.0], [np.nan], [6.0]]), (1,), DeviceFacts("c", "cpu", 2)) is None

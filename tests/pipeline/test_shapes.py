@@ -59,17 +59,21 @@ def test_examples_are_checked_before_anything_is_measured() -> None:
 
 def test_the_budget_is_divided_and_what_is_left_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
+    lowerings: list[str | None] = []
     bundles = iter(shapes_of(TwoBranches().eval(), 1, 4, 8))
 
     def tune(model: object, args: object, kwargs: object, device: str, effort: str, budget_s: float, seed: int, **options: Any) -> Any:
         shares.append(budget_s)
         assert options["dtype"] == "float32"
-        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(search_s=5.0))
+        lowerings.append(options.get("lowering"))
+        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(search_s=5.0, lowering="fused"))
 
     monkeypatch.setattr(pipeline, "tune", tune)
     examples = [(torch.randn(rows, 8),) for rows in (1, 4, 8)]
     tuned = autosched.tune_shapes(TwoBranches().eval(), examples, budget_s=60.0, batches=[1, 4, 8], dtype="float32")
     assert shares == [20.0, 27.5, 50.0]
+    # The lowering is chosen at the first shape; the others are tuned in it.
+    assert lowerings == [None, "fused", "fused"]
     assert [dict(bundle.evidence.environment)["batch"] for bundle in tuned.bundles] == ["1", "4", "8"]
 
 

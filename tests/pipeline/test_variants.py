@@ -11,12 +11,15 @@ from torch import nn
 from autosched.capture.export import capture
 from autosched.core.errors import UsageError
 from autosched.core.records import Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
+from autosched.core.report import LoweringOutcome
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.core.variants import Lowering, Variant, lowering_named, variant_signature
 from autosched.device.timing import summarize
 from autosched.pipeline import granularity
-from autosched.pipeline.granularity import requested_lowerings
+from autosched.pipeline.granularity import Considered, considered
 from autosched.pipeline.variants import VariantTimes, _chosen, try_variants
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches
 
 
 class Pair(nn.Module):
@@ -128,15 +131,29 @@ def test_schedules_made_from_a_table_run_the_variants_its_times_are_of(graph) ->
 
 
 def test_lowerings_by_name_by_device_and_by_the_older_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert requested_lowerings(None, rewrite=True, kind="cpu") == (Lowering.REWRITTEN,)
-    assert requested_lowerings(None, rewrite=False, kind="cuda") == (Lowering.ATEN,)
-    assert requested_lowerings("auto", rewrite=True, kind="cpu") == (Lowering.REWRITTEN, Lowering.FUSED)
-    assert requested_lowerings("inductor", rewrite=True, kind="cpu") == (Lowering.INDUCTOR,)
-    with pytest.raises(UsageError, match="expected one of aten, rewritten, fused, inductor, auto"):
-        requested_lowerings("coarse", rewrite=True, kind="cpu")
-    assert lowering_named("aten") is Lowering.ATEN
     monkeypatch.setattr(granularity, "missing_compiler", lambda kind: "")
-    assert requested_lowerings(None, rewrite=True, kind="cuda") == (Lowering.FUSED,)
-    assert requested_lowerings("auto", rewrite=True, kind="cuda") == (Lowering.FUSED, Lowering.REWRITTEN)
+    for asked in (None, "auto"):
+        assert considered(asked, rewrite=True, kind="cpu").lowerings == (Lowering.REWRITTEN, Lowering.FUSED, Lowering.INDUCTOR)
+        assert considered(asked, rewrite=True, kind="cuda").lowerings == (Lowering.FUSED, Lowering.INDUCTOR, Lowering.REWRITTEN)
+        # A recording holds the operators of one lowering.
+        assert considered(asked, rewrite=True, kind="replay") == Considered((Lowering.REWRITTEN,), (), chosen=False)
+    assert considered(None, rewrite=False, kind="cuda") == Considered((Lowering.ATEN,), (), chosen=False)
+    assert considered("inductor", rewrite=True, kind="cpu") == Considered((Lowering.INDUCTOR,), (), chosen=False)
+    with pytest.raises(UsageError, match="expected one of aten, rewritten, fused, inductor, auto"):
+        considered("coarse", rewrite=True, kind="cpu")
+    assert lowering_named("aten") is Lowering.ATEN
     monkeypatch.setattr(granularity, "missing_compiler", lambda kind: "Triton is not installed")
-    assert requested_lowerings(None, rewrite=True, kind="cuda") == (Lowering.REWRITTEN,)
+    choice = considered(None, rewrite=True, kind="cuda")
+    assert choice.lowerings == (Lowering.REWRITTEN,)
+    assert [(row.lowering, row.outcome, row.why) for row in choice.skipped] == [
+        ("fused", LoweringOutcome.SKIPPED, "Triton is not installed"),
+        ("inductor", LoweringOutcome.SKIPPED, "Triton is not installed"),
+    ]
+
+
+def test_a_report_beaten_by_a_compiler_points_to_compiled_lowerings() -> None:
+    report = two_branches_bundle(TwoBranches()).evidence.report
+    beaten = dataclasses.replace(report, best_baseline="torch_compile", lowering="rewritten")
+    assert "--lowering auto" in granularity.coarser_note(beaten)
+    assert granularity.coarser_note(dataclasses.replace(beaten, lowering="fused")) == ""
+    assert granularity.coarser_note(dataclasses.replace(beaten, best_baseline="sequential")) == ""

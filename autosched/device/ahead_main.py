@@ -1,0 +1,43 @@
+"""The process that compiles a whole model ahead: one question, one answer, and no sign of life in between, so that its limit is a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+
+from autosched.core.errors import UsageError
+from autosched.core.program_json import decode_program
+from autosched.device.ahead import AHEAD, AheadBody, AheadResult
+from autosched.device.worker_child import Channel
+from autosched.device.worker_messages import Answer, ExtraAnswer, ExtraRequest, Request
+from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.inductor_bind import Refused, record
+
+
+def handle(request: Request) -> Iterator[Answer]:
+    """Answer one request."""
+    if not isinstance(request, ExtraRequest) or request.name != AHEAD:
+        raise UsageError(f"the compiling process cannot answer {type(request).__name__}")
+    found = AheadResult(_compiled(msgspec.json.decode(request.body, type=AheadBody)))
+    yield ExtraAnswer(AHEAD, msgspec.Raw(msgspec.json.encode(found)))
+
+
+def _compiled(body: AheadBody) -> str:
+    program = decode_program(Path(body.program_file).read_bytes())
+    home = torch.device(body.device)
+    constants = {int(name): tensor.to(home) for name, tensor in read_tensors(Path(body.constants_file)).items()}
+    torch.set_float32_matmul_precision(body.matmul_precision)
+    for threads in body.threads:
+        torch.set_num_threads(threads)
+        recorded = record(program, constants, home)
+        if isinstance(recorded, Refused):
+            return recorded.reason
+    return ""
+
+
+def main() -> None:
+    """Serve until the parent is done."""
+    Channel().serve(handle)

@@ -1,0 +1,278 @@
+"""The job that chooses how coarse operators are: prepare every lowering, time each in order, tune those that can win, keep one.
+
+What may be spent. ``Budget.total_s`` counts from when the first lowering is ready and covers all of this. ``Budget.compile_share`` of it is
+for the lowerings that a compiler has a part in: half of that for the regions of ``fused``, and what is left then for Inductor's code for
+the whole model, which compiles in a process that is ended when its time is over. Nothing is begun with less than ``LEAST_COMPILE_S`` left.
+Everything after that goes to the contenders (see ``qualification``), normally one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from autosched.core.errors import AutoschedError
+from autosched.core.progress import Progress
+from autosched.core.records import Failure
+from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
+from autosched.core.variants import Lowering
+from autosched.device.base import Device
+from autosched.device.timing import Ratio, noise_floor_pct, paired_ratio
+from autosched.pipeline.baselines import Rivals
+from autosched.pipeline.granularity import Considered
+from autosched.pipeline.job import Job, require_strategies
+from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.memory import open_journal
+from autosched.pipeline.options import Options, Outcome
+from autosched.pipeline.preparing import Prepared, prepare
+from autosched.pipeline.qualification import Qualified, contenders, enter, qualify, why_dropped
+from autosched.pipeline.replaying import open_device
+
+LEAST_COMPILE_S = 5.0
+"""Starting a compiler takes about this long: with less left, nothing comes of it."""
+
+# Shares of the budget: rounds of all sequential orders, and of the winners against each other; and what tuning gets at the least.
+_QUALIFYING = 0.05
+_DUEL = 0.1
+_LEAST_TUNING = 0.25
+_LEAST_ROUNDS = 15
+
+
+@dataclass
+class _Course:
+    """What happened so far; ``rows`` by lowering, in the order considered."""
+
+    rows: dict[str, LoweringRow]
+    ledger: Ledger = field(default_factory=Ledger)
+    errors: list[AutoschedError] = field(default_factory=list)
+
+    def note(self, lowering: str, **changes: Any) -> None:
+        """Change the row of ``lowering``."""
+        self.rows[lowering] = dataclasses.replace(self.rows[lowering], **changes)
+
+    def failed(self, lowering: str, error: AutoschedError) -> None:
+        """``lowering`` is out."""
+        self.errors.append(error)
+        self.note(lowering, outcome=LoweringOutcome.FAILED, why=str(error))
+
+
+def run_contest(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Options,
+    choice: Considered,
+    progress: Progress,
+) -> Outcome:
+    """Try the lowerings of ``choice``, and return the outcome of the best one's job; its report says what became of each.
+
+    Raises:
+        AutoschedError: as ``Job.run``, if no lowering comes through; the error of the first that failed.
+    """
+    require_strategies(options)
+    device = open_device(options.device)
+    course = _Course({name: LoweringRow(name, LoweringOutcome.SKIPPED) for name in choice.lowerings})
+    with contextlib.ExitStack() as stack:
+        rivals = Rivals(model, args, kwargs, device.key.kind, compiled=options.compiled, source=options.source, progress=progress)
+        stack.callback(rivals.close)
+        ready, begin = _prepared(stack, model, args, kwargs, options, choice.lowerings, device, progress, course)
+        field_of = _qualified(ready, options, device, progress, course) if len(ready) > 1 else []
+        queue, able = _queue(ready, field_of)
+        outcomes: list[Outcome] = []
+        for place, prepared in enumerate(queue):
+            # Beyond those that can win only while nothing has come through.
+            if place >= able and outcomes:
+                break
+            left_s = _left_s(options, begin, others=max(able - 1 - place, 0), tuned=bool(outcomes))
+            job = Job(model, args, kwargs, _asked(options, prepared, left_s), progress, prepared, rivals)
+            try:
+                outcomes.append(job.run())
+            except AutoschedError as error:
+                course.failed(prepared.lowering, error)
+            else:
+                course.note(prepared.lowering, outcome=LoweringOutcome.TUNED, why="")
+        if not outcomes:
+            raise course.errors[0]
+        kept = _best(outcomes, queue, options, progress, course)
+    return _reported(kept, outcomes, (*course.rows.values(), *choice.skipped), course, time.monotonic() - begin)
+
+
+def _prepared(
+    stack: contextlib.ExitStack,
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Options,
+    lowerings: Sequence[Lowering],
+    device: Device,
+    progress: Progress,
+    course: _Course,
+) -> tuple[list[Prepared], float]:
+    """The lowerings that can be had, and when the first of them was ready (``time.monotonic``)."""
+    share_s = options.budget.compile_share * options.budget.total_s
+    ready: list[Prepared] = []
+    begin = time.monotonic()
+    for lowering in lowerings:
+        compiled = lowering in (Lowering.FUSED, Lowering.INDUCTOR)
+        left_s = share_s - (time.monotonic() - begin) if ready else share_s
+        limit_s = left_s / 2 if lowering is Lowering.FUSED else left_s
+        # The first one is what there is without a choice: it is had whatever it takes, but for regions beyond their time.
+        if ready and compiled and limit_s < LEAST_COMPILE_S:
+            course.note(lowering, why=_too_short(limit_s))
+            continue
+        try:
+            found = prepare(lowering, model, args, kwargs, device, progress, limit_s=max(limit_s, 0.0) if compiled else None)
+        except AutoschedError as error:
+            course.failed(lowering, error)
+            continue
+        if isinstance(found, str):
+            course.note(lowering, outcome=LoweringOutcome.FAILED, why=found)
+            continue
+        stack.callback(found.session.close)
+        course.note(lowering, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
+        if not ready:
+            begin = time.monotonic()
+        ready.append(found)
+    if not ready:
+        raise course.errors[0]
+    return ready, begin
+
+
+def _too_short(limit_s: float) -> str:
+    return (
+        f"{max(limit_s, 0.0):.1f} s of the budget were left for compiling it; at least {LEAST_COMPILE_S:.0f} s are needed. Raise --budget"
+    )
+
+
+def _qualified(ready: Sequence[Prepared], options: Options, device: Device, progress: Progress, course: _Course) -> list[Qualified]:
+    """The lowerings that could be timed in order, fastest first; their rows filled in, and those dropped that cannot win."""
+    progress.stage("operators alone, in every lowering", options.budget.total_s)
+    entrants = []
+    with open_journal(device, fresh=options.fresh, private=False) as journal:
+        for prepared in ready:
+            try:
+                entrants.append(enter(prepared, journal, options.budget.solo_rounds, course.ledger))
+            except AutoschedError as error:
+                course.failed(prepared.lowering, error)
+    seconds = _QUALIFYING * options.budget.total_s
+    timed, failed = qualify(entrants, seconds=seconds, seed=options.seed, ledger=course.ledger, progress=progress)
+    for entrant, failure in failed:
+        course.note(entrant.prepared.lowering, outcome=LoweringOutcome.FAILED, why=f"in order: {failure.kind}: {failure.detail}")
+    able = contenders(timed) if timed else []
+    for item in timed:
+        samples = item.sequential
+        course.note(
+            item.entrant.prepared.lowering,
+            outcome=LoweringOutcome.TUNED if item in able else LoweringOutcome.DROPPED,
+            why="" if item in able else why_dropped(item, timed[0]),
+            sequential_us=samples.median_us,
+            ci_us=(samples.ci_low_us, samples.ci_high_us),
+            bound_us=item.entrant.bound_us,
+        )
+    return timed
+
+
+def _queue(ready: Sequence[Prepared], qualified: Sequence[Qualified]) -> tuple[list[Prepared], int]:
+    """What to tune, in that order, and how many of them are to be tuned; the rest stand in for those that fail."""
+    if not qualified:
+        return list(ready), 1
+    able = contenders(qualified)
+    rest = [item for item in qualified if item not in able]
+    return [item.entrant.prepared for item in (*able, *rest)], len(able)
+
+
+def _left_s(options: Options, begin: float, *, others: int, tuned: bool) -> float:
+    """What one more job may take: an equal part of what is left, a duel set aside where there will be one."""
+    total_s = options.budget.total_s
+    duel_s = _DUEL * total_s if others or tuned else 0.0
+    left_s = total_s - (time.monotonic() - begin) - duel_s
+    return max(left_s, _LEAST_TUNING * total_s) / (others + 1)
+
+
+def _asked(options: Options, prepared: Prepared, left_s: float) -> Options:
+    budget = dataclasses.replace(options.budget, total_s=left_s)
+    return dataclasses.replace(options, lowering=Lowering(prepared.lowering), budget=budget)
+
+
+def _best(outcomes: Sequence[Outcome], order: Sequence[Prepared], options: Options, progress: Progress, course: _Course) -> Outcome:
+    """The first outcome, unless another one's schedule is faster beyond noise."""
+    sessions = {prepared.lowering: prepared for prepared in order}
+    kept = outcomes[0]
+    for rival in outcomes[1:]:
+        names = kept.report.lowering, rival.report.lowering
+        seconds = _DUEL * options.budget.total_s
+        progress.stage(f"{names[0]} against {names[1]}", seconds)
+        fought = _fight(kept, rival, sessions, rounds=2 * options.budget.final_rounds, seconds=seconds)
+        if isinstance(fought, Failure):
+            course.note(names[1], why=f"it could not be compared ({fought.kind}: {fought.detail})")
+            continue
+        rng = np.random.default_rng(options.seed)
+        base, again, other = fought
+        course.ledger.measurements += 3 * len(base)
+        ratio, noise = paired_ratio(other, base, rng), noise_floor_pct(base, again, rng)
+        wins = ratio.ci_high < 1.0 and 100.0 * (1.0 - ratio.ratio) > noise
+        loser = names[0] if wins else names[1]
+        course.note(loser, why=_sentence(ratio, names, noise))
+        kept = rival if wins else kept
+    return kept
+
+
+def _fight(
+    first: Outcome, second: Outcome, sessions: Mapping[str, Prepared], *, rounds: int, seconds: float
+) -> tuple[list[float], list[float], list[float]] | Failure:
+    """Times of the first schedule, of the first again, and of the second, round by round, in microseconds.
+
+    The schedules take turns in their two processes, one waiting asleep while the other runs.
+    """
+    columns: tuple[list[float], list[float], list[float]] = ([], [], [])
+    turns = [(sessions[outcome.report.lowering].session, outcome.schedule) for outcome in (first, first, second)]
+    for session, schedule in turns[1:]:
+        warm = session.paired([schedule], rounds=2)
+        if isinstance(warm, Failure):
+            return warm
+    deadline = time.monotonic() + seconds
+    while len(columns[0]) < rounds and (len(columns[0]) < _LEAST_ROUNDS or time.monotonic() < deadline):
+        for column, (session, schedule) in zip(columns, turns, strict=True):
+            answer = session.paired([schedule], rounds=1)
+            if isinstance(answer, Failure):
+                return answer
+            column.extend(answer[0])
+    return columns
+
+
+def _sentence(ratio: Ratio, names: tuple[str, str], noise: float) -> str:
+    interval = f"95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f}, noise {noise:.1f} %"
+    return f"{names[1]}, tuned, takes {ratio.ratio:.3f} times as long as {names[0]}, tuned ({interval})"
+
+
+def _reported(kept: Outcome, outcomes: Sequence[Outcome], rows: Sequence[LoweringRow], course: _Course, took_s: float) -> Outcome:
+    """The outcome with what the whole contest found and cost."""
+    tuned_us = {outcome.report.lowering: _kept_us(outcome.report) for outcome in outcomes}
+    named = tuple(
+        dataclasses.replace(
+            row,
+            tuned_us=tuned_us.get(row.lowering),
+            outcome=LoweringOutcome.KEPT if row.lowering == kept.report.lowering else row.outcome,
+            why="" if row.lowering == kept.report.lowering else row.why,
+        )
+        for row in rows
+    )
+    report = dataclasses.replace(
+        kept.report,
+        lowerings=named,
+        measurements=course.ledger.measurements + sum(outcome.report.measurements for outcome in outcomes),
+        failures=course.ledger.failures + sum(outcome.report.failures for outcome in outcomes),
+        search_s=took_s,
+    )
+    return dataclasses.replace(kept, report=report)
+
+
+def _kept_us(report: TuneReport) -> float | None:
+    return next((row.measured_us for row in report.strategies if row.name == report.chosen), None)

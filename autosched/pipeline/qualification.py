@@ -1,0 +1,153 @@
+"""Which lowerings can still win: the sequential orders of all of them in interleaved rounds, and what lanes could make of each at best.
+
+A lowering is worth tuning if it is the fastest in order, or if no proof says that its schedules must lose to that one: its bound (longest
+path; on a CPU also work over cores) is below the other's time. Where the bound knows only the longest path, lanes are taken to gain at
+most ``MOST_GAIN``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.core.errors import AutoschedError
+from autosched.core.progress import Progress
+from autosched.core.records import Failure, FailureKind, Samples, SoloRecord
+from autosched.core.schedule import Schedule, sequential
+from autosched.datasets.facts import device_facts
+from autosched.datasets.journal import Journal
+from autosched.device.timing import summarize
+from autosched.pipeline.bounds import bound_of_times
+from autosched.pipeline.measuring import Ledger, measure_solo
+from autosched.pipeline.preparing import Prepared
+from autosched.pipeline.variants import measure_variants
+
+MOST_GAIN = 1.7
+"""Sequential time over that of the best schedule, where only the longest path bounds it: the most that Opara reports over sequential CUDA
+graphs is 1.68 (Chen et al., IEEE Transactions on Computers 2025)."""
+
+MOST_TUNED = 2
+"""A third lowering would leave none of them the time to find anything."""
+
+_LEAST_ROUNDS = 7
+_MOST_ROUNDS = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Entrant:
+    """A prepared lowering with what its operators take alone.
+
+    Args:
+        orders: its sequential schedules, one for each width, each operator in the variant that is fastest alone.
+        bound_us: no schedule is faster, microseconds; ``None`` if unknown.
+    """
+
+    prepared: Prepared
+    orders: tuple[Schedule, ...]
+    bound_us: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Qualified:
+    """An entrant with the times of its best sequential order: every round was taken beside one of each other entrant."""
+
+    entrant: Entrant
+    sequential: Samples
+
+    @property
+    def at_best_us(self) -> float:
+        """What lanes could make of it at best, microseconds."""
+        least = self.sequential.median_us / MOST_GAIN
+        bound = self.entrant.bound_us
+        if bound is None:
+            return least
+        # On a CPU the bound counts the cores as well, and stands for itself.
+        return max(bound, least) if self.entrant.prepared.device.key.kind == "cuda" else bound
+
+
+def enter(prepared: Prepared, journal: Journal, rounds: int, ledger: Ledger) -> Entrant:
+    """Measure the operators alone, through the journal: tuning finds them there."""
+    program, session = prepared.captured.program, prepared.session
+    widths = session.limits.widths
+    variants = measure_variants(session, program, journal, rounds, ledger, prepared.refused)
+    solo = variants.solo if variants is not None else measure_solo(session, program.graph, journal, rounds, ledger)
+    times: NDArray[np.float64] = np.array(
+        [[item.samples.median_us if isinstance(item, SoloRecord) else np.nan for item in row] for row in solo], dtype=np.float64
+    ).reshape(len(program.graph), len(widths))
+    orders = tuple(sequential(program.graph, width=width) for width in widths)
+    if variants is not None:
+        chosen = [tuple(int(item) for item in variants.best[:, place]) for place in range(len(widths))]
+        orders = tuple(dataclasses.replace(order, variant=variant) for order, variant in zip(orders, chosen, strict=True))
+    return Entrant(prepared, orders, bound_of_times(program.graph, times, widths, device_facts(prepared.device.key)))
+
+
+def qualify(
+    entrants: Sequence[Entrant], *, seconds: float, seed: int, ledger: Ledger, progress: Progress
+) -> tuple[list[Qualified], list[tuple[Entrant, Failure]]]:
+    """Time the sequential orders of all entrants in rounds: those that could be timed, fastest first, and those that could not.
+
+    The orders take turns in their own processes, one at work while the others sleep, in another turn every round. Goes on for ``seconds``,
+    but at least seven rounds and at most forty.
+    """
+    progress.stage("sequential orders of all lowerings", seconds)
+    failed: list[tuple[Entrant, Failure]] = []
+    alive: list[Entrant] = []
+    for entrant in entrants:
+        warm = _round(entrant)
+        if isinstance(warm, Failure):
+            failed.append((entrant, warm))
+        else:
+            alive.append(entrant)
+    columns: dict[int, list[list[float]]] = {id(entrant): [[] for _ in entrant.orders] for entrant in alive}
+    rng = np.random.default_rng(seed)
+    deadline = time.monotonic() + seconds
+    done = 0
+    while alive and done < _MOST_ROUNDS and (done < _LEAST_ROUNDS or time.monotonic() < deadline):
+        for place in rng.permutation(len(alive)):
+            entrant = alive[place]
+            taken = _round(entrant)
+            if isinstance(taken, Failure):
+                failed.append((entrant, taken))
+                continue
+            for column, time_us in zip(columns[id(entrant)], taken, strict=True):
+                column.append(time_us)
+            ledger.measurements += len(taken)
+        alive = [entrant for entrant in alive if all(entrant is not lost for lost, _ in failed)]
+        done += 1
+        progress.update(done=done, total=_MOST_ROUNDS, measured=ledger.measurements, left_s=max(deadline - time.monotonic(), 0.0))
+    ledger.failures += len(failed)
+    timed = [Qualified(entrant, min(map(summarize, columns[id(entrant)]), key=lambda item: item.median_us)) for entrant in alive]
+    return sorted(timed, key=lambda item: item.sequential.median_us), failed
+
+
+def contenders(qualified: Sequence[Qualified]) -> list[Qualified]:
+    """Those worth tuning, fastest in order first: that one, and at most one more that could still beat it.
+
+    Args:
+        qualified: fastest in order first.
+    """
+    leader, *others = qualified
+    able = [item for item in others if item.at_best_us < leader.sequential.median_us]
+    return [leader, *able[: MOST_TUNED - 1]]
+
+
+def why_dropped(item: Qualified, leader: Qualified) -> str:
+    """The reason that ``item`` is not tuned, for the report."""
+    best, name = leader.sequential.median_us, leader.entrant.prepared.lowering
+    if item.at_best_us < best:
+        return f"lanes could make it {item.at_best_us:,.0f} us at best, but only {MOST_TUNED} lowerings are tuned"
+    return f"lanes could make it {item.at_best_us:,.0f} us at best, and {name} takes {best:,.0f} us in order"
+
+
+def _round(entrant: Entrant) -> list[float] | Failure:
+    try:
+        answer = entrant.prepared.session.paired(entrant.orders, rounds=1)
+    except AutoschedError as error:
+        # A process that is lost for one lowering's code says nothing about another's.
+        return Failure(FailureKind.CRASH, str(error))
+    return answer if isinstance(answer, Failure) else [row[0] for row in answer]
