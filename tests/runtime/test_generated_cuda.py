@@ -219,6 +219,10 @@ def test_a_kept_region_launches_on_the_stream_of_the_moment(monkeypatch: pytest.
     import sys
     from types import ModuleType
 
+    # All that the text imports, before it seems that there is a Triton.
+    import torch._inductor.codecache
+    import torch._inductor.runtime.triton_heuristics
+    import torch._inductor.select_algorithm
     from torch._inductor.async_compile import AsyncCompile
 
     source = next(path for name, path in _TEXTS.items() if name.startswith("epilogue")).read_text()
