@@ -5,17 +5,28 @@ neither the tuning stack nor CUDA.
 """
 
 from pathlib import Path as _Path
+from typing import TYPE_CHECKING
 from typing import Any as _Any
+
+if TYPE_CHECKING:
+    # For editors and type checkers; at run time each is imported when it is first asked for.
+    from autosched.compiled import compile
+    from autosched.core.errors import AutoschedError
+    from autosched.pipeline import tune
+    from autosched.pipeline.shapes import tune_shapes
+    from autosched.runtime.guard import FallbackWarning
+    from autosched.runtime.load import load
 
 _here = _Path(__file__).resolve().parent
 if not (_here / "search").is_dir() and (_here.parent / "search" / "__init__.py").is_file():
     __path__.append(str(_here.parent))  # source checkout: sibling folders are our sub-packages
 
 __version__ = "0.1.0"
-__all__ = ["AutoschedError", "compile", "load", "tune", "tune_shapes"]
+__all__ = ["AutoschedError", "FallbackWarning", "compile", "load", "tune", "tune_shapes"]
 
 _LAZY = {
     "AutoschedError": "autosched.core.errors",
+    "FallbackWarning": "autosched.runtime.guard",
     "tune": "autosched.pipeline",
     "tune_shapes": "autosched.pipeline.shapes",
     "load": "autosched.runtime.load",

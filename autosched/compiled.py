@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from autosched.capture.call_check import require_call
 from autosched.capture.dynamo import alone
 from autosched.capture.export import Captured, capture
 from autosched.compile_options import CompileOptions, parse_options
@@ -109,7 +110,9 @@ def compile(
         # One schedule is for one shape: sizes left open would only be closed again.
         compiled: Callable[..., Any] = torch.compile(model, backend=autosched, dynamic=False, options=given)
         return compiled
-    args, kwargs = tuple(example_inputs or ()), dict(example_kwargs or {})
+    given_inputs = () if example_inputs is None else example_inputs
+    require_call("compile", model, given_inputs, example_kwargs)
+    args, kwargs = tuple(given_inputs), dict(example_kwargs or {})
     try:
         return ready(model, recipe_for(model, args, kwargs, options), args, kwargs, options)
     except UsageError as error:

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from autosched.costmodel.evaluate import Evaluation
     from autosched.costmodel.metrics import Metrics
 
-_METRICS = ("rows", "con- ten- ded", "MAPE %", "con- ten- ded MAPE %", "con- ten- ded median APE %", "rank corr.", "span MAPE %", "90 % holds")
+_METRICS = (
+    "rows",
+    "con- ten- ded",
+    "MAPE %",
+    "con- ten- ded MAPE %",
+    "con- ten- ded median APE %",
+    "rank corr.",
+    "span MAPE %",
+    "90 % holds",
+)
 
 
 def print_evaluation(found: Evaluation, console: Console) -> None:

@@ -59,9 +59,9 @@ def _print_report(report: TuneReport) -> None:
     if dropped:
         wider = f"not shown for want of width: {', '.join(dropped)}; widen the terminal, pipe into a file, or use --json"
         console.print(wider, highlight=False, markup=False, style="dim")
-    for row in report.strategies:
-        if row.failure is not None:
-            console.print(f"{row.name} failed, {row.failure.kind}: {row.failure.detail}", highlight=False, markup=False)
+    for failed in report.strategies:
+        if failed.failure is not None:
+            console.print(f"{failed.name} failed, {failed.failure.kind}: {failed.failure.detail}", highlight=False, markup=False)
     console.print(report.verdict, highlight=False, markup=False)
     for note in report.notes:
         console.print(f"note: {note}", highlight=False, markup=False)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autosched.capture.call_check import require_call
 from autosched.core.progress import Progress, Silent
 from autosched.core.variants import Lowering
 from autosched.pipeline.budget import budget_for
@@ -71,6 +72,7 @@ def tune(
     """
     from autosched.pipeline.options import Options
 
+    require_call("tune", model, example_inputs, example_kwargs)
     budget = budget_for(effort, budget_s)
     options = Options(
         device, effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name or type(model).__name__, dtype,
@@ -110,6 +112,7 @@ def compare(
     """
     from autosched.pipeline.options import Options
 
+    require_call("compare", model, example_inputs, example_kwargs)
     budget = budget_for(effort, budget_s)
     chosen = tuple(strategies) if strategies is not None else None
     options = Options(

@@ -22,6 +22,9 @@ class Tuned:
         self._options = options
         self.report: TuneReport = outcome.report
 
+    def __repr__(self) -> str:
+        return f"<autosched: {self.report.model} tuned on {self.report.device.name}: {self.report.verdict}>"
+
     @property
     def bundle(self) -> Bundle:
         """What :meth:`save` writes."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autosched.capture.call_check import require_call
 from autosched.core.errors import UsageError
 from autosched.core.progress import Progress, Silent
 from autosched.core.report import TuneReport
@@ -105,6 +106,8 @@ def tune_shapes(
     """
     from autosched.pipeline import tune
 
+    for position, args in enumerate(examples):
+        require_call(f"example {position} of tune_shapes", model, args)
     count = len(examples)
     if not 1 <= count <= MAX_SHAPES:
         raise UsageError(f"{count} examples; expected 1 to {MAX_SHAPES}, one for each shape")

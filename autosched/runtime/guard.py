@@ -7,7 +7,7 @@ import inspect
 import threading
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -160,6 +160,12 @@ class LoadedModel:
             return f"<autosched: {name} as it came ({report.reason})>"
         shapes = f", {len(report.shapes)} shapes ({report.ready} ready)" if len(report.shapes) > 1 else ""
         return f"<autosched: {name} on schedule {report.schedule!r}, {report.operators} operators on {report.lanes} lanes{shapes}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Only for what is not there. Handing it on would be a trap: model.to() and model.half() return the model, without its schedules.
+        raise AttributeError(
+            f"a loaded model is a callable and has no attribute {name!r}; the module it was made from is its attribute 'model'"
+        )
 
     def report(self) -> LoadReport:
         """Which schedules run, or why the model runs as it came, how often each happened, and what memory they take."""

@@ -1,0 +1,39 @@
+"""Arguments that describe no call are refused before they are taken for something else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import autosched
+from autosched import pipeline
+from autosched.core.errors import UsageError
+
+NET = torch.nn.Linear(4, 4).eval()
+ROWS = torch.randn(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "words"),
+    [
+        (NET, ROWS, r"write \(x,\)"),  # a tensor is a sequence too: of rows that lack the first dimension
+        (NET, {"input": ROWS}, "example_kwargs"),
+        (NET, "x", r"write \(x,\)"),
+        (NET, 3, "expected a tuple"),
+        ("torchvision:googlenet", (ROWS,), "expected a torch.nn.Module"),
+    ],
+)
+@pytest.mark.parametrize("function", [autosched.tune, autosched.compile, pipeline.compare], ids=["tune", "compile", "compare"])
+def test_what_is_no_call_is_refused_at_once(function, model, inputs, words) -> None:
+    with pytest.raises(UsageError, match=words):
+        function(model, inputs, device="cpu")
+
+
+def test_each_example_of_several_shapes_is_looked_at() -> None:
+    with pytest.raises(UsageError, match=r"example 1 of tune_shapes.*write \(x,\)"):
+        autosched.tune_shapes(NET, [(ROWS,), torch.randn(2, 4)], device="cpu")
+
+
+def test_keyword_arguments_are_a_dictionary() -> None:
+    with pytest.raises(UsageError, match="example_kwargs"):
+        autosched.tune(NET, (), [ROWS], device="cpu")
