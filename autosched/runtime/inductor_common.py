@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,23 @@ import torch
 
 from autosched.core.program import Argument, Call, Many, Ref
 from autosched.runtime.calls import literal, resolve
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What Inductor wrote.
+
+    Args:
+        source: text of the generated module.
+        namespace: its globals: kernels, helpers, frozen constants.
+        constants: names of the globals that are tensors (frozen weights), in the order of the module.
+        takes: for each argument of the module's ``call``, the value of the source program given there.
+    """
+
+    source: str
+    namespace: dict[str, Any]
+    constants: tuple[str, ...]
+    takes: tuple[int, ...]
 
 
 def add_calls(graph: torch.fx.Graph, nodes: dict[int, torch.fx.Node], calls: Iterable[Call], device: torch.device) -> None:

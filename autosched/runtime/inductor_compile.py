@@ -24,7 +24,7 @@ import torch
 
 from autosched.runtime import inductor_kept
 from autosched.runtime.cpp_kernels import kernels_release_gil
-from autosched.runtime.inductor_common import add_calls, first_line, known_options, modules_into
+from autosched.runtime.inductor_common import Compiled, add_calls, first_line, known_options, modules_into
 from autosched.runtime.kernels import BoundProgram
 
 _FORCED: Mapping[str, object] = {
@@ -54,23 +54,6 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What Inductor wrote.
-
-    Args:
-        source: text of the generated module.
-        namespace: its globals: kernels, helpers, frozen constants.
-        constants: names of the globals that are tensors (frozen weights), in the order of the module.
-        takes: for each argument of the module's ``call``, the value of the source program given there.
-    """
-
-    source: str
-    namespace: dict[str, Any]
-    constants: tuple[str, ...]
-    takes: tuple[int, ...]
-
-
 @dataclass
 class _Seen:
     """What the compilation showed on its way."""
@@ -96,7 +79,7 @@ def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], *, freeze
         return Refused("a constant has an opaque layout, which Inductor cannot freeze")
     key = inductor_kept.key_of(bound, constants, inputs, _FORCED, freeze)
     if (found := inductor_kept.find(key, bound)) is not None:
-        return Compiled(found.source, found.namespace, found.constants, found.takes)
+        return found
     try:
         module, arguments = _graph_module(bound, constants, freeze=freeze)
     except Exception as error:
@@ -117,8 +100,7 @@ def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], *, freeze
         )
     made = _described(seen.modules[-1], arguments)
     if isinstance(made, Compiled):
-        written = inductor_kept.Found(made.source, made.namespace, made.constants, made.takes)
-        inductor_kept.keep(key, bound, written, leaves, seen.folds)
+        inductor_kept.keep(key, bound, made, leaves, seen.folds)
     return made
 
 
@@ -187,3 +169,6 @@ def _described(module: ModuleType, arguments: tuple[int, ...]) -> Compiled | Ref
         return Refused(f"the module that Inductor wrote cannot be read: {error}")
     namespace = dict(vars(module))
     return Compiled(source, namespace, inductor_kept.tensor_names(namespace), arguments)
+
+
+__all__ = ["Compiled", "Refused", "compile_whole"]

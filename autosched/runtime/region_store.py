@@ -1,4 +1,4 @@
-"""Compiled regions kept on this machine: the text of the module a compiler wrote, by what it was compiled from.
+"""Compiled code kept on this machine: the text of the module a compiler wrote for a region or a program, by what it was compiled from.
 
 What is kept here is run as code, so it is trusted only where nobody else can have written it: the folder and the file belong to this
 user, nobody else may write them, no link is followed, and the text is what its digest says. Any doubt is a miss, and the region is compiled
@@ -20,7 +20,9 @@ import msgspec
 _log = logging.getLogger(__name__)
 
 SCHEMA = 1
-_MOST_BYTES = 16 << 20
+MOST_BYTES = 256 << 20
+_MOST_ENTRY_BYTES = 16 << 20
+_KEPT_SHARE = 0.8  # of the bytes allowed, after files were removed: so that the next one removes none
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,14 +33,16 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RegionStore:
-    """A folder of compiled regions.
+    """A folder of compiled code. Of what is more than ``most_bytes``, that goes which was not used for longest; it is compiled again then.
 
     Args:
         folder: made, readable by this user only, when something is first kept.
+        most_bytes: size of all files together.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder = folder
+        self._most_bytes = most_bytes
 
     def get(self, key: str) -> str | None:
         """The text kept under ``key``, or ``None`` on any doubt."""
@@ -61,7 +65,7 @@ class RegionStore:
     def put(self, key: str, source: str) -> bool:
         """Keep a text; whether it could be kept. Readers see all of it or nothing."""
         data = msgspec.json.encode(_Entry(SCHEMA, key, _digest(key, source), source))
-        if len(data) > _MOST_BYTES:
+        if len(data) > _MOST_ENTRY_BYTES:
             return False
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,7 +83,22 @@ class RegionStore:
         except OSError as error:
             _log.info("a compiled region is not kept: %s", error)
             return False
+        self._prune()
         return True
+
+    def _prune(self) -> None:
+        """Remove what was not used for longest, also what an interrupted process left, if there is too much."""
+        with contextlib.suppress(OSError):
+            found = [(entry.stat(follow_symlinks=False), entry.path) for entry in os.scandir(self._folder)]
+            total = sum(status.st_size for status, _ in found)
+            if total <= self._most_bytes:
+                return
+            for status, path in sorted(found, key=lambda item: item[0].st_mtime_ns):
+                if total <= _KEPT_SHARE * self._most_bytes:
+                    return
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                total -= status.st_size
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
@@ -90,9 +109,11 @@ class RegionStore:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(handle)
-            if not _private(status, stat.S_ISREG) or status.st_size > _MOST_BYTES:
+            if not _private(status, stat.S_ISREG) or status.st_size > _MOST_ENTRY_BYTES:
                 _log.info("a kept region does not belong to this user alone and is compiled again: %s", path)
                 return None
+            with contextlib.suppress(OSError):
+                os.utime(handle)  # it was used: others go first
             return file.read()
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import random
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,6 +87,14 @@ def _models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, 
         "branches": (branches, (torch.randn(2, 3, 16, 16),), {}),
         "mixture": (mixture, (torch.randint(0, 20, (4, 4)),), {"weights": torch.randn(4, 5)}),
     }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is compiled here is kept here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOSCHED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -208,7 +217,8 @@ def test_operators_of_two_widths_in_one_plan(branches: tuple[nn.Module, Captured
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_what_inductor_cannot_do_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_inductor_cannot_do_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
     model, args, kwargs = _models()["branches"]
 
     def explode(*given: object, **options: object) -> None:
@@ -254,9 +264,10 @@ def test_a_bundle_loads_and_computes_what_the_model_does(branches: tuple[nn.Modu
 
 
 def test_a_bundle_without_a_compiler_runs_the_model_as_it_came(
-    branches: tuple[nn.Module, Captured], monkeypatch: pytest.MonkeyPatch
+    branches: tuple[nn.Module, Captured], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model, found = branches
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
 
     def explode(*given: object, **options: object) -> None:
         raise RuntimeError("no compiler today")

@@ -86,3 +86,17 @@ def test_a_folder_that_cannot_be_made_costs_nothing_but_the_cache(tmp_path: Path
     store = RegionStore(blocked / "regions")
     assert not store.put("a", SOURCE)
     assert store.get("a") is None
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+    roomy = RegionStore(tmp_path / "regions")
+    for place, key in enumerate("abcd"):
+        assert roomy.put(key, SOURCE)
+        os.utime(roomy._path(key), (place, place))
+    size = roomy._path("a").stat().st_size
+    assert roomy.get("a") == SOURCE  # used again, so "b" is the oldest
+    narrow = RegionStore(tmp_path / "regions", most_bytes=4 * size)
+    assert narrow.put("e", SOURCE)
+    left = [key for key in "abcde" if narrow.get(key) is not None]
+    assert left == ["a", "d", "e"]
+    assert sum(path.stat().st_size for path in (tmp_path / "regions").iterdir()) <= 4 * size
