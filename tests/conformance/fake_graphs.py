@@ -7,6 +7,7 @@ import random
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
 from autosched.core.program import Call, Ref
 from autosched.core.schedule import Schedule, make_schedule
+from tests.conformance.graphs import random_order
 
 
 class GraphBuilder:
@@ -80,16 +81,7 @@ def random_graph(rng: random.Random, operators: int) -> OpGraph:
 
 def random_schedule(rng: random.Random, graph: OpGraph, lanes: int, *, priorities: bool = False, extra: int = 0) -> Schedule:
     """A random topological launch order, random lanes, and some extra edges."""
-    waiting = {operator.index: len(graph.predecessors[operator.index]) for operator in graph.operators}
-    ready = [index for index, count in waiting.items() if count == 0]
-    order: list[int] = []
-    while ready:
-        index = ready.pop(rng.randrange(len(ready)))
-        order.append(index)
-        for after in graph.successors[index]:
-            waiting[after] -= 1
-            if waiting[after] == 0:
-                ready.append(after)
+    order = random_order(rng, graph)
     edges = []
     for _ in range(extra):
         first, last = sorted(rng.sample(range(len(order)), 2))

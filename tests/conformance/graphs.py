@@ -89,6 +89,10 @@ class Recorder:
             lowering="aten",
         )
 
+    def constants(self) -> dict[int, torch.Tensor]:
+        """The tensor of each constant by value index."""
+        return {binding.value: self.tensors[binding.value] for binding in self.bindings}
+
     def _call(self, target: str, args: Sequence[Argument], role: ValueRole) -> tuple[Call, list[int]]:
         function: Any = resolve(target)
         real = [self._real(item) for item in args]
@@ -178,9 +182,7 @@ def random_program(rng: random.Random, operators: int = 12) -> tuple[Program, di
             pool.append(recorder.run("aten::add.Tensor", pick, other))
     read = {value for operator in recorder.operators for value in operator.reads}
     outputs = [item for item in pool if item.value not in read and recorder.values[item.value].role is ValueRole.INTERMEDIATE][:3]
-    program = recorder.build(outputs or pool[-1:])
-    constants = {binding.value: recorder.tensors[binding.value] for binding in program.bindings}
-    return program, constants
+    return recorder.build(outputs or pool[-1:]), recorder.constants()
 
 
 def random_order(rng: random.Random, graph: OpGraph) -> list[int]:
