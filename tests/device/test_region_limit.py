@@ -65,9 +65,7 @@ def test_without_a_limit_everything_is_compiled(captured: Captured, compiled: li
     assert set(reasons.values()) == {""}
 
 
-def test_what_is_not_begun_in_time_is_refused_for_good(
-    captured: Captured, compiled: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_begun_in_time_is_refused_for_good(captured: Captured, compiled: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     monkeypatch.setattr(variants.time, "monotonic", lambda: float(next(clock)))
     found = library(captured)
