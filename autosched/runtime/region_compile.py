@@ -31,6 +31,8 @@ from autosched.runtime.region_pieces import Piece
 Entry = Callable[[list[Any]], Sequence[torch.Tensor]]
 """Takes the piece's reads in a list, which it empties; returns its writes."""
 
+_ALIGNMENT_BYTES = 16
+
 # What would make a launch something else than a launch: graphs within graphs, choices made while running, weights baked in.
 _FORCED: Mapping[str, object] = {
     "graph_partition": False,
@@ -135,6 +137,28 @@ def compile_piece(
     except Exception as error:
         return Refused(f"the compiled code does not run: {first_line(error)}")
     return Refused(problem) if problem else Code(source, entry)
+
+
+def aligned(entry: Entry) -> Entry:
+    """``entry``, given copies of tensors that do not begin at a multiple of 16 bytes.
+
+    Kernels for a GPU load 16 bytes at once where they know of no reason not to. Memory is handed out in larger steps, so this is for
+    weights that are windows of a larger tensor. The wrapper that is left out here does the same.
+    """
+
+    def run(given: list[Any]) -> Sequence[torch.Tensor]:
+        for place, tensor in enumerate(given):
+            if tensor.data_ptr() % _ALIGNMENT_BYTES:
+                given[place] = _moved(tensor)
+        return entry(given)
+
+    return run
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    window = tensor.as_strided((reach,), (1,)).clone()
+    return window.as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def load_source(source: str, name: str) -> Entry | Refused:

@@ -29,7 +29,7 @@ from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor_settings import settings_digest
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan
-from autosched.runtime.region_compile import Code, Entry, Refused, compile_piece, load_source, missing_compiler
+from autosched.runtime.region_compile import Code, Entry, Refused, aligned, compile_piece, load_source, missing_compiler
 from autosched.runtime.region_pieces import Piece, piece_digest, pieces_of, variants_of
 from autosched.runtime.region_pool import Made, compile_apart, worker_count
 from autosched.runtime.region_store import RegionStore
@@ -212,7 +212,7 @@ class RegionLibrary:
             entry = self._entry(piece, digest, width, Variant(variant))
             if isinstance(entry, Refused):
                 return entry
-            steps.append(_caller(entry, piece))
+            steps.append(_caller(aligned(entry) if self._device.type == "cuda" else entry, piece))
         return _joined(steps, operator)
 
     def _entry(self, piece: Piece, digest: str, width: int, variant: Variant) -> Entry | Refused:

@@ -171,3 +171,24 @@ def test_without_a_compiler_every_variant_is_refused(captured: Captured, monkeyp
     found = regions.kernel(index, 1, Variant.COMPILED)
     assert isinstance(found, Refused)
     assert found.reason == "there is no C++ compiler"
+
+
+def test_what_does_not_begin_at_16_bytes_is_moved_there_for_a_gpu():
+    from autosched.runtime.region_compile import aligned
+
+    whole = torch.arange(40.0)
+    window = whole[1:37].view(6, 6).t()[:, 1:5]
+    expanded = whole[1:4, None].expand(3, 5)
+    seen = []
+
+    def entry(given):
+        seen.extend(given)
+        return [item + 1 for item in given]
+
+    made = aligned(entry)([whole, window, expanded])
+    assert seen[0] is whole
+    for got, wanted in zip(seen, (whole, window, expanded), strict=True):
+        assert got.data_ptr() % 16 == 0
+        assert got.stride() == wanted.stride()
+        assert torch.equal(got, wanted)
+    assert torch.equal(made[1], window + 1)
