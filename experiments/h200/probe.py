@@ -100,7 +100,7 @@ def _inside(name: str, result: Path, smoke: bool) -> int:
     if smoke and name not in probe_questions.ON_THE_DOUBLE:
         found: dict[str, Any] = {"answer": "not asked: needs a CUDA device", "data": {}}
     else:
-        answer, data = getattr(probe_questions, name.lower())(bench)
+        answer, data = probe_questions.ANSWERS[name](bench)
         found = {"answer": answer, "data": data}
     found["source"] = "smoke: a test double answered; no figure is a measurement" if smoke else "measured"
     result.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")

@@ -10,20 +10,13 @@ from typing import Any
 
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
+from autosched.core.schedule import Schedule, make_schedule
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.cuda_bindings import GraphBindings, open_bindings
 from autosched.runtime.cuda_graph import GraphCapturer
 
-KERNELS = r"""
-extern "C" __global__ void stamped(unsigned long long* out, int slot, int time_ns) {
-  unsigned long long start, now;
-  unsigned int sm;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-  asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
-  do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - start < (unsigned long long)time_ns);
-  if (threadIdx.x == 0 && blockIdx.x == 0) { out[slot * 3] = start; out[slot * 3 + 1] = now; out[slot * 3 + 2] = sm; }
-}
-"""
+Answer = tuple[str, dict[str, Any]]
+"""A sentence, and raw data."""
 
 
 @dataclass
@@ -141,3 +134,14 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     ranks = [[sorted(values).index(item) for item in values] for values in (first, second)]
     distance = sum((a - b) ** 2 for a, b in zip(*ranks, strict=True))
     return 1.0 - 6.0 * distance / (count * (count**2 - 1))
+
+
+def chains(graph: OpGraph, lanes: int) -> Schedule:
+    """Each operator on the lane of a predecessor whose lane's end it is, else on the emptiest: wide and dependent on many waits."""
+    ends: list[int] = [-1] * lanes
+    lane = [0] * len(graph)
+    for index in range(len(graph)):
+        free = [place for place, end in enumerate(ends) if end in graph.predecessors[index]]
+        lane[index] = free[0] if free else min(range(lanes), key=lambda place: (ends[place], place))
+        ends[lane[index]] = index
+    return make_schedule(graph, range(len(graph)), lane)
