@@ -1,0 +1,95 @@
+"""What the pages of docs/ say is true: their Python runs, their commands exist, their paths and names are those of this checkout."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.main import get_command
+
+from autosched.cli import app
+from autosched.pipeline.budget import budget_for
+from autosched.search.strategy import STRATEGIES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (ROOT / "README.md", ROOT / "experiments" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.S | re.M)
+
+
+def run(page: str, names: dict[str, Any]) -> dict[str, Any]:
+    for number, source in enumerate(blocks(page, "python")):
+        exec(compile(source, f"{page}, block {number}", "exec"), names)
+    return names
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_model_is_tuned_and_served_as_the_pages_say(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = run("docs/tune.md", {"__name__": "docs"})
+    assert (folder / "ranker.autosched").is_file()
+    assert tuned["tuned"].report.chosen in capsys.readouterr().out
+    given = {name: tuned[name] for name in ("model", "inputs", "kwargs")} | {"torch": torch}
+    with warnings.catch_warnings():
+        # The default schedule of so small a model may be slower than the model, which is said once.
+        warnings.simplefilter("ignore")
+        served = run("docs/serve.md", given)
+    torch.testing.assert_close(served["result"], tuned["model"](*tuned["inputs"], **tuned["kwargs"]).detach())
+    assert served["fast"].report().scheduled
+    assert len(set(served["answers"])) == 1
+
+
+def test_runs_are_read_with_pandas_as_the_page_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(ROOT / "datasets" / "data" / "cpu_amd_epyc_2", folder / "runs")
+    named = run("docs/retrain.md", {})["named"]
+    assert named["first_kind"].notna().all()
+    assert "first_kind" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_options_and_links_exist(page: Path) -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    text = page.read_text(encoding="utf-8")
+    lines = [line for block in blocks(page.relative_to(ROOT).as_posix(), "bash") for line in block.splitlines()]
+    lines += re.findall(r"`(autosched [a-z][^`]*)`", text)
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words[:1] != ["autosched"] or words[1].startswith("-"):
+            continue
+        assert words[1] in commands, line
+        known = {name for option in commands[words[1]].params for name in (*option.opts, *option.secondary_opts)}
+        assert {word for word in words[2:] if word.startswith("-")} <= known | {"-h", "--help"}, line
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert link.startswith("https://") or (page.parent / link).exists(), link
+    for anchor in re.findall(r"\]\(#([^)]+)\)", text):
+        assert anchor in {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, re.M)}, anchor
+
+
+def test_every_strategy_and_its_file_are_in_the_map() -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| ([^|]*) \| ([^|]*) \|$", text, re.M)
+    named = {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)}
+    assert named == {*STRATEGIES.names(), "tuned", "estf_2", "opara_2", "ios_2"}
+    for path in re.findall(r"`((?:autosched|search|costmodel|datasets)/[\w/.]*)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_table_of_efforts_is_the_presets() -> None:
+    text = (ROOT / "docs" / "tune.md").read_text(encoding="utf-8")
+    for effort in ("quick", "balanced", "full"):
+        budget = budget_for(effort)
+        said = "yes" if budget.compiled_baseline else "no"
+        assert f"| `{effort}` | {budget.total_s:.0f} | {said} |" in text
