@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from autosched.config import compile_workers, region_limit_s
 from autosched.core.errors import DeviceError
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
@@ -144,7 +145,12 @@ class CpuSession:
                     found[death.item] = [death.failure] * len(widths)
 
     def prepare_variants(self, columns: Sequence[tuple[int, int]], limit_s: float | None = None) -> tuple[int, int]:
-        """As ``variants.VariantSession.prepare_variants``."""
+        """As ``variants.VariantSession.prepare_variants``.
+
+        Raises:
+            UsageError: if a variable that this goes by holds no number.
+        """
+        compile_workers(1), region_limit_s(1.0)  # said here: the measuring process would only do without
         compiled, processes = 0, 1
         try:
             for answer in self._ask(PrepareRegionsRequest(tuple(columns), limit_s)):

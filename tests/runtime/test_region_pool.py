@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import functools
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +22,7 @@ from autosched.capture.export import Captured, capture
 from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule, sequential
 from autosched.core.variants import Lowering, Variant
-from autosched.runtime import region_pool, regions
+from autosched.runtime import region_pool, region_worker, regions
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
@@ -221,3 +225,59 @@ def test_the_number_of_processes_has_bounds(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(region_pool, "usable_cores", lambda: 8)
     monkeypatch.setattr(region_pool, "_free_host_bytes", lambda: 1 << 20)
     assert worker_count(1000) == 1
+
+
+_HOLDER = """
+import sys
+from autosched.runtime.region_worker import _turns
+with _turns(sys.argv[1])():
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_the_device_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
+    lock = tmp_path / "turn"
+    lock.touch()
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _HOLDER, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        descriptor = os.open(lock, os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+        other.kill()  # whoever dies with it has it no more
+    turn = region_worker._turns(str(lock))
+    with turn(), turn():
+        pass
+    descriptor = os.open(lock, os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+
+
+def test_kernels_are_timed_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime import benchmarking
+
+    within: list[str] = []
+
+    class Timer:
+        def benchmark_gpu(self, what: str) -> float:
+            within.append(what)
+            return 1.0
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        within.append("begin")
+        yield
+        within.append("end")
+
+    assert callable(getattr(type(benchmarking.benchmarker), "benchmark_gpu", None))  # else regions of a GPU are compiled one by one
+    monkeypatch.setattr(benchmarking, "benchmarker", Timer())
+    assert region_worker._wait_for_turns(turn)
+    assert benchmarking.benchmarker.benchmark_gpu("a kernel") == 1.0
+    assert within == ["begin", "a kernel", "end"]
+    monkeypatch.setattr(benchmarking, "benchmarker", object())
+    assert not region_worker._wait_for_turns(turn)
