@@ -14,7 +14,7 @@ from autosched.cli import main
 from autosched.cli.costmodel import whether_used
 from autosched.cli.costmodel_tables import print_evaluation
 from autosched.datasets.synthetic import synthetic_store
-from autosched.pipeline import retraining
+from autosched.pipeline import collecting, retraining
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +89,13 @@ def test_no_cell_of_an_evaluation_is_cut_off_in_a_narrow_terminal(runs: Path, tm
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= 80
     assert "flatters it" in " ".join(printed.split())
+
+
+@pytest.mark.parametrize(("kept", "code"), [(0, 3), (5, 0)])
+def test_a_collection_of_which_nothing_was_kept_ends_as_unstable(
+    kept: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = collecting.CollectResult(str(tmp_path), "cpu", ("autosched:toy",), (), (), kept, 0, 0, 0, 0, 12, None, ())
+    monkeypatch.setattr(collecting, "collect", lambda subjects, folder, **options: result)
+    assert run("collect", "autosched:toy", "-o", str(tmp_path / "runs")) == code
+    assert ("nothing was kept" in capsys.readouterr().err) == (code == 3)
