@@ -105,9 +105,10 @@ def _observe(draft: Draft) -> None:
         draft.observe()
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
+        short_of_memory = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in first
+        advice = "Take a smaller batch" if short_of_memory else "Check that the model and its inputs are on one device"
         raise UnsupportedGraph(
-            f"the captured operators cannot run on the example inputs: {first}. Expected what runs in eager mode; check that the model "
-            "and its inputs are on one device."
+            f"the captured operators cannot run on the example inputs: {first}. Expected what runs in eager mode. {advice}."
         ) from error
 
 

@@ -7,7 +7,8 @@ import torch
 
 import autosched
 from autosched import pipeline
-from autosched.core.errors import UsageError
+from autosched.capture.export import capture
+from autosched.core.errors import UnsupportedGraph, UsageError
 
 NET = torch.nn.Linear(4, 4).eval()
 ROWS = torch.randn(1, 4)
@@ -37,3 +38,12 @@ def test_each_example_of_several_shapes_is_looked_at() -> None:
 def test_keyword_arguments_are_a_dictionary() -> None:
     with pytest.raises(UsageError, match="example_kwargs"):
         autosched.tune(NET, (), [ROWS], device="cpu")
+
+
+def test_a_model_too_large_for_the_machine_is_told_to_shrink() -> None:
+    class Vast(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return (rows[:, None] + rows[None, :] * torch.ones(1 << 20, 1, 1)).sum()  # 2**60 bytes
+
+    with pytest.raises(UnsupportedGraph, match="smaller batch"):
+        capture(Vast().eval(), (torch.randn(1 << 19),))
