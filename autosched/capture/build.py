@@ -151,6 +151,10 @@ def _input_spec(value: int, example: torch.Tensor) -> InputSpec:
         return InputSpec(value, 0, 0, 0.0, 0.0)
     if example.dtype.is_floating_point:
         wide = example.detach().to(torch.float64)
+        # A mask of 0 and -inf is a common input, and has no mean.
+        wide = wide[wide.isfinite()]
+        if wide.numel() == 0:
+            return InputSpec(value, 0, 0, 0.0, 1.0)
         std = float(wide.std(correction=0))
         return InputSpec(value, 0, 0, float(wide.mean()), std)
     if example.dtype.is_complex:

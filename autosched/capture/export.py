@@ -16,7 +16,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps
 
 from autosched.capture.build import build_program
-from autosched.capture.draft import Constant, Draft, Node
+from autosched.capture.draft import Constant, Draft, Node, spec_of
 from autosched.capture.rewrite import RewriteReport, rewrite_draft
 from autosched.capture.screen import explain_export_failure, is_check, quiet_torch, require_inference, require_schedulable
 from autosched.capture.sources import source_of
@@ -119,11 +119,28 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         UnsupportedGraph: as :func:`capture`.
     """
     require_inference(model)
-    given = dict(kwargs or {})
+    args, given = _as_examples((args, dict(kwargs or {})))
     draft = _Reader(_export(model, args, given), model).read(args, given)
     draft.remove_dead()
     _observe(draft)
     return draft
+
+
+def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments, each a dense tensor of its own: export takes one given twice for one input, and no call is laid out as one that
+    was expanded."""
+    leaves, spec = tree_flatten(call)
+    seen: set[int] = set()
+    for place, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if id(leaf) in seen:
+            leaves[place] = leaf.detach().clone()
+        if leaf.layout is torch.strided and spec_of(leaf).overlaps:
+            leaves[place] = leaf.detach().contiguous()
+        seen.add(id(leaf))
+    made: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(leaves, spec)
+    return made
 
 
 class _Reader:

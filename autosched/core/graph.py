@@ -61,6 +61,18 @@ class TensorSpec:
         """Bytes of the elements, without padding."""
         return self.elements * _ITEM_BYTES.get(self.dtype, 4)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether two elements may share memory, as in an expanded tensor; also for opaque layouts."""
+        if len(self.strides) != len(self.shape):
+            return True
+        reach = 1
+        for stride, size in sorted((stride, size) for stride, size in zip(self.strides, self.shape, strict=True) if size > 1):
+            if stride < reach:
+                return True
+            reach = stride * (size - 1) + reach
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Value:

@@ -137,9 +137,10 @@ def write_bundle(path: str | os.PathLike[str], bundle: Bundle, *more: Bundle) ->
     data = encode_bundle(bundle, *more)
     try:
         _replace_atomically(target, data)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter for a name that no file can have
+        why = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"cannot write {target}: {error.strerror or error} ({len(data)} bytes). Choose a folder that exists, is writable and has room."
+            f"cannot write {target}: {why} ({len(data)} bytes). Choose a folder that exists, is writable and has room."
         ) from error
     return target
 

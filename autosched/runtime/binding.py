@@ -79,7 +79,10 @@ class Binder:
         runner = self._factory(bound, plan, random_inputs(program, _SEED, device))
         intermediates = getattr(runner, "peak_bytes", 0) or peak_live_bytes(program.graph, plan)
         workspace = intermediates + unshared_bytes(bound.constants, constants.values())
-        return Bound(runner, watch, workspace, self._verify(bundle, bound, runner) if verify else None)
+        error = self._verify(bundle, bound, runner) if verify else None
+        if verify:
+            watch.settle()
+        return Bound(runner, watch, workspace, error)
 
     def _verify(self, bundle: Bundle, bound: BoundProgram, runner: Runner) -> float:
         """Audit the operators, then compare the schedule's outputs with the model's; the largest absolute difference.

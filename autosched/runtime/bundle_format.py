@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EVIDENCE", "FORMAT", "LITERALS", "MANIFEST", "MAX_SHAPES", "PER_SHAPE", "PROGRAM", "SCHEDULE", "SCHEMA",
     "Bundle", "BundleKey", "CreatedBy", "Evidence", "FileEntry", "HostKey", "Manifest", "ManifestOne", "OperatorTimes", "ShapeKey",
-    "migrate", "model_fingerprint", "printable", "program_to_json", "read_bundle", "read_bundles", "shape_file",
+    "label_of", "migrate", "model_fingerprint", "printable", "program_to_json", "read_bundle", "read_bundles", "shape_file",
 ]  # fmt: skip
 
 _MIB = 2**20
@@ -92,7 +92,7 @@ def read_bundle(source: str | os.PathLike[str] | bytes) -> Bundle:
     found = read_bundles(source)
     if len(found) > 1:
         shapes = "; ".join(describe_shape(bundle.program) for bundle in found)
-        raise UsageError(f"{_label(source)} holds {len(found)} shapes: {shapes}. Name one with --shape, or call read_bundles().")
+        raise UsageError(f"{label_of(source)} holds {len(found)} shapes: {shapes}. Name one with --shape, or call read_bundles().")
     return found[0]
 
 
@@ -107,7 +107,7 @@ def read_bundles(source: str | os.PathLike[str] | bytes) -> tuple[Bundle, ...]:
         ArtifactCorrupt: if it is not what its writer wrote.
         IncompatibleArtifact: if a newer autosched wrote it; the message says which version reads it.
     """
-    label = _label(source)
+    label = label_of(source)
     data = source if isinstance(source, bytes) else read_file(Path(source))
     files = unzip(data, _LIMITS, label)
     manifest, files = _read_manifest(files.pop(MANIFEST), files, label)
@@ -130,8 +130,18 @@ def read_bundles(source: str | os.PathLike[str] | bytes) -> tuple[Bundle, ...]:
     return tuple(bundles)
 
 
-def _label(source: str | os.PathLike[str] | bytes) -> str:
-    return "the bundle" if isinstance(source, bytes) else os.fspath(source)
+def label_of(source: str | os.PathLike[str] | bytes) -> str:
+    """What to call a bundle in messages.
+
+    Raises:
+        UsageError: if it is neither a path nor bytes.
+    """
+    if isinstance(source, bytes):
+        return "the bundle"
+    try:
+        return os.fspath(source)
+    except TypeError as error:
+        raise UsageError(f"a bundle cannot be read from a {type(source).__name__}; expected a path or bytes") from error
 
 
 def _max_bytes(name: str) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autosched.core.program import Argument, NonFinite, Program, Ref
-from autosched.runtime.trees import unflatten_outputs
+from autosched.runtime.trees import python_value, unflatten_outputs
 
 _Take = Callable[[Any, list[Any]], bool]
 _Make = Callable[[Sequence[Any]], Any]
@@ -129,7 +129,8 @@ def _maker(node: Mapping[str, Any], leaves: Any, place: Mapping[int, int]) -> _M
     if kind is None:
         leaf = next(leaves)
         if not isinstance(leaf, Ref):
-            return lambda tensors: leaf
+            plain = python_value(leaf)
+            return lambda tensors: plain
         index = place[leaf.value]
         return lambda tensors: tensors[index]
     children = [_maker(child, leaves, place) for child in node["children_spec"]]

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils.dlpack import from_dlpack
 
-from autosched.core.errors import AutoschedError, InputMismatch
+from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.runtime.prepared import Prepared, Runner
 from autosched.runtime.shape_table import Refused, ShapeTable, Slot
 
@@ -153,6 +154,17 @@ class LoadedModel:
             outcome = [_normal(tensor) for tensor in outcome]
         return slot.answer(outcome)
 
+    def __reduce__(self) -> Any:
+        """Neither pickled nor copied: threads, recordings and memory addresses belong to one process and one model.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"a loaded {type(self.model).__name__} cannot be pickled or copied, for its schedule is bound to this process and this very "
+            "model; copy the model, and load the bundle for the copy."
+        )
+
     def __repr__(self) -> str:
         report = self.report()
         name = type(self.model).__name__
@@ -187,7 +199,7 @@ class LoadedModel:
         )
 
     def refresh(self) -> None:
-        """Read all parameters again. Needed only after a change through ``parameter.data``, which PyTorch does not count.
+        """Read all parameters again and compare with the model. Needed only after changes that nothing counts; ``load`` lists them.
 
         Raises:
             AutoschedError: with ``strict``, if a schedule no longer fits the model.
@@ -258,6 +270,8 @@ def foreign_mode(device: torch.device) -> str:
         return "autocast is on, which the schedule was not made for"
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return "a dispatch mode or function transform is active, which lanes would not see"
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        return "forward-mode gradients are on, and a schedule computes none"
     return ""
 
 
@@ -292,6 +306,9 @@ def _normal(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor that may be changed and used anywhere: one made in inference mode may not."""
     if not tensor.is_inference():
         return tensor
+    if tensor.is_conj() or tensor.is_neg():
+        # A capsule has no word for values that are to be conjugated or negated when read.
+        return tensor.resolve_conj().resolve_neg().clone()
     try:
         # By capsule: several times cheaper than the protocol's handshake, which is for strangers.
         return _from_capsule(_to_capsule(tensor))

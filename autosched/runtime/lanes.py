@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from queue import SimpleQueue
 
 import torch
@@ -149,17 +150,25 @@ class LanePool:
         """
         with self._busy:
             self._provide(lanes - 1)
-            for lane in range(1, lanes):
-                self._queues[lane - 1].put(_LaneTask(task, lane, signals, first_flag + lane))
-            _LaneTask(task, 0, signals, first_flag)()
             try:
+                for lane in range(1, lanes):
+                    self._queues[lane - 1].put(_LaneTask(task, lane, signals, first_flag + lane))
+                _LaneTask(task, 0, signals, first_flag)()
                 self._join(lanes, signals, first_flag)
             except BaseException as error:
-                # An interrupt while waiting: stop the lanes, then wait for them, so that none works on after the caller has left.
+                # An interrupt: stop the lanes, then wait for them, so that none works on after the caller has left. Nobody knows which
+                # lanes have a task; what is put behind it, or instead of it, tells that the lane has ended.
                 signals.fail(error)
+                for lane in range(1, lanes):
+                    self._queues[lane - 1].put(partial(signals.set, first_flag + lane))
                 self._join(lanes, signals, first_flag)
-        if signals.error is not None:
-            raise signals.error
+        failure, signals.error = signals.error, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                # Its traceback holds this frame, and with it every tensor of the run.
+                del failure
 
     def close(self) -> None:
         """End the threads. The pool may be used again afterwards."""

@@ -17,7 +17,7 @@ import torch
 from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.binding import Binder
-from autosched.runtime.bundle_format import Bundle, printable, read_bundles
+from autosched.runtime.bundle_format import Bundle, label_of, printable, read_bundles
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, ShapeReport
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.prepared import Prepared
@@ -48,6 +48,11 @@ def load(
     within ``numerics.tolerance`` of each dtype; NaN and infinities must be where the model has them. A call runs the schedule for the
     shapes and dtypes of its inputs; where there is none, the model runs as it came.
 
+    Changes of the model are noticed at the next call: weights, buffers, modules, hooks, modes, an instance's own ``forward``, and the
+    attributes of modules that are not PyTorch's own. Not noticed, so call ``refresh()`` after them: values written through
+    ``parameter.data``, NumPy or another process, lists and dictionaries changed in place, and settings of PyTorch's own modules. Side
+    effects of ``forward`` (counters, prints, hooks that only look) do not happen on a schedule.
+
     Args:
         source: path of a bundle, or its bytes.
         model: in eval mode, on the device the bundle was tuned for.
@@ -73,7 +78,7 @@ def load(
         raise UsageError(f"max_shapes is {max_shapes}; expected at least 1")
     if prepare not in ("all", "first-use"):
         raise UsageError(f"prepare is {prepare!r}; expected 'all' or 'first-use'")
-    facts = _Facts("the bundle" if isinstance(source, bytes) else os.fspath(source), strict)
+    facts = _Facts(label_of(source), strict)
     try:
         table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen)
         if prepare == "all":
@@ -148,8 +153,12 @@ def _open(
         )
     host = _host_keys(kind, device, label)
     facts.verdicts = [check_bundle(bundle, *host, model) for bundle in facts.bundles]
-    if model.training:
-        raise IncompatibleArtifact(label, ["mode: tuned in eval mode, but the model is in training mode; call model.eval() before load()"])
+    # Before the model is run to compare: a batch norm in training mode would change its statistics.
+    training = next((name or "the model" for name, module in model.named_modules() if module.training), None)
+    if training is not None:
+        raise IncompatibleArtifact(
+            label, [f"mode: tuned in eval mode, but {training} is in training mode; call model.eval() before load()"]
+        )
     fitting = [verdict.compatibility is not Compatibility.INCOMPATIBLE for verdict in facts.verdicts]
     if not any(fitting) or (facts.strict and not all(fitting)):
         raise IncompatibleArtifact(label, facts.verdicts[fitting.index(False)].lines)

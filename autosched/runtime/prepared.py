@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from autosched.core.errors import AutoschedError
 from autosched.core.program import Program
 from autosched.runtime.weights import Change, ModelWatch
 
@@ -14,6 +15,13 @@ Runner = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 _MODE = "a module of the model is in another mode (train or eval) than at load; call model.eval() to use the schedule"
 _HOOKS = "forward hooks were added to or removed from the model after load, and a schedule does not call them"
+
+
+# What operators raise. Anything else comes from outside, such as the exception of a signal's handler that limits the time of a request,
+# and is the caller's, not a reason to run the model as well.
+OPERATOR_ERRORS = (
+    RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError, AssertionError, AttributeError, AutoschedError,
+)  # fmt: skip
 
 
 class NoLongerFits(Exception):
@@ -99,7 +107,7 @@ class Prepared:
                 return self.runner(tensors)
             with torch.no_grad():
                 return self.runner(tensors)
-        except Exception as error:
+        except OPERATOR_ERRORS as error:
             return error
 
     def _follow(self) -> str:

@@ -117,7 +117,8 @@ def _check_boundary(program: Program) -> None:
         raise InvalidGraph("an input appears twice")
     if [item.value for item in program.inputs] != list(graph.inputs):
         raise InvalidGraph("the input descriptions are not those of the graph's inputs, in order")
-    overlapping = [value for value in graph.inputs if _overlaps(graph.values[value].spec)]
+    # Inputs are written to, when they are laid out as in tuning.
+    overlapping = [value for value in graph.inputs if graph.values[value].spec.overlaps]
     if overlapping:
         raise InvalidGraph(f"input {overlapping[0]} has strides at which its elements share memory; give a dense example (x.contiguous())")
     if any(graph.values[value].role is not ValueRole.INPUT for value in graph.inputs):
@@ -146,18 +147,6 @@ def _strided_bytes(spec: TensorSpec) -> int:
     # A stride can ask for more memory than the elements need.
     reach = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=False) if size > 0)
     return max(reach, spec.elements) * 16
-
-
-def _overlaps(spec: TensorSpec) -> bool:
-    """Whether two elements may share memory; inputs are written to, when they are laid out as in tuning."""
-    if len(spec.strides) != len(spec.shape):
-        return True
-    reach = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(spec.strides, spec.shape, strict=True) if size > 1):
-        if stride < reach:
-            return True
-        reach = stride * (size - 1) + reach
-    return False
 
 
 def _check_constants(program: Program) -> None:

@@ -18,7 +18,7 @@ import torch
 from autosched.core.errors import AutoschedError, InputMismatch
 from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import CallReader, answer_maker, expected_key, leaf_key
-from autosched.runtime.prepared import NoLongerFits, Prepared
+from autosched.runtime.prepared import OPERATOR_ERRORS, NoLongerFits, Prepared
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.trees import as_captured, flatten_inputs
@@ -82,7 +82,7 @@ class Slot:
                 outcome = prepared.run(tensors)
             except NoLongerFits as error:
                 return self._retire("model", str(error), error.__cause__)
-            except Exception as error:
+            except OPERATOR_ERRORS as error:
                 what = str(error) if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}"
                 return self._retire("prepare", f"the schedule for {self.label} is not used: {what}", error)
             if isinstance(outcome, str):

@@ -106,7 +106,7 @@ def _same_literal(leaf: Any, expected: Argument) -> bool:
 def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor]) -> Any:
     """The model's output from the tensors of ``program.graph.outputs``."""
     place = {value: tensor for value, tensor in zip(program.graph.outputs, tensors, strict=True)}
-    leaves = [place[leaf.value] if isinstance(leaf, Ref) else leaf for leaf in program.output_leaves]
+    leaves = [place[leaf.value] if isinstance(leaf, Ref) else python_value(leaf) for leaf in program.output_leaves]
     return pytree.tree_unflatten(leaves, _structure(program.output_tree))
 
 
@@ -124,10 +124,11 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> An
 def unflatten_inputs(program: Program, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the model from the tensors of ``program.graph.inputs``; inverse of :func:`flatten_inputs`."""
     place = dict(zip(program.graph.inputs, tensors, strict=True))
-    leaves = [place[leaf.value] if isinstance(leaf, Ref) else _python(leaf) for leaf in program.input_leaves]
+    leaves = [place[leaf.value] if isinstance(leaf, Ref) else python_value(leaf) for leaf in program.input_leaves]
     args, kwargs = pytree.tree_unflatten(leaves, _structure(program.input_tree))
     return tuple(args), dict(kwargs)
 
 
-def _python(literal: Argument) -> Any:
+def python_value(literal: Argument) -> Any:
+    """A leaf that is no tensor, as the model takes or returns it."""
     return float(literal.name) if isinstance(literal, NonFinite) else literal

@@ -6,8 +6,9 @@ Everything is read at every call, so every reading is one pass of C code over fl
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ _training_entry = itemgetter("training")
 _values_of = dict.values
 _END = object()
 _address_of = torch.Tensor.data_ptr
+_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
 
 class Change(enum.StrEnum):
@@ -27,7 +29,7 @@ class Change(enum.StrEnum):
 
     MODE = "mode"  # a module went into or out of training mode
     HOOKS = "hooks"  # forward hooks were added or removed
-    STRUCTURE = "structure"  # a module, parameter or buffer was replaced, added or removed
+    STRUCTURE = "structure"  # a module, parameter, buffer or setting was replaced, added or removed
     MOVED = "moved"  # a parameter has other memory
     CONTENT = "content"  # a parameter was changed in place
     NONE = "none"
@@ -37,7 +39,8 @@ class ModelWatch:
     """Compares a model with how it was when this was made; memory and contents of weights, with the last :meth:`accept`.
 
     In-place changes are seen through ``Tensor._version``. Not seen, because PyTorch counts it nowhere, is an in-place change through
-    ``parameter.data``; whoever does that calls ``refresh`` on the loaded model.
+    ``parameter.data``, NumPy or another process; nor are changes inside lists and dictionaries, and of the settings of PyTorch's own
+    modules (``BatchNorm2d.eps``). Whoever makes one calls ``refresh`` on the loaded model.
 
     Args:
         model: the module that was tuned.
@@ -52,7 +55,9 @@ class ModelWatch:
         self._frozen = frozen
         modules = list(model.modules())
         self._modes = _Modes(modules)
-        self._hooks = _Sizes([hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)])
+        hooks = [table for module in modules for table in (module._forward_hooks, module._forward_pre_hooks)]
+        self._hooks = _Hooks([*hooks, *_hooks_of_all_modules()])
+        self._settings = _Settings(modules)
         self._children = _Entries([module._modules for module in modules if module._modules])
         self._childless = [module._modules for module in modules if not module._modules]
         owners: dict[int, dict[str, Any]] = {}
@@ -77,8 +82,14 @@ class ModelWatch:
         """Take the contents of all parameters, and where they are, for what the schedule is bound to."""
         if self._frozen:
             return
+        # Held, because an address says nothing once its memory was given back: the next parameter may get it.
+        self._held = [tensor.detach() for tensor in self._tensors]
         self._addresses = list(map(_address_of, self._tensors))
         self._versions = list(map(_version_of, self._tensors))
+
+    def settle(self) -> None:
+        """Call after the model ran: what it sets itself in ``forward`` is nothing to watch."""
+        self._settings.settle()
 
     def change(self) -> Change:
         """The gravest change."""
@@ -88,7 +99,7 @@ class ModelWatch:
             return Change.HOOKS
         if self._frozen:
             return Change.NONE
-        if self._children.changed() or any(self._childless):
+        if self._children.changed() or any(self._childless) or self._settings.changed():
             return Change.STRUCTURE
         if self._weights.changed():
             if any(table.get(key) is not tensor for (table, key), tensor in zip(self._bound, self._tensors, strict=True)):
@@ -103,38 +114,81 @@ class ModelWatch:
 
 
 class _Modes:
-    """Which modules are in training mode."""
+    """Whether a module is in training mode."""
 
-    __slots__ = ("_any_at_first", "_at_first", "_modules", "_tables")
+    __slots__ = ("_elsewhere", "_tables")
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
-        self._modules = modules
-        self._at_first = list(map(_training_of, modules))
-        self._any_at_first = any(self._at_first)
-        # A scripted module keeps the flag elsewhere.
         self._tables = [module.__dict__ for module in modules if "training" in module.__dict__]
+        # A scripted module keeps the flag elsewhere.
+        self._elsewhere = [module for module in modules if "training" not in module.__dict__]
 
     def changed(self) -> bool:
-        if not self._any_at_first and len(self._tables) == len(self._modules):
-            try:
-                return any(map(_training_entry, self._tables))
-            except KeyError:
-                return True
-        return list(map(_training_of, self._modules)) != self._at_first
+        try:
+            return any(map(_training_entry, self._tables)) or any(map(_training_of, self._elsewhere))
+        except KeyError:
+            return True
 
 
-class _Sizes:
-    """Whether dictionaries, most of them empty, have as many entries as at first."""
+class _Hooks:
+    """Whether dictionaries, most of them empty, hold the hooks that they held."""
 
-    __slots__ = ("_empty", "_filled", "_total")
+    __slots__ = ("_empty", "_filled")
 
     def __init__(self, tables: list[dict[Any, Any]]) -> None:
         self._empty = [table for table in tables if not table]
-        self._filled = [table for table in tables if table]
-        self._total = sum(map(len, self._filled))
+        self._filled = _Entries([table for table in tables if table])
 
     def changed(self) -> bool:
-        return any(self._empty) or (bool(self._filled) and sum(map(len, self._filled)) != self._total)
+        return any(self._empty) or self._filled.changed()
+
+
+def _hooks_of_all_modules() -> list[dict[Any, Any]]:
+    names = ("_global_forward_hooks", "_global_forward_pre_hooks")
+    return [table for name in names if isinstance(table := getattr(torch.nn.modules.module, name, None), dict)]
+
+
+class _Settings:
+    """Whether modules are of the classes they were of, have as many attributes, and, if they are the user's own, the same values there.
+
+    PyTorch's own modules have a dozen attributes each that nobody changes; to look at them all would double the time of a look.
+    """
+
+    __slots__ = ("_keys", "_modules", "_owners", "_sizes", "_tables", "_tensors", "_types", "_values", "_versions")
+
+    def __init__(self, modules: list[torch.nn.Module]) -> None:
+        self._modules = modules
+        self._types = list(map(type, modules))
+        self._tables = [module.__dict__ for module in modules]
+        self._sizes = list(map(len, self._tables))
+        own = [module.__dict__ for module in modules if not type(module).__module__.startswith("torch.")]
+        self._take([(table, key) for table in own for key in table if key not in _OF_EVERY_MODULE])
+
+    def _take(self, pairs: list[tuple[dict[str, Any], str]]) -> None:
+        self._owners = [table for table, _ in pairs]
+        self._keys = [key for _, key in pairs]
+        self._values = list(map(getitem, self._owners, self._keys))
+        self._tensors = [item for item in self._values if isinstance(item, torch.Tensor) and not item.is_inference()]
+        self._versions = list(map(_version_of, self._tensors))
+
+    def settle(self) -> None:
+        """Forget attributes that are no longer what they were, and count anew."""
+        self._sizes = list(map(len, self._tables))
+        self._take([(table, key) for table, key, old in self._watched() if table.get(key, _END) is old])
+
+    def changed(self) -> bool:
+        try:
+            return (
+                list(map(len, self._tables)) != self._sizes
+                or list(map(type, self._modules)) != self._types
+                or not all(map(is_, map(getitem, self._owners, self._keys), self._values))
+                or list(map(_version_of, self._tensors)) != self._versions
+            )
+        except KeyError:
+            return True
+
+    def _watched(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        return zip(self._owners, self._keys, self._values, strict=True)
 
 
 class _Entries:

@@ -99,3 +99,27 @@ def test_torchvision_is_no_part_of_torch():
         f'File "{torch.__path__[0]}vision/models/resnet.py", line 12, in forward\nFile "{torch.__path__[0]}/nn/conv.py", line 3, in forward'
     )
     assert source_of(trace).endswith("torchvision/models/resnet.py:12")
+
+
+class Masked(torch.nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x + mask).softmax(-1)
+
+
+def test_an_input_given_twice_is_two_inputs() -> None:
+    x = torch.randn(4, 4)
+    program = capture(Masked().eval(), (x, x)).program
+    assert all(any(value in operator.reads for operator in program.graph.operators) for value in program.graph.inputs)
+
+
+def test_an_expanded_example_is_laid_out_like_any_call() -> None:
+    program = capture(Masked().eval(), (torch.randn(4, 4), torch.randn(4).expand(4, 4))).program
+    assert not any(program.graph.values[value].spec.overlaps for value in program.graph.inputs)
+
+
+def test_a_mask_with_infinities_is_drawn_from_its_finite_part() -> None:
+    mask = torch.triu(torch.full((4, 4), float("-inf")), 1)
+    program = capture(Masked().eval(), (torch.randn(4, 4), mask)).program
+    assert (program.inputs[1].mean, program.inputs[1].std) == (0.0, 0.0)
+    program = capture(Masked().eval(), (torch.randn(4, 4), torch.full((4, 4), float("nan")))).program
+    assert (program.inputs[1].mean, program.inputs[1].std) == (0.0, 1.0)

@@ -95,6 +95,8 @@ def test_a_schedule_of_another_graph_is_not_written(bundle: Bundle) -> None:
 def test_a_missing_folder_is_a_usage_error(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write"):
         write_bundle(tmp_path / "absent" / "model.autosched", bundle)
+    with pytest.raises(UsageError, match="cannot write"):
+        write_bundle("null\0byte.autosched", bundle)
 
 
 def test_a_folder_is_no_bundle(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
 import torch
 
-from autosched.core.errors import AutoschedError, InputMismatch
+from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.export.bundle import encode_bundle
 from autosched.runtime.load import FallbackWarning, LoadedModel, load
 from autosched.runtime.numerics import compare
@@ -312,3 +313,41 @@ def test_an_operator_that_fails_alone_retires_the_schedule(loaded: LoadedModel, 
         assert _agrees(loaded, model)
     assert not loaded.report().scheduled
     assert _agrees(loaded, model)
+
+
+def test_forward_mode_gradients_step_aside(loaded: LoadedModel, model: TwoBranches) -> None:
+    import torch.autograd.forward_ad as forward_ad
+
+    args, kwargs = two_branches_inputs()
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        dual = forward_ad.make_dual(args[0], torch.ones_like(args[0]))
+        with pytest.warns(FallbackWarning, match="forward-mode"):
+            result = forward_ad.unpack_dual(loaded(dual, **kwargs)["sum"])
+        assert torch.equal(result.tangent, forward_ad.unpack_dual(model(dual, **kwargs)["sum"]).tangent)
+
+
+def test_an_exception_from_outside_reaches_the_caller_and_retires_nothing(loaded: LoadedModel, model: TwoBranches) -> None:
+    class OutOfTime(Exception):
+        """What the handler of an alarm raises, in whatever code the main thread runs."""
+
+    prepared = _prepared(loaded)
+    runner = prepared.runner
+
+    def interrupted(inputs: object) -> list[torch.Tensor]:
+        raise OutOfTime
+
+    prepared.runner = interrupted
+    args, kwargs = two_branches_inputs()
+    with pytest.raises(OutOfTime):
+        loaded(*args, **kwargs)
+    prepared.runner = runner
+    assert _agrees(loaded, model)
+    assert loaded.report().scheduled
+    assert loaded.report().stepped_aside == ()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, ForkingPickler.dumps], ids=["copy", "deepcopy", "pickle"])
+def test_a_loaded_model_is_bound_to_its_process_and_says_so(loaded: LoadedModel, copied: Callable[[object], object]) -> None:
+    with pytest.raises(UsageError, match="load the bundle"):
+        copied(loaded)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import random
 import threading
 import time
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -94,6 +97,56 @@ def test_an_interrupt_in_the_callers_lane_stops_the_others(bound: BoundProgram) 
     with pytest.raises(KeyboardInterrupt):
         LaneExecutor(probed, make_plan(graph, schedule)).run(random_inputs(bound.program, 0))
     assert ran == []
+
+
+def test_an_interrupt_while_tasks_are_handed_out_leaves_no_lane_waiting(bound: BoundProgram) -> None:
+    graph = bound.program.graph
+    pool = LanePool()
+    executor = LaneExecutor(bound, make_plan(graph, _random_schedule(graph, 3, 4)), pool)
+    inputs = random_inputs(bound.program, 0)
+    expected = executor.run(inputs)
+
+    class Interrupted:
+        def put(self, task: Any) -> None:
+            pool._queues[1] = own
+            raise KeyboardInterrupt
+
+    own = pool._queues[1]
+    pool._queues[1] = Interrupted()  # type: ignore[call-overload]
+    with pytest.raises(KeyboardInterrupt):
+        executor.run(inputs)
+    answers: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: answers.extend(executor.run(inputs)), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert all(torch.equal(one, other) for one, other in zip(answers, expected, strict=True))
+    pool.close()
+
+
+def test_an_error_keeps_no_tensor_of_its_run(bound: BoundProgram) -> None:
+    graph = bound.program.graph
+    victim = len(graph) - 1
+
+    def explode(slots: Slots) -> None:
+        raise ValueError("the operator broke")
+
+    executor = LaneExecutor(_with_kernel(bound, victim, explode), make_plan(graph, _random_schedule(graph, 2, 5)))
+    inputs = random_inputs(bound.program, 0)
+    probe = weakref.ref(inputs[0])
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            executor.run(inputs)
+        del inputs
+        # The other lane's thread lets go a moment after its end is told.
+        for _ in range(200):
+            if probe() is None:
+                break
+            time.sleep(0.01)
+        assert probe() is None
+    finally:
+        gc.enable()
 
 
 def test_thread_count_and_inference_mode_of_the_caller_are_restored(bound: BoundProgram) -> None:

@@ -103,6 +103,9 @@ def test_on_any_doubt_the_model_runs_as_it_came(model: TwoBranches, name: str) -
 def test_what_only_the_caller_can_mend_is_raised_in_any_case(model: TwoBranches, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
         load(tmp_path / "absent.autosched", model)
+    for source in (None, 3, bytearray(b"PK")):
+        with pytest.raises(UsageError, match="expected a path or bytes"):
+            load(source, model)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"expected the torch\.nn\.Module"):
         load(b"", lambda x: x)  # type: ignore[arg-type]
 

@@ -1,0 +1,169 @@
+"""Models with habits of their own, tuned as they are: what changes after load is noticed, and answers are the model's to the last bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from autosched.capture.export import capture
+from autosched.core.program import ConstantSource
+from autosched.core.schedule import sequential
+from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.load import FallbackWarning, LoadedModel, load
+from autosched.runtime.prepared import Prepared
+from tests.conformance.bundles import evidence_for
+
+
+class Settings(torch.nn.Module):
+    """A model with attributes of every kind, some of which its forward sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+        self.scale = 1.0
+        self.mask = torch.ones(8)
+        self.seen = 0
+        self.last: tuple[int, ...] = ()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        y: torch.Tensor = self.a(x) * self.scale * self.mask
+        self.last = tuple(y.shape)
+        return y
+
+
+def _encoded(model: torch.nn.Module, *args: torch.Tensor) -> bytes:
+
+    captured = capture(model, args)
+    graph = captured.program.graph
+    literals = {item.name: captured.constants[item.value] for item in captured.program.bindings if item.source is ConstantSource.LITERAL}
+    evidence = evidence_for(len(graph), cpu_device_key(), graph.hash)
+    return encode_bundle(make_bundle(captured.program, sequential(graph), evidence, literals, cpu_device_key(), software_key()))
+
+
+def _loaded(model: torch.nn.Module, *args: torch.Tensor) -> LoadedModel:
+    return load(_encoded(model, *args), model)
+
+
+def prepared_of(loaded: LoadedModel) -> Prepared:
+    assert loaded._table is not None
+    prepared = loaded._table.slots[0].prepared
+    assert prepared is not None
+    return prepared
+
+
+def _doubled(model: torch.nn.Module) -> None:
+    before = model.forward
+    model.forward = lambda *args: before(*args) * 2  # type: ignore[method-assign]
+
+
+class Doubling(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+_SETTINGS: dict[str, Callable[[Settings], object]] = {
+    "number": lambda model: setattr(model, "scale", 2.0),
+    "tensor replaced": lambda model: setattr(model, "mask", torch.zeros(8)),
+    "tensor in place": lambda model: model.mask.mul_(3.0),
+    "forward": lambda model: _doubled(model.a),
+    "class": lambda model: setattr(model.a, "__class__", Doubling),
+}
+
+
+@pytest.mark.parametrize("name", _SETTINGS)
+def test_changes_of_what_is_neither_weight_nor_module_are_noticed(name: str) -> None:
+    model = Settings().eval()
+    x = torch.randn(4, 8)
+    loaded = _loaded(model, x)
+    with torch.no_grad():
+        assert torch.allclose(loaded(x), model(x), atol=1e-5)
+        _SETTINGS[name](model)
+        with pytest.warns(FallbackWarning, match="no longer fits"):
+            assert torch.allclose(loaded(x), model(x), atol=1e-5)
+
+
+def test_what_a_forward_sets_itself_is_no_change() -> None:
+    model = Settings().eval()
+    x = torch.randn(4, 8)
+    loaded = _loaded(model, x)
+    runner = prepared_of(loaded).runner
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.allclose(loaded(x), model(x), atol=1e-5)
+    assert prepared_of(loaded).runner is runner
+    assert loaded.report().calls == 3
+
+
+def test_a_hook_in_place_of_another_and_a_hook_of_all_modules_are_noticed() -> None:
+    model = torch.nn.Linear(8, 8).eval()
+    x = torch.randn(4, 8)
+    handle = model.register_forward_hook(lambda module, args, output: output * 2)
+    loaded = _loaded(model, x)
+    assert loaded.report().scheduled
+    handle.remove()
+    model.register_forward_hook(lambda module, args, output: output * 3)
+    with torch.no_grad(), pytest.warns(FallbackWarning, match="hooks"):
+        assert torch.equal(loaded(x), model(x))
+    other = torch.nn.Linear(8, 8).eval()
+    loaded = _loaded(other, x)
+    everywhere = torch.nn.modules.module.register_module_forward_hook(lambda module, args, output: output * 2)
+    try:
+        with torch.no_grad(), pytest.warns(FallbackWarning, match="hooks"):
+            assert torch.equal(loaded(x), other(x))
+    finally:
+        everywhere.remove()
+
+
+def test_new_weights_in_the_memory_of_the_old_are_noticed() -> None:
+    # Packed ahead of time, so that the schedule itself keeps none of the old memory.
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512)).eval()
+    x = torch.randn(64, 512)
+    loaded = _loaded(model, x)
+    assert prepared_of(loaded).program.prologue
+    weight = model[0].weight
+    with torch.no_grad():
+        for value in (0.01, 0.02, 0.03):
+            weight.data = torch.empty(0)
+            weight.data = torch.full((512, 512), value)
+            torch.testing.assert_close(loaded(x), model(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("make", [lambda y: torch.fft.fft(y).conj(), lambda y: torch.fft.fft(y).conj().imag], ids=["conjugate", "negative"])
+def test_lazily_conjugated_and_negated_outputs_are_what_the_model_gives(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Spectrum(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return make(x * 2.0)
+
+    model = Spectrum().eval()
+    x = torch.randn(4, 8)
+    loaded = _loaded(model, x)
+    assert torch.allclose(loaded(x), model(x), atol=1e-5)
+    assert loaded.report().calls == 1
+
+
+def test_plain_outputs_that_json_cannot_write_are_the_models_own() -> None:
+    class Bounded(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"y": x * 2.0, "bound": (float("inf"), None, 3)}
+
+    x = torch.randn(4)
+    loaded = _loaded(Bounded().eval(), x)
+    assert loaded(x)["bound"] == (float("inf"), None, 3)
+    assert loaded.report().calls == 1
+
+
+@pytest.mark.parametrize("part", [torch.nn.BatchNorm1d(8), torch.nn.Dropout(1e-6)], ids=["batch norm", "dropout"])
+def test_a_part_in_training_mode_is_refused_before_anything_runs(part: torch.nn.Module) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), part).eval()
+    data = _encoded(model, torch.randn(4, 8))
+    part.train()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.warns(FallbackWarning, match=r"1 is in training mode; call model\.eval"):
+        assert not load(data, model).report().scheduled
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
