@@ -253,14 +253,6 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def is_contiguous(spec: TensorSpec) -> bool:
-    """Whether the strides are row-major, sizes of one aside."""
-    if len(spec.strides) != len(spec.shape):
-        return False
-    wanted = contiguous_strides(spec.shape)
-    return all(size == 1 or have == want for size, have, want in zip(spec.shape, spec.strides, wanted, strict=True))
-
-
 def _follow(value: int, mapping: Mapping[int, int]) -> int:
     while value in mapping:
         value = mapping[value]

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from autosched.core.records import Failure, Samples
+from autosched.core.records import Failure
 from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector
-from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 
 
@@ -28,17 +27,6 @@ class Baseline(Protocol):
 
     def close(self) -> None:
         """Give everything back. May be called twice."""
-
-
-def measure_baseline(baseline: Baseline, rounds: int) -> Samples | Failure:
-    """``rounds`` rounds in a row, for callers with nothing to interleave."""
-    times_us: list[float] = []
-    for _ in range(max(1, rounds)):
-        taken = baseline.round_us()
-        if isinstance(taken, Failure):
-            return taken
-        times_us.append(taken)
-    return summarize(times_us)
 
 
 class EagerBaseline:

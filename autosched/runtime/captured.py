@@ -70,7 +70,3 @@ class CapturedGraph:
     spans: tuple[StorageSpan, ...]
     pool: tuple[Span, ...] = ()
     stray_launches: int = -1
-
-    def of_operator(self, operator: int) -> tuple[int, ...]:
-        """Indices of the nodes that ``operator`` launched."""
-        return tuple(index for index, node in enumerate(self.nodes) if node.operator == operator)

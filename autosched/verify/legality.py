@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autosched.core.errors import IllegalSchedule
 from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.schedule import Schedule, violations
 from autosched.runtime.plan import Plan, Step
@@ -38,18 +37,6 @@ def plan_violations(graph: OpGraph, schedule: Schedule, plan: Plan) -> list[str]
             found.append(f"{names[last]} does not wait for {names[first]} ({kind} edge)")
     found += _unsafe_frees(graph, plan, before)
     return found
-
-
-def require_safe(graph: OpGraph, schedule: Schedule, plan: Plan) -> None:
-    """Raise if a plan is wrong.
-
-    Raises:
-        IllegalSchedule: with the first violations.
-    """
-    found = plan_violations(graph, schedule, plan)
-    if found:
-        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-        raise IllegalSchedule(f"the plan is unsafe: {'; '.join(found[:3])}{more}. This is a bug in autosched; please report it.")
 
 
 def _misplaced(graph: OpGraph, schedule: Schedule, plan: Plan) -> list[str]:

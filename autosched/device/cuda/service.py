@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -67,6 +68,9 @@ from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.runtime.streams import Tensor
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 
 def end_process(words: str) -> None:
@@ -177,9 +181,13 @@ class CudaService:
             case RegionsRequest():
                 yield from compile_regions(measurer.variants.regions, len(measurer.graph), request, self._beat)
             case PairsRequest():
-                yield from self._pairs(measurer, request)
+                pairs = self._each(request.pairs, lambda index, pair: measure_pair(measurer, pair, request.repeats, index))
+                for index, pair in pairs:
+                    yield PairAnswer(index, failure=pair) if isinstance(pair, Failure) else PairAnswer(index, pair)
             case GroupsRequest():
-                yield from self._groups(measurer, request)
+                groups = self._each(request.groups, lambda index, group: measure_group(measurer, group, request.repeats, index))
+                for index, group in groups:
+                    yield GroupAnswer(index, failure=group) if isinstance(group, Failure) else GroupAnswer(index, group)
             case SchedulesRequest():
                 for index, made in measurer.schedules(request.schedules, request.rounds, request.trace, request.min_block_us, request.seed):
                     yield ScheduleAnswer(index, failure=made) if isinstance(made, Failure) else ScheduleAnswer(index, made)
@@ -209,23 +217,15 @@ class CudaService:
                 else:
                     yield SoloAnswer(operator_index, place, made)
 
-    def _pairs(self, measurer: CudaMeasurer, request: PairsRequest) -> Iterator[Answer]:
-        for index, pair in enumerate(request.pairs):
+    def _each(self, items: Sequence[Item], measure: Callable[[int, Item], Made]) -> Iterator[tuple[int, Made | Failure]]:
+        """Measure one item after the other; what is raised is that item's failure."""
+        for index, item in enumerate(items):
             self._beat(index)
             try:
-                made = measure_pair(measurer, pair, request.repeats, index)
+                made: Made | Failure = measure(index, item)
             except Exception as error:
                 made = describe(error)
-            yield PairAnswer(index, failure=made) if isinstance(made, Failure) else PairAnswer(index, made)
-
-    def _groups(self, measurer: CudaMeasurer, request: GroupsRequest) -> Iterator[Answer]:
-        for index, group in enumerate(request.groups):
-            self._beat(index)
-            try:
-                made = measure_group(measurer, group, request.repeats, index)
-            except Exception as error:
-                made = describe(error)
-            yield GroupAnswer(index, failure=made) if isinstance(made, Failure) else GroupAnswer(index, made)
+            yield index, made
 
     def compare(
         self, schedule: Schedule, inputs: Sequence[Sequence[torch.Tensor]], references: Sequence[Sequence[torch.Tensor]]

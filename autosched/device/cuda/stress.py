@@ -97,10 +97,3 @@ def poison(measurer: CudaMeasurer, runner: GraphRunner) -> None:
     with backend.on(measurer.replay_stream):
         backend.poison(spans)
     backend.synchronize()
-
-
-def calibrate_us(measurer: CudaMeasurer, schedule: Schedule) -> float | Failure:
-    """Time of one undisturbed replay, microseconds: the scale of the delays."""
-    times = measurer.paired([schedule], 3, 0)
-    measurer.drop_runners()
-    return times if isinstance(times, Failure) else min(times[0])
