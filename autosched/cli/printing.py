@@ -63,6 +63,8 @@ def _print_report(report: TuneReport) -> None:
         if failed.failure is not None:
             console.print(f"{failed.name} failed, {failed.failure.kind}: {failed.failure.detail}", highlight=False, markup=False)
     console.print(report.verdict, highlight=False, markup=False)
+    for tried in report.lowerings:
+        console.print(f"lowering {tried.sentence()}", highlight=False, markup=False)
     for note in report.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
     console.print(
@@ -72,5 +74,5 @@ def _print_report(report: TuneReport) -> None:
     )
     if report.bundle:
         console.print(f"written to {report.bundle}", highlight=False, markup=False, soft_wrap=True)
-        again = f"measure it again: autosched bench {shlex.quote(report.bundle)}    run it: autosched.load({report.bundle!r}, model)"
-        console.print(again, highlight=False, markup=False)
+        for next_step in (f"measure it again: autosched bench {shlex.quote(report.bundle)}", f"run it: autosched.load({report.bundle!r}, model)"):
+            console.print(next_step, highlight=False, markup=False, soft_wrap=True)

@@ -27,6 +27,7 @@ class Variant(enum.IntEnum):
     COMPILED = 1  # compiled by Inductor as it stands
     TUNED_TEMPLATES = 2  # compiled by Inductor, matrix products chosen among templates and libraries by timing (CUDA)
     TEMPLATES = 3  # as TUNED_TEMPLATES, from templates alone: other tiles than the libraries have, and epilogues inside (CUDA)
+    HALF_SMS = 4  # its calls, matrix products aimed at half of the multiprocessors (CUDA, half precision); since bundle schema 3
 
 
 def lowering_named(name: str) -> Lowering:

@@ -2,7 +2,8 @@
 
 A bundle is a zip of ``manifest.json`` (format, schema number, keys, sha256 of every other file), ``literals.safetensors`` (tensors
 written in the model's code; never its weights), and, for each shape of inputs it was tuned for, a folder ``shapes/N`` with
-``program.json``, ``schedule.json`` and ``evidence.json``. Schema 1 had one shape and no folders; it is migrated on reading.
+``program.json``, ``schedule.json`` and ``evidence.json``. Schema 1 had one shape and no folders; it is migrated on reading. Schema 3 is
+written only where a schedule has a variant that readers of schema 2 do not know, so that they refuse it by its number.
 Reading goes from the cheapest distrust to the dearest: sizes from the zip directory, manifest, hash of every file before any
 parser sees it, strict decoding, checks of the programs, and last the legality oracle.
 """
@@ -24,6 +25,7 @@ from autosched.core.errors import IllegalSchedule, IncompatibleArtifact, Invalid
 from autosched.core.program import ConstantSource, Program
 from autosched.core.program_json import decode_program
 from autosched.core.schedule import Schedule, require_legal
+from autosched.core.variants import Variant
 from autosched.runtime.bundle_values import (
     EVIDENCE,
     FORMAT,
@@ -47,6 +49,7 @@ from autosched.runtime.bundle_values import (
     migrate,
     model_fingerprint,
     program_to_json,
+    schema_for,
     shape_file,
 )
 from autosched.runtime.bundle_zip import Limits, corrupt, printable, read_file, unzip
@@ -59,7 +62,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EVIDENCE", "FORMAT", "LITERALS", "MANIFEST", "MAX_SHAPES", "PER_SHAPE", "PROGRAM", "SCHEDULE", "SCHEMA",
     "Bundle", "BundleKey", "CreatedBy", "Evidence", "FileEntry", "HostKey", "Manifest", "ManifestOne", "OperatorTimes", "ShapeKey",
-    "label_of", "migrate", "model_fingerprint", "printable", "program_to_json", "read_bundle", "read_bundles", "shape_file",
+    "label_of", "migrate", "model_fingerprint", "printable", "program_to_json", "read_bundle", "read_bundles", "schema_for", "shape_file",
 ]  # fmt: skip
 
 _MIB = 2**20
@@ -121,6 +124,8 @@ def read_bundles(source: str | os.PathLike[str] | bytes) -> tuple[Bundle, ...]:
         schedule = _decode(files[place], Schedule, place, label)
         if schedule.lane_slots > _MAX_LANES:
             raise corrupt(label, f"{place}: {schedule.lane_slots} lanes; expected at most {_MAX_LANES}")
+        if unknown := set(schedule.variant) - set(Variant):
+            raise corrupt(label, f"{place}: variant {min(unknown)}; expected {min(Variant):d} to {max(Variant):d}")
         try:
             require_legal(program.graph, schedule)
         except IllegalSchedule as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,13 @@ from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.report import TuneReport
 from autosched.core.schedule import Schedule
+from autosched.core.variants import Variant
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT = "autosched.bundle"
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 SCHEDULE = "schedule.json"
@@ -30,8 +31,14 @@ PER_SHAPE = (PROGRAM, SCHEDULE, EVIDENCE)
 MAX_SHAPES = 64
 
 
+def schema_for(schedules: Iterable[Schedule]) -> int:
+    """The lowest schema number whose readers know everything in ``schedules``: 3 for variants that schema 2 did not have, else 2."""
+    known = max(Variant.CALLS, Variant.COMPILED, Variant.TUNED_TEMPLATES, Variant.TEMPLATES)
+    return 3 if any(variant > known for schedule in schedules for variant in schedule.variant) else 2
+
+
 def shape_file(shape: int, name: str) -> str:
-    """Where file ``name`` of a shape is in the zip (schema 2).
+    """Where file ``name`` of a shape is in the zip (since schema 2).
 
     >>> shape_file(3, "schedule.json")
     'shapes/3/schedule.json'
@@ -98,7 +105,10 @@ class ManifestOne(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``manifest.json`` of schema 2: the files of shape ``i`` are in the folder ``shapes/i``, literals are shared."""
+    """``manifest.json`` of schemas 2 and 3, which differ in the variants of operators alone.
+
+    The files of shape ``i`` are in the folder ``shapes/i``, literals are shared.
+    """
 
     format: str
     schema: int

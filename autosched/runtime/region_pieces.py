@@ -15,6 +15,7 @@ import msgspec
 from autosched.core.graph import Operator, OpGraph, kernel_signature
 from autosched.core.program import Call
 from autosched.core.variants import Variant
+from autosched.runtime import sm_share
 
 _TEMPLATED = ("conv", "mm", "linear", "matmul")
 _LIBRARY_NAMESPACES = ("mkldnn::", "mkl::")
@@ -73,6 +74,8 @@ def variants_of(operator: Operator, graph: OpGraph, kind: str) -> tuple[Variant,
         found.append(Variant.COMPILED)
     if kind == "cuda" and templated:
         found += [Variant.TUNED_TEMPLATES, Variant.TEMPLATES]
+    if kind == "cuda" and sm_share.supported() and sm_share.is_product(operator, graph):
+        found.append(Variant.HALF_SMS)
     return tuple(found)
 
 

@@ -24,6 +24,7 @@ from autosched.core.program import Program
 from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.variants import Lowering, Variant
+from autosched.runtime import sm_share
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor_settings import settings_digest
@@ -152,7 +153,7 @@ class RegionLibrary:
         """The distinct regions that are neither here nor in the store, by key; equal regions of several operators are one."""
         jobs: dict[str, Job] = {}
         for operator, width, variant in wanted:
-            if variant not in self.variants(operator):
+            if variant == Variant.HALF_SMS or variant not in self.variants(operator):
                 continue
             for place, (piece, digest) in enumerate(self._pieces_of(operator)):
                 if not piece.compiled:
@@ -199,6 +200,8 @@ class RegionLibrary:
         return f"{digest}-{int(variant)}-{width}-{self._device.type}-{self._scope}-{self._settings_digest()}"
 
     def _kernel(self, index: int, width: int, variant: int) -> Kernel | Refused:
+        if variant == Variant.HALF_SMS:
+            return self._on_half(index)
         if missing := self._compiler_missing():
             return Refused(missing)
         if variant not in self.variants(index):
@@ -214,6 +217,15 @@ class RegionLibrary:
                 return entry
             steps.append(_caller(aligned(entry) if self._device.type == "cuda" else entry, piece))
         return _joined(steps, operator)
+
+    def _on_half(self, index: int) -> Kernel | Refused:
+        operator = self._program.graph.operators[index]
+        if self._device.type != "cuda" or not sm_share.is_product(operator, self._program.graph):
+            return Refused("only matrix products in half precision on a GPU run on half of the multiprocessors")
+        if why := sm_share.refusal(self._device):
+            return Refused(why)
+        calls = _joined([compile_call(call, self._device) for call in operator.calls], operator)
+        return sm_share.on_half(calls, self._device)
 
     def _entry(self, piece: Piece, digest: str, width: int, variant: Variant) -> Entry | Refused:
         key = self._key(digest, width, variant)

@@ -18,6 +18,7 @@ import torch
 
 from autosched.core.errors import ArtifactCorrupt, IllegalSchedule, UsageError
 from autosched.core.schedule import sequential
+from autosched.core.variants import Variant
 from autosched.export import bundle as writer
 from autosched.export.bundle import encode_bundle, write_bundle
 from autosched.runtime.bundle_format import Bundle, ManifestOne, migrate, read_bundle, read_bundles
@@ -164,12 +165,24 @@ def test_a_sequential_schedule_travels_too() -> None:
     assert read_bundle(encode_bundle(plain)).schedule == plain.schedule
 
 
-@pytest.mark.parametrize("schema", [1, 2])
-def test_the_golden_bundle_of_every_schema_still_runs(schema: int) -> None:
+def test_a_variant_that_schema_2_lacks_raises_the_schema_and_no_other_does(bundle: Bundle) -> None:
+    def schema(variant: int) -> int:
+        schedule = dataclasses.replace(bundle.schedule, variant=(variant,) * len(bundle.program.graph))
+        data = encode_bundle(dataclasses.replace(bundle, schedule=schedule))
+        assert read_bundle(data).schedule.variant == schedule.variant
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            found: int = json.loads(archive.read("manifest.json"))["schema"]
+        return found
+
+    assert [schema(variant) for variant in Variant] == [2, 2, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("schema", "batches"), [(1, [4]), (2, [1, 4]), (3, [1])])
+def test_the_golden_bundle_of_every_schema_still_runs(schema: int, batches: list[int]) -> None:
     bundles = read_bundles(_GOLDEN / f"schema-{schema}.autosched")
     model = TwoBranches(seed=0).eval()
-    assert len(bundles) == schema
-    for bundle, rows in zip(bundles, [4] if schema == 1 else [1, 4], strict=True):
+    assert len(bundles) == len(batches)
+    for bundle, rows in zip(bundles, batches, strict=True):
         bound = bind(bundle.program, gather_constants(bundle.program, model, bundle.literals))
         make_plan(bundle.program.graph, bundle.schedule)
         args, kwargs = two_branches_inputs(9, rows)

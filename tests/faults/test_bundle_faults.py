@@ -237,6 +237,11 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
     "brackets in strings are no depth": (lambda: with_file("schedule.json", b'{"a": "' + b"[" * 99 + b'"}'), ArtifactCorrupt, "required"),
     "literals cut": (lambda: with_file("literals.safetensors", files_of(_DATA)["literals.safetensors"][:-1]), ArtifactCorrupt, "literals"),
     "literals of noise": (lambda: with_file("literals.safetensors", b"\xff" * 64), ArtifactCorrupt, "literals"),
+    "a variant that nobody has": (
+        lambda: with_json("schedule.json", lambda tree: tree["variant"].__setitem__(0, 200)),
+        ArtifactCorrupt,
+        "variant 200; expected 0 to 4",
+    ),
     "a lane too far": (
         lambda: with_json("schedule.json", lambda schedule: {**schedule, "lane": [10**9, *schedule["lane"][1:]]}),
         ArtifactCorrupt,

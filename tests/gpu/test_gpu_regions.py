@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from autosched.capture.export import capture
+from autosched.core.records import PairRecord, Samples
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
+from autosched.runtime import sm_share
 from autosched.runtime.cuda_graph import GraphRunner
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
@@ -74,7 +76,6 @@ def test_a_variant_is_captured_in_any_schedule_with_the_same_bits(rig: gpu_rig.R
 
 
 def test_a_region_is_timed_alone_and_in_a_pair(rig: gpu_rig.Rig) -> None:
-    from autosched.core.records import PairRecord, Samples
     from autosched.device.base import Pair
     from autosched.device.cuda.pairs import measure_pair
 
@@ -97,3 +98,30 @@ def test_a_second_library_finds_everything_kept(rig: gpu_rig.Rig) -> None:
     first.kernel(index, 1, Variant.COMPILED)
     again.kernel(index, 1, Variant.COMPILED)
     assert (again.compiled, again.reused) == (0, 1)
+
+
+def test_products_on_half_of_the_multiprocessors_are_captured_with_the_same_bits() -> None:
+    if sm_share.refusal(torch.device("cuda:0")):
+        pytest.skip(sm_share.refusal(torch.device("cuda:0")))
+    torch.manual_seed(2)
+    model, x = _Branches().eval().bfloat16(), torch.randn(512, 256).bfloat16()
+    found = capture(model, (x,), target="cuda", lowering=Lowering.FUSED)
+    made = gpu_rig.Rig(found.program, found.constants)
+    try:
+        graph, measurer = made.program.graph, made.measurer
+        measurer.variants.regions = RegionLibrary(found.program, made.bound.device, "test")
+        chosen = tuple(int(Variant.HALF_SMS) if sm_share.is_product(operator, graph) else 0 for operator in graph.operators)
+        assert any(chosen)
+        before = torch._C._get_sm_carveout_experimental(), torch.backends.cuda.preferred_blas_library()
+        inputs = made.inputs(1)
+        wanted = measurer.reference(inputs, make_plan(graph, dataclasses.replace(sequential(graph), variant=chosen)))
+        assert compare([item.cpu() for item in wanted], [item.cpu() for item in measurer.reference(inputs)]).within_tolerance
+        runner = measurer.capture(dataclasses.replace(random_placement(random.Random(3), graph, 2), variant=chosen), private=True)
+        assert isinstance(runner, GraphRunner), runner
+        for mine, theirs in zip(measurer.outputs(runner, inputs), wanted, strict=True):
+            assert torch.equal(mine, theirs)
+        runner.close()
+        assert isinstance(measurer.solo_samples(chosen.index(int(Variant.HALF_SMS)), 5, Variant.HALF_SMS), Samples)
+        assert (torch._C._get_sm_carveout_experimental(), torch.backends.cuda.preferred_blas_library()) == before
+    finally:
+        made.close()
