@@ -34,6 +34,11 @@ def rehearsing() -> bool:
     return "--gpu-rehearsal" in sys.argv
 
 
+def without_gpu() -> bool:
+    """Whether the operators' values come from a CPU, as in a rehearsal and on the emulator: large cases would show nothing more."""
+    return rehearsing() or torch.cuda.get_device_name().startswith("Emulated")
+
+
 def backend() -> Any:
     """The device's streams."""
     if not rehearsing():

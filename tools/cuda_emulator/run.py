@@ -22,6 +22,9 @@ def environment(folder: str, memory_gib: float) -> dict[str, str]:
     changed["LD_PRELOAD"] = ":".join(f"{folder}/{name}" for name in LIBRARIES)
     changed["EMULATED_CUDA_MEMORY_BYTES"] = str(int(memory_gib * 2**30))
     changed["TRITON_LIBCUDA_PATH"] = folder
+    changed.setdefault("OMP_NUM_THREADS", "1")  # the values are computed by small CPU operators
+    site = str(Path(__file__).resolve().parent / "site")
+    changed["PYTHONPATH"] = os.pathsep.join([site, *filter(None, [os.environ.get("PYTHONPATH")])])
     return changed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable
 
@@ -269,16 +268,44 @@ def test_priorities_reach_the_nodes() -> None:
     assert value.priority == -2
 
 
-def test_an_effect_can_be_attached_to_a_kernel() -> None:
-    library = ctypes.CDLL("libcuda.so.1")
-    seen: list[int] = []
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    note = kind(lambda _: seen.append(len(seen)))
+def test_operators_have_their_values() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 16, device="cuda")
+    weight = torch.randn(4, 16, device="cuda")
+    assert torch.allclose(torch.nn.functional.linear(x, weight).cpu(), torch.nn.functional.linear(x.cpu(), weight.cpu()))
+    assert torch.equal(x.sum(1).relu().cpu(), x.cpu().sum(1).relu())
+    assert (x[x > 0] > 0).all()
+
+
+def test_a_replay_computes_what_the_inputs_are_then() -> None:
+    x = torch.zeros(4, device="cuda")
     capture = Capture()
-    capture.launch()
-    assert library.emulated_attach(ctypes.c_void_p(capture.stream.cuda_stream), note, None) == 0
+    with torch.cuda.stream(capture.stream):
+        y = (x + 1) * 2
     graph = capture.end()
-    assert seen == []
-    graph.replay()
-    graph.replay()
-    assert seen == [0, 1]
+    assert y.tolist() == [0.0] * 4
+    for value in (3.0, 4.0):
+        x.fill_(value)
+        graph.replay()
+        assert y.tolist() == [2 * value + 2] * 4
+
+
+def test_a_missing_edge_gives_a_wrong_value() -> None:
+    def result(wait: bool) -> float:
+        x = torch.zeros(4, device="cuda")
+        capture = Capture()
+        producer, consumer = capture.fork(), capture.fork()
+        with torch.cuda.stream(producer):
+            torch.cuda._sleep(1_000_000)
+            x.fill_(7.0)
+        if wait:
+            consumer.wait_event(producer.record_event())
+        with torch.cuda.stream(consumer):
+            y = x * 2
+        capture.join(producer)
+        capture.join(consumer)
+        capture.end().replay()
+        return float(y[0])
+
+    assert result(wait=True) == 14.0
+    assert result(wait=False) == 0.0

@@ -176,11 +176,25 @@ CALL cuGraphDebugDotPrint(CUgraph graph, const char* path, unsigned) {
     DONE(graph_dot(G(graph), path));
 }
 
-// Hooks of the emulator itself.
-extern "C" __attribute__((visibility("default"))) int emulated_attach(void* stream, void (*function)(void*), void* data) {
-    return attach(stream_of(stream), [=] {
-        function(data);
+// Hooks of the emulator itself: work for the host at the end of what was enqueued last, and which of it no graph holds any more.
+
+static std::vector<size_t> released;
+
+extern "C" __attribute__((visibility("default"))) int emulated_attach_owned(void* stream, void (*function)(size_t), size_t number) {
+    std::shared_ptr<void> owner(nullptr, [number](void*) {
+        LOCKED;
+        released.push_back(number);
+    });
+    return attach(stream_of(stream), [function, number, owner] {
+        function(number);
         return 0;
     });
+}
+extern "C" __attribute__((visibility("default"))) size_t emulated_released() {
+    LOCKED;
+    if (released.empty()) return 0;
+    size_t number = released.back();
+    released.pop_back();
+    return number;
 }
 extern "C" __attribute__((visibility("default"))) const char* emulated_cuda() { return device_name(); }
