@@ -96,7 +96,9 @@ class Decoder:
         self._duration = problem.operator_us(self.narrow)
         self._successors = (problem.succ_ptr[1:] - problem.succ_ptr[:-1]) * float(self._duration.mean() if count else 0.0)
         rows = problem.kernel[:, self.narrow]
-        self._pressure: Floats = problem.excess_first[:, rows][rows].mean(axis=0) * self._duration
+        # A model that only hands its inputs on has no operators, and no mean.
+        pressure = problem.excess_first[:, rows][rows].mean(axis=0) if count else np.zeros(0)
+        self._pressure: Floats = pressure * self._duration
         self.floats = np.zeros(layout.float_row(count, lanes))
         self.ints = np.zeros(layout.int_row(count, lanes), dtype=np.int32)
 

@@ -74,5 +74,8 @@ def _print_report(report: TuneReport) -> None:
     )
     if report.bundle:
         console.print(f"written to {report.bundle}", highlight=False, markup=False, soft_wrap=True)
-        for next_step in (f"measure it again: autosched bench {shlex.quote(report.bundle)}", f"run it: autosched.load({report.bundle!r}, model)"):
+        for next_step in (
+            f"measure it again: autosched bench {shlex.quote(report.bundle)}",
+            f"run it: autosched.load({report.bundle!r}, model)",
+        ):
             console.print(next_step, highlight=False, markup=False, soft_wrap=True)

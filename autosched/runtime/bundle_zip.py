@@ -66,7 +66,7 @@ def read_file(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_BUNDLE_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}. Name a file written by 'autosched tune'.") from error
+        raise UsageError(f"cannot read {path}: {error.strerror or error}. Name a file written by 'autosched tune'.") from error
 
 
 def unzip(data: bytes, limits: Limits, label: str) -> dict[str, bytes]:
