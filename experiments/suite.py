@@ -3,7 +3,8 @@
     python experiments/suite.py --device cpu torchvision:googlenet autosched:randwire
 
 writes ``experiments/results/<device>/<model>.json``: the report of ``autosched compare --json`` beside the machine, the versions
-and the commit. ``experiments/tables.py`` makes the tables of the README from these files. ``--smoke`` runs one tiny model.
+and the commit. The lowering is the job's choice, and the report says what it tried. ``experiments/tables.py`` makes the tables of the
+README from these files. ``--smoke`` runs one tiny model.
 """
 
 from __future__ import annotations

@@ -38,12 +38,17 @@ def fastest(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     return min(timed, key=lambda row: row["measured_us"]) if timed else None
 
 
+def over(rival: dict[str, Any] | None, kept: dict[str, Any]) -> str:
+    """A rival's time over that of what was kept, empty where it has none: below 1, the rival is faster."""
+    return f"{rival['measured_us'] / kept['measured_us']:.2f}x" if rival is not None and rival["measured_us"] is not None else ""
+
+
 def suite_table(folder: Path) -> str:
     """One line for each model of a device's suite."""
     lines = [
-        "| model | operators | eager | torch.compile, frozen | sequential, fused | best other schedule "
-        "| kept | kept vs sequential | noise | max error |",
-        "|---|---:|---:|---:|---:|---:|---|---:|---:|---:|",
+        "| model | lowering | operators | eager | torch.compile, frozen | sequential | best other schedule "
+        "| kept | kept vs sequential | torch.compile / kept | noise | max error |",
+        "|---|---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|",
     ]
     machines: set[str] = set()
     if not any(folder.glob("*.json")):
@@ -54,7 +59,7 @@ def suite_table(folder: Path) -> str:
             continue  # another benchmark's
         report = recorded["report"]
         if "error" in report:
-            lines.append(f"| {path.stem} | | | | | | failed: {report['error']['message'].splitlines()[0][:80]} | | | |")
+            lines.append(f"| {path.stem} | | | | | | | failed: {report['error']['message'].splitlines()[0][:80]} | | | | |")
             continue
         rows = report["strategies"]
         named = rows_by_name(report)
@@ -67,8 +72,9 @@ def suite_table(folder: Path) -> str:
         errors = [row["max_abs_error"] for row in rows if row["predicted_us"] is not None and row["max_abs_error"] is not None]
         best_lanes = f"{milliseconds(lanes)} ({lanes['name']})" if lanes is not None else "none"
         lines.append(
-            f"| `{report['model']}` | {report['operators']} | {milliseconds(eager)} | {milliseconds(named.get('torch_compile'))} "
-            f"| {milliseconds(sequential)} | {best_lanes} | {said} | {gain} | {report['noise_floor_pct']:.1f} % | {max(errors):.0e} |"
+            f"| `{report['model']}` | {report['lowering']} | {report['operators']} | {milliseconds(eager)} "
+            f"| {milliseconds(named.get('torch_compile'))} | {milliseconds(sequential)} | {best_lanes} | {said} | {gain} "
+            f"| {over(named.get('torch_compile'), kept)} | {report['noise_floor_pct']:.1f} % | {max(errors):.0e} |"
         )
         environment = recorded["environment"]
         machines.add(

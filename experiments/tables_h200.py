@@ -114,11 +114,11 @@ def suite_table(folder: Path) -> str:
     if not found and not failed:
         return NOT_YET
     head = (
-        "model", "batch", "type", "operators", "eager", "compiled", "max-autotune", "+ combo, frozen", "sequential, one CUDA graph",
-        "best published", "kept", "over sequential", "over best published", "over best compiled", "no schedule below",
+        "model", "batch", "type", "lowering", "operators", "eager", "compiled", "max-autotune", "+ combo, frozen",
+        "sequential, one CUDA graph", "best published", "kept", "over sequential", "over best published", "over best compiled", "no schedule below",
         "predicted / measured", "peak MiB", "noise", "measurements", "search s",
     )  # fmt: skip
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * 8 + "---|---|" + "---:|" * (len(head) - 11)]
+    lines = ["| " + " | ".join(head) + " |", "|---|---:|---|---|" + "---:|" * 6 + "---|---|" + "---:|" * (len(head) - 12)]
     for item in sorted(found, key=lambda item: (item.dtype != "float32", item.batch, item.model)):
         lines.append("| " + " | ".join(cell(text) for text in _suite_cells(item)) + " |")
     lines += [f"| `{path.stem}` | failed: {cell(why)} |" + " |" * (len(head) - 2) for path, why in failed]
@@ -135,6 +135,8 @@ def _suite_cells(item: Recorded) -> list[str]:
         f"`{item.model}`",
         str(item.batch),
         item.dtype,
+        # Absent from files written before a job chose its lowering.
+        report.get("lowering", ""),
         str(report["operators"]),
         milliseconds(item.time_us("eager")),
         *(milliseconds(item.time_us(name)) or _why(item, name) for name in COMPILED),

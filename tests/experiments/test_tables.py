@@ -180,3 +180,26 @@ def test_opara_published_stands_beside_ours_or_says_why_not(tmp_path: Path) -> N
     assert "| `toy` | tuned | 1.234 | 1.50x | 1.40 to 1.60 | 2e-06 |" in table
     assert "did not run: TypeError: a \\| b" in table
     assert "NVIDIA H200" in table
+
+
+def test_the_tables_show_the_lowering_kept_and_old_files_still_render(results: Path, tmp_path: Path) -> None:
+    folder = results / "h200" / "suite"
+    old = next(line for line in tables_h200.suite_table(folder).splitlines() if "googlenet" in line)
+    assert old.split("|")[4].strip() == ""
+    path = folder / "torchvision_googlenet_b1_float32.json"
+    document = json.loads(path.read_text())
+    document["report"]["lowering"] = "inductor"
+    path.write_text(json.dumps(document))
+    new = next(line for line in tables_h200.suite_table(folder).splitlines() if "googlenet" in line)
+    assert new.split("|")[4].strip() == "inductor"
+    assert new.count("|") == old.count("|")
+    # The CPU's table says how the rival stands to what was kept: below 1, it is faster.
+    document["report"] |= {"device": {"name": "made-up"}}
+    document["report"]["strategies"].append(row("torch_compile", 60.0))
+    cpu = tmp_path / "cpu"
+    cpu.mkdir()
+    (cpu / "one.json").write_text(json.dumps(document))
+    head, _, line = tables.suite_table(cpu).splitlines()[:3]
+    cells = dict(zip([name.strip() for name in head.split("|")], [text.strip() for text in line.split("|")], strict=True))
+    assert cells["lowering"] == "inductor"
+    assert cells["torch.compile / kept"] == "0.75x"
