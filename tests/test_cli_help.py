@@ -99,3 +99,8 @@ def test_doctor_says_that_a_busy_machine_measures_nothing(monkeypatch: pytest.Mo
         monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
         (lanes,) = (finding for finding in doctor.examine() if finding.what == "cpu lanes")
         assert lanes.state is state
+
+
+def test_a_missing_file_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", "missing.autosched") == 2
+    assert capsys.readouterr().err.count("missing.autosched") == 1

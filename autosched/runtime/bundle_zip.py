@@ -66,7 +66,8 @@ def read_file(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_BUNDLE_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}. Name a file written by 'autosched tune'.") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(f"cannot read {path}: {why}. Name a file written by 'autosched tune'.") from error
 
 
 def unzip(data: bytes, limits: Limits, label: str) -> dict[str, bytes]:
