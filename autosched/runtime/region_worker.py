@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import functools
 import importlib.util
 import os
 import signal
@@ -110,8 +111,9 @@ class _Compiler:
         return Result(job.number, refused=made.reason) if isinstance(made, Refused) else Result(job.number, made.source)
 
 
+@functools.cache
 def _turns(path: str) -> Callable[[], AbstractContextManager[None]]:
-    """A lock between processes, which may be taken again by the thread that has it; the kernel releases it when its holder dies."""
+    """A lock between processes, one for each file; the thread that has it may take it again, and the kernel releases it when that dies."""
     depth = 0
 
     @contextlib.contextmanager
