@@ -93,3 +93,9 @@ def test_the_table_of_efforts_is_the_presets() -> None:
         budget = budget_for(effort)
         said = "yes" if budget.compiled_baseline else "no"
         assert f"| `{effort}` | {budget.total_s:.0f} | {said} |" in text
+
+
+def test_every_environment_variable_is_explained() -> None:
+    read = set(re.findall(r"AUTOSCHED_[A-Z_]+", (ROOT / "autosched" / "config.py").read_text(encoding="utf-8")))
+    text = (ROOT / "docs" / "tune.md").read_text(encoding="utf-8")
+    assert {name for name in re.findall(r"^\| `(AUTOSCHED_[A-Z_]+)` \|", text, re.M)} == read
