@@ -115,7 +115,8 @@ def suite_table(folder: Path) -> str:
         return NOT_YET
     head = (
         "model", "batch", "type", "lowering", "operators", "eager", "compiled", "max-autotune", "+ combo, frozen",
-        "sequential, one CUDA graph", "best published", "kept", "over sequential", "over best published", "over best compiled", "no schedule below",
+        "sequential, one CUDA graph", "best published", "kept", "over sequential", "over best published", "over best compiled",
+        "no schedule below",
         "predicted / measured", "peak MiB", "noise", "measurements", "search s",
     )  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|---|---:|---|---|" + "---:|" * 6 + "---|---|" + "---:|" * (len(head) - 12)]

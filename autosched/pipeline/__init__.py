@@ -106,6 +106,7 @@ def compare(
 
     Args:
         strategies: names to compare; ``None`` for all that suit an unattended run, and the device loop.
+        lowering: as for :func:`tune`; where none is named, the table is that of the lowering that ``tune`` would keep.
         compiled: whether to time ``torch.compile`` too, in its own process.
 
     The other arguments and the errors are those of :func:`tune`; an unknown strategy raises ``UnknownName``.

@@ -78,6 +78,9 @@ def run_contest(
     """
     require_strategies(options)
     device = open_device(options.device)
+    if options.fresh:
+        # Once, at the start: what qualification measures is for the jobs after it.
+        open_journal(device, fresh=True, private=False).close()
     course = _Course({name: LoweringRow(name, LoweringOutcome.SKIPPED) for name in choice.lowerings})
     with contextlib.ExitStack() as stack:
         rivals = Rivals(model, args, kwargs, device.key.kind, compiled=options.compiled, source=options.source, progress=progress)
@@ -155,7 +158,7 @@ def _qualified(ready: Sequence[Prepared], options: Options, device: Device, prog
     """The lowerings that could be timed in order, fastest first; their rows filled in, and those dropped that cannot win."""
     progress.stage("operators alone, in every lowering", options.budget.total_s)
     entrants = []
-    with open_journal(device, fresh=options.fresh, private=False) as journal:
+    with open_journal(device, fresh=False, private=False) as journal:
         for prepared in ready:
             try:
                 entrants.append(enter(prepared, journal, options.budget.solo_rounds, course.ledger))

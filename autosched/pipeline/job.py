@@ -143,7 +143,7 @@ class Job:
         deadline = begin + options.budget.total_s
         self._progress.stage("operators alone", options.budget.total_s)
         private = self._recording is not None
-        # What is given has been measured into a journal that was opened as fresh as was asked.
+        # Whoever gives what is prepared has made the journal as fresh as was asked.
         fresh = options.fresh and self._given is None
         with open_journal(device, fresh=fresh, private=private) as journal, self._diary(device, captured) as diary:
             problem = self._measure(prepared, journal)

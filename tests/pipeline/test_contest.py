@@ -331,3 +331,25 @@ def test_the_report_says_it_as_text_and_as_json(compare: Callable[..., TuneRepor
     assert rows(report)["inductor"].sentence() == "inductor failed: no time"
     assert rows(report)["rewritten"].sentence().startswith("rewritten dropped: ")
     assert report.measurements > 0
+
+
+def test_what_is_to_be_fresh_is_forgotten_once_before_anything_is_measured(
+    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[bool] = []
+    open_journal = contest.open_journal
+
+    def counted(device: Any, *, fresh: bool, private: bool) -> Any:
+        opened.append(fresh)
+        return open_journal(device, fresh=fresh, private=private)
+
+    for place in (contest, job):
+        monkeypatch.setattr(place, "open_journal", counted)
+    ask = contest.run_contest
+
+    def fresh(model: Any, args: Any, kwargs: Any, options: Any, choice: Any, progress: Any) -> Any:
+        return ask(model, args, kwargs, dataclasses.replace(options, fresh=True), choice, progress)
+
+    monkeypatch.setattr(contest, "run_contest", fresh)
+    compare(Bench(rewritten=Speed(300.0), fused=Speed(100.0), inductor=Speed(200.0)))
+    assert opened == [True, False, False]
