@@ -98,8 +98,14 @@ class LoadReport:
         return sum(shape.workspace_bytes for shape in self.shapes if shape.ready)
 
 
+class _Running(threading.local):
+    """Whether this thread is in a call."""
+
+    inside = False
+
+
 class LoadedModel:
-    """A model and its schedules, called like the model.
+    """A model and its schedules, called like the model. ``model.forward = loaded`` puts it in the model's place, hooks and all.
 
     Calls may come from any thread; those of one shape take turns. Outputs belong to the caller: the next call does not touch them. They
     carry no gradient history: where an input requires gradients, and in training mode, the model runs as it came.
@@ -116,7 +122,9 @@ class LoadedModel:
         self._table = table
         self._report = report
         self._strict = strict
+        self._forward = model.forward
         self._signature = inspect.signature(model.forward)
+        self._running = _Running()
         self._notes = threading.Lock()
         self._aside: dict[str, int] = {}
         self._warned: set[str] = set()
@@ -128,31 +136,39 @@ class LoadedModel:
             InputMismatch: with ``strict``, if there is no schedule for such inputs.
             AutoschedError: with ``strict``, if the schedule may not run for another reason.
         """
-        table = self._table
-        if table is None:
-            return self.model(*args, **kwargs)
-        if reason := foreign_mode(table.device):
-            return self._step_aside("mode", reason, args, kwargs)
+        running = self._running
+        if running.inside:
+            # The model itself is running, and its forward is this: ``model.forward = load(path, model)``.
+            return self._forward(*args, **kwargs)
+        running.inside = True
         try:
-            found = table.find(self._signature, args, kwargs)
-            slot, tensors = found.slot, found.tensors
-            _fit(slot, tensors, table.device)
-        except InputMismatch as error:
-            return self._step_aside("inputs", str(error), args, kwargs, error)
-        outcome = table.run(slot, tensors)
-        if not isinstance(outcome, list):
-            return self._answer_otherwise(slot, outcome, args, kwargs)
-        if found.size is not None:
-            padding = table.padding
-            # A shape that was prepared for this very call may have shown that padding to it is wrong.
-            if padding is None or padding.refused:
-                reason = f"calls of other shapes are not padded: {padding.refused if padding else 'padding is off'}"
-                return self._step_aside("padding", reason, args, kwargs)
-            with torch.no_grad():
-                outcome = padding.cut(outcome, found.size)
-        if not torch.is_inference_mode_enabled():
-            outcome = [_normal(tensor) for tensor in outcome]
-        return slot.answer(outcome)
+            table = self._table
+            if table is None:
+                return self._as_it_came(args, kwargs)
+            if reason := foreign_mode(table.device):
+                return self._step_aside("mode", reason, args, kwargs)
+            try:
+                found = table.find(self._signature, args, kwargs)
+                slot, tensors = found.slot, found.tensors
+                _fit(slot, tensors, table.device)
+            except InputMismatch as error:
+                return self._step_aside("inputs", str(error), args, kwargs, error)
+            outcome = table.run(slot, tensors)
+            if not isinstance(outcome, list):
+                return self._answer_otherwise(slot, outcome, args, kwargs)
+            if found.size is not None:
+                padding = table.padding
+                # A shape that was prepared for this very call may have shown that padding to it is wrong.
+                if padding is None or padding.refused:
+                    reason = f"calls of other shapes are not padded: {padding.refused if padding else 'padding is off'}"
+                    return self._step_aside("padding", reason, args, kwargs)
+                with torch.no_grad():
+                    outcome = padding.cut(outcome, found.size)
+            if not torch.is_inference_mode_enabled():
+                outcome = [_normal(tensor) for tensor in outcome]
+            return slot.answer(outcome)
+        finally:
+            running.inside = False
 
     def __reduce__(self) -> Any:
         """Neither pickled nor copied: threads, recordings and memory addresses belong to one process and one model.
@@ -216,12 +232,12 @@ class LoadedModel:
             return self._after_failure(slot, outcome, args, kwargs)
         if outcome.kind == "retired" and not self._strict:
             # It was said when it was retired.
-            return self.model(*args, **kwargs)
+            return self._as_it_came(args, kwargs)
         return self._step_aside(outcome.kind, outcome.reason, args, kwargs, _error_of(outcome))
 
     def _after_failure(self, slot: Slot, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A bad index in an input, say, fails in the model too, and then that is the answer.
-        result = self.model(*args, **kwargs)
+        result = self._as_it_came(args, kwargs)
         reason = f"an operator failed where the model did not ({type(error).__name__}: {error})"
         slot.retire(reason)
         if self._strict:
@@ -229,13 +245,18 @@ class LoadedModel:
         self._warn("failure", reason)
         return result
 
+    def _as_it_came(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # In the model's place, the model's own call is on its way already, and runs its hooks.
+        run = self._forward if self.model.__dict__.get("forward") is self else self.model
+        return run(*args, **kwargs)
+
     def _step_aside(
         self, kind: str, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], error: AutoschedError | None = None
     ) -> Any:
         if self._strict:
             raise error or AutoschedError(f"the schedule may not run: {reason}")
         self._warn(kind, reason)
-        return self.model(*args, **kwargs)
+        return self._as_it_came(args, kwargs)
 
     def _warn(self, kind: str, reason: str) -> None:
         with self._notes:

@@ -315,6 +315,37 @@ def test_an_operator_that_fails_alone_retires_the_schedule(loaded: LoadedModel, 
     assert _agrees(loaded, model)
 
 
+@pytest.mark.parametrize("prepare", ["all", "first-use"])
+def test_it_may_take_the_place_of_the_models_own_forward(model: TwoBranches, prepare: Any) -> None:
+    plain = copy.deepcopy(model)
+    loaded = load(encode_bundle(two_branches_bundle(model)), model, prepare=prepare)
+    model.forward = loaded  # type: ignore[method-assign, assignment]
+
+    def agree(rows: int) -> None:
+        args, kwargs = two_branches_inputs(rows=rows)
+        with torch.no_grad():
+            assert compare(output_tensors(model(*args, **kwargs)), output_tensors(plain(*args, **kwargs))).within_tolerance
+
+    def work() -> None:
+        agree(4)
+        assert loaded.report().calls == 1
+        agree(3)
+        for each in (model, plain):
+            each.register_forward_hook(lambda module, args, output: {**output, "sum": output["sum"] * 2})
+        agree(4)
+        finished.set()
+
+    finished = threading.Event()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        # In a thread, because to wait for oneself is to wait for ever.
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(60)
+    assert finished.is_set()
+    assert loaded.report().scheduled
+
+
 def test_forward_mode_gradients_step_aside(loaded: LoadedModel, model: TwoBranches) -> None:
     import torch.autograd.forward_ad as forward_ad
 
