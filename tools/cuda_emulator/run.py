@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under PYTHONSAFEPATH
 
-from build import DEFAULT_OUTPUT, LIBRARIES, BuildError, build  # noqa: E402
+from build import DEFAULT_OUTPUT, LIBRARIES, BuildError, build
 
 
 def environment(folder: str, memory_gib: float) -> dict[str, str]:

@@ -16,7 +16,9 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self) -> None:
         self._loader: importlib.abc.Loader | None = None
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         """Of ``torch`` only."""
         if fullname != "torch" or self not in sys.meta_path:
             return None

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton_values
 from torch.utils import _pytree as pytree
 
 _LIBRARIES: list[torch.library.Library] = []
@@ -30,7 +31,17 @@ _AS_THEY_ARE = (
 )  # fmt: skip
 
 # The result, or its size, is a value that the CUDA implementation would read from what no kernel has written. These wait for the device.
-_SIZED_BY_VALUES = ("equal", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount", "repeat_interleave")
+_SIZED_BY_VALUES = (
+    "equal",
+    "nonzero",
+    "masked_select",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+    "repeat_interleave",
+)
 
 _driver = ctypes.CDLL("libcuda.so.1")
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -104,6 +115,11 @@ def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, traini
     return torch.ops.aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, eps)
 
 
+def _assert_or_break(value: torch.Tensor, *_: Any) -> None:
+    if not bool(value):
+        _driver.emulated_break(710)  # cudaErrorAssert: only a new process cures it
+
+
 # Operators that only CUDA has.
 _ELSEWHERE: dict[str, Callable[..., Any]] = {
     "cudnn_convolution": _convolution,
@@ -156,6 +172,9 @@ class _Operator:
             return
         compute = _ELSEWHERE.get(self.name, self.overload)
 
+        if self.name == "_assert_async":
+            compute = _assert_or_break
+
         def work() -> None:
             for item in pytree.tree_leaves((twins, named)):
                 if isinstance(item, torch.Generator):
@@ -166,10 +185,7 @@ class _Operator:
                     if isinstance(target, torch.Tensor) and isinstance(value, torch.Tensor) and target.shape == value.shape:
                         target.copy_(value)
 
-        if torch.cuda.is_current_stream_capturing():
-            _pending().attach(torch.cuda.current_stream().cuda_stream, work)
-        else:
-            work()
+        _now_or_at_replay(work)
 
     def _sized(self, args: Any, kwargs: Any) -> Any:
         torch.cuda.current_stream().synchronize()
@@ -177,6 +193,13 @@ class _Operator:
         with torch.inference_mode(torch.is_inference_mode_enabled()):
             made = self.overload(*twins, **named)
         return pytree.tree_map(lambda item: item.cuda() if isinstance(item, torch.Tensor) else item, made)
+
+
+def _now_or_at_replay(work: Callable[[], None]) -> None:
+    if torch.cuda.is_current_stream_capturing():
+        _pending().attach(torch.cuda.current_stream().cuda_stream, work)
+    else:
+        work()
 
 
 def _wrapped(item: Any, like: torch.dtype | None) -> Any:
@@ -220,3 +243,4 @@ def install() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 library.impl(name.partition("::")[2], _Operator(name, overload), "CUDA", with_keyset=True, allow_override=True)
+    triton_values.install(_twin, _now_or_at_replay)
