@@ -79,19 +79,24 @@ def as_captured(
         signature: of the model's ``forward``. A default that only one of the two calls spells out makes no difference.
     """
     count, names = _call_form(program.input_tree)
-    parameters = signature.parameters
-    if any(item.kind in (item.VAR_POSITIONAL, item.VAR_KEYWORD) for item in parameters.values()) or count > len(parameters):
+    parameters = dict(signature.parameters)
+    # What ``**kwargs`` takes has no place of its own: such a name is a keyword in both calls.
+    rest = next((name for name, item in parameters.items() if item.kind is item.VAR_KEYWORD), None)
+    if rest is not None:
+        del parameters[rest]
+    if any(item.kind is item.VAR_POSITIONAL for item in parameters.values()) or count > len(parameters):
         return None
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:
         return None
+    given |= given.pop(rest, {}) if rest is not None else {}
     positional = tuple(parameters)[:count]
     wanted = (*positional, *names)
     spelled_out = {name: value for name, value in given.items() if name not in wanted}
-    if any(value is not parameters[name].default for name, value in spelled_out.items()):
+    if any(name not in parameters or value is not parameters[name].default for name, value in spelled_out.items()):
         return None
-    found = {name: given.get(name, parameters[name].default) for name in wanted if name in parameters}
+    found = {name: given[name] if name in given else parameters[name].default for name in wanted if name in given or name in parameters}
     if len(found) != len(wanted) or any(value is inspect.Parameter.empty for value in found.values()):
         return None
     return tuple(found[name] for name in positional), {name: found[name] for name in names}

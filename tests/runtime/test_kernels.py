@@ -166,6 +166,28 @@ def test_the_same_call_by_position_or_by_keyword(args, kwargs, same) -> None:
     assert found == ((("X",), {"k": 7}) if same else None)
 
 
+def forward_with_rest(x, k=7, **rest):
+    """The signature of a model that hands keywords on."""
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "same"),
+    [
+        ((), {"x": "X", "k": 7, "more": 1}, True),
+        (("X",), {"more": 1, "k": 7}, True),
+        (("X", 7), {"more": 1}, True),
+        (("X",), {"more": 1}, True),
+        (("X",), {"k": 7}, False),
+        (("X",), {"k": 7, "more": 1, "other": None}, False),
+        (("X", 7, 1), {}, False),
+    ],
+)
+def test_keywords_that_a_model_hands_on_stay_keywords(args, kwargs, same) -> None:
+    program = nested_program((Ref(0), 7, 1), ((torch.zeros(2, 3),), {"k": 7, "more": 1}))
+    found = as_captured(program, inspect.signature(forward_with_rest), args, kwargs)
+    assert found == ((("X",), {"k": 7, "more": 1}) if same else None)
+
+
 def test_outputs_regain_their_structure() -> None:
     program = program_of([Call("aten::relu.default", (Ref(0),), (), (1,))], [INPUT, MADE], (1,))
     _, tree = describe_tree({"a": torch.zeros(1), "b": (None, 3)})
