@@ -1,10 +1,11 @@
 """Values for kernels that do not run: every ATen operator on the emulated device is computed by its CPU implementation.
 
-The CUDA implementation of the operator runs first, in full: it checks, allocates and launches as on a GPU, and its launches become nodes of
-a graph being captured. Then the operator is computed on the same memory, which is host memory, by the CPU's implementation: at once, or, in a
-capture, at every replay of the graph, when the operator's last node comes up in the order of virtual time. So a missing edge gives a wrong value.
+The CUDA implementation of the operator runs first, in full: it checks, allocates and launches as on a GPU, and its launches become
+nodes of a graph being captured. Then the operator is computed on the same memory, which is host memory, by the CPU's implementation: at
+once, or, in a capture, at every replay of the graph, when the operator's last node comes up in the order of virtual time. So a missing
+edge gives a wrong value.
 
-What is not an ATen operator (kernels that Triton or NVRTC compiled) computes nothing.
+What is not an ATen operator: Triton kernels of Inductor, see ``triton_values``; others (NVRTC) compute nothing.
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ def _wanted(name: str, overload: Any) -> bool:
         return False
     if base == "view" or "backward" in base or "sparse" in base or "quantized" in base:
         return False
-    return base == "copy_" or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU") or base in _ELSEWHERE
+    return base == "copy_" or torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU") or base in _ELSEWHERE
 
 
 def install() -> None:
