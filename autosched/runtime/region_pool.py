@@ -1,10 +1,10 @@
 """Regions compiled several at a time, each in a process that may crash, hang or be killed without harm to the others or to this one.
 
 Why processes, also on a GPU: writing a region's code is Python and holds the lock, and Inductor's own pool is given only the kernels of the
-one region being written, which are one or two. So a process here writes the code, builds its kernels (with no pool of its own) and checks
-them; the process that asked then loads the text, and the libraries and cubins from Inductor's and Triton's caches. Each such process has a
-context on the GPU, so there are only as many as free memory allows, and one leaves as soon as no job is left for it. Kernels are timed
-(reductions, templates of matrix products) one process at a time, under a lock.
+one region being written, which are one or two. So a process here writes the code, builds its kernels (on a GPU with a pool of two) and
+checks them; the process that asked then loads the text, and the libraries and cubins from Inductor's and Triton's caches. Each such
+process has a context on the GPU, so there are only as many as free memory allows, and one leaves as soon as no job is left for it. Kernels
+are timed (reductions, templates of matrix products) one process at a time, under a lock.
 """
 
 from __future__ import annotations

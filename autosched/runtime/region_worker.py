@@ -82,15 +82,16 @@ class _Compiler:
         """Why this process cannot stand in for the one that asked, or an empty string."""
         import torch
 
-        # Each of these processes is one of a team as large as the machine; before anything of Inductor that would start a team of its own.
+        # Each of these processes is one of a team as large as the machine; before anything of Inductor that would start such a team itself.
         import torch._inductor.config as inductor_config
 
         from autosched.runtime.inductor_settings import apply_numerics, settings_digest
 
-        inductor_config.compile_threads = 1
+        device = torch.device(opening.device)
+        # Not 1 on a GPU: Triton then compiles in this process, and with PyTorch 2.11 its second kernel here was a compilation error.
+        inductor_config.compile_threads = 2 if device.type == "cuda" else 1
         torch.set_num_threads(1)
         apply_numerics(opening.numerics)
-        device = torch.device(opening.device)
         if settings_digest(device.type) != opening.settings:
             return "its settings of PyTorch or Inductor are others"
         if device.type == "cuda" and not _wait_for_turns(_turns(opening.lock_file)):
