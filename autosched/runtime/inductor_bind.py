@@ -93,12 +93,7 @@ def bind_recorded(program: Program, constants: Mapping[int, torch.Tensor], devic
         IncompatibleArtifact: saying what is different here.
         ArtifactCorrupt: if the program carries no source that can be read.
     """
-    source = _source_of(program)
-    missing = [binding.name for binding in program.bindings if binding.value not in constants]
-    if missing:
-        raise ArtifactCorrupt("the program", f"constant {missing[0]} is missing")
-    pairs = zip(source.bindings, program.bindings, strict=True)
-    given = {theirs.value: constants[ours.value] for theirs, ours in pairs}
+    source, given = source_of(program, constants)
     home = torch.device(device) if device is not None else next((tensor.device for tensor in given.values()), torch.device("cpu"))
     recording = record(source, given, home)
     if isinstance(recording, Refused):
@@ -108,7 +103,12 @@ def bind_recorded(program: Program, constants: Mapping[int, torch.Tensor], devic
     return dataclasses.replace(bound_of(recording, source, given, home), program=program)
 
 
-def _source_of(program: Program) -> Program:
+def source_of(program: Program, constants: Mapping[int, torch.Tensor]) -> tuple[Program, dict[int, torch.Tensor]]:
+    """The program of ATen calls that ``program`` was compiled from, and its constants.
+
+    Raises:
+        ArtifactCorrupt: if there is none that can be read, or a constant is missing.
+    """
     try:
         source = decode_program(program.source.encode())
         check_program(source)
@@ -117,7 +117,11 @@ def _source_of(program: Program) -> Program:
     described = [(binding.source, binding.name) for binding in source.bindings]
     if source.source or described != [(binding.source, binding.name) for binding in program.bindings]:
         raise ArtifactCorrupt("the program", "the program that it was compiled from takes other constants")
-    return source
+    missing = [binding.name for binding in program.bindings if binding.value not in constants]
+    if missing:
+        raise ArtifactCorrupt("the program", f"constant {missing[0]} is missing")
+    pairs = zip(source.bindings, program.bindings, strict=True)
+    return source, {theirs.value: constants[ours.value] for theirs, ours in pairs}
 
 
 def first_difference(program: Program, here: Program) -> str:
@@ -350,4 +354,4 @@ def _effects(callee: str) -> Effects | None:
     return Effects(frozenset(writes), frozenset(aliases))
 
 
-__all__ = ["LOWERING", "PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "first_difference", "record"]
+__all__ = ["LOWERING", "PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "first_difference", "record", "source_of"]

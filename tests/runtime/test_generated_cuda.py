@@ -12,9 +12,11 @@ import torch
 from torch.nn import functional
 
 from autosched.capture.export import Captured, capture
+from autosched.core.errors import ArtifactCorrupt
 from autosched.core.graph import EdgeKind
+from autosched.device.cuda.screen import require_capturable
 from autosched.runtime import inductor_bind, region_compile
-from autosched.runtime.inductor_bind import Recording, bound_of, record
+from autosched.runtime.inductor_bind import Recording, bound_of, record, source_of
 from autosched.runtime.inductor_compile import Compiled
 from autosched.runtime.inductor_source import Kind, Module, read_module
 from autosched.runtime.kernels import bind, random_inputs
@@ -199,6 +201,19 @@ def test_what_is_changed_in_place_is_changed_in_order(monkeypatch: pytest.Monkey
     assert added in graph.predecessors[softmax]
     assert EdgeKind.MUTATION in kinds.values()
     assert graph.independent(added, place["triton_spl_fused_cumsum_5"])
+
+
+def test_launches_may_be_captured_and_other_baselines_get_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, found, _ = _taken_apart("odds", monkeypatch)
+    require_capturable(found.program.graph)
+    pairs = zip(captured.program.bindings, found.program.bindings, strict=True)
+    given = {ours.value: captured.constants[theirs.value] for theirs, ours in pairs}
+    source, constants = source_of(found.program, given)
+    assert source == captured.program
+    assert set(constants) == set(captured.constants)
+    del given[found.program.bindings[0].value]
+    with pytest.raises(ArtifactCorrupt, match="missing"):
+        source_of(found.program, given)
 
 
 @pytest.mark.parametrize("name", sorted(_TEXTS))
