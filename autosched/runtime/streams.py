@@ -9,6 +9,7 @@ and raise when constructed.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -357,6 +358,10 @@ class TorchStreams:
         return tuple(found)
 
     def _segments(self, pool: Pool) -> list[dict[str, Any]]:
+        # PyTorch 2.11 gives back references to the pool's two numbers and the flag that it was only lent: above 256 a number is
+        # then freed under us. Where a version keeps to the rules, this costs one small integer that is never freed.
+        for lent in (*pool, True):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(lent))
         try:
             segments: list[dict[str, Any]] = list(_cuda.memory_snapshot(pool))
         except (TypeError, RuntimeError):

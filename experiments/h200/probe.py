@@ -91,8 +91,9 @@ def _run(name: str, limit_s: float, smoke: bool) -> dict[str, Any]:
 
 
 def _inside(name: str, result: Path, smoke: bool) -> int:
-    # The checkout comes last, so that its datasets/ hides nobody's; the double is a module of the tests.
-    sys.path += [str(ROOT / "tests" / "conformance"), str(ROOT)]
+    # The checkout comes last, so that its datasets/ hides nobody's; the double is a module of the tests. Under a safe
+    # path this folder is missing too.
+    sys.path += [str(Path(__file__).resolve().parent), str(ROOT / "tests" / "conformance"), str(ROOT)]
     import probe_bench
     import probe_questions
 

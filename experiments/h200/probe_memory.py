@@ -36,6 +36,9 @@ def p1(bench: Bench) -> Answer:
 
     import torch
 
+    with backend.on(outside):
+        allocate()  # cached for this stream: in a capture, cudaMalloc for a stream outside it is an error and ends the capture
+    backend.synchronize()
     with torch.inference_mode(), backend.on(origin):
         graph = backend.begin_capture(pool)
         bench.edge(origin, inside)

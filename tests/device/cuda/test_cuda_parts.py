@@ -458,3 +458,21 @@ def test_the_poison_is_not_a_number_in_every_floating_point_type() -> None:
     words = torch.tensor([NAN_PATTERN], dtype=torch.int32)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         assert bool(words.view(dtype).isnan().all())
+
+
+def test_a_snapshot_that_takes_references_it_was_lent_frees_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As PyTorch 2.11 does: without care the numbers of the 257th pool are freed while its tuple still holds them.
+    def snapshot(pool: tuple[int, int]) -> list[dict[str, Any]]:
+        for lent in pool:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(lent))
+        return [{"segment_pool_id": pool, "address": 512, "total_size": 1024, "blocks": []}]
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
+    pool = (int("700001"), int("700002"))
+    held = [tuple(pool) for _ in range(64)]  # references to spare, so that a failure is a failure and no crash
+    before = [sys.getrefcount(number) for number in pool]
+    streams = object.__new__(TorchStreams)
+    for _ in range(10):
+        assert [(span.start, span.bytes) for span in streams.pool_spans(pool, unused=False)] == [(512, 1024)]
+    assert [sys.getrefcount(number) for number in pool] == before
+    assert len(held) == 64

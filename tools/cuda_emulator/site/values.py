@@ -77,8 +77,8 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     size = storage.nbytes()
     if not size:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    memory = torch.frombuffer((ctypes.c_char * size).from_address(storage.data_ptr()), dtype=torch.uint8)
-    view = torch.empty(0, dtype=tensor.dtype).set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    memory = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), torch.device("cpu"), size)
+    view = torch.empty(0, dtype=tensor.dtype).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
     if tensor.is_conj():
         view = torch._conj(view)
     return torch._neg_view(view) if tensor.is_neg() else view
