@@ -61,6 +61,9 @@ class GraphRunner:
     """A captured plan: static inputs, the graph, and the outputs it writes.
 
     One graph never overlaps itself, and its buffers are shared by all callers: see :class:`ReplayGate`.
+
+    Args:
+        peak_bytes: most memory that values of the plan held at once while it was captured, without the workspaces of libraries.
     """
 
     def __init__(
@@ -251,7 +254,7 @@ class GraphCapturer:
         if isinstance(result, Failure):
             return result
         made, outputs = result
-        peak = backend.peak_bytes() - before
+        peak = backend.peak_bytes() - before - self._left_behind(before, inputs, outputs)
         try:
             captured = self._describe(made, notes, chosen) if notes is not None else None
             backend.instantiate(made)
@@ -260,6 +263,18 @@ class GraphCapturer:
             backend.reset(made)
             return failure_of(error, "instantiating the graph")
         return GraphRunner(backend, made, chosen, inputs, outputs, executor.stamps, captured, peak, program, self._gate)
+
+    def _left_behind(self, before: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+        """Bytes that a finished capture holds beside its outputs: workspaces of cuBLAS, made by whichever graph has a lane's first product.
+
+        They stay for every later graph, so a graph's own peak must not depend on whether it came first.
+        """
+        span = self.backend.span
+        given = {span(tensor).start for tensor in inputs}
+        made = {(found := span(tensor)).start: found.bytes for tensor in outputs}
+        block = 512  # what the allocator rounds up to
+        own = sum(-(-size // block) * block for start, size in made.items() if start not in given)
+        return max(0, self.backend.allocated_bytes() - before - own)
 
     def capture_script(
         self, streams: Sequence[Stream], body: Callable[[], Any], *, pool: Pool | None = None

@@ -81,6 +81,25 @@ def test_the_vector_clock_reuses_memory_that_hold_all_keeps() -> None:
     assert tight.peak_bytes < loose.peak_bytes / 4
 
 
+def test_a_workspace_that_the_first_capture_makes_counts_for_no_schedule() -> None:
+    rig = Rig(diamond(3, 2))
+    workspaces: list[FakeTensor] = []
+    kernels = list(rig.program.kernels)
+    first = kernels[1]
+
+    def with_workspace(slots: list[FakeTensor]) -> None:
+        if not workspaces:
+            workspaces.append(rig.cuda.tensor(1, 32 << 20))
+        first(slots)
+
+    kernels[1] = with_workspace
+    rig.program.kernels = kernels  # type: ignore[assignment]
+    schedule = sequential(rig.graph)
+    peaks = [captured(rig, schedule).peak_bytes for _ in range(2)]
+    assert len(workspaces) == 1
+    assert 0 < peaks[0] == peaks[1] < 32 << 20
+
+
 def test_the_origin_launches_nothing_and_no_stream_is_shared() -> None:
     """Trap 4: some versions clear the workspaces of a graph's origin stream when the graph goes."""
     graph = diamond(3, 2)
