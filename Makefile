@@ -6,7 +6,7 @@ BUNDLE ?= googlenet.autosched
 # A folder named datasets/ in the working directory must never shadow the Hugging Face package of that name.
 export PYTHONSAFEPATH = 1
 
-.PHONY: demo test install clean
+.PHONY: demo test install clean emulate
 
 install: $(VENV)/.installed
 
@@ -24,5 +24,20 @@ demo: install
 test: install
 	$(VENV)/bin/python -m pytest -q -m "not gpu"
 
+# The CUDA side on a machine without a GPU: see tools/cuda_emulator/README.md. Not part of `make test`.
+EMULATOR_VENV ?= .venv-emulator
+EMULATED = $(EMULATOR_VENV)/bin/python tools/cuda_emulator/run.py -- $(EMULATOR_VENV)/bin/python -m pytest -q -n0 -p no:cacheprovider
+
+$(EMULATOR_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(EMULATOR_VENV)
+	$(EMULATOR_VENV)/bin/python -m pip install --quiet 'torch==2.11.*' setuptools
+	$(EMULATOR_VENV)/bin/python -m pip install --quiet -e '.[test]'
+	touch $@
+
+emulate: $(EMULATOR_VENV)/.installed
+	$(EMULATED) --noconftest -c /dev/null --rootdir tools/cuda_emulator tools/cuda_emulator/test_emulator.py
+	$(EMULATED) -m gpu --deselect tests/gpu/test_gpu_device.py::test_compiled_baselines_run \
+		tests/gpu/test_gpu_streams.py tests/gpu/test_gpu_fuzz.py tests/gpu/test_gpu_device.py
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(EMULATOR_VENV) build dist *.egg-info
