@@ -40,7 +40,7 @@ def budget_for(effort: str, total_s: float | None = None) -> Budget:
         UsageError: if there is no such preset, or the total is not positive.
     """
     presets = {
-        Effort.QUICK: Budget(40.0, 12, 0.15, PROFILES[Effort.QUICK], 24, False, 0.6),
+        Effort.QUICK: Budget(60.0, 12, 0.15, PROFILES[Effort.QUICK], 24, False, 0.6),
         Effort.BALANCED: Budget(150.0, 30, 0.25, PROFILES[Effort.BALANCED], 40, True, 0.4),
         Effort.FULL: Budget(1200.0, 60, 0.30, PROFILES[Effort.FULL], 80, True, 0.25),
     }

@@ -1,8 +1,9 @@
 """The job that chooses how coarse operators are: prepare every lowering, time each in order, tune those that can win, keep one.
 
 What may be spent. ``Budget.total_s`` counts from when the first lowering is ready and covers all of this. ``Budget.compile_share`` of it is
-for the lowerings that a compiler has a part in: half of that for the regions of ``fused``, and what is left then for Inductor's code for
-the whole model, which compiles in a process that is ended when its time is over. Nothing is begun with less than ``LEAST_COMPILE_S`` left.
+for the lowerings that a compiler has a part in: half of that for the first of them, what is left then for the other. A region of ``fused``
+that is not begun in time stays calls; Inductor's code for the whole model is compiled in a process that is ended when its time is over.
+Nothing is begun with less than ``LEAST_COMPILE_S`` left.
 Everything after that goes to the contenders (see ``qualification``), normally one.
 """
 
@@ -26,7 +27,7 @@ from autosched.core.variants import Lowering
 from autosched.device.base import Device
 from autosched.device.timing import Ratio, noise_floor_pct, paired_ratio
 from autosched.pipeline.baselines import Rivals
-from autosched.pipeline.granularity import Considered
+from autosched.pipeline.granularity import COMPILED, Considered
 from autosched.pipeline.job import Job, require_strategies
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.memory import open_journal
@@ -122,10 +123,10 @@ def _prepared(
     share_s = options.budget.compile_share * options.budget.total_s
     ready: list[Prepared] = []
     begin = time.monotonic()
-    for lowering in lowerings:
-        compiled = lowering in (Lowering.FUSED, Lowering.INDUCTOR)
+    for place, lowering in enumerate(lowerings):
+        compiled = lowering in COMPILED
         left_s = share_s - (time.monotonic() - begin) if ready else share_s
-        limit_s = left_s / 2 if lowering is Lowering.FUSED else left_s
+        limit_s = left_s / max(1, sum(item in COMPILED for item in lowerings[place:]))
         # The first one is what there is without a choice: it is had whatever it takes, but for regions beyond their time.
         if ready and compiled and limit_s < LEAST_COMPILE_S:
             course.note(lowering, why=_too_short(limit_s))

@@ -14,7 +14,8 @@ AUTO = "auto"
 REPLAY = "replay"
 """The kind of a recording: it holds the operators of one lowering, and compiles nothing."""
 
-_COMPILED = (Lowering.FUSED, Lowering.INDUCTOR)
+COMPILED = (Lowering.FUSED, Lowering.INDUCTOR)
+"""The lowerings in which a compiler has a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,9 @@ class Considered:
 def considered(asked: str | None, *, rewrite: bool, kind: str) -> Considered:
     """The lowerings of a job.
 
-    On a CPU with a C++ compiler those are rewritten, fused and inductor; on a GPU with Triton fused, inductor and rewritten; without a
-    compiler, rewritten alone.
+    On a CPU with a C++ compiler those are rewritten, inductor and fused; on a GPU with Triton fused, inductor and rewritten; without a
+    compiler, rewritten alone. The first is what there is without a choice; the first of the compiled ones has the most time to compile. On
+    a CPU that is Inductor's, one compilation for a whole model where each region costs seconds of the C++ compiler.
 
     Args:
         asked: a lowering's name, ``auto``, or ``None`` for ``auto``.
@@ -53,14 +55,16 @@ def considered(asked: str | None, *, rewrite: bool, kind: str) -> Considered:
     if kind == REPLAY:
         return Considered((Lowering.REWRITTEN,), (), chosen=False)
     if why := missing_compiler(kind):
-        rows = tuple(LoweringRow(lowering, LoweringOutcome.SKIPPED, why) for lowering in _COMPILED)
+        rows = tuple(LoweringRow(lowering, LoweringOutcome.SKIPPED, why) for lowering in COMPILED)
         return Considered((Lowering.REWRITTEN,), rows, chosen=True)
-    return Considered((*_COMPILED, Lowering.REWRITTEN) if kind == "cuda" else (Lowering.REWRITTEN, *_COMPILED), (), chosen=True)
+    if kind == "cuda":
+        return Considered((Lowering.FUSED, Lowering.INDUCTOR, Lowering.REWRITTEN), (), chosen=True)
+    return Considered((Lowering.REWRITTEN, Lowering.INDUCTOR, Lowering.FUSED), (), chosen=True)
 
 
 def coarser_note(report: TuneReport) -> str:
     """What to try where a compiler's fused code won against operators that are called one by one; empty if nothing."""
     compiled = report.best_baseline.startswith(("torch_compile", "compiled", "max_autotune"))
-    if not compiled or report.lowering in _COMPILED:
+    if not compiled or report.lowering in COMPILED:
         return ""
     return f"{report.best_baseline} fuses what lowering {report.lowering} calls one by one; --lowering auto tries compiled code too"

@@ -146,8 +146,8 @@ def test_the_fastest_in_order_is_tuned_and_the_others_are_dropped_where_lanes_ca
     report = compare(bench)
     assert report.lowering == "fused"
     found = rows(report)
-    assert list(found) == ["rewritten", "fused", "inductor"]
-    assert [found[name].outcome for name in found] == [LoweringOutcome.DROPPED, LoweringOutcome.KEPT, LoweringOutcome.DROPPED]
+    assert list(found) == ["rewritten", "inductor", "fused"]
+    assert [found[name].outcome for name in found] == [LoweringOutcome.DROPPED, LoweringOutcome.DROPPED, LoweringOutcome.KEPT]
     for name, speed in bench.speeds.items():
         row = found[name]
         assert row.sequential_us == pytest.approx(speed.sequential_us, rel=0.01)
@@ -272,9 +272,9 @@ def test_compiling_has_its_share_and_tuning_the_rest(
     assert LEAST_COMPILE_S < share_s < budget.total_s
     assert limits["rewritten"] is None
     assert limits["fused"] is not None
-    assert limits["fused"] <= share_s / 2
+    assert limits["fused"] <= share_s
     assert limits["inductor"] is not None
-    assert limits["inductor"] <= share_s
+    assert limits["inductor"] <= share_s / 2
     [tuning_s] = budgets
     assert 0.25 * budget.total_s <= tuning_s <= budget.total_s
 
