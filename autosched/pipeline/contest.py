@@ -43,6 +43,8 @@ LEAST_COMPILE_S = 5.0
 _QUALIFYING = 0.05
 _DUEL = 0.1
 _LEAST_TUNING = 0.25
+# A second lowering is tuned only if each then has this share: two half-tuned ones tell less than one tuned well.
+_WORTHWHILE = 0.2
 _LEAST_ROUNDS = 15
 
 
@@ -89,6 +91,12 @@ def run_contest(
         ready, begin = _prepared(stack, model, args, kwargs, options, choice.lowerings, device, progress, course)
         field_of = _qualified(ready, options, device, progress, course) if len(ready) > 1 else []
         queue, able = _queue(ready, field_of)
+        if able > 1 and (left_s := _spare_s(options, begin)) < able * _WORTHWHILE * options.budget.total_s:
+            able = 1
+            for prepared in queue[1:]:
+                why = f"{max(left_s, 0.0):.0f} s were left for tuning, enough for one lowering; raise --budget"
+                if course.rows[prepared.lowering].outcome is LoweringOutcome.TUNED:
+                    course.note(prepared.lowering, outcome=LoweringOutcome.DROPPED, why=why)
         outcomes: list[Outcome] = []
         for place, prepared in enumerate(queue):
             # Beyond those that can win only while nothing has come through.
@@ -195,9 +203,13 @@ def _queue(ready: Sequence[Prepared], qualified: Sequence[Qualified]) -> tuple[l
 def _left_s(options: Options, begin: float, *, others: int, tuned: bool) -> float:
     """What one more job may take: an equal part of what is left, a duel set aside where there will be one."""
     total_s = options.budget.total_s
-    duel_s = _DUEL * total_s if others or tuned else 0.0
-    left_s = total_s - (time.monotonic() - begin) - duel_s
+    left_s = _spare_s(options, begin) if others or tuned else total_s - (time.monotonic() - begin)
     return max(left_s, _LEAST_TUNING * total_s) / (others + 1)
+
+
+def _spare_s(options: Options, begin: float) -> float:
+    """What is left for tuning with a duel set aside."""
+    return (1.0 - _DUEL) * options.budget.total_s - (time.monotonic() - begin)
 
 
 def _asked(options: Options, prepared: Prepared, left_s: float) -> Options:

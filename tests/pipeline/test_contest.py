@@ -176,6 +176,18 @@ def test_a_slower_one_that_lanes_could_put_in_front_is_tuned_too_and_wins_the_du
     assert found["inductor"].tuned_us == pytest.approx(100.0, rel=0.01)
 
 
+def test_with_too_little_left_for_two_only_the_first_in_order_is_tuned(
+    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contest, "_spare_s", lambda options, begin: 0.39 * options.budget.total_s)
+    bench = Bench(rewritten=Speed(105.0, lanes_us=60.0), fused=Speed(500.0), inductor=Speed(100.0))
+    found = rows(compare(bench, Branches()))
+    assert found["inductor"].outcome is LoweringOutcome.KEPT
+    assert found["rewritten"].outcome is LoweringOutcome.DROPPED
+    assert "enough for one lowering" in found["rewritten"].why
+    assert "500" in found["fused"].why or "at best" in found["fused"].why
+
+
 def test_the_first_in_order_stays_where_the_other_is_no_faster_beyond_noise(compare: Callable[..., TuneReport]) -> None:
     report = compare(Bench(rewritten=Speed(103.0, lanes_us=100.0), fused=Speed(900.0), inductor=Speed(100.0)), Branches())
     assert report.lowering == "inductor"
