@@ -16,15 +16,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under PYTHONSAF
 from build import DEFAULT_OUTPUT, LIBRARIES, BuildError, build
 
 
-def environment(folder: str, memory_gib: float) -> dict[str, str]:
-    """What the command runs with."""
+def environment(folder: str, memory_gib: float, *, values: bool) -> dict[str, str]:
+    """What the command runs with; ``values``: whether operators compute something."""
     changed = dict(os.environ)
     changed["LD_PRELOAD"] = ":".join(f"{folder}/{name}" for name in LIBRARIES)
     changed["EMULATED_CUDA_MEMORY_BYTES"] = str(int(memory_gib * 2**30))
     changed["TRITON_LIBCUDA_PATH"] = folder
     changed.setdefault("OMP_NUM_THREADS", "1")  # the values are computed by small CPU operators
-    site = str(Path(__file__).resolve().parent / "site")
-    changed["PYTHONPATH"] = os.pathsep.join([site, *filter(None, [os.environ.get("PYTHONPATH")])])
+    if values:
+        site = str(Path(__file__).resolve().parent / "site")
+        changed["PYTHONPATH"] = os.pathsep.join([site, *filter(None, [os.environ.get("PYTHONPATH")])])
     return changed
 
 
@@ -32,6 +33,7 @@ def main() -> int:
     """Build what is not built, then become the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory-gib", type=float, default=32.0, help="memory of the device")
+    parser.add_argument("--values", action=argparse.BooleanOptionalAction, default=True, help="without, every result is zero, and at once")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --")
     arguments = parser.parse_args()
     command = [word for position, word in enumerate(arguments.command) if position or word != "--"]
@@ -42,7 +44,7 @@ def main() -> int:
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1
-    os.execvpe(command[0], command, environment(str(folder), arguments.memory_gib))
+    os.execvpe(command[0], command, environment(str(folder), arguments.memory_gib, values=arguments.values))
 
 
 if __name__ == "__main__":
