@@ -101,6 +101,8 @@ TABLES = {
     "cpu-suite": lambda: suite_table(HERE / "results" / "cpu"),
     "tune-googlenet": lambda: pasted(HERE / "results" / "cpu" / "tune_googlenet.txt"),
     "bench-googlenet": lambda: pasted(HERE / "results" / "cpu" / "bench_googlenet.txt"),
+    "compile-cost-cpu": lambda: tables_fused.compile_cost_table(HERE / "results" / "cpu" / "compile_cost"),
+    "h200-compile-cost": lambda: tables_fused.compile_cost_table(HERE / "results" / "h200" / "compile_cost"),
     "h200-suite": lambda: tables_h200.suite_table(HERE / "results" / "h200" / "suite"),
     "h200-probes": lambda: tables_h200.probes_table(HERE / "results" / "h200" / "probes.json"),
     "h200-opara": lambda: tables_h200.opara_table(HERE / "results" / "h200" / "opara"),
@@ -116,9 +118,9 @@ TABLES = {
 
 def rewritten(text: str) -> str:
     for name, make in TABLES.items():
-        pattern = re.compile(rf"(<!-- table:{name} -->\n).*?(\n<!-- end:{name} -->)", re.DOTALL)
+        pattern = re.compile(rf"(<!-- table:{name} -->\n).*?(<!-- end:{name} -->)", re.DOTALL)
         body = make()
-        text = pattern.sub(lambda match, body=body: match.group(1) + body + match.group(2), text)
+        text = pattern.sub(lambda match, body=body: match.group(1) + body + "\n" + match.group(2), text)
     return text
 
 

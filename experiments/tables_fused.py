@@ -1,4 +1,4 @@
-"""The table of operator granularity, from ``results/<device>/fused/<model>.json``."""
+"""The tables of operator granularity and of what compiling costs, from ``results/<device>/fused`` and ``results/<device>/compile_cost``."""
 
 from __future__ import annotations
 
@@ -47,6 +47,35 @@ def _line(model: str, name: str, found: dict[str, Any], report: dict[str, Any]) 
         f"| `{model}` | {shown} | {found['operators']} | {_ms(eager_us)} | {_ms(found['sequential_us'])} "
         f"| {_ms(found['kept_us'])} ({found['kept']}) | {_ms(rival_us)} | {ratio} | {found['noise_floor_pct']:.1f} % | {ready} |"
     )
+
+
+def compile_cost_table(folder: Path) -> str:
+    """One line for each model and lowering: seconds until everything compiled is ready, first and in a new process."""
+    paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    if not paths:
+        return "(not recorded yet)"
+    lines = [
+        "| model | lowering | operators | distinct regions | processes | first | again | one process |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    where: set[str] = set()
+    for path in paths:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        turns = [document.get(turn, {}) for turn in ("first", "second", "serial")]
+        cells = [str(turns[0].get(name, "")) for name in ("operators", "distinct", "processes")]
+        cells += [_turn(turn) for turn in turns]
+        lines.append(f"| `{document['model']}` | {document['lowering']} | " + " | ".join(cells) + " |")
+        found = document["environment"]
+        device = found["gpu"] or f"{found['cores']} cores"
+        where.add(f"{device}, torch {found['torch']}, commit {found['commit'][:9]}, {found['taken'][:10]}")
+    footer = "Measured, seconds. *Fused*: every variant of every region, for each width. *Inductor*: the whole model, made ready to run."
+    return "\n".join([*lines, "", f"{footer} {'; '.join(sorted(where))}."])
+
+
+def _turn(found: dict[str, Any]) -> str:
+    if "error" in found:
+        return f"failed: {found['error'].splitlines()[0][:80]}"
+    return f"{found['ready_s']:.1f}" if "ready_s" in found else ""
 
 
 def _ms(time_us: float | None) -> str:

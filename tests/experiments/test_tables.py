@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments import tables, tables_claims, tables_h200
+from experiments import tables, tables_claims, tables_fused, tables_h200
 from experiments.tables_claims import CLAIMED, CONTROLS, Claim, claims
 
 
@@ -203,3 +203,14 @@ def test_the_tables_show_the_lowering_kept_and_old_files_still_render(results: P
     cells = dict(zip([name.strip() for name in head.split("|")], [text.strip() for text in line.split("|")], strict=True))
     assert cells["lowering"] == "inductor"
     assert cells["torch.compile / kept"] == "0.75x"
+
+
+def test_compile_costs_show_what_was_timed_and_what_failed(tmp_path: Path) -> None:
+    assert tables_fused.compile_cost_table(tmp_path / "none") == "(not recorded yet)"
+    environment = {"taken": "2026-01-01T00:00:00", "commit": "abcdef0123", "torch": "2.11.0", "cores": 16, "gpu": ""}
+    first = {"operators": 9, "distinct": 4, "processes": 2, "ready_s": 12.34}
+    document = {"environment": environment, "model": "toy", "lowering": "fused", "first": first, "second": {"error": "hung\n..."}}
+    (tmp_path / "fused_toy.json").write_text(json.dumps(document))
+    table = tables_fused.compile_cost_table(tmp_path)
+    assert "| `toy` | fused | 9 | 4 | 2 | 12.3 | failed: hung |  |" in table
+    assert "16 cores, torch 2.11.0, commit abcdef012" in table
