@@ -7,23 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from autosched.cli import main
 from autosched.export.bundle import encode_bundle
 from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.command import run
 from tests.conformance.graphs import TwoBranches
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(list(arguments))
-    code = stopped.value.code
-    assert isinstance(code, int)
-    return code
 
 
 @pytest.mark.parametrize(

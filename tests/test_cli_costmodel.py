@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autosched.cli import main
 from autosched.cli.costmodel import whether_used
 from autosched.cli.costmodel_tables import print_evaluation
 from autosched.datasets.synthetic import synthetic_store
 from autosched.pipeline import collecting, retraining
+from tests.conformance.command import run
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +25,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     return Path(synthetic_store(tmp_path / "runs", families=("alpha",), kernels=4, pairs=6, seed=0).folder)
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(list(arguments))
-    code = stopped.value.code
-    assert isinstance(code, int)
-    return code
 
 
 def test_too_few_runs_train_the_prior_and_say_so(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 
 import autosched
-from autosched.cli import main
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(list(arguments))
-    code = stopped.value.code
-    assert isinstance(code, int)
-    return code
+from tests.conformance.command import run
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from autosched.device.worker_messages import (
     GroupsRequest,
     LimitsAnswer,
     LimitsRequest,
+    Measurement,
     OpenRequest,
     PairAnswer,
     PairedAnswer,
@@ -290,15 +291,7 @@ class CpuSession:
 
     def _ask(
         self,
-        request: LimitsRequest
-        | SoloRequest
-        | PrepareRegionsRequest
-        | RegionsRequest
-        | PairsRequest
-        | GroupsRequest
-        | SchedulesRequest
-        | PairedRequest
-        | CompareRequest,
+        request: Measurement,
     ) -> Iterator[Answer]:
         if self._closed:
             raise DeviceError("the session is closed; open the device again")

@@ -137,9 +137,8 @@ class ExtraRequest(_Message, frozen=True):
     body: msgspec.Raw
 
 
-Request = (
-    OpenRequest
-    | LimitsRequest
+Measurement = (
+    LimitsRequest
     | SoloRequest
     | PrepareRegionsRequest
     | RegionsRequest
@@ -148,10 +147,10 @@ Request = (
     | SchedulesRequest
     | PairedRequest
     | CompareRequest
-    | CompileRequest
-    | RoundRequest
-    | ExtraRequest
 )
+"""What sessions of every device ask of their process."""
+
+Request = OpenRequest | Measurement | CompileRequest | RoundRequest | ExtraRequest
 
 
 class Ready(_Message, frozen=True):

@@ -92,11 +92,10 @@ def run_contest(
         field_of = _qualified(ready, options, device, progress, course) if len(ready) > 1 else []
         queue, able = _queue(ready, field_of)
         if able > 1 and (left_s := _spare_s(options, begin)) < able * _WORTHWHILE * options.budget.total_s:
+            why = f"{max(left_s, 0.0):.0f} s were left for tuning, enough for one lowering; raise --budget"
+            for prepared in queue[1:able]:
+                course.note(prepared.lowering, outcome=LoweringOutcome.DROPPED, why=why)
             able = 1
-            for prepared in queue[1:]:
-                why = f"{max(left_s, 0.0):.0f} s were left for tuning, enough for one lowering; raise --budget"
-                if course.rows[prepared.lowering].outcome is LoweringOutcome.TUNED:
-                    course.note(prepared.lowering, outcome=LoweringOutcome.DROPPED, why=why)
         outcomes: list[Outcome] = []
         for place, prepared in enumerate(queue):
             # Beyond those that can win only while nothing has come through.

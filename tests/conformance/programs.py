@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import torch
 
+from autosched.core.graph import OpGraph
 from autosched.core.program import Many, Program, Ref
-from tests.conformance.graphs import Recorder
+from autosched.runtime.kernels import BoundProgram
+from tests.conformance.graphs import Recorder, random_order
 
 
 def branches_program(*, branches: int = 3, depth: int = 2, size: int = 32) -> tuple[Program, dict[int, torch.Tensor]]:
@@ -46,3 +51,15 @@ def _input(recorder: Recorder, size: int) -> Ref:
 def _built(recorder: Recorder, output: Ref) -> tuple[Program, dict[int, torch.Tensor]]:
     """The program, and the tensor of each of its constants by value index."""
     return recorder.build([output]), recorder.constants()
+
+
+def assert_same_in_any_order(
+    bound: BoundProgram, graph: OpGraph, inputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], rng: random.Random, times: int
+) -> None:
+    """Run the operators of ``graph`` in that many random legal orders; the outputs are ``wanted``, bit for bit."""
+    for _ in range(times):
+        slots = bound.new_slots(inputs)
+        with torch.inference_mode():
+            for index in random_order(rng, graph):
+                bound.kernels[index](slots)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(bound.outputs(slots), wanted, strict=True))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library
 from torch.nn import functional
 
 from autosched.capture.export import Captured, capture
@@ -20,7 +21,7 @@ from autosched.runtime.inductor_bind import Recording, bound_of, record, source_
 from autosched.runtime.inductor_compile import Compiled
 from autosched.runtime.inductor_source import Kind, Module, read_module
 from autosched.runtime.kernels import bind, random_inputs
-from tests.conformance.graphs import random_order
+from tests.conformance.programs import assert_same_in_any_order
 from tests.runtime.generated import nets
 
 _TEXTS = {path.name.partition(".")[0]: path for path in (Path(__file__).parent / "generated").glob("*.py.txt")}
@@ -119,8 +120,8 @@ def attention() -> Iterator[None]:
         made = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias).transpose(1, 2).contiguous().transpose(1, 2)
         return made, made.new_empty(0), made.new_empty((), dtype=torch.int64), made.new_empty((), dtype=torch.int64)
 
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("_scaled_dot_product_efficient_attention", attend, "CPU")
+    with library._scoped_library("aten", "IMPL") as implementations:
+        implementations.impl("_scaled_dot_product_efficient_attention", attend, "CPU")
         yield
 
 
@@ -150,13 +151,7 @@ def test_the_code_computes_what_the_model_does_in_any_legal_order(name: str, mon
     first = bound.run(inputs)
     for mine, theirs in zip(first, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
-    rng = random.Random(9)
-    for _ in range(20):
-        slots = bound.new_slots(inputs)
-        with torch.inference_mode():
-            for index in random_order(rng, found.program.graph):
-                bound.kernels[index](slots)
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(bound.outputs(slots), first, strict=True))
+    assert_same_in_any_order(bound, found.program.graph, inputs, first, random.Random(9), 20)
 
 
 @pytest.mark.usefixtures("attention")

@@ -15,7 +15,8 @@ from autosched.runtime import inductor_bind
 from autosched.runtime.inductor_bind import Recording, Refused, bound_of, record
 from autosched.runtime.inductor_compile import Compiled
 from autosched.runtime.inductor_source import Kind, Unrecognised, read_module
-from tests.conformance.graphs import Recorder, random_order
+from tests.conformance.graphs import Recorder
+from tests.conformance.programs import assert_same_in_any_order
 
 _TRITON = """
 {name} = async_compile.triton('{name}', '''
@@ -205,13 +206,7 @@ def test_any_legal_order_computes_the_same(version: str, monkeypatch: pytest.Mon
     torch.testing.assert_close(expected[3], wide[:, 8:16])
     total = x.relu() @ a + x.relu() @ b.t()
     torch.testing.assert_close(expected[2], total)
-    rng = random.Random(8)
-    for _ in range(40):
-        slots = bound.new_slots(inputs)
-        with torch.inference_mode():
-            for index in random_order(rng, recording.program.graph):
-                bound.kernels[index](slots)
-        assert all(torch.equal(got, wanted) for got, wanted in zip(bound.outputs(slots), expected, strict=True))
+    assert_same_in_any_order(bound, recording.program.graph, inputs, expected, random.Random(8), 40)
 
 
 _CPP = """

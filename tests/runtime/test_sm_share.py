@@ -36,7 +36,7 @@ class Settings:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, generation: int = 9) -> None:
         self.carveout: int | None = None
-        self.library = "default"
+        self.preferred = "default"
         self.seen: list[tuple[str, int | None]] = []
         monkeypatch.setattr(torch._C, "_get_sm_carveout_experimental", lambda: self.carveout, raising=False)
         monkeypatch.setattr(torch._C, "_set_sm_carveout_experimental", self._set, raising=False)
@@ -48,11 +48,11 @@ class Settings:
         self.carveout = spared
 
     def _prefer(self, library: str | None = None) -> str:
-        self.library = library or self.library
-        return self.library
+        self.preferred = library or self.preferred
+        return self.preferred
 
     def kernel(self, slots: Slots) -> None:
-        self.seen.append((self.library, self.carveout))
+        self.seen.append((self.preferred, self.carveout))
 
 
 def test_a_call_runs_under_the_settings_and_leaves_them_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,14 +61,14 @@ def test_a_call_runs_under_the_settings_and_leaves_them_as_they_were(monkeypatch
     run = sm_share.on_half(settings.kernel, GPU)
     run([])
     assert settings.seen == [("cublaslt", 66)]
-    assert (settings.library, settings.carveout) == ("default", 16)
+    assert (settings.preferred, settings.carveout) == ("default", 16)
 
     def broken(slots: Slots) -> None:
         raise RuntimeError("no kernel")
 
     with pytest.raises(RuntimeError, match="no kernel"):
         sm_share.on_half(broken, GPU)([])
-    assert (settings.library, settings.carveout) == ("default", 16)
+    assert (settings.preferred, settings.carveout) == ("default", 16)
 
 
 @pytest.mark.parametrize(("dtype", "offered"), [(torch.bfloat16, 1), (torch.float16, 1), (torch.float32, 0)])

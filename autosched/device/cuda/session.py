@@ -40,18 +40,11 @@ from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_messages import (
     Answer,
     Broken,
-    CompareRequest,
     ExtraAnswer,
-    GroupsRequest,
     LimitsAnswer,
     LimitsRequest,
+    Measurement,
     OpenRequest,
-    PairedRequest,
-    PairsRequest,
-    PrepareRegionsRequest,
-    RegionsRequest,
-    SchedulesRequest,
-    SoloRequest,
 )
 from autosched.runtime.captured import CapturedGraph
 from autosched.runtime.plan import FreeRule
@@ -64,17 +57,6 @@ _NO_ANSWER = Failure(FailureKind.CRASH, "the measuring process gave no answer fo
 _GRACE_S = 5.0
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-_Asked = (
-    LimitsRequest
-    | SoloRequest
-    | PrepareRegionsRequest
-    | RegionsRequest
-    | PairsRequest
-    | GroupsRequest
-    | SchedulesRequest
-    | PairedRequest
-    | CompareRequest
-)
 
 
 class _Refused(Exception):
@@ -206,7 +188,7 @@ class CudaSession(CpuSession):
             if isinstance(answer, ExtraAnswer) and (found := unwrap(answer, kind)) is not None:
                 yield found
 
-    def _ask(self, request: _Asked) -> Iterator[Answer]:
+    def _ask(self, request: Measurement) -> Iterator[Answer]:
         self._prepare()
         return self._filtered(self._worker.ask(request))
 

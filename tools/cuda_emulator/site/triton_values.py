@@ -7,51 +7,20 @@ Only kernels launched by Inductor's ``CachingAutotuner`` are known here, as PyTo
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
+
+from after_import import after_import
 
 _NAME = "torch._inductor.runtime.triton_heuristics"
 _lock = threading.RLock()
 
 
-class _AfterHeuristics(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads the module as usual, and then wraps the launches."""
-
-    def __init__(self) -> None:
-        self._loader: importlib.abc.Loader | None = None
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Of that module only."""
-        if fullname != _NAME or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return None
-        self._loader, spec.loader = spec.loader, self
-        return spec
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """The real one's."""
-        assert self._loader is not None
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """The real one's, then ours."""
-        assert self._loader is not None
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        if hasattr(module, "CachingAutotuner"):
-            _wrap(module.CachingAutotuner)
+def _wrap_launches(heuristics: Any) -> None:
+    if hasattr(heuristics, "CachingAutotuner"):
+        _wrap(heuristics.CachingAutotuner)
 
 
 def install(twin: Callable[[Any], Any], give: Callable[[Callable[[], None]], None]) -> None:
@@ -62,7 +31,7 @@ def install(twin: Callable[[Any], Any], give: Callable[[Callable[[], None]], Non
         give: does some work now, or at every replay of the graph that is being captured.
     """
     _wrap.twin, _wrap.give = twin, give  # type: ignore[attr-defined]
-    sys.meta_path.insert(0, _AfterHeuristics())
+    after_import(_NAME, _wrap_launches)
 
 
 def _wrap(kind: Any) -> None:

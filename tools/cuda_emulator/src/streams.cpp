@@ -95,17 +95,23 @@ int stream_destroy(Stream* stream) {
     return 0;
 }
 
-int stream_synchronize(Stream* stream) {
-    if (int code = health()) return code;
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    World& w = world();
-    std::lock_guard<std::recursive_mutex> held(w.lock);
+// What asks a stream for its state may not happen during a capture, and ends the stream's own.
+static int outside_capture(Stream* stream) {
     if (stream->capture) {
         invalidate(*stream->capture);
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     if (int code = legacy_use(stream)) return code;
     if (int code = unsafe_call()) return code;
+    return 0;
+}
+
+int stream_synchronize(Stream* stream) {
+    if (int code = health()) return code;
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    World& w = world();
+    std::lock_guard<std::recursive_mutex> held(w.lock);
+    if (int code = outside_capture(stream)) return code;
     wait_for(w, start_on(w, stream) - LATENCY_NS);
     return w.sticky;
 }
@@ -115,12 +121,7 @@ int stream_query(Stream* stream) {
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     World& w = world();
     std::lock_guard<std::recursive_mutex> held(w.lock);
-    if (stream->capture) {
-        invalidate(*stream->capture);
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    if (int code = legacy_use(stream)) return code;
-    if (int code = unsafe_call()) return code;
+    if (int code = outside_capture(stream)) return code;
     w.host_ns += QUERY_NS;
     return stream->clock_ns <= w.host_ns ? 0 : CUDA_ERROR_NOT_READY;
 }
