@@ -34,6 +34,7 @@ from autosched.pipeline.memory import open_journal
 from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.preparing import Prepared, prepare
 from autosched.pipeline.qualification import Qualified, contenders, enter, qualify, why_dropped
+from autosched.pipeline.references import Yardstick
 from autosched.pipeline.replaying import open_device
 
 LEAST_COMPILE_S = 5.0
@@ -97,12 +98,13 @@ def run_contest(
                 course.note(prepared.lowering, outcome=LoweringOutcome.DROPPED, why=why)
             able = 1
         outcomes: list[Outcome] = []
+        yardstick = Yardstick(model, args, kwargs, options.seed)
         for place, prepared in enumerate(queue):
             # Beyond those that can win only while nothing has come through.
             if place >= able and outcomes:
                 break
             left_s = _left_s(options, begin, others=max(able - 1 - place, 0), tuned=bool(outcomes))
-            job = Job(model, args, kwargs, _asked(options, prepared, left_s), progress, prepared, rivals)
+            job = Job(model, args, kwargs, _asked(options, prepared, left_s), progress, prepared, rivals, yardstick)
             try:
                 outcomes.append(job.run())
             except AutoschedError as error:
@@ -133,7 +135,11 @@ def _prepared(
     for place, lowering in enumerate(lowerings):
         compiled = lowering in COMPILED
         left_s = share_s - (time.monotonic() - begin) if ready else share_s
-        limit_s = left_s / max(1, sum(item in COMPILED for item in lowerings[place:]))
+        compilers = sum(item in COMPILED for item in lowerings[place:])
+        limit_s = left_s / max(1, compilers)
+        if ready and compilers == 1:
+            # The last one's capture and the start of its process, which no limit ends, are within the share too.
+            limit_s -= ready[0].prepared_s
         # The first one is what there is without a choice: it is had whatever it takes, but for regions beyond their time.
         if ready and compiled and limit_s < LEAST_COMPILE_S:
             course.note(lowering, why=_too_short(limit_s))
@@ -150,6 +156,7 @@ def _prepared(
         course.note(lowering, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
         if not ready:
             begin = time.monotonic()
+            progress.stage("other lowerings", options.budget.total_s)
         ready.append(found)
     if not ready:
         raise course.errors[0]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from autosched.capture.export import Captured
-from autosched.config import cache_dir
+from autosched.config import loops_dir, studies_path
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
@@ -45,7 +45,7 @@ from autosched.pipeline.memory import (
 )
 from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.preparing import Prepared, prepare
-from autosched.pipeline.references import References, take_references
+from autosched.pipeline.references import References, Yardstick
 from autosched.pipeline.refine import TUNED, refine
 from autosched.pipeline.replaying import StoreRecording, open_device, recording_of, replayed_report
 from autosched.pipeline.rows import strategy_rows
@@ -66,6 +66,7 @@ class Job:
     Args:
         prepared: the lowering to tune, where it has been captured and its operators measured before; whoever gives it closes its session.
         rivals: baselines that other jobs on this model have too; whoever gives them closes them.
+        yardstick: the model's own answers, for all its jobs.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Job:
         progress: Progress,
         prepared: Prepared | None = None,
         rivals: Rivals | None = None,
+        yardstick: Yardstick | None = None,
     ) -> None:
         self._model = model
         self._args = tuple(args)
@@ -92,6 +94,7 @@ class Job:
         self._variants: VariantTimes | None = None
         self._given = prepared
         self._rivals = rivals
+        self._yardstick = yardstick or Yardstick(model, args, kwargs, options.seed)
 
     def run(self) -> Outcome:
         """Do all of it.
@@ -138,7 +141,7 @@ class Job:
     def _tuned(self, prepared: Prepared, rivals: Rivals) -> Outcome:
         options, device, captured, session = self._options, prepared.device, prepared.captured, prepared.session
         self._progress.stage("reference outputs")
-        references = take_references(self._model, captured.program, self._args, self._kwargs, options.seed)
+        references = self._yardstick.of(captured.program)
         begin = time.monotonic()
         deadline = begin + options.budget.total_s
         self._progress.stage("operators alone", options.budget.total_s)
@@ -160,7 +163,7 @@ class Job:
         asked = question_of(
             captured.program.graph.hash, Scope(device.key, device.software).digest, options.seed, options.budget.search, options.strategies
         )
-        path = cache_dir() / "loops" / f"{asked}.jsonl"
+        path = loops_dir() / f"{asked}.jsonl"
         if options.fresh:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -168,12 +171,12 @@ class Job:
 
     def _study_path(self) -> Path | None:
         """Where Optuna's studies of this machine lie, for its dashboard; None where that folder cannot be written."""
-        folder = cache_dir() / "studies"
+        path = studies_path()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
         except OSError:
             return None
-        return folder / "optuna.sqlite3"
+        return path
 
     def _measure(self, prepared: Prepared, journal: Journal) -> Problem:
         device, session, program = prepared.device, prepared.session, prepared.captured.program

@@ -94,12 +94,12 @@ def prepare(
         UnsupportedGraph, DeviceMissing, WorkerLost: see their classes.
     """
     begin = time.monotonic()
-    progress.stage("capture")
+    progress.stage(f"capture, {lowering}")
     captured = capture_as(lowering, model, args, kwargs, device.key.kind, limit_s)
     if isinstance(captured, str):
         return captured
     ledger = Ledger()
-    progress.stage("starting the worker")
+    progress.stage(f"starting the worker, {lowering}")
     session = device.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)
     try:
         # Starts the worker, so that its start is not taken from the budget.

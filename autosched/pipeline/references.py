@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autosched.core.program import Program
+from autosched.core.program import Program, Ref
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.trees import flatten_inputs, output_tensors, unflatten_inputs
 
@@ -24,6 +24,24 @@ class References:
 
     inputs: tuple[tuple[torch.Tensor, ...], ...]
     outputs: tuple[tuple[torch.Tensor, ...], ...]
+
+
+class Yardstick:
+    """The references of one model. Programs that take the same inputs share them, so that the model runs once for all its lowerings."""
+
+    def __init__(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, seed: int) -> None:
+        self._model = model
+        self._args = tuple(args)
+        self._kwargs = dict(kwargs or {})
+        self._seed = seed
+        self._taken: dict[tuple[object, ...], References] = {}
+
+    def of(self, program: Program) -> References:
+        """The references for ``program``, a capture of the model; taken when first asked for."""
+        form = _form(program)
+        if form not in self._taken:
+            self._taken[form] = take_references(self._model, program, self._args, self._kwargs, self._seed)
+        return self._taken[form]
 
 
 def take_references(
@@ -45,6 +63,14 @@ def take_references(
             break
         inputs.append(drawn)
     return References(tuple(inputs), tuple(outputs))
+
+
+def _form(program: Program) -> tuple[object, ...]:
+    """All that decides what inputs a program gets, and in which order: equal for programs whose references are the same."""
+    place = {value: position for position, value in enumerate(program.graph.inputs)}
+    leaves = tuple(place[leaf.value] if isinstance(leaf, Ref) else repr(leaf) for leaf in program.input_leaves)
+    drawn = tuple((program.graph.values[item.value].spec, item.low, item.high, item.mean, item.std) for item in program.inputs)
+    return program.input_tree, leaves, tuple(place[item.value] for item in program.inputs), drawn
 
 
 def _answer(model: torch.nn.Module, program: Program, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,45 @@
+"""The yardstick: the model runs once for all programs that take the same inputs, and again for one that does not."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from autosched.capture.export import capture
+from autosched.core.variants import Lowering
+from autosched.pipeline.references import INPUT_SETS, Yardstick
+
+
+class Counted(nn.Module):
+    """Counts the calls that are not captures of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting():
+            self.calls += 1
+        return torch.relu(self.layer(x)) - y
+
+
+def test_the_model_runs_once_for_all_its_lowerings() -> None:
+    model, args = Counted().eval(), (torch.randn(2, 4), torch.randn(2, 4))
+    programs = [capture(model, args, lowering=lowering).program for lowering in (Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED)]
+    model.calls = 0
+    yardstick = Yardstick(model, args, None, 0)
+    found = [yardstick.of(program) for program in programs]
+    assert model.calls == INPUT_SETS
+    assert found[0] is found[1] is found[2]
+    assert torch.equal(found[0].outputs[0][0], model(*args))
+
+
+def test_a_program_of_other_inputs_gets_references_of_its_own() -> None:
+    model = Counted().eval()
+    args = (torch.randn(2, 4), torch.randn(2, 4))
+    program = capture(model, args).program
+    doubled = capture(model, (2.0 * args[0], args[1])).program
+    yardstick = Yardstick(model, args, None, 0)
+    # Random inputs are drawn like the example that a program was captured with.
+    assert not torch.equal(yardstick.of(program).inputs[1][0], yardstick.of(doubled).inputs[1][0])
