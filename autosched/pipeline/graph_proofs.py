@@ -43,11 +43,18 @@ def audit_capture(session: Session, graph: OpGraph, schedule: Schedule) -> Failu
 
 
 def audit_note(session: Session, graph: OpGraph) -> str:
-    """What to tell the reader where captured graphs cannot be audited; empty where they can, or where there are none."""
+    """What to tell the reader of what an audit of captured graphs cannot see here; empty where it sees all, or where there are none."""
     if not isinstance(session, GraphSession):
         return ""
     captured = session.captured(sequential(graph))
-    if not isinstance(captured, Failure) or captured.kind is not FailureKind.UNAVAILABLE:
+    if isinstance(captured, CapturedGraph):
+        if not captured.early_edges:
+            return ""
+        return (
+            f"{captured.early_edges} edges of the captured graph let a kernel start before the one before it has ended (programmatic "
+            "dependent launch, by a library); that those kernels wait by themselves is taken on trust, and tested by outputs and delays"
+        )
+    if captured.kind is not FailureKind.UNAVAILABLE:
         return ""
     return f"captured graphs were not audited: {captured.detail}; outputs and delays were tested. pip install 'autosched[cuda]'"
 

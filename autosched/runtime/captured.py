@@ -63,6 +63,8 @@ class CapturedGraph:
         spans: memory of every storage an operator allocated, in launch order; a storage appears once.
         pool: memory of the graph's private pool; empty if unknown.
         stray_launches: kernels that ran on a stream outside the capture while it was open; -1 if the reader cannot tell.
+        early_edges: how many edges let the later node start before the earlier one has ended (programmatic dependent launch). The later
+            kernel waits by itself, at the place its author chose.
     """
 
     nodes: tuple[GraphNode, ...]
@@ -70,3 +72,4 @@ class CapturedGraph:
     spans: tuple[StorageSpan, ...]
     pool: tuple[Span, ...] = ()
     stray_launches: int = -1
+    early_edges: int = 0

@@ -24,6 +24,10 @@ _NEEDED = (
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
 )
 
+# First guesses at how many edges end at a node, and are in a graph; more are asked for again.
+_FEW, _MANY = 16, 4096
+_PROGRAMMATIC = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+
 
 @dataclass(frozen=True, slots=True)
 class KernelNode:
@@ -127,21 +131,20 @@ class GraphBindings:
     def dependencies(self, node: int) -> tuple[int, ...]:
         """From ``cuGraphNodeGetDependencies``."""
         handle = self._driver.CUgraphNode(init_value=node)
-        _, _, count = self._call("cuGraphNodeGetDependencies", handle, 0)
-        if not int(count):
-            return ()
-        nodes, _, count = self._call("cuGraphNodeGetDependencies", handle, int(count))
-        return tuple(int(item) for item in nodes[: int(count)])
+        nodes, _, count = self._all("cuGraphNodeGetDependencies", handle, _FEW)
+        return tuple(int(item) for item in nodes[:count])
 
     def read(self, graph: Graph) -> tuple[tuple[tuple[int, NodeKind], ...], tuple[tuple[int, int], ...]]:
         """From ``cuGraphGetNodes`` and ``cuGraphGetEdges``, in the order the driver returns them."""
         handle = self._graph(graph)
         nodes = tuple((int(node), self._kind(node)) for node in self._nodes(handle))
-        _, _, _, count = self._call("cuGraphGetEdges", handle, 0)
-        if not int(count):
-            return nodes, ()
-        before, after, _, count = self._call("cuGraphGetEdges", handle, int(count))
-        return nodes, tuple((int(before[place]), int(after[place])) for place in range(int(count)))
+        before, after, _, count = self._all("cuGraphGetEdges", handle, _MANY)
+        return nodes, tuple((int(before[place]), int(after[place])) for place in range(count))
+
+    def early_edges(self, graph: Graph) -> int:
+        """Edges of ``cuGraphGetEdges`` whose data says programmatic."""
+        _, _, kinds, count = self._all("cuGraphGetEdges", self._graph(graph), _MANY)
+        return sum(int(kind.type) == _PROGRAMMATIC for kind in (kinds or ())[:count])
 
     def kernels(self, graph: Graph) -> tuple[KernelNode, ...]:
         """Every kernel node of a graph."""
@@ -149,6 +152,18 @@ class GraphBindings:
 
     def _graph(self, graph: Graph) -> Any:
         return self._driver.CUgraph(init_value=int(graph.raw_cuda_graph()))
+
+    def _all(self, name: str, handle: Any, room: int) -> list[Any]:
+        """Everything that a query with room for an array answers, the count last.
+
+        Never asked for the count alone: that leaves no place for what edges carry, and the driver refuses a query that would drop
+        it (CUDA driver API, ``cuGraphNodeGetDependencies``: ``CUDA_ERROR_LOSSY_QUERY``).
+        """
+        while True:
+            *arrays, count = self._call(name, handle, room)
+            if int(count) < room:
+                return [*arrays, int(count)]
+            room *= 4
 
     def _nodes(self, handle: Any) -> list[Any]:
         _, count = self._call("cuGraphGetNodes", handle, 0)

@@ -398,6 +398,7 @@ class GraphCapturer:
             tuple(StorageSpan(storage, span) for storage, span in notes.spans.items()),
             self.backend.pool_spans(pool, unused=False),
             int(getattr(reader, "stray_launches", -1)),
+            reader.early_edges(graph),
         )
 
 

@@ -41,6 +41,9 @@ class GraphReader(Protocol):
     def read(self, graph: Graph) -> tuple[tuple[tuple[int, NodeKind], ...], tuple[tuple[int, int], ...]]:
         """All nodes as ``(id, kind)`` and all edges as ``(before id, after id)`` of an ended capture."""
 
+    def early_edges(self, graph: Graph) -> int:
+        """How many of those edges let the later node start before the earlier one has ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:

@@ -1,7 +1,8 @@
 """Static audit: is the captured graph a correct form of the plan? Decided from nodes, edges and addresses, without running anything.
 
 Sound, not heuristic: a graph that passes orders every dependency and every reuse of memory, whatever the device does with the
-order that is left open. A violation names the operators.
+order that is left open. A violation names the operators. One thing is taken on trust: a kernel that its library launches early
+(programmatic dependent launch) waits by itself before it touches memory. The report counts such edges.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class AuditReport:
     problems: tuple[str, ...]
     orderings_checked: int
     reuses_checked: int
+    early_edges: int = 0
 
     @property
     def sound(self) -> bool:
@@ -67,7 +69,7 @@ def audit_graph(graph: OpGraph, plan: Plan, captured: CapturedGraph, *, expected
     _check_nodes(graph, captured, masks, expected_nodes, problems)
     if len(problems) > _MOST_LINES:
         problems = [*problems[:_MOST_LINES], f"and {len(problems) - _MOST_LINES} more"]
-    return AuditReport(tuple(problems), orderings, reuses)
+    return AuditReport(tuple(problems), orderings, reuses, captured.early_edges)
 
 
 def node_counts(graph: OpGraph, captured: CapturedGraph) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Ten questions about CUDA graphs that no document answers, asked of the device itself; and two more: who starts first, and our own cost.
+"""Ten questions about CUDA graphs that no document answers, asked of the device itself; and three more.
 
     python experiments/h200/probe.py --out results/h200          # everything, within nine minutes on one H200
     python experiments/h200/probe.py --out out --only P4 P6
@@ -44,6 +44,7 @@ PROBES: dict[str, tuple[str, dict[str, str]]] = {
     "P10": ("Do this driver and these bindings give graph nodes a tools id?", {}),
     "P11": ("Of two operators that run at the same time, does the one launched second carry the damage?", {}),
     "P12": ("What do capture, a call over the bare graph, and measuring one candidate cost for a whole model?", {}),
+    "P13": ("What does programmatic dependent launch save in a chain of kernels in a graph, and are its edges marked?", {}),
 }
 
 

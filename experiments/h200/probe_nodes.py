@@ -35,6 +35,7 @@ def p8(bench: Bench) -> Answer:
     else:
         missing = ""
     data: dict[str, Any] = {"triton_missing": missing}
+    early: dict[str, int] = {}
     for label, run in cases.items():
         with torch.inference_mode():
             run()
@@ -61,8 +62,18 @@ def p8(bench: Bench) -> Answer:
             for kernel, raw in zip(kernels, _handles(bench, graph), strict=True)
         ]
         backend.reset(graph)
+
+        def twice(run: Any = run) -> None:
+            with backend.on(stream):
+                run()
+                run()
+
+        graph, _ = bench.capture([stream], twice)
+        early[label] = bench.bindings.early_edges(graph)
+        backend.reset(graph)
+    data["early_edges"] = early
     told = {label: all(item["registers"] > 0 and item["resident_blocks"] > 0 for item in data[label]) for label in cases}
-    return f"registers and residency known: {told}", data
+    return f"registers and residency known: {told}; edges that let the next kernel start early, twice in a row: {early}", data
 
 
 def _handles(bench: Bench, graph: Any) -> list[dict[str, bool]]:

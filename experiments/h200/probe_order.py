@@ -1,4 +1,4 @@
-"""Time and order in a graph: P3 what making one costs, P4 and P5 what starts when, P6 what an edge costs."""
+"""Time and order in a graph: P3 what making one costs, P4 and P5 what starts when, P6 what an edge costs, P13 what an early start saves."""
 
 from __future__ import annotations
 
@@ -193,3 +193,38 @@ def p6(bench: Bench) -> Answer:
     each = {label: median(data[label]) / length for label in ("one_branch", "two_branches", "four_branches")}
     extra = each["two_branches"] - each["one_branch"]
     return f"a node takes {each['one_branch']:.2f} us in a chain on one branch; changing branches at every node adds {extra:.2f} us", data
+
+
+def p13(bench: Bench) -> Answer:
+    import torch
+    from probe_early_kernel import link
+
+    backend, lane = bench.backend, bench.lanes(1)[0]
+    length = 200
+    data: dict[str, Any] = {"length": length}
+    right: dict[str, bool] = {}
+    for blocks in (1, 64):
+        for label, early in (("whole", False), ("early", True)):
+            buffers = [torch.zeros(blocks * 1024, device="cuda") for _ in range(2)]
+            # Compiled and loaded outside of the capture.
+            link[(blocks,)](*buffers, BLOCK=1024, EARLY=early, launch_pdl=early)
+            torch.cuda.synchronize()
+
+            def body(buffers: list[Any] = buffers, blocks: int = blocks, early: bool = early) -> None:
+                with backend.on(lane):
+                    buffers[0].zero_()
+                    for turn in range(length):
+                        source, target = buffers[turn % 2], buffers[1 - turn % 2]
+                        link[(blocks,)](source, target, BLOCK=1024, EARLY=early, launch_pdl=early)
+
+            graph, _ = bench.capture([lane], body)
+            name = f"{label}_{blocks}_blocks"
+            bench.replay_us(graph, 5, 2)
+            data[name] = bench.replay_us(graph, 20, 9)
+            data[f"{name}_early_edges"] = bench.bindings.early_edges(graph) if bench.bindings is not None else -1
+            right[name] = bool((buffers[length % 2] == length).all())
+            backend.reset(graph)
+    data["right"] = right
+    each = {name: round(median(data[name]) / length, 2) for name in right}
+    edges = data["early_64_blocks_early_edges"]
+    return f"microseconds a link of a chain of Triton kernels: {each}; {edges} edges of {length} are early; numbers right: {right}", data

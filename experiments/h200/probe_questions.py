@@ -25,5 +25,6 @@ ANSWERS: dict[str, Callable[[Bench], Answer]] = {
     "P10": probe_nodes.p10,
     "P11": probe_measuring.p11,
     "P12": probe_measuring.p12,
+    "P13": probe_order.p13,
 }
 ON_THE_DOUBLE = frozenset({"P1", "P2", "P3", "P6", "P9", "P11", "P12"})

@@ -425,6 +425,9 @@ class FakeCuda:
         nodes = tuple((index, node.kind) for index, node in enumerate(graph.nodes))
         return nodes, tuple((before, index) for index, node in enumerate(graph.nodes) for before in node.dependencies)
 
+    def early_edges(self, graph: FakeCapture) -> int:
+        return 0
+
     # -- memory -------------------------------------------------------------------------------------------------------
     def allocate(self, size: int) -> FakeTensor:
         """On the current stream: first fit from its own free list in its own pool, else new memory."""

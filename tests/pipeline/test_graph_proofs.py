@@ -79,6 +79,11 @@ def test_a_race_under_delays_is_refused(session: CudaSession, monkeypatch: pytes
 
 def test_a_report_says_that_graphs_could_not_be_audited(session: CudaSession, monkeypatch: pytest.MonkeyPatch) -> None:
     assert audit_note(session, GRAPH) == ""
+    captured = session.captured(SPREAD)
+    assert isinstance(captured, CapturedGraph)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "captured", lambda schedule: dataclasses.replace(captured, early_edges=3))
+        assert audit_note(session, GRAPH).startswith("3 edges of the captured graph let a kernel start")
     monkeypatch.setattr(session, "captured", lambda schedule: Failure(FailureKind.UNAVAILABLE, "no bindings here"))
     note = audit_note(session, GRAPH)
     assert "not audited: no bindings here" in note

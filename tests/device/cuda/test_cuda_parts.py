@@ -153,6 +153,7 @@ def test_variables_that_cuda_reads_at_start_are_in_the_software_key(monkeypatch:
 class Code(enum.IntEnum):
     SUCCESS = 0
     INVALID = 1
+    LOSSY = 918
 
 
 class FakeDriver(types.SimpleNamespace):
@@ -196,11 +197,18 @@ class FakeDriver(types.SimpleNamespace):
         return Code.SUCCESS, [11, 12, 13][:count], 3
 
     def cuGraphGetEdges(self, graph: int, count: int = 0) -> tuple[Any, ...]:
-        return Code.SUCCESS, [11, 12][:count], [12, 13][:count], [None, None][:count], 2
+        early, whole = types.SimpleNamespace(type=1), types.SimpleNamespace(type=0)
+        return self._filled(count, [11, 12], [12, 13], [early, whole])
+
+    def _filled(self, room: int, *arrays: list[Any]) -> tuple[Any, ...]:
+        # Asked for a count alone, the driver would have to drop what edges carry.
+        if not room:
+            return (Code.LOSSY, *([] for _ in arrays), 0)
+        return (Code.SUCCESS, *([*array, *[0] * room][:room] for array in arrays), min(len(arrays[0]), room))
 
     def cuGraphNodeGetDependencies(self, node: int, count: int = 0) -> tuple[Any, ...]:
-        found = {12: [11], 13: [12]}.get(node, [])
-        return Code.SUCCESS, found[:count], None, len(found)
+        found = {12: [11], 13: [12], 14: list(range(100, 140))}.get(node, [])
+        return self._filled(count, found, [None] * len(found))
 
     def cuGraphNodeGetType(self, node: int) -> tuple[Any, ...]:
         return Code.SUCCESS, {11: 2}.get(node, 0)
@@ -236,9 +244,11 @@ def test_bindings_read_graphs_and_kernels() -> None:
     assert reader.frontier(types.SimpleNamespace(cuda_stream=8)) == ()
     assert reader.dependencies(13) == (12,)
     assert reader.dependencies(11) == ()
+    assert reader.dependencies(14) == tuple(range(100, 140))
     nodes, edges = reader.read(RawGraph())
     assert nodes == ((11, NodeKind.MEMSET), (12, NodeKind.KERNEL), (13, NodeKind.KERNEL))
     assert edges == ((11, 12), (12, 13))
+    assert reader.early_edges(RawGraph()) == 1
     own, library = reader.kernels(RawGraph())
     assert own == KernelNode((10, 2, 1), (128, 1, 1), 40, 512, 1024, 16, 5, 2, -3)
     assert (library.registers, library.cluster, library.priority) == (40, 1, 0)

@@ -42,6 +42,7 @@ struct Launch {
     unsigned shared = 0;
     unsigned cluster[3] = {1, 1, 1};
     bool cooperative = false;
+    bool early = false;  // may start before the kernel before it in its stream has ended
 };
 
 struct Node {

@@ -249,6 +249,9 @@ CALL cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** 
                               config->blockDimZ, config->sharedMemBytes);
     for (unsigned i = 0; i < config->numAttrs; ++i) {
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) memcpy(launch.cluster, &config->attrs[i].value.clusterDim, 12);
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) {
+            launch.early = config->attrs[i].value.programmaticStreamSerializationAllowed != 0;
+        }
     }
     DONE(launch_kernel(S(config->hStream), launch, arguments));
 }

@@ -29,6 +29,20 @@ void give(const std::vector<T>& items, T* out, size_t* count) {
     *count = std::min(room, items.size());
 }
 
+// What an edge carries: a kernel launched early, after one other kernel, does not wait for its end.
+CUgraphEdgeData edge(const Node* before, const Node* after) {
+    CUgraphEdgeData data{};
+    if (after->launch.early && after->before.size() == 1 && before->kind == CU_GRAPH_NODE_TYPE_KERNEL) {
+        data.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+        data.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+    }
+    return data;
+}
+
+bool lossy(const std::vector<CUgraphEdgeData>& found) {
+    return std::any_of(found.begin(), found.end(), [](const CUgraphEdgeData& data) { return data.type != 0; });
+}
+
 }  // namespace
 
 CALL cuGraphCreate(CUgraph* out, unsigned) {
@@ -76,25 +90,35 @@ CALL cuGraphGetEdges(CUgraph graph, CUgraphNode* from, CUgraphNode* to, CUgraphE
     LOCKED;
     NEED_GRAPH(graph);
     std::vector<CUgraphNode> sources, targets;
+    std::vector<CUgraphEdgeData> carried;
     for (auto& node : G(graph)->nodes) {
         for (Node* one : node->before) {
             sources.push_back(H(one));
             targets.push_back(H(node.get()));
+            carried.push_back(edge(one, node.get()));
         }
     }
-    if (data && from) memset(data, 0, sizeof *data * *count);
-    size_t room = *count;
+    if (from && !data && lossy(carried)) DONE(CUDA_ERROR_LOSSY_QUERY);
+    size_t room = *count, again = *count;
     give(sources, from, count);
     if (to) give(targets, to, &room);
+    if (data) give(carried, data, &again);
     DONE(0);
 }
 CALL cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData* data, size_t* count) {
     LOCKED;
     NEED_NODE(node);
     std::vector<CUgraphNode> found;
-    for (Node* one : N(node)->before) found.push_back(H(one));
-    if (data && nodes) memset(data, 0, sizeof *data * *count);
+    std::vector<CUgraphEdgeData> carried;
+    for (Node* one : N(node)->before) {
+        found.push_back(H(one));
+        carried.push_back(edge(one, N(node)));
+    }
+    // Strictly: no document says that asking for the count alone is no loss.
+    if (!data && lossy(carried)) DONE(CUDA_ERROR_LOSSY_QUERY);
+    size_t room = *count;
     give(found, nodes, count);
+    if (data && nodes) give(carried, data, &room);
     DONE(0);
 }
 CALL cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData* data, size_t* count) {
