@@ -26,7 +26,9 @@ test: install
 
 # The CUDA side on a machine without a GPU: see tools/cuda_emulator/README.md. Not part of `make test`.
 EMULATOR_VENV ?= .venv-emulator
-EMULATED = $(EMULATOR_VENV)/bin/python tools/cuda_emulator/run.py -- $(EMULATOR_VENV)/bin/python -m pytest -q -n0 -p no:cacheprovider
+EMULATE = $(EMULATOR_VENV)/bin/python tools/cuda_emulator/run.py
+EMULATED_PYTEST = $(EMULATOR_VENV)/bin/python -m pytest -q -n0 -p no:cacheprovider
+EMULATED = $(EMULATE) -- $(EMULATED_PYTEST)
 
 $(EMULATOR_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(EMULATOR_VENV)
@@ -36,6 +38,7 @@ $(EMULATOR_VENV)/.installed: pyproject.toml
 
 emulate: $(EMULATOR_VENV)/.installed
 	$(EMULATED) --noconftest -c /dev/null --rootdir tools/cuda_emulator tools/cuda_emulator/test_emulator.py
+	$(EMULATE) --values zeros -- $(EMULATED_PYTEST) --noconftest -c /dev/null --rootdir tools/cuda_emulator tools/cuda_emulator/test_zeros.py
 	$(EMULATED) -m gpu --deselect tests/gpu/test_gpu_device.py::test_compiled_baselines_run \
 		tests/gpu/test_gpu_streams.py tests/gpu/test_gpu_fuzz.py tests/gpu/test_gpu_device.py
 

@@ -1,4 +1,4 @@
-"""Runs a command on the emulated device: ``python run.py [--memory-gib 32] -- python -m pytest -m gpu tests/gpu``.
+"""Runs a command on the emulated device: ``python run.py [--memory-gib 32] [--values zeros] -- python -m pytest -m gpu tests/gpu``.
 
 The libraries are preloaded, because PyTorch finds the real ones by an RPATH, which wins over ``LD_LIBRARY_PATH``; a preloaded library whose
 name matches satisfies it. Child processes inherit this.
@@ -16,16 +16,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under PYTHONSAF
 from build import DEFAULT_OUTPUT, LIBRARIES, BuildError, build
 
 
-def environment(folder: str, memory_gib: float, *, values: bool) -> dict[str, str]:
-    """What the command runs with; ``values``: whether operators compute something."""
+def environment(folder: str, memory_gib: float, values: str) -> dict[str, str]:
+    """What the command runs with; ``values``: ``all`` or ``zeros``."""
     changed = dict(os.environ)
     changed["LD_PRELOAD"] = ":".join(f"{folder}/{name}" for name in LIBRARIES)
     changed["EMULATED_CUDA_MEMORY_BYTES"] = str(int(memory_gib * 2**30))
     changed["TRITON_LIBCUDA_PATH"] = folder
     changed.setdefault("OMP_NUM_THREADS", "1")  # the values are computed by small CPU operators
-    if values:
-        site = str(Path(__file__).resolve().parent / "site")
-        changed["PYTHONPATH"] = os.pathsep.join([site, *filter(None, [os.environ.get("PYTHONPATH")])])
+    changed["EMULATED_CUDA_VALUES"] = values
+    site = str(Path(__file__).resolve().parent / "site")
+    changed["PYTHONPATH"] = os.pathsep.join([site, *filter(None, [os.environ.get("PYTHONPATH")])])
     return changed
 
 
@@ -33,7 +33,10 @@ def main() -> int:
     """Build what is not built, then become the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory-gib", type=float, default=32.0, help="memory of the device")
-    parser.add_argument("--values", action=argparse.BooleanOptionalAction, default=True, help="without, every result is zero, and at once")
+    parser.add_argument(
+        "--values", choices=("all", "zeros"), default="all", help="zeros: nothing is computed, all memory of the device stays zero"
+    )
+    parser.add_argument("--no-values", dest="values", action="store_const", const="zeros", help="the same as --values zeros")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --")
     arguments = parser.parse_args()
     command = [word for position, word in enumerate(arguments.command) if position or word != "--"]
@@ -44,7 +47,7 @@ def main() -> int:
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1
-    os.execvpe(command[0], command, environment(str(folder), arguments.memory_gib, values=arguments.values))
+    os.execvpe(command[0], command, environment(str(folder), arguments.memory_gib, arguments.values))
 
 
 if __name__ == "__main__":

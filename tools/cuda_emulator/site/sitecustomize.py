@@ -1,16 +1,24 @@
-"""Found by every Python under run.py: gives kernels their values as soon as PyTorch has been imported."""
+"""Found by every Python under run.py: gives kernels their values, or zeros, as soon as PyTorch has been imported."""
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 
 from after_import import after_import
 
+_ZEROS = os.environ.get("EMULATED_CUDA_VALUES") == "zeros"
+
 
 def _install(_: ModuleType) -> None:
-    import values
+    if _ZEROS:
+        import zeros
 
-    values.install()
+        zeros.install()
+    else:
+        import values
+
+        values.install()
 
 
 after_import("torch", _install)

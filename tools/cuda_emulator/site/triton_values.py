@@ -1,21 +1,24 @@
-"""Values for Triton kernels that do not run: what Inductor launches is computed by Triton's interpreter on the same memory.
+"""Values for Triton kernels that do not run: what Inductor launches is computed by ``triton_interpreter`` on the same memory.
 
 As for operators (``values``): the real launch happens first, and the values come at once, or at every replay of the graph that holds it.
-Only kernels launched by Inductor's ``CachingAutotuner`` are known here, as PyTorch 2.11 and Triton 3.6 have it. Slow: for small models.
+Launches of which only the time is wanted compute nothing. Only kernels launched by Inductor's ``CachingAutotuner`` are known here, as
+PyTorch 2.11 and Triton 3.6 have it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from after_import import after_import
 
 _NAME = "torch._inductor.runtime.triton_heuristics"
-_lock = threading.RLock()
+_BLOCK_ELEMENTS = 1 << 18
+
+# Where a grid is the number of elements over the size of a block, any size computes the same. Innermost last.
+_FREE_GRIDS = ("Grid1D", "Grid2D", "Grid2DWithYZOverflow", "Grid3D")
+_BLOCKS = (("R0_BLOCK", "r0_numel"), ("R1_BLOCK", "r1_numel"), ("XBLOCK", "xnumel"), ("YBLOCK", "ynumel"), ("ZBLOCK", "znumel"))
 
 
 def _wrap_launches(heuristics: Any) -> None:
@@ -37,61 +40,44 @@ def install(twin: Callable[[Any], Any], give: Callable[[Callable[[], None]], Non
 def _wrap(kind: Any) -> None:
     launch = kind.run
 
-    def run(self: Any, *args: Any, stream: int, **named: Any) -> Any:
-        made = launch(self, *args, stream=stream, **named)
+    def run(self: Any, *args: Any, stream: int, benchmark_run: bool = False, **named: Any) -> Any:
+        made = launch(self, *args, stream=stream, benchmark_run=benchmark_run, **named)
+        if benchmark_run:
+            return made
         twins = [_wrap.twin(item) for item in args]  # type: ignore[attr-defined]
-        config = self.launchers[0].config
         # Compiled in another process, the function's own text has stayed there.
         function = self.fn if self.fn.fn is not None else self._reload_kernel().fn
+        config = self.launchers[0].config
+        if self.inductor_meta.get("grid_type") in _FREE_GRIDS:
+            config = _in_large_blocks(config, [item.name for item in function.params if not item.is_constexpr], args)
         given, grid = self._interpret_args_grid(tuple(twins), config)
         constants = {name: value for name, value in config.kwargs.items() if name in function.arg_names}
-        _wrap.give(lambda: _interpret(function.fn, grid, given, constants))  # type: ignore[attr-defined]
+        _wrap.give(_work(function.fn, grid, given, constants))  # type: ignore[attr-defined]
         return made
 
     kind.run = run
 
 
-def _interpret(function: Any, grid: Any, args: Sequence[Any], constants: dict[str, Any]) -> None:
-    from triton.runtime.interpreter import GridExecutor
+def _in_large_blocks(config: Any, names: Sequence[str], args: Sequence[Any]) -> Any:
+    """``config`` with as few blocks as possible: each costs the same time here, whatever is in it.
 
-    with _lock, _interpreting(function):
-        made = _interpreted(function)
-        GridExecutor(made.rewrite(), made.arg_names, tuple(int(item) for item in grid))(*args, **constants)
-
-
-def _interpreted(function: Any) -> Any:
-    from triton.runtime.interpreter import InterpretedFunction
-
-    return InterpretedFunction(function)
-
-
-@contextlib.contextmanager
-def _interpreting(function: Any) -> Iterator[None]:
-    """Let functions that were made to be compiled call each other as Python, and put formulas in the place of NVIDIA's library."""
-    from triton.runtime import interpreter
-    from triton.runtime.jit import JITFunction
-
-    call, patch, library = JITFunction.__call__, interpreter._patch_lang_tensor, function.__globals__.get("libdevice")
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        # NumPy no longer takes an array of one element for a number.
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    JITFunction.__call__ = lambda self, *args, **named: _interpreted(self.fn)(*args, **named)
-    interpreter._patch_lang_tensor = patched
-    function.__globals__["libdevice"] = _library()
-    try:
-        yield
-    finally:
-        JITFunction.__call__ = call
-        interpreter._patch_lang_tensor = patch
-        function.__globals__["libdevice"] = library
+    The blocks divide the elements, since a kernel has no mask where those of its own configurations do.
+    """
+    made = copy.copy(config)
+    made.kwargs = dict(config.kwargs)
+    numels = {name: item for name, item in zip(names, args, strict=False) if isinstance(item, int)}
+    room = _BLOCK_ELEMENTS
+    for block, numel in _BLOCKS:
+        size = numels.get(numel, 1)
+        if block in made.kwargs and size > 1:
+            chosen = max(part for part in range(1, min(size, room) + 1) if size % part == 0)
+            size = made.kwargs[block] = max(chosen, made.kwargs[block]) if chosen < size else size
+        room = max(1, room // max(1, size))
+    return made
 
 
-def _library() -> SimpleNamespace:
-    import triton.language as tl
+def _work(function: Any, grid: Any, args: Sequence[Any], constants: dict[str, Any]) -> Callable[[], None]:
+    from triton_interpreter import Interpreted
 
-    names = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf", "floor", "ceil", "abs")
-    functions = {name: (lambda x, name=name: getattr(tl, name)(x)) for name in names}
-    return SimpleNamespace(**functions, tanh=lambda x: 2.0 * tl.sigmoid(2.0 * x) - 1.0)
+    kernel = Interpreted(function, tuple(int(item) for item in grid), args, constants)
+    return kernel.run
