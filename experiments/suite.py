@@ -73,6 +73,18 @@ class Run:
         return command if self.compiled else [*command, "--no-compiled"]
 
 
+def results_of(device: str) -> Path:
+    """Where figures of a device lie: ``results/cpu``, ``results/h200``, or another GPU's name, so that none stands in another's place."""
+    if device != "cuda":
+        return HERE / "results" / device
+    # Last, so that the checkout's datasets/ hides nobody's.
+    sys.path.append(str(HERE.parent))
+    from autosched.device.registry import device_named
+    from experiments.costmodel.shipping import folder_of
+
+    return HERE / "results" / folder_of(device_named(device)).name
+
+
 def environment() -> dict[str, object]:
     """Where and with what the figures were taken."""
     import torch
@@ -169,7 +181,7 @@ def main() -> None:
     models = arguments.models or list(CPU_SUITE)
     if arguments.smoke:
         models, arguments.effort, arguments.budget, arguments.compiled = ["autosched:toy"], "quick", "6s", False
-    out: Path = arguments.out or HERE / "results" / arguments.device
+    out: Path = arguments.out or results_of(arguments.device)
     for model in models:
         run = Run(model, arguments.device, arguments.effort, arguments.budget, arguments.strategies, arguments.compiled)
         document = record(run, out / f"{model.replace(':', '_')}.json", arguments.timeout)

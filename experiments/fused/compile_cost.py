@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.suite import environment  # noqa: E402
+from experiments.suite import environment, results_of  # noqa: E402
 
 
 def fused_turn(model: str, kind: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def main() -> None:
         found = fused_turn(models[0], arguments.device) if fused else inductor_turn(models[0], arguments.device, program_file)
         print(json.dumps(found))
         return
-    out: Path = arguments.out or ROOT / "experiments" / "results" / arguments.device / "compile_cost"
+    out: Path = arguments.out or results_of(arguments.device) / "compile_cost"
     out.mkdir(parents=True, exist_ok=True)
     for model in models:
         document: dict[str, Any] = {"environment": environment(), "model": model, "lowering": arguments.lowering}

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.suite import Run, environment, measure, outcome  # noqa: E402
+from experiments.suite import Run, environment, measure, outcome, results_of  # noqa: E402
 
 LOWERINGS = ("rewritten", "fused", "inductor")
 CPU_MODELS = (
@@ -126,7 +126,7 @@ def main() -> None:
     lowerings = [name.strip() for name in arguments.lowerings.split(",") if name.strip()]
     if arguments.smoke:
         models, arguments.effort, arguments.budget, arguments.compiled = ("autosched:toy",), "quick", "6s", False
-    out: Path = arguments.out or ROOT / "experiments" / "results" / arguments.device / "fused"
+    out: Path = arguments.out or results_of(arguments.device) / "fused"
     out.mkdir(parents=True, exist_ok=True)
     for model in models:
         target = out / f"{model.replace(':', '_')}.json"
