@@ -1,7 +1,7 @@
 """No values: every tensor of the emulated device is zero, and what a tuning job holds against it is made zero too.
 
-So that whole jobs go through without a kernel being computed, three answers are changed, none of them in autosched's own files: the model as
-it came answers zeros, whatever is compared is compared on the host, and two tensors of one shape on the device are equal. Nothing is
+So that whole jobs go through without a kernel being computed, three answers are changed, none of them in autosched's own files: the model
+as it came answers zeros, whatever is compared is compared on the host, and two tensors of one shape on the device are equal. Nothing is
 proved of numbers in such a run; the device's name is in whatever it writes.
 """
 
