@@ -8,8 +8,8 @@ from pathlib import Path
 from autosched.core.errors import UsageError
 
 
-def parse_seconds(text: str) -> float:
-    """``90``, ``90s``, ``2m`` or ``1h`` as seconds.
+def parse_seconds(text: str, what: str = "the budget") -> float:
+    """``90``, ``90s``, ``2m``, ``1h`` or ``30d`` as seconds; ``what`` it is, for the message.
 
     Raises:
         UsageError: for anything else.
@@ -17,14 +17,14 @@ def parse_seconds(text: str) -> float:
     >>> parse_seconds("2m")
     120.0
     """
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
     body, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
     try:
         seconds = float(body) * unit
     except ValueError:
-        raise UsageError(f"the budget is {text!r}; expected seconds, or a number with s, m or h, such as 90s") from None
+        raise UsageError(f"{what} is {text!r}; expected seconds, or a number with s, m, h or d, such as 90s") from None
     if not 0 <= seconds < float("inf"):
-        raise UsageError(f"the budget is {text!r}; expected a finite number that is not negative")
+        raise UsageError(f"{what} is {text!r}; expected a finite number that is not negative")
     return seconds
 
 
@@ -96,6 +96,26 @@ def cache_dir() -> Path:
 def schedules_dir() -> Path:
     """The cache of tuned schedules."""
     return cache_dir() / "schedules"
+
+
+def measurements_dir() -> Path:
+    """Journals of operators and pairs, one file for each device with its software."""
+    return cache_dir() / "measurements"
+
+
+def loops_dir() -> Path:
+    """Diaries of device loops that were interrupted, by what they ask."""
+    return cache_dir() / "loops"
+
+
+def studies_path() -> Path:
+    """The database of Optuna's studies."""
+    return cache_dir() / "studies" / "optuna.sqlite3"
+
+
+def regions_dir() -> Path:
+    """Compiled code of regions and of whole programs."""
+    return cache_dir() / "regions"
 
 
 def runs_dir() -> Path:

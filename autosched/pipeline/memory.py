@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from autosched.config import cache_dir, cost_models_dir, runs_dir
+from autosched.config import cost_models_dir, measurements_dir, runs_dir
 from autosched.core.costs import CostTable
 from autosched.core.errors import AutoschedError
 from autosched.core.graph import OpGraph
@@ -61,7 +61,7 @@ def device_digest(key: DeviceKey) -> str:
 def open_journal(device: Device, *, fresh: bool, private: bool) -> Journal:
     """The journal of a device; ``private`` gives one that nobody reads later, for what is not measured."""
     scope = Scope(device.key, device.software)
-    path = cache_dir() / "measurements" / f"{scope.digest}.jsonl"
+    path = measurements_dir() / f"{scope.digest}.jsonl"
     if not private:
         try:
             if fresh:
