@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from autosched.cli import bundles, costmodel, machine, tuning
+from autosched.cli import bundles, cache, costmodel, machine, tuning
 from autosched.cli.printing import emit
 from autosched.core.errors import AutoschedError
 
@@ -52,7 +52,7 @@ def _options(
     pass
 
 
-for commands in (tuning, bundles, costmodel, machine):
+for commands in (tuning, bundles, cache, costmodel, machine):
     commands.register(app)
 
 

@@ -14,7 +14,9 @@ from autosched.cli.shapes import ChosenBatchOption, ShapeOption
 
 def bench(
     file: FileArgument,
-    model: Annotated[str | None, typer.Argument(help="The model; by default the one the schedule was tuned for.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="The model; by default the one the schedule was tuned for.")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=5, help="Interleaved rounds.")] = 40,
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
@@ -36,7 +38,7 @@ def bench(
 
 def check(
     file: FileArgument,
-    model: Annotated[str | None, typer.Argument(help="Also check it against this model.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Also check it against this model.")] = None,
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
     json: JsonOption = False,
@@ -57,8 +59,10 @@ def check(
 
 def trace(
     file: FileArgument,
-    model: Annotated[str | None, typer.Argument(help="The model; by default the one the schedule was tuned for.")] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the trace.")] = Path("trace.json"),
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="The model; by default the one the schedule was tuned for.")
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the trace.")] = Path("trace.json"),
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
     json: JsonOption = False,
@@ -77,7 +81,7 @@ def trace(
 
 def report(
     file: FileArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the page.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the page.")] = Path("report.html"),
     json: JsonOption = False,
 ) -> None:
     """Write what a tuning job found as one HTML page that needs no network.

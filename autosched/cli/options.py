@@ -9,12 +9,15 @@ import typer
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else there.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, auto (CUDA if there is a GPU), or replay:DIR for recorded runs.")]
-EffortOption = Annotated[str, typer.Option(help="quick, balanced or full.")]
-BudgetOption = Annotated[str | None, typer.Option(help="Time for measuring and searching, such as 60s or 5m.")]
+EffortOption = Annotated[str, typer.Option(help="quick (60 s), balanced (150 s) or full (1200 s of measuring and searching).")]
+BudgetOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Time for measuring and searching instead of --effort's, such as 60s or 5m.")
+]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size of the example inputs.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
 CostModelOption = Annotated[
-    Path | None, typer.Option("--cost-model", help="A folder of 'autosched train'; default: the one trained on this machine, if any.")
+    Path | None,
+    typer.Option("--cost-model", metavar="DIR", help="A folder of 'autosched train'; default: the one trained on this machine, if any."),
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 RewriteOption = Annotated[
@@ -25,6 +28,7 @@ LoweringOption = Annotated[
     typer.Option("--lowering", help="What an operator is: aten, rewritten, fused, inductor; default auto: try them, keep the best."),
 ]
 ModelArgument = Annotated[
-    str, typer.Argument(help="torchvision:NAME, timm:NAME, transformers:NAME, autosched:NAME, module:function or FILE.pt2.")
+    str,
+    typer.Argument(metavar="MODEL", help="torchvision:NAME, timm:NAME, transformers:NAME, autosched:NAME, module:function or FILE.pt2."),
 ]
-FileArgument = Annotated[Path, typer.Argument(help="A tuned schedule, written by 'autosched tune'.")]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A tuned schedule, written by 'autosched tune'.")]

@@ -72,10 +72,23 @@ def _print_report(report: TuneReport) -> None:
         f"noise floor {report.noise_floor_pct:.1f} %, seed {report.seed}",
         highlight=False,
     )
+    for line in _next_steps(report):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _next_steps(report: TuneReport) -> tuple[str, ...]:
+    """Where the schedule went and how to use it; nothing for a comparison, which keeps none."""
     if report.bundle:
-        console.print(f"written to {report.bundle}", highlight=False, markup=False, soft_wrap=True)
-        for next_step in (
+        return (
+            f"written to {report.bundle}",
             f"measure it again: autosched bench {shlex.quote(report.bundle)}",
             f"run it: autosched.load({report.bundle!r}, model)",
-        ):
-            console.print(next_step, highlight=False, markup=False, soft_wrap=True)
+        )
+    if report.cached:
+        return (
+            f"kept in the cache: {report.cached}",
+            f"measure it again: autosched bench {shlex.quote(report.cached)}",
+            'run it: torch.compile(model, backend="autosched") or autosched.compile(model, inputs) finds it on this machine',
+            "to take it along or to load it by name: -o FILE",
+        )
+    return ()

@@ -31,7 +31,10 @@ def tune(
     budget: BudgetOption = None,
     batch: BatchesOption = None,
     dtype: DtypeOption = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the schedule.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the schedule to a file too; it is kept in the cache either way."),
+    ] = None,
     rewrite: RewriteOption = True,
     lowering: LoweringOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run has measured.")] = False,
@@ -39,7 +42,7 @@ def tune(
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Measure MODEL, search schedules, verify the best on the device, and write the winner.
+    """Measure MODEL, search schedules, verify the best on the device, and keep the winner: in the cache, and with -o in a file.
 
     Example: autosched tune torchvision:googlenet --device cpu --effort quick -o googlenet.autosched
     Example: autosched tune autosched:randwire --batch 1,4,16 -o randwire.autosched
@@ -52,6 +55,7 @@ def tune(
     if output is not None:
         pipeline.check_writable(output)
     batches = parse_batches(batch)
+    pipeline.check_request(device, effort, budget_s, lowering)
     if len(batches) > 1:
         tune_several(
             model, batches, output, json, device=device, effort=effort, budget_s=budget_s, seed=seed, rewrite=rewrite, fresh=fresh,
@@ -82,6 +86,8 @@ def tune(
     if output is not None:
         report = tuned.save(output)
     show_report(report, json)
+    if not json and report.bundle is None and report.cached is None:
+        print("the schedule was not kept; -o FILE writes it to a file")
 
 
 def compare(
@@ -107,16 +113,19 @@ def compare(
     from autosched.config import parse_seconds
     from autosched.device.compiled_baseline import from_zoo
 
+    budget_s = parse_seconds(budget) if budget is not None else None
+    names = [name.strip() for name in strategies.split(",") if name.strip()] if strategies is not None else None
+    pipeline.check_request(device, effort, budget_s, lowering, names)
     loaded = zoo.load(model, batch=batch, dtype=dtype, seed=seed)
     with live_progress() as progress:
         report = pipeline.compare(
             loaded.model,
             loaded.args,
             loaded.kwargs,
-            strategies=[name.strip() for name in strategies.split(",") if name.strip()] if strategies is not None else None,
+            strategies=names,
             device=device,
             effort=effort,
-            budget_s=parse_seconds(budget) if budget is not None else None,
+            budget_s=budget_s,
             seed=seed,
             rewrite=rewrite,
             lowering=lowering,

@@ -94,6 +94,8 @@ class TuneReport:
         source: ``REPLAYED`` if the device was a recording: then nothing in the report was measured by this run.
         critical_path_us, work_us: bounds on every schedule of these operators, as ``pipeline.bounds`` gives them; ``None`` if unknown.
         lowerings: every lowering that the job considered, in the order tried; empty where one was asked for.
+        bundle: the file that the schedule was saved to; ``None`` if it was not.
+        cached: the same in the cache of tuned schedules, where ``torch.compile`` finds it; ``None`` if it was not kept there.
     """
 
     model: str
@@ -120,3 +122,4 @@ class TuneReport:
     work_us: float | None = None
     source: Source = Source.MEASURED
     lowerings: tuple[LoweringRow, ...] = ()
+    cached: str | None = None

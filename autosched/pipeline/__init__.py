@@ -12,6 +12,7 @@ from autosched.core.variants import Lowering
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.bundles import bench, check, read, trace
 from autosched.pipeline.cache import remember
+from autosched.pipeline.request import check_request
 from autosched.pipeline.result import Tuned, check_writable
 from autosched.pipeline.shapes import TunedShapes, tune_shapes
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from autosched.device.compiled_baseline import ModelSource
     from autosched.pipeline.options import Options, Outcome
 
-__all__ = ["Tuned", "TunedShapes", "bench", "check", "check_writable", "compare", "read", "trace", "tune", "tune_shapes"]
+__all__ = ["Tuned", "TunedShapes", "bench", "check", "check_request", "check_writable", "compare", "read", "trace", "tune", "tune_shapes"]
 
 
 def tune(
@@ -80,7 +81,8 @@ def tune(
     )  # fmt: skip
     outcome = _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite)
     tuned = Tuned(outcome, options)
-    remember(tuned)
+    kept = remember(tuned)
+    tuned.report = dataclasses.replace(tuned.report, cached=str(kept) if kept is not None else None)
     return tuned
 
 

@@ -109,7 +109,7 @@ def check(
 ) -> CheckResult:
     """Compare a bundle with this machine and, if given, a model; every shape of it, or those asked for."""
     bundles = _chosen(path, shape, batch)
-    verdicts = [_verdict(bundle, model) for bundle in bundles]
+    verdicts = [verdict_here(bundle, model) for bundle in bundles]
     worst = min((verdict.compatibility for verdict in verdicts), key=_GRAVITY.index)
     lines = dict.fromkeys(line for verdict in verdicts for line in verdict.lines)
     report = bundles[0].evidence.report
@@ -120,7 +120,8 @@ def check(
 _GRAVITY = (Compatibility.INCOMPATIBLE, Compatibility.DEGRADED, Compatibility.EXACT)
 
 
-def _verdict(bundle: Bundle, model: torch.nn.Module | None) -> Verdict:
+def verdict_here(bundle: Bundle, model: torch.nn.Module | None = None) -> Verdict:
+    """Whether ``bundle`` fits this machine and, if given, a model. A machine without the device is one more that it does not fit."""
     try:
         device = device_named(bundle.key.device.kind)
         return check_bundle(bundle, device.key, device.software, model)
@@ -306,7 +307,7 @@ def trace(
 
 
 def _open(path: str | os.PathLike[str], bundle: Bundle, model: torch.nn.Module) -> Session:
-    verdict = _verdict(bundle, model)
+    verdict = verdict_here(bundle, model)
     if verdict.compatibility is Compatibility.INCOMPATIBLE:
         raise IncompatibleArtifact(os.fspath(path), verdict.lines)
     constants = gather_constants(bundle.program, model, bundle.literals)

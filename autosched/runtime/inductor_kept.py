@@ -20,14 +20,14 @@ import msgspec
 import torch
 
 import autosched
-from autosched.config import cache_dir
+from autosched.config import regions_dir
 from autosched.core.program_json import encode_program
 from autosched.runtime.cpp_kernels import kernels_release_gil
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.inductor_common import Compiled, first_line
 from autosched.runtime.inductor_settings import settings_digest
 from autosched.runtime.kernels import BoundProgram
-from autosched.runtime.regions import region_store
+from autosched.runtime.region_store import WHOLE, RegionStore
 
 _log = logging.getLogger(__name__)
 
@@ -102,12 +102,12 @@ def key_of(
     digest.update(msgspec.json.encode((_SCHEMA, about, machine, list(constants), [_described(item) for item in (*values, *inputs)])))
     for item in values if freeze else ():
         digest.update(memoryview(item.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()))
-    return f"whole-{digest.hexdigest()}"
+    return f"{WHOLE}{digest.hexdigest()}"
 
 
 def find(key: str, bound: BoundProgram) -> Compiled | None:
     """The module kept under ``key``, with constants computed from those of ``bound``; ``None`` if there is none that is right."""
-    text = region_store(cache_dir()).get(key) if key else None
+    text = RegionStore(regions_dir()).get(key) if key else None
     if text is None:
         return None
     try:
@@ -149,7 +149,7 @@ def keep(key: str, bound: BoundProgram, found: Compiled, leaves: Mapping[int, to
         _log.info("the compiled program is not kept: how its constants come from the model's is not known (%s)", first_line(error))
         return False
     text = msgspec.json.encode(_Kept(found.source, found.takes, found.constants, recipe, tuple(leaves))).decode()
-    done = region_store(cache_dir()).put(key, text)
+    done = RegionStore(regions_dir()).put(key, text)
     counts.kept += done
     return done
 

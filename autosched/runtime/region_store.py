@@ -11,8 +11,10 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import stat
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,8 +22,10 @@ import msgspec
 _log = logging.getLogger(__name__)
 
 SCHEMA = 1
+WHOLE = "whole-"  # keys of whole programs, as a compiler wrote them, begin with this
 MOST_BYTES = 256 << 20
 _MOST_ENTRY_BYTES = 16 << 20
+_NAME = re.compile(r"[0-9a-f]{40}\.json|\.new-.*")
 _KEPT_SHARE = 0.8  # of the bytes allowed, after files were removed: so that the next one removes none
 
 
@@ -30,6 +34,20 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     sha256: str
     source: str
+
+
+class _Key(msgspec.Struct, frozen=True):
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptText:
+    """One file of a store; ``whole`` if it is of a whole program, ``used_s`` when it was last used, in seconds since 1970."""
+
+    path: Path
+    whole: bool
+    size_bytes: int
+    used_s: float
 
 
 class RegionStore:
@@ -86,6 +104,20 @@ class RegionStore:
         self._prune()
         return True
 
+    def kept(self) -> list[KeptText]:
+        """What is there, also what an interrupted process left; empty without a folder. A text that cannot be read counts as a region's."""
+        found: list[KeptText] = []
+        try:
+            entries = sorted(os.scandir(self._folder), key=lambda entry: entry.name)
+        except OSError:
+            return found
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and _NAME.fullmatch(entry.name):
+                    found.append(KeptText(Path(entry.path), _is_whole(Path(entry.path)), status.st_size, status.st_mtime))
+        return found
+
     def _prune(self) -> None:
         """Remove what was not used for longest, also what an interrupted process left, if there is too much."""
         with contextlib.suppress(OSError):
@@ -115,6 +147,14 @@ class RegionStore:
             with contextlib.suppress(OSError):
                 os.utime(handle)  # it was used: others go first
             return file.read()
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        # Not the way to run anything: only the name of what it is of.
+        return msgspec.json.decode(path.read_bytes(), type=_Key).key.startswith(WHOLE)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return False
 
 
 def _private(status: os.stat_result, is_kind: object) -> bool:

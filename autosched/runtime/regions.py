@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from autosched.config import cache_dir
+from autosched.config import regions_dir
 from autosched.core.graph import Operator
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
@@ -256,17 +256,12 @@ def region_library(program: Program, device: torch.device, key: DeviceKey, softw
     """The library of a program on this machine, kept in autosched's cache folder; ``None`` for a program without variants."""
     if program.lowering != Lowering.FUSED:
         return None
-    return RegionLibrary(program, device, region_scope(key, software), region_store(cache_dir()))
+    return RegionLibrary(program, device, region_scope(key, software), RegionStore(regions_dir()))
 
 
 def region_scope(device: DeviceKey, software: SoftwareKey) -> str:
     """Digest of what compiled code depends on beside its region: processor or GPU, and versions."""
     return hashlib.sha256(msgspec.json.encode((device, software), order="sorted")).hexdigest()[:16]
-
-
-def region_store(folder: Path) -> RegionStore:
-    """The store within a cache folder."""
-    return RegionStore(folder / "regions")
 
 
 def _free_device_bytes(device: torch.device) -> int | None:

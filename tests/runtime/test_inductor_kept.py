@@ -16,7 +16,7 @@ from torch import nn
 
 from autosched.capture.build import build_program
 from autosched.capture.export import draft_of
-from autosched.config import cache_dir
+from autosched.config import regions_dir
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
 from autosched.device.worker_tensors import read_tensors, write_tensors
@@ -24,7 +24,7 @@ from autosched.runtime import inductor_compile, inductor_kept
 from autosched.runtime.inductor_bind import Recording, bound_of, record
 from autosched.runtime.inductor_compile import Compiled, compile_whole
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
-from autosched.runtime.regions import region_store
+from autosched.runtime.region_store import RegionStore
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 
@@ -83,7 +83,7 @@ def key_of(bound: BoundProgram, inputs: list[torch.Tensor], *, freeze: bool = Tr
 
 def kept_entry() -> tuple[str, Path]:
     """Text and file of the one entry."""
-    (path,) = (cache_dir() / "regions").iterdir()
+    (path,) = regions_dir().iterdir()
     return msgspec.json.decode(path.read_bytes())["source"], path
 
 
@@ -130,7 +130,7 @@ def test_a_second_process_compiles_nothing_and_computes_the_same(
 def test_no_weight_is_kept(recorded: tuple[Program, dict[int, torch.Tensor], Recording]) -> None:
     program, _, _ = recorded
     text, _ = kept_entry()
-    key = next(iter({msgspec.json.decode(path.read_bytes())["key"] for path in (cache_dir() / "regions").iterdir()}))
+    key = next(iter({msgspec.json.decode(path.read_bytes())["key"] for path in regions_dir().iterdir()}))
     _, others = source_of(1)
     other = bind(program, others, "cpu")
     found = inductor_kept.find(key, other)
@@ -191,11 +191,11 @@ def test_a_text_that_does_not_fit_is_a_miss(recorded: tuple[Program, dict[int, t
     program, constants, _ = recorded
     text, _ = kept_entry()
     bound = bind(program, constants, "cpu")
-    assert region_store(cache_dir()).put("edited", msgspec.json.encode(edit(msgspec.json.decode(text))).decode())
+    assert RegionStore(regions_dir()).put("edited", msgspec.json.encode(edit(msgspec.json.decode(text))).decode())
     try:
         assert inductor_kept.find("edited", bound) is None
     finally:
-        region_store(cache_dir())._path("edited").unlink()
+        RegionStore(regions_dir())._path("edited").unlink()
 
 
 def test_constants_from_nowhere_are_not_kept(
