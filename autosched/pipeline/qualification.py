@@ -34,6 +34,8 @@ graphs is 1.68 (Chen et al., IEEE Transactions on Computers 2025)."""
 MOST_TUNED = 2
 """A third lowering would leave none of them the time to find anything."""
 
+# Sequential times this close are level: a region that was not compiled in time is the same calls, only coarser.
+_LEVEL = 1.02
 _LEAST_ROUNDS = 7
 _MOST_ROUNDS = 40
 
@@ -126,13 +128,14 @@ def qualify(
 
 
 def contenders(qualified: Sequence[Qualified]) -> list[Qualified]:
-    """Those worth tuning, fastest in order first: that one, and at most one more that could still beat it.
+    """Those worth tuning: the fastest in order, among equals the one with most to gain, and at most one more that could beat it.
 
     Args:
         qualified: fastest in order first.
     """
-    leader, *others = qualified
-    able = [item for item in others if item.at_best_us < leader.sequential.median_us]
+    level_us = _LEVEL * qualified[0].sequential.median_us
+    leader = min((item for item in qualified if item.sequential.median_us <= level_us), key=lambda item: item.at_best_us)
+    able = [item for item in qualified if item is not leader and item.at_best_us < leader.sequential.median_us]
     return [leader, *able[: MOST_TUNED - 1]]
 
 

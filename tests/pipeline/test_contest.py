@@ -27,6 +27,7 @@ from autosched.device.base import Comparison, Pair
 from autosched.pipeline import baselines, contest, granularity, job, preparing
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.contest import LEAST_COMPILE_S
+from autosched.pipeline.qualification import contenders
 from tests.conformance.session_double import SessionDouble
 
 
@@ -186,6 +187,24 @@ def test_with_too_little_left_for_two_only_the_first_in_order_is_tuned(
     assert found["rewritten"].outcome is LoweringOutcome.DROPPED
     assert "enough for one lowering" in found["rewritten"].why
     assert "500" in found["fused"].why or "at best" in found["fused"].why
+
+
+@pytest.mark.parametrize(("fused_us", "first"), [(100.0, "rewritten"), (97.0, "fused")])
+def test_among_equals_in_order_the_one_with_more_to_gain_comes_first(fused_us: float, first: str) -> None:
+    @dataclasses.dataclass
+    class Timed:
+        name: str
+        sequential: Samples
+        at_best_us: float
+
+    def timed(name: str, time_us: float, at_best_us: float) -> Any:
+        return Timed(name, Samples(time_us, time_us, time_us, time_us, time_us, 9), at_best_us)
+
+    fused, rewritten = timed("fused", fused_us, 95.0), timed("rewritten", 101.0, 60.0)
+    found = contenders([fused, rewritten])
+    assert found[0].name == first
+    assert {item.name for item in found} == {"fused", "rewritten"}
+    assert contenders([fused]) == [fused]
 
 
 def test_the_first_in_order_stays_where_the_other_is_no_faster_beyond_noise(compare: Callable[..., TuneReport]) -> None:
