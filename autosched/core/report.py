@@ -80,6 +80,21 @@ class LoweringRow:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTime:
+    """One stage of a job.
+
+    Args:
+        name: as the progress line showed it.
+        seconds: of all its turns together.
+        in_budget: whether they are the budget's; what comes before it begins (capture, the start of the first process) is not.
+    """
+
+    name: str
+    seconds: float
+    in_budget: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TuneReport:
     """The result of one run.
 
@@ -94,6 +109,7 @@ class TuneReport:
         source: ``REPLAYED`` if the device was a recording: then nothing in the report was measured by this run.
         critical_path_us, work_us: bounds on every schedule of these operators, as ``pipeline.bounds`` gives them; ``None`` if unknown.
         lowerings: every lowering that the job considered, in the order tried; empty where one was asked for.
+        stages: where the time went, in the order the stages came; empty if nobody kept count.
         bundle: the file that the schedule was saved to; ``None`` if it was not.
         cached: the same in the cache of tuned schedules, where ``torch.compile`` finds it; ``None`` if it was not kept there.
     """
@@ -123,3 +139,4 @@ class TuneReport:
     source: Source = Source.MEASURED
     lowerings: tuple[LoweringRow, ...] = ()
     cached: str | None = None
+    stages: tuple[StageTime, ...] = ()

@@ -104,7 +104,7 @@ def compare(
     cost_model: Path | None = None,
     progress: Progress | None = None,
 ) -> TuneReport:
-    """Measure every strategy and baseline side by side in one run.
+    """Measure every strategy and baseline side by side in one run: nothing is left out, so it may take longer than its budget.
 
     Args:
         strategies: names to compare; ``None`` for all that suit an unattended run, and the device loop.
@@ -132,6 +132,7 @@ def compare(
         None,
         source,
         cost_model,
+        complete=True,
     )
     return _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite).report
 
@@ -147,16 +148,20 @@ def _run(
     rewrite: bool,
 ) -> Outcome:
     """One job, or a contest of lowerings where none was asked for."""
+    from autosched.pipeline.clock import StageClock
     from autosched.pipeline.contest import run_contest
     from autosched.pipeline.granularity import REPLAY, coarser_note, considered
     from autosched.pipeline.job import Job
     from autosched.pipeline.replaying import open_device
 
+    clock = StageClock(progress)
     kind = REPLAY if options.device.startswith("replay:") else open_device(options.device).key.kind
     choice = considered(lowering, rewrite=rewrite, kind=kind)
     if choice.chosen:
-        return run_contest(model, args, kwargs, options, choice, progress)
-    outcome = Job(model, args, kwargs, dataclasses.replace(options, lowering=choice.lowerings[0]), progress).run()
-    note = coarser_note(outcome.report)
-    report = dataclasses.replace(outcome.report, notes=(*outcome.report.notes, note)) if note else outcome.report
-    return dataclasses.replace(outcome, report=report)
+        outcome = run_contest(model, args, kwargs, options, choice, clock)
+        note = ""
+    else:
+        outcome = Job(model, args, kwargs, dataclasses.replace(options, lowering=choice.lowerings[0]), clock).run()
+        note = coarser_note(outcome.report)
+    notes = (*outcome.report.notes, note) if note else outcome.report.notes
+    return dataclasses.replace(outcome, report=dataclasses.replace(outcome.report, notes=notes, stages=clock.times()))

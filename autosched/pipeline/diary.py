@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule, canonical_key
+from autosched.pipeline.proving import OUT_OF_TIME
 from autosched.search.correction import Trace
 from autosched.search.loop import Bench
 
@@ -165,7 +166,7 @@ class KeptBench:
         named = list(zip(map(self._key, schedules), answers, strict=True))
         self._diary.add(
             {key: tuple(answer) for key, answer in named if not isinstance(answer, Failure)},
-            {key: answer for key, answer in named if isinstance(answer, Failure)},
+            {key: answer for key, answer in named if isinstance(answer, Failure) and answer != OUT_OF_TIME},
         )
         return answers
 

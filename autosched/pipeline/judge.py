@@ -16,8 +16,10 @@ from autosched.device.timing import Ratio, is_unstable, noise_floor_pct, paired_
 
 # Rounds between two looks at the clock; also how long the two processes of an external baseline stay apart.
 _CHUNK = 4
-_MIN_ROUNDS = 7
-_LEAST_DUEL = 15
+LEAST_ROUNDS = 7
+"""Rounds of a final comparison, however little time is left."""
+LEAST_DUEL = 15
+"""The same of the duel of the two best."""
 # A median whose interval is wider than this to either side supports no statement.
 _RESTLESS_PCT = 25.0
 
@@ -73,7 +75,8 @@ def interleave(
 ) -> Times:
     """Time everything in rounds until ``rounds`` are done or ``deadline`` (``time.monotonic``) has passed, but at least seven.
 
-    ``anchor`` names the schedule that is run twice in every round: its two columns are the A/A test.
+    ``anchor`` names the schedule that is run twice in every round: its two columns are the A/A test. Between two looks at the clock are
+    four rounds, or fewer where not so many are left until ``deadline``.
     """
     alive = dict(schedules)
     columns: dict[str, list[float]] = {name: [] for name in [*alive, *(item.name for item in externals)]}
@@ -81,8 +84,8 @@ def interleave(
     again: list[float] = []
     active = list(externals)
     done = 0
-    while done < rounds and (done < _MIN_ROUNDS or time.monotonic() < deadline):
-        chunk = min(_CHUNK, rounds - done)
+    begin_s = time.monotonic()
+    while chunk := _chunk(done, rounds, LEAST_ROUNDS, begin_s, deadline):
         names = list(alive)
         answer = session.paired([*(alive[name] for name in names), alive[anchor]], rounds=chunk)
         if isinstance(answer, Failure):
@@ -110,6 +113,17 @@ def interleave(
         done += chunk
         progress.update(done=done, total=rounds, left_s=max(deadline - time.monotonic(), 0.0))
     return Times(columns, failures, anchor, again)
+
+
+def _chunk(done: int, rounds: int, least: int, begin_s: float, deadline: float) -> int:
+    """How many rounds to make before the next look at the clock; 0 if no more fits after ``least`` of them, or none is wanted."""
+    now_s = time.monotonic()
+    fitting = rounds - done
+    if done and now_s > begin_s:
+        fitting = min(fitting, int((deadline - now_s) / ((now_s - begin_s) / done)))
+    elif now_s >= deadline:
+        fitting = 0
+    return max(0, min(_CHUNK, max(fitting, least - done), rounds - done))
 
 
 def _find_culprits(session: Session, alive: dict[str, Schedule], anchor: str, whole: Failure) -> dict[str, Failure]:
@@ -159,9 +173,9 @@ def duel(session: Session, candidate: Schedule, base: Schedule, *, rounds: int, 
     Two schedules cost little, so there are twice as many rounds as in the comparison, within ``seconds`` but at least fifteen.
     """
     columns: tuple[list[float], list[float], list[float]] = ([], [], [])
-    deadline = time.monotonic() + seconds
-    while len(columns[0]) < 2 * rounds and (len(columns[0]) < _LEAST_DUEL or time.monotonic() < deadline):
-        answer = session.paired([candidate, base, base], rounds=_CHUNK)
+    begin_s = time.monotonic()
+    while chunk := _chunk(len(columns[0]), max(2 * rounds, LEAST_DUEL), LEAST_DUEL, begin_s, begin_s + seconds):
+        answer = session.paired([candidate, base, base], rounds=chunk)
         if isinstance(answer, Failure):
             return answer
         for column, taken in zip(columns, answer, strict=True):

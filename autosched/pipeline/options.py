@@ -26,6 +26,7 @@ class Options:
         compiled: whether to time ``torch.compile`` as well.
         fresh: whether to forget what earlier runs measured.
         source: where another process can build the same model; without it, that process gets the exported program.
+        complete: whether every proposal is measured, whatever it takes: for a table of all of them.
         cost_model: a folder of ``autosched train``; ``None`` for the one of this machine, or one that ships for its device.
     """
 
@@ -42,6 +43,7 @@ class Options:
     dtype: str | None = None
     source: ModelSource | None = None
     cost_model: Path | None = None
+    complete: bool = False
 
 
 @dataclass(frozen=True)

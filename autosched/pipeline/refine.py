@@ -14,18 +14,19 @@ import numpy as np
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind
-from autosched.core.schedule import Schedule, canonical_key
-from autosched.device.base import Comparison, Session
+from autosched.core.schedule import Schedule
+from autosched.device.base import Session
 from autosched.pipeline.budget import Budget
-from autosched.pipeline.candidates import Candidate, make_candidate, prove
+from autosched.pipeline.candidates import Candidate, make_candidate
 from autosched.pipeline.diary import Diary, KeptBench
 from autosched.pipeline.measuring import Ledger
-from autosched.pipeline.references import References
-from autosched.pipeline.variants import VariantTimes, try_variants
+from autosched.pipeline.proving import Entry, Prover
+from autosched.pipeline.timetable import Pace, Timetable
+from autosched.pipeline.variants import MOST_TRIED, VariantTimes, try_variants
 from autosched.search.correction import Trace
 from autosched.search.device_study import study_on_device
 from autosched.search.halving import halve
-from autosched.search.loop import Bench, LoopResult, LoopState, search_on_device
+from autosched.search.loop import Bench, LoopProgress, LoopResult, LoopState, search_on_device
 from autosched.search.portfolio import Proposal
 from autosched.search.problem import Problem
 from autosched.search.strategy import SearchContext
@@ -34,7 +35,7 @@ TUNED = "tuned"
 _TRACE_ROUNDS = 5
 # Rounds in which the best of the loop and the best of the study meet.
 _MATCH_ROUNDS = 8
-# Share of the time left that the loop may use where a study follows it.
+# Share of the time left that the loop may use where a study follows it, or changes of variants.
 _LOOP_SHARE = 0.7
 
 
@@ -52,19 +53,18 @@ class _Given:
 
 
 class SessionBench:
-    """The loop's ``Bench`` over a device session. Remembers every proof, failed or not, by canonical key."""
+    """The loop's ``Bench`` over a device session: proves what is new before it is timed, and proves nothing new after ``until_s``."""
 
-    def __init__(self, session: Session, problem: Problem, references: References, proofs: dict[str, Comparison], ledger: Ledger) -> None:
+    def __init__(self, session: Session, prover: Prover, ledger: Ledger, pace: Pace, *, until_s: float = math.inf) -> None:
         self._session = session
-        self._graph = problem.graph
-        self._references = references
-        self._proofs = proofs
-        self._refuted: dict[str, Failure] = {}
+        self._prover = prover
         self._ledger = ledger
+        self._pace = pace
+        self._until_s = until_s
 
     def measure(self, schedules: Sequence[Schedule], rounds: int) -> Sequence[Sequence[float] | Failure]:
         """Prove what is new, then time the rest in the same rounds."""
-        verdicts = [self.refutation(schedule) for schedule in schedules]
+        verdicts = [self._prover.refutation(schedule, until_s=self._until_s) for schedule in schedules]
         sound = [schedule for schedule, failure in zip(schedules, verdicts, strict=True) if failure is None]
         columns = iter(self._timed(sound, rounds))
         return [failure if failure is not None else next(columns) for failure in verdicts]
@@ -85,61 +85,109 @@ class SessionBench:
     def _timed(self, schedules: Sequence[Schedule], rounds: int) -> list[Sequence[float] | Failure]:
         if not schedules:
             return []
+        self._ledger.measurements += rounds * len(schedules)
+        begin_s = time.monotonic()
         answer = self._session.paired(schedules, rounds=rounds)
+        self._pace.timed(time.monotonic() - begin_s, rounds * len(schedules))
         if isinstance(answer, Failure) and len(schedules) > 1:
             # One of them brought the worker down; apart from each other, only the guilty one fails.
             alone = [self._session.paired([schedule], rounds=rounds) for schedule in schedules]
-            self._ledger.measurements += rounds * len(schedules)
             return [item if isinstance(item, Failure) else item[0] for item in alone]
-        self._ledger.measurements += rounds * len(schedules)
         return [answer] if isinstance(answer, Failure) else list(answer)
 
-    def refutation(self, schedule: Schedule) -> Failure | None:
-        """Why the schedule must not run, or None once it is proved."""
-        key = canonical_key(self._graph, schedule, lanes_matter=self._session.limits.lanes_matter)
-        if key in self._refuted:
-            return self._refuted[key]
-        if key not in self._proofs:
-            answer = prove(self._session, self._graph, schedule, self._references)
-            self._ledger.count(answer)
-            if isinstance(answer, Failure):
-                self._refuted[key] = answer
-                return answer
-            self._proofs[key] = answer
-        return None
+
+@dataclass(frozen=True, slots=True)
+class Refined:
+    """What the device loop found: its best schedule, named ``tuned`` (none if there was no time, or nothing ran), and canonical keys of
+    all it measured, fastest first."""
+
+    best: tuple[Candidate, ...] = ()
+    ranking: tuple[str, ...] = ()
 
 
 def refine(
     session: Session,
     problem: Problem,
-    proved: Sequence[Candidate],
-    proofs: dict[str, Comparison],
-    references: References,
+    proved: Sequence[Entry],
+    prover: Prover,
     *,
     budget: Budget,
-    deadline: float,
+    timetable: Timetable,
     rng: np.random.Generator,
     ledger: Ledger,
     progress: Progress,
     diary: Diary | None = None,
     study_path: Path | None = None,
     variants: VariantTimes | None = None,
-) -> list[Candidate]:
-    """Search and measure in turns until ``deadline`` (``time.monotonic``); returns the best schedule found, named ``tuned``.
+) -> Refined:
+    """Search and measure in turns until the final comparison must begin.
 
-    ``proved`` schedules are in the first round whatever the model says of them. New proofs are added to ``proofs``. What ``diary``
-    (entered) holds of an interrupted run is not measured again. After the loop, where the effort has trials for it, Optuna tries list
-    policies on the device, in the study at ``study_path`` (memory if None). The winner's operators are then tried in other ``variants``.
+    ``proved`` schedules are in the first round whatever the model says of them; where there is no time for all of them, the sequential
+    ones and those that the model likes best. What ``diary`` (entered) holds of an interrupted run is not measured again. After the loop,
+    where the effort has trials for it, Optuna tries list policies on the device, in the study at ``study_path`` (memory if None). The
+    winner's operators are then tried in other ``variants``.
     """
-    limits = session.limits
-    sessions = SessionBench(session, problem, references, proofs, ledger)
+    limits, profile = session.limits, budget.search
+    deadline = timetable.loop_until_s(len(proved) + 1, budget.final_rounds)
+    left_s = deadline - time.monotonic()
+    loop_s = left_s * (_LOOP_SHARE if variants is not None else 1.0)
+    most = max(profile.candidates, len(proved))
+    count = timetable.loop_candidates(loop_s, most)
+    if not count:
+        ledger.notes.append("there was no time for the device loop; raise --budget")
+        return Refined()
+    given = list(proved) if count == most else _most_likely(proved, count)
+    if count < most:
+        ledger.notes.append(f"the device loop had the time for {count} candidates of {most}; raise --budget for more")
+    sessions = SessionBench(session, prover, ledger, timetable.pace, until_s=deadline)
     kept = diary if diary is not None else Diary(None, "")
     bench = KeptBench(sessions, kept, problem.graph, lanes_matter=limits.lanes_matter)
     if kept.resumed:
         ledger.notes.append(f"went on from an interrupted run: {sum(map(len, kept.times_us.values()))} schedule timings were at hand")
     # Priorities cannot be simulated; where the device has them they are tried as variants of the best schedules.
-    settings = budget.search.loop(lanes_matter=limits.lanes_matter, priority_variants=3 if len(limits.priorities) > 1 else 0)
+    settings = profile.loop(lanes_matter=limits.lanes_matter, priority_variants=3 if len(limits.priorities) > 1 else 0)
+    settings = dataclasses.replace(settings, candidates=min(count, profile.candidates))
+    context = SearchContext(rng, profile.evaluations, time.monotonic() + loop_s, max_lanes=limits.max_lanes, widths=limits.widths)
+    first = context.share(context.max_evaluations, seconds_share=_LOOP_SHARE if profile.trials else 1.0)
+    strategies = [_Given(entry.name, entry.candidates[0].is_baseline, entry.schedule) for entry in given]
+    try:
+        result = search_on_device(
+            problem, bench, first, settings, strategies=strategies, progress=_teller(progress, ledger, deadline),
+            known_times_us=kept.times_us, known_failures=kept.failures, known_traces=kept.traces,
+        )  # fmt: skip
+    except NoFeasibleCandidate as error:
+        ledger.notes.append(f"the device loop found nothing: {error}")
+        return Refined()
+    best = result.best
+    if profile.trials and limits.max_lanes > 1 and not context.expired():
+        path = str(study_path) if study_path is not None else None
+        study = dataclasses.replace(context.share(0), study_path=path)
+        best = _studied(problem, bench, study, result, profile.trials, lanes_matter=limits.lanes_matter, run=kept.run)
+    schedule = best.schedule
+    if variants is not None:
+        most = timetable.variants(deadline - time.monotonic(), MOST_TRIED)
+        schedule = try_variants(sessions, schedule, problem.graph, variants, most=most)
+    # What an interrupted run measured it had proved; this process trusts only its own proofs.
+    if (refuted := prover.refutation(schedule)) is not None:
+        ledger.notes.append(f"the device loop's best was refuted when it was proved again: {refuted.detail}")
+        return Refined()
+    found = make_candidate(problem, TUNED, False, schedule, lanes_matter=limits.lanes_matter)
+    return Refined((found,), _ranking(result))
 
+
+def _most_likely(proved: Sequence[Entry], count: int) -> list[Entry]:
+    """The sequential ones, and as many of the best predicted as leave half the places to what the loop's own search finds."""
+    static = [entry for entry in proved if entry.is_static]
+    others = sorted((entry for entry in proved if not entry.is_static), key=lambda entry: (entry.candidates[0].predicted_us, entry.key))
+    return [*static, *others[: max(1, (count + 1) // 2 - len(static))]]
+
+
+def _ranking(result: LoopResult) -> tuple[str, ...]:
+    ratios = {item.proposal.key: item.ratio for measured in result.rounds for item in measured.ranked}
+    return tuple(sorted(ratios, key=lambda key: (ratios[key], key)))
+
+
+def _teller(progress: Progress, ledger: Ledger, deadline: float) -> LoopProgress:
     def tell(state: LoopState) -> None:
         gain = state.baseline_us / state.incumbent_us if math.isfinite(state.baseline_us) else math.nan
         incumbent = f"{state.incumbent} {state.incumbent_us:,.0f} us" + (f" ({gain:.2f}x)" if math.isfinite(gain) else "")
@@ -148,29 +196,7 @@ def refine(
             done=state.round, total=state.rounds, incumbent=incumbent, measured=ledger.measurements, failed=ledger.failures, left_s=left_s
         )
 
-    context = SearchContext(rng, budget.search.evaluations, deadline, max_lanes=limits.max_lanes, widths=limits.widths)
-    trials = budget.search.trials
-    first = context.share(context.max_evaluations, seconds_share=_LOOP_SHARE if trials else 1.0)
-    given = [_Given(candidate.name, candidate.is_baseline, candidate.schedule) for candidate in proved]
-    try:
-        result = search_on_device(
-            problem, bench, first, settings, strategies=given, progress=tell, known_times_us=kept.times_us, known_failures=kept.failures,
-            known_traces=kept.traces,
-        )  # fmt: skip
-    except NoFeasibleCandidate as error:
-        ledger.notes.append(f"the device loop found nothing: {error}")
-        return []
-    best = result.best
-    if trials and limits.max_lanes > 1 and not context.expired():
-        path = str(study_path) if study_path is not None else None
-        study = dataclasses.replace(context.share(0), study_path=path)
-        best = _studied(problem, bench, study, result, trials, lanes_matter=limits.lanes_matter, run=kept.run)
-    schedule = best.schedule if variants is None else try_variants(sessions, best.schedule, problem.graph, variants)
-    # What an interrupted run measured it had proved; this process trusts only its own proofs.
-    if (refuted := sessions.refutation(schedule)) is not None:
-        ledger.notes.append(f"the device loop's best was refuted when it was proved again: {refuted.detail}")
-        return []
-    return [make_candidate(problem, TUNED, False, schedule, lanes_matter=limits.lanes_matter)]
+    return tell
 
 
 def _studied(

@@ -6,41 +6,39 @@ from collections.abc import Mapping, Sequence
 
 from autosched.core.records import Failure, FailureKind
 from autosched.core.report import StrategyRow
-from autosched.device.base import Comparison, Session
-from autosched.pipeline.candidates import Candidate
 from autosched.pipeline.judge import External, Judgement, Times
+from autosched.pipeline.proving import Entry
 
 
 def strategy_rows(
-    groups: Mapping[str, Sequence[Candidate]],
+    entries: Sequence[Entry],
+    peaks_bytes: Sequence[int | None],
+    externals: Sequence[External],
     failures: Mapping[str, Failure],
     times: Times,
-    proofs: Mapping[str, Comparison],
     judgement: Judgement,
-    externals: Sequence[External],
-    session: Session,
-    static: Sequence[str],
 ) -> list[StrategyRow]:
-    """Rows of proved candidates (``groups``, by canonical key), baselines and failures; a row without a time holds its ``Failure``."""
-    sequential_us = min(sample.median_us for name in static if (sample := times.samples(name)) is not None)
+    """Rows of proved schedules (one for each name; ``peaks_bytes`` as ``entries``), baselines and failures, by name.
+
+    A row without a time holds its ``Failure``.
+    """
+    sequential_us = min(sample.median_us for entry in entries if entry.is_static and (sample := times.samples(entry.name)) is not None)
     best = times.samples(judgement.best_baseline)
     best_us = best.median_us if best is not None else sequential_us
-    peaks = session.schedules([group[0].schedule for group in groups.values()], rounds=1)
-    rows: list[StrategyRow] = []
-    for (key, group), peak in zip(groups.items(), peaks, strict=True):
-        for candidate in group:
-            rows.append(
-                _row(
-                    candidate.name,
-                    times,
-                    group[0].name,
-                    (sequential_us, best_us),
-                    is_baseline=candidate.is_baseline,
-                    predicted_us=candidate.predicted_us,
-                    error=proofs[key].max_abs_error,
-                    peak=None if isinstance(peak, Failure) else peak.peak_memory_bytes,
-                )
-            )
+    rows = [
+        _row(
+            candidate.name,
+            times,
+            entry.name,
+            (sequential_us, best_us),
+            is_baseline=candidate.is_baseline,
+            predicted_us=candidate.predicted_us,
+            error=entry.proof.max_abs_error,
+            peak=peak,
+        )
+        for entry, peak in zip(entries, peaks_bytes, strict=True)
+        for candidate in entry.candidates
+    ]
     rows += [
         _row(
             item.name,
@@ -54,8 +52,9 @@ def strategy_rows(
         for item in externals
     ]
     named = {row.name for row in rows}
-    rows += [StrategyRow(name, False, None, None, None, None, None, None, None, why) for name, why in failures.items() if name not in named]
-    return rows
+    return rows + [
+        StrategyRow(name, False, None, None, None, None, None, None, None, why) for name, why in failures.items() if name not in named
+    ]
 
 
 def _row(

@@ -27,7 +27,8 @@ from autosched.search.loop import Bench
 
 # A variant this much slower alone is not tried beside others: no lesser slowdown makes up for it.
 _WORTH_TRYING = 1.5
-_MOST_TRIED = 6
+MOST_TRIED = 6
+"""Changes of variants that are tried in one schedule."""
 _ROUNDS = 8
 # The median of so few rounds must differ by more than this to mean anything.
 _LEAST_GAIN = 0.01
@@ -140,13 +141,13 @@ def measure_variants(
     return _chosen(graph, widths, columns, answers)
 
 
-def try_variants(bench: Bench, schedule: Schedule, graph: OpGraph, times: VariantTimes) -> Schedule:
+def try_variants(bench: Bench, schedule: Schedule, graph: OpGraph, times: VariantTimes, *, most: int = MOST_TRIED) -> Schedule:
     """The schedule with those operators in another variant that make it faster on the device, if any do.
 
     The fastest variant alone may be the worse neighbour. Operators of one kernel change together; the kernels with the most time, or
-    the least to lose, are tried one by one against the schedule as it is, and those that helped then all together.
+    the least to lose, are tried one by one against the schedule as it is, ``most`` of them, and those that helped then all together.
     """
-    changes = _changes(schedule, graph, times)
+    changes = _changes(schedule, graph, times)[:most]
     if not changes:
         return schedule
     tried = [schedule, *(_with(schedule, change) for change in changes)]
@@ -238,7 +239,7 @@ def _changes(schedule: Schedule, graph: OpGraph, times: VariantTimes) -> list[di
             worth = record.samples.median_us * len(operators) * (_WORTH_TRYING - ratio)
             ranked.append((worth, dict.fromkeys(operators, variant)))
     ranked.sort(key=lambda item: (-item[0], min(item[1])))
-    return [change for _, change in ranked[:_MOST_TRIED]]
+    return [change for _, change in ranked[:MOST_TRIED]]
 
 
 def _with(schedule: Schedule, change: dict[int, int]) -> Schedule:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,13 +14,14 @@ import pytest
 from autosched.core.progress import Silent
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, canonical_key, sequential
-from autosched.device.base import Comparison
 from autosched.pipeline.budget import Budget, budget_for
 from autosched.pipeline.candidates import Candidate, make_candidate
 from autosched.pipeline.diary import Diary, question_of
 from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.proving import Prover
 from autosched.pipeline.references import References
 from autosched.pipeline.refine import refine
+from autosched.pipeline.timetable import Timetable
 from autosched.search import synthetic
 from autosched.search.correction import Trace
 from autosched.search.simulate import makespan_us
@@ -65,12 +65,15 @@ def budget() -> Budget:
 def tuned(session: Device, diary: Diary, study: Path) -> tuple[Candidate, Ledger]:
     ledger = Ledger()
     first = make_candidate(PROBLEM, "sequential", True, sequential(PROBLEM.graph), lanes_matter=True)
+    timetable = Timetable.starting(800.0)
+    prover = Prover(session, PROBLEM.graph, References((), ()), ledger, timetable.pace)
+    assert prover.refutation(first.schedule) is None
     with diary:
         found = refine(
-            session, PROBLEM, [first], {first.key: Comparison(True, 0.0, True)}, References((), ()), budget=budget(),
-            deadline=time.monotonic() + 600, rng=np.random.default_rng(5), ledger=ledger, progress=Silent(), diary=diary, study_path=study,
+            session, PROBLEM, prover.entries([first]), prover, budget=budget(), timetable=timetable, rng=np.random.default_rng(5),
+            ledger=ledger, progress=Silent(), diary=diary, study_path=study,
         )  # fmt: skip
-    return found[0], ledger
+    return found.best[0], ledger
 
 
 @pytest.mark.parametrize("after", [7, 60, 0.97])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -17,8 +16,10 @@ from autosched.device.base import Comparison
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.candidates import make_candidate, propose, prove
 from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.proving import Prover
 from autosched.pipeline.references import References
 from autosched.pipeline.refine import SessionBench, refine
+from autosched.pipeline.timetable import Pace, Timetable
 from autosched.search.problem import Problem
 from autosched.search.strategy import SearchContext
 from tests.conformance.graphs import TwoBranches, two_branches_program
@@ -46,19 +47,24 @@ def by_lanes(schedule: Schedule) -> float:
 
 
 def test_refine_returns_what_measured_fastest_and_proves_all_it_times() -> None:
-    session, made, ledger, proofs = SessionDouble(by_lanes, noise=0.001), problem(), Ledger(), {}
+    session, made, ledger = SessionDouble(by_lanes, noise=0.001), problem(), Ledger()
     first = make_candidate(made, "sequential", True, sequential(GRAPH), lanes_matter=True)
-    proofs[first.key] = Comparison(True, 0.0, True)
+    timetable = Timetable.starting(40.0)
+    prover = Prover(session, GRAPH, NOTHING, ledger, timetable.pace)
+    assert prover.refutation(first.schedule) is None
     quick = budget_for("quick")
     budget = dataclasses.replace(quick, search=dataclasses.replace(quick.search, evaluations=500))
     found = refine(
-        session, made, [first], proofs, NOTHING, budget=budget, deadline=time.monotonic() + 30, rng=np.random.default_rng(0), ledger=ledger,
+        session, made, prover.entries([first]), prover, budget=budget, timetable=timetable, rng=np.random.default_rng(0), ledger=ledger,
         progress=Silent(),
     )  # fmt: skip
-    assert [candidate.name for candidate in found] == ["tuned"]
-    assert by_lanes(found[0].schedule) < by_lanes(first.schedule)
-    assert found[0].key in proofs
-    assert sequential(GRAPH) not in session.compared  # its proof was at hand
+    [best] = found.best
+    assert best.name == "tuned"
+    assert by_lanes(best.schedule) < by_lanes(first.schedule)
+    assert prover.entries([best])
+    assert found.ranking[0] == best.key
+    assert first.key in found.ranking
+    assert session.compared.count(sequential(GRAPH)) == 1  # its proof was at hand
     assert ledger.measurements > 0
 
 
@@ -66,7 +72,7 @@ def test_a_refuted_schedule_is_never_timed_and_is_refuted_once() -> None:
     session, ledger = SessionDouble(by_lanes), Ledger()
     bad = spread()
     session.comparisons[bad.lane] = Comparison(False, 0.5, False)
-    bench = SessionBench(session, problem(), NOTHING, {}, ledger)
+    bench = SessionBench(session, Prover(session, GRAPH, NOTHING, ledger, Pace()), ledger, Pace())
     answers = bench.measure([bad, sequential(GRAPH)], 3)
     again = bench.measure([bad], 3)
     assert isinstance(answers[0], Failure)
@@ -79,7 +85,7 @@ def test_a_refuted_schedule_is_never_timed_and_is_refuted_once() -> None:
 def test_one_schedule_that_kills_the_worker_does_not_take_the_others_with_it() -> None:
     bad = spread()
     session = SessionDouble(lambda schedule: Failure(FailureKind.CRASH, "boom") if schedule == bad else 10.0)
-    bench = SessionBench(session, problem(), NOTHING, {}, Ledger())
+    bench = SessionBench(session, Prover(session, GRAPH, NOTHING, Ledger(), Pace()), Ledger(), Pace())
     answers = bench.measure([bad, sequential(GRAPH)], 2)
     assert isinstance(answers[0], Failure)
     assert list(answers[1]) == [10.0, 10.0]

@@ -1,0 +1,220 @@
+"""The final comparison: which schedules it has the time for, who wins it, and the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autosched.core.errors import NoFeasibleCandidate
+from autosched.core.records import Failure
+from autosched.core.report import StrategyRow, TuneReport
+from autosched.core.schedule import Schedule
+from autosched.pipeline.baselines import Rivals
+from autosched.pipeline.candidates import Candidate
+from autosched.pipeline.collecting import scope_row
+from autosched.pipeline.graph_proofs import stress_capture
+from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
+from autosched.pipeline.memory import remember_runs, timed_schedules
+from autosched.pipeline.options import Outcome
+from autosched.pipeline.proving import Entry
+from autosched.pipeline.replaying import replayed_report
+from autosched.pipeline.rows import strategy_rows
+from autosched.pipeline.run import Costs, Run
+from autosched.pipeline.timetable import LEAST_ROWS
+from autosched.search.simulate import simulate
+
+_TRACE_ROUNDS = 5
+_DUEL_SHARE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """Everyone in the final comparison, and who is not.
+
+    Args:
+        entries: proved schedules, the sequential ones first.
+        failures: candidates and strategies that failed, by name; grows.
+        externals: baselines that are no schedules.
+    """
+
+    entries: tuple[Entry, ...]
+    failures: dict[str, Failure]
+    externals: tuple[External, ...]
+
+    @property
+    def static(self) -> tuple[str, ...]:
+        """Names of the sequential schedules."""
+        return tuple(entry.name for entry in self.entries if entry.is_static)
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """Names of the others."""
+        return tuple(entry.name for entry in self.entries if not entry.is_static)
+
+    def entry(self, name: str) -> Entry:
+        """Who stands under ``name``."""
+        return next(entry for entry in self.entries if entry.name == name)
+
+
+def decide(
+    run: Run, costs: Costs, proved: Sequence[Entry], ranking: Sequence[str], failures: dict[str, Failure], rivals: Rivals
+) -> Outcome:
+    """Compare, judge and report.
+
+    Args:
+        proved: every proved schedule.
+        ranking: canonical keys of those that were measured before, fastest first.
+        failures: what failed, by name.
+
+    Raises:
+        NoFeasibleCandidate: if no sequential schedule is proved, or none can be timed.
+    """
+    if not any(entry.is_static for entry in proved):
+        raise NoFeasibleCandidate(f"not even a sequential schedule runs: {_listed(failures)}. Try --no-rewrite, and report the operator.")
+    run.progress.stage("baselines")
+    began_s = time.monotonic()
+    externals = rivals.ready(run.captured, run.references.outputs[0])
+    # A rival's compile time is not taken from the budget of the search.
+    run.timetable.extend(time.monotonic() - began_s)
+    run.timetable.outside = len(externals)
+    field = Field(_admitted(run, proved, ranking), failures, tuple(externals))
+    run.progress.stage("final comparison", run.timetable.left_s())
+    times = _compared(run, field)
+    if not times.columns.get(field.static[0]):
+        raise NoFeasibleCandidate(f"the sequential schedule cannot be timed: {_listed({**failures, **times.failures})}")
+    run.progress.stage("duel of the two best", run.timetable.left_s())
+    judgement = _judged(run, field, times)
+    run.progress.stage("trace and memory", run.timetable.left_s())
+    return _outcome(run, costs, field, times, judgement)
+
+
+def _admitted(run: Run, proved: Sequence[Entry], ranking: Sequence[str]) -> tuple[Entry, ...]:
+    """The sequential schedules, and as many of the others as get all their rounds in time: those measured fastest, then best predicted."""
+    static = [entry for entry in proved if entry.is_static]
+    place = {key: index for index, key in enumerate(ranking)}
+    others = sorted(
+        (entry for entry in proved if not entry.is_static),
+        key=lambda entry: (place.get(entry.key, len(place)), entry.candidates[0].predicted_us, entry.key),
+    )
+    count = run.timetable.rows(min(LEAST_ROWS, len(proved)), len(proved)) - len(static)
+    if left_out := [candidate.name for entry in others[count:] for candidate in entry.candidates]:
+        run.ledger.notes.append(
+            f"{len(left_out)} strategies were left out of the final comparison for want of time: {', '.join(left_out)}; raise --budget"
+        )
+    return (*static, *others[:count])
+
+
+def _compared(run: Run, field: Field) -> Times:
+    timetable, budget = run.timetable, run.options.budget
+    duel_s = min(_DUEL_SHARE * budget.total_s, 6 * budget.final_rounds * timetable.pace.turn_s)
+    after_s = max(timetable.after_comparison_s(len(field.entries)), duel_s)
+    times = interleave(
+        run.session,
+        [(entry.name, entry.schedule) for entry in field.entries],
+        field.externals,
+        rounds=budget.final_rounds,
+        deadline=timetable.end_s - after_s,
+        progress=run.progress,
+        anchor=field.static[0],
+    )
+    run.ledger.measurements += sum(len(column) for column in times.columns.values())
+    run.ledger.failures += len(times.failures)
+    return times
+
+
+def _judged(run: Run, field: Field, times: Times) -> Judgement:
+    """Judge; a winner that races under injected delays is struck out, and the rest is judged again."""
+    left = list(field.searched)
+    while True:
+        best, base = finalists(times, left, field.static)
+        fought = _duel(run, field, best, base) if best is not None else None
+        judgement = judge(times, left, field.static, [item.name for item in field.externals], fought, run.options.seed)
+        if judgement.chosen in field.static:
+            return judgement
+        race = stress_capture(run.session, run.graph, field.entry(judgement.chosen).schedule, run.options.seed)
+        if race is None:
+            return judgement
+        left.remove(judgement.chosen)
+        times.columns.pop(judgement.chosen)
+        times.failures[judgement.chosen] = field.failures[judgement.chosen] = race
+        run.ledger.failures += 1
+
+
+def _duel(run: Run, field: Field, candidate: str, base: str) -> Duel | Failure:
+    budget = run.options.budget
+    seconds = min(_DUEL_SHARE * budget.total_s, run.timetable.left_s() - run.timetable.after_duel_s(len(field.entries)))
+    first, second = field.entry(candidate).schedule, field.entry(base).schedule
+    fought = duel(run.session, first, second, rounds=budget.final_rounds, seconds=seconds)
+    run.ledger.measurements += 3 * len(fought.base_us) if isinstance(fought, Duel) else 1
+    return fought
+
+
+def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judgement) -> Outcome:
+    kept = field.entry(judgement.chosen).schedule
+    traced = run.session.schedules([kept], rounds=_TRACE_ROUNDS, trace=True)[0]
+    peaks = run.session.schedules([entry.schedule for entry in field.entries], rounds=1)
+    bytes_of = [None if isinstance(peak, Failure) else peak.peak_memory_bytes for peak in peaks]
+    rows = strategy_rows(field.entries, bytes_of, field.externals, field.failures, times, judgement)
+    report = _report(run, costs, field, judgement, rows)
+    if run.recording is not None:
+        report = replayed_report(report, _by_key(field), run.session)
+    else:
+        _remember(run, costs, field, times, report)
+    trace = None if isinstance(traced, Failure) else traced
+    planned = simulate(costs.problem, kept)
+    ends = tuple(map(float, planned.start_us)), tuple(map(float, planned.end_us))
+    return Outcome(report, run.captured, kept, run.device, trace, ends, _alone(costs, kept))
+
+
+def _report(run: Run, costs: Costs, field: Field, judgement: Judgement, rows: Sequence[StrategyRow]) -> TuneReport:
+    return TuneReport(
+        model=run.options.name,
+        graph_hash=run.graph.hash,
+        device=run.device.key,
+        lowering=run.captured.program.lowering,
+        operators=len(run.graph),
+        chosen=judgement.chosen,
+        best_baseline=judgement.best_baseline,
+        verdict=judgement.verdict,
+        ratio_low=judgement.ratio.ci_low,
+        ratio_high=judgement.ratio.ci_high,
+        strategies=tuple(rows),
+        measurements=run.ledger.measurements,
+        failures=run.ledger.failures,
+        search_s=time.monotonic() - run.timetable.begin_s,
+        noise_floor_pct=judgement.noise_pct,
+        seed=run.options.seed,
+        effort=run.options.effort,
+        notes=(*run.ledger.notes, *dict.fromkeys(item.note for item in field.externals if item.note)),
+        unstable=judgement.unstable,
+        critical_path_us=costs.bounds.critical_path_us,
+        work_us=costs.bounds.work_us,
+    )
+
+
+def _remember(run: Run, costs: Costs, field: Field, times: Times, report: TuneReport) -> None:
+    """Leave what was measured to the next training of a cost model."""
+    if costs.measured is None:
+        return
+    name, scope = run.options.name, scope_row(run.device)
+    peaks = {row.name: row.peak_memory_bytes for row in report.strategies}
+    # What a restless machine said of whole schedules is worth nothing; operators and pairs carry their own disturbance.
+    sound = {} if report.unstable else _by_key(field)
+    timed = timed_schedules(scope.scope, run.graph, name, run.model.name, sound, times, peaks)
+    remember_runs(scope, run.graph, name, run.session.limits, costs.measured, timed)
+
+
+def _by_key(field: Field) -> Mapping[str, Sequence[Candidate]]:
+    return {entry.key: entry.candidates for entry in field.entries}
+
+
+def _alone(costs: Costs, schedule: Schedule) -> tuple[float, ...]:
+    """Time alone of each operator at the width that ``schedule`` gives it, microseconds."""
+    problem = costs.problem
+    widths = problem.costs.widths
+    return tuple(float(problem.solo_us[problem.kernel[index, widths.index(schedule.width[index])]]) for index in range(problem.count))
+
+
+def _listed(failures: Mapping[str, Failure]) -> str:
+    return "; ".join(f"{name}: {failure.kind}, {failure.detail}" for name, failure in failures.items()) or "no reason given"
