@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autosched.capture.draft import Draft
+from autosched.capture.passes.attention import settle_masks
 from autosched.capture.passes.batch_norm import fold_batch_norm
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
@@ -50,6 +51,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("drop_identities", drop_identities),
     Pass("eliminate_common_calls", eliminate_common_calls),
     Pass("fold_constants", fold_constants),
+    Pass("settle_masks", settle_masks, changes_values=True, only_on="cuda"),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu"),

@@ -6,6 +6,7 @@ from torch import nn
 
 from autosched.capture.draft import Draft, contiguous_strides
 from autosched.capture.export import capture, draft_of
+from autosched.capture.passes.attention import settle_masks
 from autosched.capture.passes.batch_norm import fold_batch_norm
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
@@ -280,3 +281,70 @@ def test_a_program_for_a_gpu_takes_any_layout_its_attention_writes():
     targets = [call.target for operator in there.graph.operators for call in operator.calls]
     assert "aten::reshape.default" in targets
     assert "aten::view.default" not in targets
+
+
+def attend(make_mask):
+    def run(m, q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=make_mask(m, q))
+
+    return run
+
+
+def attention_inputs(rows: int = 4, columns: int = 4) -> tuple[torch.Tensor, ...]:
+    return torch.randn(2, 3, rows, 8), torch.randn(2, 3, columns, 8), torch.randn(2, 3, columns, 8)
+
+
+def settled(draft: Draft) -> int:
+    """As in a capture: what does not depend on the inputs is in the prologue first."""
+    fold_constants(draft)
+    draft.observe()
+    return settle_masks(draft)
+
+
+def test_a_mask_that_hides_nothing_goes_and_a_causal_one_is_called_so():
+    whole = attend(lambda m, q: torch.ones(1, 1, 1, 1, dtype=torch.bool).expand(1, 1, 4, 4))
+    draft = check(Apply(whole), attention_inputs(), settled, expected=1)
+    assert (draft.nodes[-1].argument("attn_mask"), draft.nodes[-1].argument("is_causal")) == (None, False)
+    assert draft.prologue == []
+    causal = attend(lambda m, q: torch.ones(4, 4, dtype=torch.bool).tril())
+    draft = check(Apply(causal), attention_inputs(), settled, expected=1)
+    assert (draft.nodes[-1].argument("attn_mask"), draft.nodes[-1].argument("is_causal")) == (None, True)
+    # Fewer rows than columns: is_causal would count from the other corner than many models do.
+    draft = check(Apply(attend(lambda m, q: torch.ones(2, 4, dtype=torch.bool).tril())), attention_inputs(2), settled, expected=1)
+    assert draft.nodes[-1].argument("is_causal") is False
+
+
+def test_other_masks_become_dense_numbers_once():
+    def run(m, q, k, v):
+        mask = (torch.arange(4) > 0).view(4, 1).expand(4, 4).t().t()
+        first = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return nn.functional.scaled_dot_product_attention(first, k, v, attn_mask=mask)
+
+    draft = check(Apply(run), attention_inputs(), settled, expected=2)
+    masks = [node.tensor("attn_mask") for node in draft.nodes if node.kind == "aten::scaled_dot_product_attention"]
+    assert masks[0] == masks[1]
+    assert (draft.specs[masks[0]].dtype, draft.specs[masks[0]].strides) == ("float32", (4, 1))
+    assert settle_masks(draft) == 0
+
+
+def test_a_mask_that_a_buffer_or_an_input_decides_keeps_its_values():
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.ones(4, 4, dtype=torch.bool))
+
+        def forward(self, q, k, v):
+            return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+
+    draft = check(Held(), attention_inputs(), settled, expected=1)
+    assert draft.nodes[-1].tensor("attn_mask") is not None
+    given = attend(lambda m, q: q[:1, :1, :, :4] > 0)
+    check(Apply(given), attention_inputs(), settled, expected=0)
+
+
+def test_masks_are_settled_for_a_gpu_only():
+    model = Apply(attend(lambda m, q: torch.ones(4, 4, dtype=torch.bool))).eval()
+    for target, left in (("cpu", True), ("cuda", False)):
+        program = capture(model, attention_inputs(), target=target).program
+        calls = [call for item in program.graph.operators for call in item.calls if "scaled_dot" in call.target]
+        assert any(len(call.args) > 3 and call.args[3] is not None for call in calls) is left
