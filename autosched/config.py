@@ -22,7 +22,7 @@ def parse_seconds(text: str, what: str = "the budget") -> float:
     try:
         seconds = float(body) * unit
     except ValueError:
-        raise UsageError(f"{what} is {text!r}; expected seconds, or a number with s, m, h or d, such as 90s") from None
+        raise UsageError(f"{what} is {text!r}; expected seconds, or a number with s, m, h or d, such as 90s or 30d") from None
     if not 0 <= seconds < float("inf"):
         raise UsageError(f"{what} is {text!r}; expected a finite number that is not negative")
     return seconds

@@ -38,11 +38,45 @@ def test_every_option_of_every_command_is_explained(capsys: pytest.CaptureFixtur
     from autosched.cli import app
 
     group = get_command(app)
-    commands = group.commands  # type: ignore[attr-defined]
-    assert {"tune", "train", "doctor"} <= commands.keys()
+    commands = dict(group.commands)  # type: ignore[attr-defined]
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        commands |= {f"{name} {inner}": item for inner, item in getattr(command, "commands", {}).items()}
+    assert {"tune", "train", "doctor", "cache", "cache clear"} <= commands.keys()
     silent = [(name, item.name) for name, command in commands.items() for item in command.params if not getattr(item, "help", None)]
     assert silent == []
     assert all(command.help for command in commands.values())
+
+
+def test_the_seconds_of_each_effort_are_those_of_the_presets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from autosched.pipeline.budget import budget_for
+
+    monkeypatch.setenv("COLUMNS", "300")
+    for command in ("tune", "compare"):
+        assert run(command, "--help") == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if re.match(r"\W*--effort ", line))
+        said = {name: float(seconds) for name, seconds in re.findall(r"(quick|balanced|full) \((\d+) s", line)}
+        assert said == {effort: budget_for(effort).total_s for effort in ("quick", "balanced", "full")}
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("--effort", "extreme"), "quick, balanced, full"),
+        (("--budget", "soon"), "budget"),
+        (("--lowering", "fine"), "rewritten"),
+        (("--device", "tpu"), "cpu, cuda"),
+    ],
+)
+@pytest.mark.parametrize("command", ["tune", "compare"])
+def test_an_option_is_looked_at_before_the_model_is_built(
+    command: str, option: tuple[str, str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build(*_: object, **__: object) -> None:
+        raise AssertionError("the model was built first")
+
+    monkeypatch.setattr("autosched.zoo.load", build)
+    assert run(command, "torchvision:googlenet", *(("--device", "cpu") if option[0] != "--device" else ()), *option) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_models_says_how_to_name_ones_own(capsys: pytest.CaptureFixture[str]) -> None:

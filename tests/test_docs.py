@@ -70,7 +70,10 @@ def test_commands_options_and_links_exist(page: Path) -> None:
         if words[:1] != ["autosched"] or words[1].startswith("-"):
             continue
         assert words[1] in commands, line
-        known = {name for option in commands[words[1]].params for name in (*option.opts, *option.secondary_opts)}
+        command = commands[words[1]]
+        inner = getattr(command, "commands", {})
+        command = inner[words[2]] if inner and len(words) > 2 and not words[2].startswith("-") else command
+        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
         assert {word for word in words[2:] if word.startswith("-")} <= known | {"-h", "--help"}, line
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert link.startswith("https://") or (page.parent / link).exists(), link

@@ -41,6 +41,17 @@ def test_what_was_written_is_followed_by_what_to_do_with_it(report: TuneReport, 
     assert "autosched.load('my model.autosched', model)" in printed
 
 
+def test_without_a_file_the_last_lines_say_where_the_schedule_is_and_how_to_use_it(
+    report: TuneReport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_report(dataclasses.replace(report, cached="/my cache/a.autosched"), as_json=False)
+    printed = capsys.readouterr().out
+    for words in ("kept in the cache: /my cache/a.autosched", "autosched bench '/my cache/a.autosched'", 'backend="autosched"', "-o FILE"):
+        assert words in printed
+    show_report(report, as_json=False)  # a comparison keeps nothing
+    assert "kept in the cache" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_cell(report: TuneReport, width: int) -> None:
     long = dataclasses.replace(
