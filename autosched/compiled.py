@@ -28,16 +28,17 @@ from autosched.config import schedules_dir
 from autosched.core.errors import AutoschedError, IllegalSchedule, UnsupportedGraph, UsageError
 from autosched.core.graph import ValueRole
 from autosched.core.likeness import transfer
-from autosched.core.program import ConstantSource
+from autosched.core.program import ConstantSource, Program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.report import TuneReport
 from autosched.core.schedule import sequential
-from autosched.core.variants import Lowering, lowering_named
+from autosched.core.variants import WHOLE, lowering_named
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime import cache
 from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
+from autosched.runtime.inductor_modes import mode_of
 from autosched.runtime.load import load
 from autosched.runtime.trees import map_tensors, output_tensors
 
@@ -153,7 +154,7 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
             found, origin = _tune(model, args, kwargs, home.type, options), Origin.TUNED
         if found is not None:
             try:
-                fused_alike = _in_lowering(found.program.lowering, captured, model, args, kwargs)
+                fused_alike = _in_lowering(found.program, home.type, captured, model, args, kwargs)
                 return Recipe(encode_bundle(_fitted(found, fused_alike)), origin)
             except (IllegalSchedule, UnsupportedGraph) as error:
                 _log.warning("the tuned schedule of %s does not fit: %s", type(model).__name__, error)
@@ -189,17 +190,20 @@ def _require_pure(captured: Captured) -> None:
                 )
 
 
-def _in_lowering(name: str, captured: Captured, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Captured:
-    """The model cut into operators as the tuned one was; what was captured, if that is so already."""
+def _in_lowering(
+    tuned: Program, kind: str, captured: Captured, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Captured:
+    """The model cut into operators as ``tuned`` was on a device of ``kind``; what was captured, if that is so already."""
+    name = tuned.lowering
     if name == captured.program.lowering:
         return captured
-    if name != Lowering.INDUCTOR:
+    if name not in WHOLE:
         return capture(model, args, kwargs, lowering=lowering_named(name))
     from autosched.pipeline.inductor_capture import capture_inductor
 
-    found = capture_inductor(model, args, kwargs)
+    found = capture_inductor(model, args, kwargs, mode=mode_of(tuned, kind))
     if not isinstance(found, Captured):
-        raise UnsupportedGraph(f"it was tuned in the lowering inductor, which this machine refuses: {found.reason}. Tune again here.")
+        raise UnsupportedGraph(f"it was tuned in the lowering {name}, which this machine refuses: {found.reason}. Tune again here.")
     return found
 
 

@@ -13,24 +13,28 @@ import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
 from autosched.capture.build import build_program
 from autosched.capture.draft import Constant, Draft, Node, spec_of
 from autosched.capture.rewrite import RewriteReport, rewrite_draft
-from autosched.capture.screen import explain_export_failure, is_check, quiet_torch, require_inference, require_schedulable
+from autosched.capture.screen import composites, explain_export_failure, is_check, quiet_torch, require_inference, require_schedulable
 from autosched.capture.sources import source_of
 from autosched.capture.structure import structure_of
 from autosched.core.errors import UnsupportedGraph, UsageError
+from autosched.core.namedtuples import as_registered, register_namedtuples
 from autosched.core.program import ConstantSource, Program, Ref
-from autosched.core.variants import Lowering
+from autosched.core.variants import WHOLE, Lowering
 
 logger = logging.getLogger(__name__)
 
 # Calls whose result is their argument: without autograd they change nothing.
 _SAME_TENSOR = frozenset({"aten::alias", "aten::detach", "aten::detach_", "aten::lift_fresh", "aten::_conj_physical_identity"})
 # Python's operators, under the names they have everywhere else.
-_RENAMED = {"aten::__and__": "bitwise_and", "aten::__or__": "bitwise_or", "aten::__xor__": "bitwise_xor"}
+_RENAMED = {
+    "aten::__and__": "bitwise_and", "aten::__or__": "bitwise_or", "aten::__xor__": "bitwise_xor",
+    "aten::__lshift__": "bitwise_left_shift", "aten::__rshift__": "bitwise_right_shift",
+}  # fmt: skip
 _COPIES = frozenset({"aten::clone", "aten::lift_fresh_copy"})
 
 
@@ -68,15 +72,15 @@ def capture(
         rewrite: fold, simplify and fuse (lowering ``rewritten``); otherwise one operator for each ATen call (lowering ``aten``).
         target: kind of device (``cpu``, ``cuda``) whose operators the rewriting may choose; by default that of the example inputs. A
             model on a CPU can be captured for a GPU that this process never touches.
-        lowering: what an operator is; by default what ``rewrite`` says. Not ``inductor``: ``pipeline.inductor_capture`` does that.
+        lowering: what an operator is; by default what ``rewrite`` says. Not one of ``WHOLE``: ``pipeline.inductor_capture`` does those.
 
     Raises:
         UnsupportedGraph: if the model cannot be captured or scheduled, naming the operator, its source line and what to do.
-        UsageError: for the lowering ``inductor``.
+        UsageError: for a lowering of ``WHOLE``.
     """
     chosen = lowering if lowering is not None else Lowering.REWRITTEN if rewrite else Lowering.ATEN
-    if chosen is Lowering.INDUCTOR:
-        raise UsageError("capture() got the lowering inductor, which needs the compiler of the device; use pipeline.inductor_capture")
+    if chosen in WHOLE:
+        raise UsageError(f"capture() got the lowering {chosen}, which needs the compiler of the device; use pipeline.inductor_capture")
     draft = draft_of(model, args, kwargs)
     structure = structure_of(draft)
     reports: tuple[RewriteReport, ...] = ()
@@ -94,8 +98,8 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
             warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
             # torch.nn.LSTM and its kin keep their parameters a second time in a list, which export notices and may ignore.
             warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights", category=UserWarning)
-            exported: ExportedProgram = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
-            return exported
+            exported = torch.export.export(model, args, kwargs, strict=False)
+            return exported.run_decompositions(composites(exported.graph))
     except Exception as error:  # Whatever the user's model raises is the user's to read.
         raise explain_export_failure(error) from error
 
@@ -119,6 +123,7 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         UnsupportedGraph: as :func:`capture`.
     """
     require_inference(model)
+    register_namedtuples((args, dict(kwargs or {})))
     args, given = _as_examples((args, dict(kwargs or {})))
     draft = _Reader(_export(model, args, given), model).read(args, given)
     draft.remove_dead()
@@ -153,7 +158,7 @@ class _Reader:
         self._next = 0
         self._nodes: list[Node] = []
         self._buffers: dict[str, int] = {}
-        self._returned = {item.arg.name for item in exported.graph_signature.output_specs if isinstance(item.arg, TensorArgument)}
+        self._returned = _reach_outputs(exported)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         graph = self._exported.graph
@@ -273,7 +278,7 @@ class _Reader:
         args = tuple(self._argument(item) for item in node.args)
         kwargs = {name: self._argument(item) for name, item in node.kwargs.items()}
         if op._schema.name in _RENAMED:
-            op = getattr(getattr(torch.ops.aten, _RENAMED[op._schema.name]), op._schema.overload_name)
+            op = _renamed(op)
         self._nodes.append(Node(op, args, kwargs, outputs, node.name, source_of(node.meta.get("stack_trace"))))
 
     def _passes_through(self, node: torch.fx.Node, op: OpOverload[..., Any]) -> bool:
@@ -285,8 +290,8 @@ class _Reader:
         if name in _COPIES:
             before, after = source.meta.get("val"), node.meta.get("val")
             same = isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.stride() == after.stride()
-            # A copy that leaves the model must stay one: its owner may write to it, or to what it was copied from.
-            if not same or node.name in self._returned or self._exported.graph_signature.buffers_to_mutate:
+            # A copy that leaves the model, whole or as a view, must stay one: its owner may write to it, or to what it was copied from.
+            if not same or node in self._returned or self._exported.graph_signature.buffers_to_mutate:
                 return False
         self._ids[node] = self._ids[source]
         return True
@@ -326,11 +331,43 @@ class _Reader:
         self._nodes.append(Node(copy, (Ref(self._buffers[name]), self._argument(item)), {}, (-1,), f"write_{name.replace('.', '_')}"))
 
 
+def _renamed(op: OpOverload[..., Any]) -> OpOverload[..., Any]:
+    packet, overload = getattr(torch.ops.aten, _RENAMED[op._schema.name]), op._schema.overload_name
+    found: OpOverload[..., Any] = getattr(packet, overload if overload in packet.overloads() else f"Tensor_{overload}")
+    return found
+
+
+def _reach_outputs(exported: ExportedProgram) -> set[torch.fx.Node]:
+    """Calls whose result leaves the model, or whose memory does: what an output may be a view of, by the operators' schemas."""
+    names = {item.arg.name for item in exported.graph_signature.output_specs if isinstance(item.arg, TensorArgument)}
+    found: set[torch.fx.Node] = set()
+    pending = [node for node in exported.graph.nodes if node.name in names]
+    while pending:
+        node = pending.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if isinstance(node.target, OpOverload):
+            schema = node.target._schema
+            if any(item.alias_info is not None for item in schema.returns):
+                # A list of views, as of a split, has no mark of its own on every argument: take all of them.
+                pending += node.all_input_nodes
+        else:
+            pending += node.all_input_nodes
+    return found
+
+
 def _tree(spec: Any, what: str) -> str:
     try:
-        return treespec_dumps(spec)
+        register_namedtuples(tree_unflatten(list(range(spec.num_leaves)), spec))
+        spec = as_registered(spec)
+        text = treespec_dumps(spec)
+        if treespec_loads(text) != spec:
+            raise ValueError("what was written is read as something else")
     except (NotImplementedError, TypeError, ValueError) as error:
         raise UnsupportedGraph(
-            f"the model's {what} hold a container that cannot be written down ({error}). Expected tuples, lists and dictionaries; "
-            "register the container with torch.utils._pytree and a serialised name, or return a tuple."
+            f"the model's {what} hold a container that cannot be written down ({error}). Expected tuples, lists, and dictionaries with text "
+            "or numbers as keys; register the container with torch.export.register_dataclass or torch.utils._pytree and a serialised name, "
+            "or return a tuple."
         ) from error
+    return text

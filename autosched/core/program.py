@@ -125,8 +125,11 @@ class Program:
         input_leaves: for each flattened input leaf, its value index, or a literal the call must repeat.
         output_leaves: for each flattened output leaf, the value returned, or a literal.
         lowering: the name of the operator granularity, for example ``aten`` or ``rewritten``.
-        source: for a lowering whose operators are compiled again wherever they run (``inductor``), the JSON of the program they are
+        source: for a lowering whose operators are compiled again wherever they run (``variants.WHOLE``), the JSON of the program they are
             compiled from (``program_json.encode_program``); else empty.
+        frozen: for such a lowering on a GPU, whether Inductor computed with the constants; since bundle schema 4. On a CPU it always does.
+        choices: for such a lowering whose kernels were chosen by timing: each question in the order asked (operation, types and shapes),
+            and the kernel taken, or an empty string where that is not known; since bundle schema 4.
     """
 
     graph: OpGraph
@@ -139,3 +142,5 @@ class Program:
     output_leaves: tuple[Argument, ...]
     lowering: str
     source: str = ""
+    frozen: bool = False
+    choices: tuple[tuple[str, str], ...] = ()

@@ -18,6 +18,12 @@ class Lowering(enum.StrEnum):
     REWRITTEN = "rewritten"  # folded, simplified, small pointwise chains merged
     FUSED = "fused"  # a region that a compiler can make one callable of
     INDUCTOR = "inductor"  # one launch of Inductor's whole-graph code
+    MAX_AUTOTUNE = "max_autotune"  # the same in Inductor's mode of that name: templates chosen by timing
+    MAX_AUTOTUNE_COMBO = "max_autotune_combo"  # and small kernels of one level put into one launch (CUDA)
+
+
+WHOLE = (Lowering.INDUCTOR, Lowering.MAX_AUTOTUNE, Lowering.MAX_AUTOTUNE_COMBO)
+"""The lowerings whose operators are the launches of Inductor's code for the whole model, one for each mode that Inductor compiles in."""
 
 
 class Variant(enum.IntEnum):

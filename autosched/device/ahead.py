@@ -11,6 +11,7 @@ from autosched.core.errors import WorkerLost
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
 from autosched.core.records import FailureKind
+from autosched.core.variants import Lowering
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_messages import Broken, ExtraAnswer, ExtraRequest
 
@@ -19,12 +20,16 @@ AHEAD = "compile-ahead"
 
 
 class AheadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Compile the program in ``program_file`` for ``device``, once for each number of ``threads``."""
+    """Compile the program in ``program_file`` for ``device`` in the mode of ``lowering``, once for each number of ``threads``.
+
+    What is chosen by timing is chosen for the first of them, and taken for the others.
+    """
 
     program_file: str
     constants_file: str
     device: str
     threads: tuple[int, ...]
+    lowering: str
     matmul_precision: str  # part of what Inductor's cache goes by
 
 
@@ -35,7 +40,12 @@ class AheadResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def compile_ahead(
-    source: Program, constants: Mapping[int, torch.Tensor], device: torch.device | str, threads: Sequence[int], limit_s: float
+    source: Program,
+    constants: Mapping[int, torch.Tensor],
+    device: torch.device | str,
+    threads: Sequence[int],
+    limit_s: float,
+    lowering: Lowering = Lowering.INDUCTOR,
 ) -> str:
     """Compile ``source`` as a whole in a process of its own.
 
@@ -43,11 +53,12 @@ def compile_ahead(
         source: a program of ATen calls, as ``pipeline.inductor_capture.lower_inductor`` gets it.
         constants: tensor of each of its bindings, by value index.
         device: what it is compiled for.
-        threads: the numbers of threads that code is wanted for; on a GPU they mean nothing.
+        threads: the numbers of threads that code is wanted for, most first; on a GPU they mean nothing.
         limit_s: seconds after which the process is ended.
+        lowering: one of ``WHOLE``: Inductor's mode. In one that times kernels, nothing else should run on the device.
 
     Returns:
-        Why the lowering ``inductor`` is not to be had, or empty: then compiling it here takes little time.
+        Why the lowering is not to be had, or empty: then compiling it here takes little time.
     """
     worker = Worker(MODULE, timeout_s=limit_s)
     try:
@@ -55,9 +66,8 @@ def compile_ahead(
         program_file.write_bytes(encode_program(source))
         tensors = {str(value): tensor.detach().cpu() for value, tensor in constants.items()}
         constants_file = worker.write_tensors("constants.safetensors", tensors)
-        body = AheadBody(
-            str(program_file), str(constants_file), str(torch.device(device)), tuple(threads), torch.get_float32_matmul_precision()
-        )
+        home, precision = str(torch.device(device)), torch.get_float32_matmul_precision()
+        body = AheadBody(str(program_file), str(constants_file), home, tuple(threads), lowering.value, precision)
         for answer in worker.ask(ExtraRequest(AHEAD, msgspec.Raw(msgspec.json.encode(body)))):
             if isinstance(answer, Broken):
                 return answer.failure.detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import torch
 
 from autosched.core.errors import UsageError
 from autosched.core.program_json import decode_program
+from autosched.core.variants import Lowering
 from autosched.device.ahead import AHEAD, AheadBody, AheadResult
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import Answer, ExtraAnswer, ExtraRequest, Request
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.inductor_bind import Refused, record
+from autosched.runtime.inductor_modes import Mode
 
 
 def handle(request: Request) -> Iterator[Answer]:
@@ -30,11 +33,13 @@ def _compiled(body: AheadBody) -> str:
     home = torch.device(body.device)
     constants = {int(name): tensor.to(home) for name, tensor in read_tensors(Path(body.constants_file)).items()}
     torch.set_float32_matmul_precision(body.matmul_precision)
+    mode = Mode(Lowering(body.lowering))
     for threads in body.threads:
         torch.set_num_threads(threads)
-        recorded = record(program, constants, home)
+        recorded = record(program, constants, home, mode)
         if isinstance(recorded, Refused):
             return recorded.reason
+        mode = dataclasses.replace(mode, choices=recorded.program.choices)
     return ""
 
 

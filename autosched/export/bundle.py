@@ -109,9 +109,7 @@ def encode_bundle(bundle: Bundle, *more: Bundle) -> bytes:
         files[shape_file(index, SCHEDULE)] = item.schedule.to_json()
     entries = {name: FileEntry(hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()}
     keys = tuple(ShapeKey(item.key.graph, item.key.model) for item in shapes)
-    manifest = msgspec.json.encode(
-        Manifest(FORMAT, schema_for(item.schedule for item in shapes), bundle.created_by, host, keys, entries), order="sorted"
-    )
+    manifest = msgspec.json.encode(Manifest(FORMAT, schema_for(shapes), bundle.created_by, host, keys, entries), order="sorted")
     data = zip_files({MANIFEST: manifest, **files})
     read_bundles(data)
     return data

@@ -1,8 +1,9 @@
-"""The lowering ``inductor``: what Inductor makes of the whole model, launch by launch, as operators.
+"""The lowering ``inductor`` and its other modes: what Inductor makes of the whole model, launch by launch, as operators.
 
 The model is captured as for the lowering ``aten`` on a CPU, where Inductor itself folds and packs the constants, and as ``rewritten`` for a
-GPU, where that has been done before; then compiled here, on the device it is captured for (a GPU is touched by this process). The
-sequential schedule of these operators runs the launches of ``torch.compile`` in the order of ``torch.compile``.
+GPU, where folding has been done before; then compiled here, on the device it is captured for (a GPU is touched by this process), frozen:
+weights are laid out once, not at each call. The sequential schedule of these operators runs the launches of ``torch.compile`` in the order
+of ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from autosched.capture.structure import structure_of
 from autosched.core.graph import Operator, OpGraph, Value
 from autosched.core.program import Program, Ref
 from autosched.runtime.inductor_bind import Recording, Refused, bound_of, first_difference, record
+from autosched.runtime.inductor_modes import PLAIN, Mode
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
 
@@ -32,13 +34,19 @@ _FUSED = ("cpp_fused", "triton_poi_", "triton_red_", "triton_per_", "triton_for_
 
 
 def capture_inductor(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, target: str = ""
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str = "",
+    mode: Mode = PLAIN,
 ) -> Captured | Refused:
     """Capture ``model`` as the launches of Inductor's whole-graph code.
 
     Args:
         model, args, kwargs: as for ``export.capture``.
         target: kind of device the code is for; by default that of the example inputs. For ``cuda`` this process uses the GPU.
+        mode: how Inductor compiles; by default with its own defaults, frozen.
 
     Returns:
         What was captured; its ``constants`` are the model's own tensors, as for any lowering. Or why there is nothing: no compiler, code
@@ -48,7 +56,7 @@ def capture_inductor(
         UnsupportedGraph: if the model cannot be captured in any lowering.
     """
     source, device = inductor_source(model, args, kwargs, target=target)
-    return lower_inductor(source, device)
+    return lower_inductor(source, device, mode)
 
 
 def inductor_source(
@@ -63,21 +71,22 @@ def inductor_source(
     return Captured(source, constants, rewrites, structure), device
 
 
-def lower_inductor(captured: Captured, device: torch.device | str) -> Captured | Refused:
-    """The same model in the lowering ``inductor``.
+def lower_inductor(captured: Captured, device: torch.device | str, mode: Mode = PLAIN) -> Captured | Refused:
+    """The same model as the launches of Inductor's code.
 
     Args:
         captured: a program of ATen calls (no packed weights where ``device`` is a CPU).
         device: where it is compiled, and run once.
+        mode: as in :func:`capture_inductor`.
     """
     source = captured.program
     home = torch.device(device)
     placed = {value: tensor.to(home) for value, tensor in captured.constants.items()}
-    recording = record(source, placed, home)
+    recording = record(source, placed, home, mode)
     if isinstance(recording, Refused):
         logger.info("no inductor lowering: %s", recording.reason)
         return recording
-    if why := _other_width(source, placed, recording, home):
+    if why := _other_width(source, placed, recording, home, mode):
         return Refused(why)
     program = dataclasses.replace(recording.program, graph=_with_costs(recording.program.graph))
     pairs = list(zip(source.bindings, program.bindings, strict=True))
@@ -87,18 +96,18 @@ def lower_inductor(captured: Captured, device: torch.device | str) -> Captured |
     return Captured(program, constants, captured.rewrites, captured.structure)
 
 
-def _other_width(source: Program, constants: Mapping[int, torch.Tensor], recording: Recording, device: torch.device) -> str:
+def _other_width(source: Program, constants: Mapping[int, torch.Tensor], recording: Recording, device: torch.device, mode: Mode) -> str:
     """Why operators could not run on one thread as well, or an empty string.
 
     Lanes are threads of their own, so what was written for all threads must come in the same launches for one. What is compiled here is
-    found in Inductor's cache by the process that measures.
+    found in Inductor's cache by the process that measures. What was chosen by timing for all threads is taken for one as well.
     """
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:
         return ""
     torch.set_num_threads(1)
     try:
-        narrow = record(source, constants, device)
+        narrow = record(source, constants, device, dataclasses.replace(mode, choices=recording.program.choices))
     finally:
         torch.set_num_threads(threads)
     if isinstance(narrow, Refused):

@@ -11,11 +11,12 @@ import torch
 
 from autosched.capture.export import Captured, capture
 from autosched.core.progress import Progress
-from autosched.core.variants import Lowering
+from autosched.core.variants import WHOLE, Lowering
 from autosched.device.ahead import compile_ahead
 from autosched.device.base import Device, Session
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.variants import Refusals, compile_variants
+from autosched.runtime.inductor_modes import Mode
 
 # One worker answer may take this long before the worker is given up: loading a large model included.
 _TIMEOUT_S = 120.0
@@ -61,16 +62,16 @@ def capture_as(
     Raises:
         UnsupportedGraph: if the model cannot be captured.
     """
-    if lowering is not Lowering.INDUCTOR:
+    if lowering not in WHOLE:
         return capture(model, tuple(args), kwargs, target=kind, lowering=lowering)
     from autosched.pipeline.inductor_capture import inductor_source, lower_inductor
 
     source, device = inductor_source(model, tuple(args), kwargs, target=kind)
     if limit_s is not None:
         threads = sorted({torch.get_num_threads(), 1}, reverse=True) if kind == "cpu" else [1]
-        if why := compile_ahead(source.program, source.constants, device, threads, limit_s):
+        if why := compile_ahead(source.program, source.constants, device, threads, limit_s, lowering):
             return why
-    found = lower_inductor(source, device)
+    found = lower_inductor(source, device, Mode(lowering))
     return found if isinstance(found, Captured) else found.reason
 
 

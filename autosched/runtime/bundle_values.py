@@ -15,13 +15,13 @@ from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.report import TuneReport
 from autosched.core.schedule import Schedule
-from autosched.core.variants import Variant
+from autosched.core.variants import WHOLE, Variant
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT = "autosched.bundle"
-SCHEMA = 3
+SCHEMA = 4
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 SCHEDULE = "schedule.json"
@@ -31,10 +31,19 @@ PER_SHAPE = (PROGRAM, SCHEDULE, EVIDENCE)
 MAX_SHAPES = 64
 
 
-def schema_for(schedules: Iterable[Schedule]) -> int:
-    """The lowest schema number whose readers know everything in ``schedules``: 3 for variants that schema 2 did not have, else 2."""
+def schema_for(shapes: Iterable[Bundle]) -> int:
+    """The lowest schema number whose readers know everything in ``shapes``: 4 for modes of Inductor that schema 3 did not have, 3 for
+    variants that schema 2 did not have, else 2.
+    """
     known = max(Variant.CALLS, Variant.COMPILED, Variant.TUNED_TEMPLATES, Variant.TEMPLATES)
-    return 3 if any(variant > known for schedule in schedules for variant in schedule.variant) else 2
+    needed = 2
+    for item in shapes:
+        program = item.program
+        if program.frozen or program.choices or program.lowering in WHOLE[1:]:
+            return 4
+        if any(variant > known for variant in item.schedule.variant):
+            needed = 3
+    return needed
 
 
 def shape_file(shape: int, name: str) -> str:

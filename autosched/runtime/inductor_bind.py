@@ -1,8 +1,9 @@
 """The launches of Inductor's whole-graph code as a program: recorded where it is captured, and again wherever it runs.
 
-No compiled code travels. A program of the lowering ``inductor`` carries the program it was compiled from (``Program.source``); binding it
-compiles that with the local Inductor, reads the launches off again, and goes on only if they are, operator by operator, those of the
-program. What differs is an ``IncompatibleArtifact`` naming the first difference, so a loader runs the model as it came.
+No compiled code travels. A program of the lowering ``inductor``, or of another mode of Inductor's, carries the program it was compiled from
+(``Program.source``) and what was chosen by timing; binding it compiles that with the local Inductor in the same mode, reads the launches
+off again, and goes on only if they are, operator by operator, those of the program. What differs is an ``IncompatibleArtifact`` naming the
+first difference, so a loader runs the model as it came.
 
 On a CPU the code depends on the number of threads, so a program is compiled for the number torch has at the time of binding; another
 number that gives another graph is incompatible, and only the width it was captured at can be used.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +28,12 @@ from autosched.core.program_json import decode_program, encode_program
 from autosched.runtime.audit import audit_run
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.inductor_compile import Compiled, Refused, compile_whole
+from autosched.runtime.inductor_modes import PLAIN, Mode, mode_of
 from autosched.runtime.inductor_source import Module, Unrecognised, View, read_module
 from autosched.runtime.inductor_units import Effects, Unit, Units, function_text, make_units
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.program_check import check_program
 
-LOWERING = "inductor"
 PREPARE = "inductor::prepare"
 """The one call of the prologue: every tensor that Inductor, or the source's own prologue, computes from the parameters."""
 
@@ -42,19 +44,20 @@ _MAX_FOOTPRINT = 2**28  # elements of a buffer whose windows are compared one by
 
 @dataclass(frozen=True)
 class Recording:
-    """A program of the lowering ``inductor``, its kernels, and the tensors of its prologue by value."""
+    """A program that is compiled as a whole, its kernels, and the tensors of its prologue by value."""
 
     program: Program
     kernels: tuple[Kernel, ...]
     prepared: Mapping[int, torch.Tensor]
 
 
-def record(source: Program, constants: Mapping[int, torch.Tensor], device: torch.device | str) -> Recording | Refused:
+def record(source: Program, constants: Mapping[int, torch.Tensor], device: torch.device | str, mode: Mode = PLAIN) -> Recording | Refused:
     """Compile ``source`` as a whole for ``device`` and take the result apart.
 
     Args:
         source: a program of ATen calls.
         constants: tensor of each of its bindings, by value index, on ``device``.
+        mode: how; on a CPU it must be frozen, for weights are packed and batch norms folded only where they are constants.
 
     Returns:
         The recording, checked by running it once; or why there is none, in which case another lowering is to be used.
@@ -65,8 +68,7 @@ def record(source: Program, constants: Mapping[int, torch.Tensor], device: torch
     home = torch.device(device)
     bound = bind(source, constants, home)
     inputs = random_inputs(source, _SEED, home)
-    # On a CPU weights are packed and batch norms folded only where they are constants; on a GPU the source is folded already.
-    compiled = compile_whole(bound, inputs, freeze=home.type == "cpu")
+    compiled = compile_whole(bound, inputs, mode)
     if isinstance(compiled, Refused):
         return compiled
     try:
@@ -74,7 +76,7 @@ def record(source: Program, constants: Mapping[int, torch.Tensor], device: torch
         if module.devices - {home.index or 0}:
             return Refused(f"the generated code runs on devices {sorted(module.devices)}; expected {home}")
         units = make_units(module, compiled.constants, _effects, _Footprints(module))
-        recording = _Assembler(bound, compiled, module, units).assemble(inputs)
+        recording = _Assembler(bound, compiled, module, units, mode).assemble(inputs)
     except Unrecognised as error:
         return Refused(f"the code Inductor wrote is not understood: {error}")
     except InvalidGraph as error:
@@ -87,7 +89,7 @@ def record(source: Program, constants: Mapping[int, torch.Tensor], device: torch
 
 
 def bind_recorded(program: Program, constants: Mapping[int, torch.Tensor], device: torch.device | str | None = None) -> BoundProgram:
-    """``kernels.bind`` of a program of the lowering ``inductor``: compile its source here, and require the same operators.
+    """``kernels.bind`` of a program that is compiled as a whole: compile its source here, and require the same operators.
 
     Raises:
         IncompatibleArtifact: saying what is different here.
@@ -95,7 +97,7 @@ def bind_recorded(program: Program, constants: Mapping[int, torch.Tensor], devic
     """
     source, given = source_of(program, constants)
     home = torch.device(device) if device is not None else next((tensor.device for tensor in given.values()), torch.device("cpu"))
-    recording = record(source, given, home)
+    recording = record(source, given, home, mode_of(program, home.type))
     if isinstance(recording, Refused):
         raise IncompatibleArtifact(_LABEL, [f"Inductor: it was compiled there, but not here: {recording.reason}"])
     if difference := first_difference(program, recording.program):
@@ -125,14 +127,20 @@ def source_of(program: Program, constants: Mapping[int, torch.Tensor]) -> tuple[
 
 
 def first_difference(program: Program, here: Program) -> str:
-    """The first thing in which ``here`` is not ``program``, or an empty string. Names and costs do not count."""
+    """The first thing in which ``here`` is not ``program``, or an empty string.
+
+    Names and costs do not count; nor does how a constant is laid out that one operator alone reads, which on a CPU depends on the number of
+    threads (``widths.WidePrograms`` gives each operator that of its own).
+    """
     if len(program.graph) != len(here.graph):
         return f"{len(program.graph)} operators there, {len(here.graph)} here"
     for theirs, ours in zip(program.graph.operators, here.graph.operators, strict=True):
         if (theirs.calls, theirs.reads, theirs.writes, theirs.mutates) != (ours.calls, ours.reads, ours.writes, ours.mutates):
             return f"operator {theirs.index} is {theirs.kind} there, {ours.kind} here, or reads and writes other tensors"
+    readers = Counter(value for operator in program.graph.operators for value in operator.reads)
     for value, other in zip(program.graph.values, here.graph.values, strict=False):
-        if value != other:
+        own = value.role is ValueRole.CONSTANT and readers[value.index] == 1
+        if value != (dataclasses.replace(other, spec=value.spec) if own else other):
             return f"value {value.index} is {value.spec} there, {other.spec} here"
     same = (program.graph.inputs, program.graph.outputs) == (here.graph.inputs, here.graph.outputs)
     return "" if same and len(program.graph.values) == len(here.graph.values) else "it takes or returns other tensors"
@@ -154,8 +162,9 @@ def bound_of(recording: Recording, source: Program, constants: Mapping[int, torc
 class _Assembler:
     """Numbers the values, makes the functions, runs them once for the shapes, and writes the program down."""
 
-    def __init__(self, bound: BoundProgram, compiled: Compiled, module: Module, units: Units) -> None:
+    def __init__(self, bound: BoundProgram, compiled: Compiled, module: Module, units: Units, mode: Mode) -> None:
         self._source = bound.program
+        self._mode = mode
         self._bound = bound
         self._compiled = compiled
         self._units = units
@@ -211,8 +220,11 @@ class _Assembler:
             inputs=tuple(dataclasses.replace(item, value=self._of_source[item.value]) for item in self._source.inputs),
             input_leaves=tuple(_renamed(leaf, self._of_source) for leaf in self._source.input_leaves),
             output_leaves=tuple(_renamed(leaf, outputs) for leaf in self._source.output_leaves),
-            lowering=LOWERING,
+            lowering=self._mode.lowering.value,
             source=encode_program(self._source).decode(),
+            # A CPU's program says nothing of what it always is: older readers understand it.
+            frozen=self._mode.frozen and self._bound.device.type != "cpu",
+            choices=self._compiled.choices,
         )
         return Recording(program, kernels, self._prepared)
 
@@ -354,4 +366,4 @@ def _effects(callee: str) -> Effects | None:
     return Effects(frozenset(writes), frozenset(aliases))
 
 
-__all__ = ["LOWERING", "PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "first_difference", "record", "source_of"]
+__all__ = ["PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "first_difference", "record", "source_of"]

@@ -24,12 +24,14 @@ class Compiled:
         namespace: its globals: kernels, helpers, frozen constants.
         constants: names of the globals that are tensors (frozen weights), in the order of the module.
         takes: for each argument of the module's ``call``, the value of the source program given there.
+        choices: what was chosen by timing, as ``Program.choices``.
     """
 
     source: str
     namespace: dict[str, Any]
     constants: tuple[str, ...]
     takes: tuple[int, ...]
+    choices: tuple[tuple[str, str], ...] = ()
 
 
 def add_calls(graph: torch.fx.Graph, nodes: dict[int, torch.fx.Node], calls: Iterable[Call], device: torch.device) -> None:

@@ -6,13 +6,14 @@ PyTorch 2.13: ``compile_fx`` with an ``inner_compile`` of one's own, which sees 
 behaves otherwise is a :class:`Refused` with a reason, never an exception.
 
 The configuration forced here makes one launch one unit: no buffer is used twice and none is written over (so that the frees of a
-schedule stay ours and no false dependency arises), no CUDA graph, no partition, no kernels combined or chosen while running, static
-shapes. Threads are set explicitly, because they are part of the code of a CPU kernel.
+schedule stay ours and no false dependency arises), no CUDA graph, no partition, no kernels chosen while running, static shapes; none
+combined, unless the mode does (``inductor_modes``). Threads are set explicitly, because they are part of the code of a CPU kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,10 @@ import torch
 
 from autosched.runtime import inductor_kept
 from autosched.runtime.cpp_kernels import kernels_release_gil
+from autosched.runtime.inductor_choices import Answers, choices_into
 from autosched.runtime.inductor_common import Compiled, add_calls, first_line, known_options, modules_into
+from autosched.runtime.inductor_modes import PLAIN, Mode, mode_options
+from autosched.runtime.inductor_packed import packing_into
 from autosched.runtime.kernels import BoundProgram
 
 _FORCED: Mapping[str, object] = {
@@ -44,7 +48,10 @@ _FORCED: Mapping[str, object] = {
     "triton.autotune_at_compile_time": None,
     "freezing_discard_parameters": False,
     "fallback_random": True,
+    "autotune_num_choices_displayed": 0,
 }
+# Code found in Inductor's own cache tells nothing of what was chosen on the way to it, nor heeds what is to be chosen.
+_AUTOTUNED: Mapping[str, object] = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +69,24 @@ class _Seen:
     inner_inputs: list[int] = field(default_factory=list)  # number of placeholders of each graph compiled
     inner_outputs: list[int] = field(default_factory=list)
     folds: inductor_kept.Folds = field(default_factory=inductor_kept.Folds)
+    answers: Answers = field(default_factory=Answers)
 
 
-def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], *, freeze: bool) -> Compiled | Refused:
+def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode = PLAIN) -> Compiled | Refused:
     """Compile all operators of ``bound`` as one graph, for as many threads as torch now uses, unless that was done here before.
 
     Args:
         bound: the source program with its constants, prologue evaluated.
         inputs: example inputs in the order of ``program.graph.inputs``; only their shapes, strides and dtypes matter.
-        freeze: let Inductor compute with the constants (fold, pack); else they are arguments of the code.
+        mode: how. Where it has choices by timing and none are given, this takes minutes, and nothing else should run on the device.
     """
+    freeze = mode.frozen
     graph = bound.program.graph
     read = {value for operator in graph.operators for call in operator.calls for value in call.reads()} | set(graph.outputs)
     constants = [value.index for value in graph.values if value.index in read and bound.constants[value.index] is not None]
     if freeze and any(not _plain(bound.constants[value]) for value in constants):
         return Refused("a constant has an opaque layout, which Inductor cannot freeze")
-    key = inductor_kept.key_of(bound, constants, inputs, _FORCED, freeze)
+    key = inductor_kept.key_of(bound, constants, inputs, _options(mode), mode)
     if (found := inductor_kept.find(key, bound)) is not None:
         return found
     try:
@@ -85,10 +94,10 @@ def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], *, freeze
     except Exception as error:
         return Refused(f"the program cannot be written as one graph: {first_line(error)}")
     example = [bound.constants[value] for value in arguments if value in set(constants)] + list(inputs)
-    seen = _Seen()
+    seen = _Seen(answers=Answers(mode.choices))
     leaves = {value: getattr(module, f"constant{value}") for value in constants} if freeze else {}
     try:
-        _compile(module, example, seen, freeze=freeze)
+        _compile(module, example, seen, mode)
     except Exception as error:
         return Refused(f"Inductor could not compile the program: {first_line(error)}")
     if len(seen.inner_inputs) != 1 or len(seen.modules) == 0:
@@ -98,10 +107,20 @@ def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], *, freeze
             f"Inductor's graph takes {seen.inner_inputs[0]} tensors and returns {seen.inner_outputs[0]}; "
             f"expected {len(arguments)} and {len(graph.outputs)}"
         )
-    made = _described(seen.modules[-1], arguments)
+    made = _described(seen.modules[-1], arguments, seen.answers)
     if isinstance(made, Compiled):
-        inductor_kept.keep(key, bound, made, leaves, seen.folds)
+        keys = [key]
+        if made.choices and not mode.choices:
+            # Whoever binds the program asks for what was chosen here.
+            chosen = dataclasses.replace(mode, choices=made.choices)
+            keys.append(inductor_kept.key_of(bound, constants, inputs, _options(mode), chosen))
+        inductor_kept.keep(keys, bound, made, leaves, seen.folds)
     return made
+
+
+def _options(mode: Mode) -> dict[str, object]:
+    """Inductor's options for this way of compiling in ``mode``; a mode's own ones come last."""
+    return {**_FORCED, **mode_options(mode.lowering), **(_AUTOTUNED if mode.autotuned else {})}
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -127,7 +146,7 @@ def _graph_module(bound: BoundProgram, constants: Sequence[int], *, freeze: bool
     return torch.fx.GraphModule(root, graph), (*placed, *program.graph.inputs)
 
 
-def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _Seen, *, freeze: bool) -> None:
+def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _Seen, mode: Mode) -> None:
     with warnings.catch_warnings():
         # Importing the compiler warns of what it uses itself.
         warnings.simplefilter("ignore")
@@ -143,7 +162,7 @@ def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _S
             seen.inner_outputs.append(len(returned) if isinstance(returned, list | tuple) else 1)
             return compile_fx_inner(graph, inputs, **options)
 
-        known = known_options(inductor_config, _FORCED) | {"freezing": freeze, "cpp.threads": torch.get_num_threads()}
+        known = known_options(inductor_config, _options(mode)) | {"freezing": mode.frozen, "cpp.threads": torch.get_num_threads()}
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
@@ -154,21 +173,23 @@ def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _S
             stack.enter_context(kernels_release_gil())
             stack.enter_context(modules_into(seen.modules))
             stack.enter_context(inductor_kept.folds_into(seen.folds))
+            stack.enter_context(packing_into(seen.folds))
+            stack.enter_context(choices_into(seen.answers))
             # Inductor keeps what it wrote only of graphs that come with an environment of shapes; all are static all the same.
-            mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-            fakes = [mode.from_tensor(item, static_shapes=True) for item in example]
-            stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(mode)))
+            fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+            fakes = [fake.from_tensor(item, static_shapes=True) for item in example]
+            stack.enter_context(torch._guards.tracing(torch._guards.TracingContext(fake)))
             compile_fx(module, fakes, inner_compile=inner)
 
 
-def _described(module: ModuleType, arguments: tuple[int, ...]) -> Compiled | Refused:
+def _described(module: ModuleType, arguments: tuple[int, ...], answers: Answers) -> Compiled | Refused:
     path = getattr(module, "__file__", None)
     try:
         source = Path(path or "").read_text()
     except OSError as error:
         return Refused(f"the module that Inductor wrote cannot be read: {error}")
     namespace = dict(vars(module))
-    return Compiled(source, namespace, inductor_kept.tensor_names(namespace), arguments)
+    return Compiled(source, namespace, inductor_kept.tensor_names(namespace), arguments, answers.given)
 
 
 __all__ = ["Compiled", "Refused", "compile_whole"]

@@ -25,13 +25,14 @@ from autosched.core.program_json import encode_program
 from autosched.runtime.cpp_kernels import kernels_release_gil
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.inductor_common import Compiled, first_line
+from autosched.runtime.inductor_modes import Mode
 from autosched.runtime.inductor_settings import settings_digest
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.region_store import WHOLE, RegionStore
 
 _log = logging.getLogger(__name__)
 
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 @dataclass
@@ -54,6 +55,7 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         constants: names of its globals that are tensors, in its own order.
         recipe: text of a function ``forward(self, ...)`` that returns those tensors.
         leaves: values of the source program that it is given.
+        choices: as in ``Compiled``.
     """
 
     source: str
@@ -61,6 +63,7 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     constants: tuple[str, ...]
     recipe: str
     leaves: tuple[int, ...]
+    choices: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -76,14 +79,12 @@ class Folds:
     results: dict[int, tuple[Any, Callable[..., Any], Any, Any]] = field(default_factory=dict)
 
 
-def key_of(
-    bound: BoundProgram, constants: Sequence[int], inputs: Sequence[torch.Tensor], forced: Mapping[str, object], freeze: bool
-) -> str:
+def key_of(bound: BoundProgram, constants: Sequence[int], inputs: Sequence[torch.Tensor], options: Mapping[str, object], mode: Mode) -> str:
     """Under what a compiled program is kept; empty if it cannot be said.
 
     Args:
         constants: values that are constants of the code, or given to it.
-        forced: Inductor's options that are set for this lowering.
+        options: Inductor's options that are set for ``mode``.
     """
     device = bound.device
     settings = settings_digest(device.type)
@@ -98,9 +99,10 @@ def key_of(
         machine = cpu_device_key(), software_key()
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     values = [bound.constants[value] for value in constants]
-    about = [str(device), threads, freeze, sorted((name, repr(value)) for name, value in forced.items()), settings, autosched.__version__]
+    set_here = sorted((name, repr(value)) for name, value in options.items())
+    about = [str(device), threads, mode.frozen, mode.choices, set_here, settings, autosched.__version__]
     digest.update(msgspec.json.encode((_SCHEMA, about, machine, list(constants), [_described(item) for item in (*values, *inputs)])))
-    for item in values if freeze else ():
+    for item in values if mode.frozen else ():
         digest.update(memoryview(item.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()))
     return f"{WHOLE}{digest.hexdigest()}"
 
@@ -127,17 +129,18 @@ def find(key: str, bound: BoundProgram) -> Compiled | None:
     if tensor_names(namespace) != kept.constants:
         return None
     counts.found += 1
-    return Compiled(kept.source, namespace, kept.constants, kept.takes)
+    return Compiled(kept.source, namespace, kept.constants, kept.takes, kept.choices)
 
 
-def keep(key: str, bound: BoundProgram, found: Compiled, leaves: Mapping[int, torch.Tensor], folds: Folds) -> bool:
+def keep(keys: Sequence[str], bound: BoundProgram, found: Compiled, leaves: Mapping[int, torch.Tensor], folds: Folds) -> bool:
     """Keep a module that was just compiled; whether it was.
 
     Args:
+        keys: what it is to be found under.
         leaves: the constants as they were given to Inductor, by value.
         folds: what it computed from them.
     """
-    if not key or not folds.complete:
+    if not all(keys) or not folds.complete:
         return False
     tensors = [found.namespace[name] for name in found.constants]
     try:
@@ -148,8 +151,9 @@ def keep(key: str, bound: BoundProgram, found: Compiled, leaves: Mapping[int, to
     except Exception as error:
         _log.info("the compiled program is not kept: how its constants come from the model's is not known (%s)", first_line(error))
         return False
-    text = msgspec.json.encode(_Kept(found.source, found.takes, found.constants, recipe, tuple(leaves))).decode()
-    done = RegionStore(regions_dir()).put(key, text)
+    kept = _Kept(found.source, found.takes, found.constants, recipe, tuple(leaves), found.choices)
+    text = msgspec.json.encode(kept).decode()
+    done = all([RegionStore(regions_dir()).put(key, text) for key in keys])
     counts.kept += done
     return done
 

@@ -313,7 +313,11 @@ class _Maker:
         if launch.kind is Kind.OPERATOR:
             parts = launch.callee.removeprefix("torch.ops.").split(".")
             return parts[1] if len(parts) > 1 else parts[0]
-        return launch.callee.rpartition(".")[2]
+        title = launch.callee.rpartition(".")[2]
+        kernel = self._module.kernels.get(launch.callee)
+        # Triton's templates say so in their names.
+        templated = kernel is not None and kernel.kind is Kind.CPP and "_micro_gemm" in kernel.source
+        return title.replace("cpp_", "cpp_tem_", 1) if templated else title
 
     def _target(self, launch: Launch) -> str:
         title = _NUMBER.sub("", self._title(launch)) if launch.kind in (Kind.CPP, Kind.TRITON) else self._title(launch)

@@ -13,6 +13,7 @@ import torch
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
 from autosched.core.graph import Operator, ValueRole
 from autosched.core.program import ConstantSource, Program
+from autosched.core.variants import WHOLE
 from autosched.runtime.calls import Kernel, Slots, compile_call
 
 
@@ -64,7 +65,7 @@ def bind(program: Program, constants: Mapping[int, torch.Tensor], device: torch.
         ArtifactCorrupt: if a constant is missing.
         IncompatibleArtifact: if its operators are compiled where they run, and here are others.
     """
-    if program.lowering == "inductor":
+    if program.lowering in WHOLE:
         from autosched.runtime.inductor_bind import bind_recorded
 
         return bind_recorded(program, constants, device)

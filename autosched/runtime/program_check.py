@@ -112,7 +112,7 @@ def _check_boundary(program: Program) -> None:
     _check_indices((item.value for item in program.inputs), count, "an input")
     _check_indices((binding.value for binding in program.bindings), count, "a binding")
     _check_names(binding.name for binding in program.bindings)
-    _check_names((program.lowering,))
+    _check_names((program.lowering, *(text for choice in program.choices for text in choice)))
     if len(set(graph.inputs)) != len(graph.inputs):
         raise InvalidGraph("an input appears twice")
     if [item.value for item in program.inputs] != list(graph.inputs):

@@ -1,8 +1,9 @@
 """Packed weights, one packing for each width an operator runs at.
 
 oneDNN chooses the layout of a packed weight for the number of threads at the time of packing. Run with another number, the
-operator packs again at every call: GoogLeNet takes two to five times as long. So the prologue is evaluated once for each
-width, and a plan gets, for each operator, the packing of the width it runs that operator at.
+operator packs again at every call: GoogLeNet takes two to five times as long. Inductor's C++ templates do the same in plain tensors, and
+with another number compute nonsense. So the prologue is evaluated once for each width, and a plan gets, for each operator, the packing of
+the width it runs that operator at.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def _unchanged(bound: BoundProgram) -> BoundProgram:
 
 
 class WidePrograms:
-    """One program, bound for every width that is asked for. Plain constants are shared between widths, packed ones are not.
+    """One program, bound for every width that is asked for. Constants that are the same at every width are shared, packed ones are not.
 
     Args:
         program, constants: as for ``kernels.bind``; the constants are kept, because another width may be asked for later.
@@ -49,6 +50,7 @@ class WidePrograms:
         self._adapt = adapt
         self.regions = regions
         self._bound: dict[int, BoundProgram] = {}
+        self._differing: set[int] = set()  # plain constants that are not the same at every width
 
     def at(self, width: int) -> BoundProgram:
         """The program with weights packed for ``width`` threads."""
@@ -60,11 +62,22 @@ class WidePrograms:
             finally:
                 torch.set_num_threads(before)
             for other in self._bound.values():
-                shared = [theirs if _is_plain(ours) and _is_plain(theirs) else ours for ours, theirs in _zip(bound, other)]
-                bound = dataclasses.replace(bound, constants=shared)
+                bound = dataclasses.replace(bound, constants=self._shared(bound.constants, other.constants))
                 break
             self._bound[width] = self._adapt(bound)
         return self._bound[width]
+
+    def _shared(self, constants: Slots, others: Slots) -> Slots:
+        """Those of ``others`` where they are the same, else those of ``constants``."""
+        shared: Slots = []
+        for value, (ours, theirs) in enumerate(zip(constants, others, strict=True)):
+            plain = _is_plain(ours) and _is_plain(theirs)
+            # What a prologue of calls makes does not depend on threads; what a compiler makes may.
+            if plain and self.program.source and not _same(ours, theirs):
+                self._differing.add(value)
+                plain = False
+            shared.append(theirs if plain else ours)
+        return shared
 
     def for_plan(self, plan: Plan) -> BoundProgram:
         """The program with every weight packed for the width at which ``plan`` runs the operator that reads it.
@@ -76,6 +89,9 @@ class WidePrograms:
         bound = self.at(most_common)
         if len(widths) <= 1:
             return self._with_variants(bound, plan)
+        for width in widths:
+            # Which constants differ is known once every width is bound.
+            self.at(width)
         constants = bound.constants.copy()
         decided: set[int] = set()
         for step in plan.steps:
@@ -99,14 +115,17 @@ class WidePrograms:
         return bound if self.regions is None else self.regions.apply(bound, plan)
 
     def packed_reads(self, operator: int, constants: Slots) -> tuple[int, ...]:
-        """Values that ``operator`` reads and whose tensor in ``constants`` is packed."""
+        """Values that ``operator`` reads and whose tensor in ``constants`` is packed for one width."""
         reads = self.program.graph.operators[operator].reads
-        return tuple(value for value in reads if isinstance(constants[value], torch.Tensor) and not _is_plain(constants[value]))
+        packed = (value for value in reads if isinstance(constants[value], torch.Tensor) and not _is_plain(constants[value]))
+        return (*packed, *(value for value in reads if value in self._differing))
 
 
 def _is_plain(item: object) -> bool:
     return isinstance(item, torch.Tensor) and item.layout is torch.strided
 
 
-def _zip(bound: BoundProgram, other: BoundProgram) -> zip[tuple[object, object]]:
-    return zip(bound.constants, other.constants, strict=True)
+def _same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    if (ours.dtype, ours.shape, ours.stride()) != (theirs.dtype, theirs.shape, theirs.stride()):
+        return False
+    return ours.data_ptr() == theirs.data_ptr() or torch.equal(ours, theirs)

@@ -23,6 +23,7 @@ from autosched.device.worker_tensors import read_tensors, write_tensors
 from autosched.runtime import inductor_compile, inductor_kept
 from autosched.runtime.inductor_bind import Recording, bound_of, record
 from autosched.runtime.inductor_compile import Compiled, compile_whole
+from autosched.runtime.inductor_modes import Mode
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.region_store import RegionStore
 
@@ -78,7 +79,7 @@ def recorded() -> tuple[Program, dict[int, torch.Tensor], Recording]:
 def key_of(bound: BoundProgram, inputs: list[torch.Tensor], *, freeze: bool = True) -> str:
     read = {value for operator in bound.program.graph.operators for value in operator.reads}
     constants = [value for value in sorted(read) if bound.constants[value] is not None]
-    return inductor_kept.key_of(bound, constants, inputs, {}, freeze)
+    return inductor_kept.key_of(bound, constants, inputs, {}, Mode(frozen=freeze))
 
 
 def kept_entry() -> tuple[str, Path]:
@@ -212,6 +213,6 @@ def test_constants_from_nowhere_are_not_kept(
 
     monkeypatch.setattr(inductor_compile, "_compile", forgetful)
     before = inductor_kept.counts.kept
-    assert isinstance(compile_whole(bound, inputs, freeze=True), Compiled)
+    assert isinstance(compile_whole(bound, inputs), Compiled)
     assert inductor_kept.counts.kept == before
     assert not (tmp_path / "regions").exists()
