@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -129,6 +129,36 @@ def test_without_time_seven_rounds_are_still_made() -> None:
     times = interleave(session, [("sequential", SEQUENTIAL)], [], rounds=40, deadline=0.0, progress=Silent(), anchor="sequential")
     assert 7 <= len(times.columns["sequential"]) <= 8
     assert len(times.again) == len(times.columns["sequential"])
+
+
+class Timed(SessionDouble):
+    """Takes a second of the test's clock for each schedule and round."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(lambda schedule: 100.0)
+        self.now_s = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+
+    def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+        self.now_s += rounds * len(schedules)
+        return super().paired(schedules, rounds=rounds)
+
+
+@pytest.mark.parametrize(("deadline_s", "rounds"), [(0.0, 7), (14.0, 7), (21.0, 10), (22.0, 11), (79.0, 39), (1000.0, 40)])
+def test_rounds_end_before_the_deadline_and_never_below_the_least(monkeypatch: pytest.MonkeyPatch, deadline_s: float, rounds: int) -> None:
+    session = Timed(monkeypatch)
+    named = [("sequential", SEQUENTIAL)]  # two seconds a round: the anchor stands twice
+    times = interleave(session, named, [], rounds=40, deadline=deadline_s, progress=Silent(), anchor="sequential")
+    assert len(times.columns["sequential"]) == rounds
+    assert session.now_s <= max(deadline_s, 14.0)
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(-5.0, 15), (45.0, 15), (61.0, 20), (1000.0, 48)])
+def test_a_duel_ends_in_its_time_and_never_below_the_least(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
+    session = Timed(monkeypatch)
+    fought = duel(session, SPREAD, SEQUENTIAL, rounds=24, seconds=seconds)
+    assert isinstance(fought, Duel)
+    assert len(fought.candidate_us) == len(fought.base_us) == len(fought.again_us) == rounds
 
 
 def test_a_session_that_fails_everywhere_ends_the_comparison() -> None:
