@@ -71,6 +71,12 @@ class Qualified:
         # On a CPU the bound counts the cores as well, and stands for itself.
         return max(bound, least) if self.entrant.prepared.device.key.kind == "cuda" else bound
 
+    @property
+    def promise(self) -> tuple[float, float]:
+        """For sorting: what lanes could make of it, then the bound alone; the least is the most promising."""
+        bound = self.entrant.bound_us
+        return self.at_best_us, bound if bound is not None else float("inf")
+
 
 def enter(prepared: Prepared, journal: Journal, rounds: int, ledger: Ledger) -> Entrant:
     """Measure the operators alone, through the journal: tuning finds them there."""
@@ -134,7 +140,7 @@ def contenders(qualified: Sequence[Qualified]) -> list[Qualified]:
         qualified: fastest in order first.
     """
     level_us = _LEVEL * qualified[0].sequential.median_us
-    leader = min((item for item in qualified if item.sequential.median_us <= level_us), key=lambda item: item.at_best_us)
+    leader = min((item for item in qualified if item.sequential.median_us <= level_us), key=lambda item: item.promise)
     able = [item for item in qualified if item is not leader and item.at_best_us < leader.sequential.median_us]
     return [leader, *able[: MOST_TUNED - 1]]
 
