@@ -123,7 +123,7 @@ def suite_table(folder: Path) -> str:
     for item in sorted(found, key=lambda item: (item.dtype != "float32", item.batch, item.model)):
         lines.append("| " + " | ".join(cell(text) for text in _suite_cells(item)) + " |")
     lines += [f"| `{path.stem}` | failed: {cell(why)} |" + " |" * (len(head) - 2) for path, why in failed]
-    machines = {_machine(item.document["environment"]) for item in found}
+    machines = {_machine(item.document["environment"], item.report.get("device")) for item in found}
     footer = "Measured: medians in milliseconds of interleaved rounds. No schedule below: the longest path, or work over capacity."
     return "\n".join([*lines, "", footer, *sorted(machines)])
 
@@ -149,7 +149,7 @@ def _suite_cells(item: Recorded) -> list[str]:
         ratio(item.time_us(*COMPILED), item.kept_us),
         milliseconds(item.bound_us),
         predicted,
-        f"{kept['peak_memory_bytes'] / 2**20:.0f}" if kept["peak_memory_bytes"] is not None else "",
+        f"{kept['peak_memory_bytes'] / 2**20:.1f}" if kept["peak_memory_bytes"] is not None else "",
         f"{report['noise_floor_pct']:.1f} %",
         str(report["measurements"]),
         f"{report['search_s']:.0f}",
@@ -160,8 +160,9 @@ def _why(item: Recorded, name: str) -> str:
     return next((row["failure"]["kind"] for row in item.rows(name) if row["failure"]), "")
 
 
-def _machine(environment: dict[str, Any]) -> str:
-    device = environment.get("gpu") or environment.get("machine", "")
+def _machine(environment: dict[str, Any], measured: dict[str, Any] | None = None) -> str:
+    """Where figures come from. A device that calls itself an emulator, or a CPU, is in ``measured`` and nowhere else."""
+    device = environment.get("gpu") or (measured or {}).get("name") or environment.get("machine", "")
     commit = str(environment.get("commit", ""))[:9] or "unknown"
     return (
         f"{device}; torch {environment['torch']}, Python {environment['python']}, {environment['cores']} CPU cores, commit {commit}, "

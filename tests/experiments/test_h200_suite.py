@@ -13,7 +13,7 @@ import pytest
 from autosched.zoo import names
 from experiments import suite as runs
 from experiments.h200 import suite
-from experiments.h200.suite import BATCHED, CLAIMED, CONTROLS, FURTHER, LEFT, Case, cases, finished
+from experiments.h200.suite import BATCHED, CLAIMED, CONTROLS, FURTHER, LEFT, Case, cases, compile_limit_s, finished
 
 
 def test_the_whole_suite_is_what_the_issue_asks_for() -> None:
@@ -91,6 +91,15 @@ def test_a_run_that_was_cut_short_comes_first_next_time(called: Callable[..., tu
     assert (code, len(made)) == (LEFT, 1)
     code, made = called(600.0, *asked)  # longer than any call: it is given up with the whole window
     assert (code, [name for name, _ in made]) == (0, ["a_2_b1_float32.json"])
+
+
+def test_three_slow_compilations_still_leave_a_result() -> None:
+    window_s, budget_s = 512.0, 60.0
+    limit_s = compile_limit_s(150.0, window_s, budget_s)
+    assert 60.0 < limit_s < 150.0
+    assert budget_s + 3 * limit_s < window_s - 100.0
+    assert compile_limit_s(40.0, window_s, budget_s) == 40.0
+    assert compile_limit_s(150.0, 60.0, 60.0) > 0.0
 
 
 def test_smoke_never_lands_among_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

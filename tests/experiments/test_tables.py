@@ -130,6 +130,15 @@ def test_the_suite_table_has_a_line_for_each_run_and_names_failures(results: Pat
     assert "NVIDIA H200; torch 2.11.0, Python 3.12.1, 16 CPU cores, commit abcdef012, 2026-01-01." in whole
 
 
+def test_an_emulated_device_is_named_beside_its_figures(results: Path) -> None:
+    path = results / "h200" / "suite" / "transformers_t5_b1_float32.json"
+    document = json.loads(path.read_text())
+    document["environment"] |= {"gpu": "", "machine": "x86_64"}
+    document["report"]["device"] = {"kind": "cuda", "name": "Emulated sm_90, no kernels run"}
+    path.write_text(json.dumps(document))
+    assert "Emulated sm_90, no kernels run; torch" in tables_h200.suite_table(path.parent)
+
+
 def test_other_results_fill_their_targets(tmp_path: Path) -> None:
     folder = tmp_path / "h200"
     folder.mkdir()
