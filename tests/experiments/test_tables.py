@@ -126,7 +126,7 @@ def test_the_suite_table_has_a_line_for_each_run_and_names_failures(results: Pat
     assert "failed: RuntimeError: CUDA \\| gone" in whole
     assert "| timeout |" in whole
     assert "0.120 (opara)" in whole
-    assert "0.080 (tuned) | 1.75x | 1.50x | 1.40x | 0.060 | 1.12 | 2 | 0.5 % | 77 | 42 |" in whole
+    assert "0.080 (tuned) | 1.75x | 1.50x | 1.40x | 0.060 | 1.12 | 2.0 | 0.5 % | 77 | 42 |" in whole
     assert "NVIDIA H200; torch 2.11.0, Python 3.12.1, 16 CPU cores, commit abcdef012, 2026-01-01." in whole
 
 
