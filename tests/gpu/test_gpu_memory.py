@@ -1,0 +1,90 @@
+"""What is only true of real memory: workspaces of the libraries, pools that many graphs share, and constants behind bare addresses."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from autosched.core.schedule import Schedule
+from autosched.runtime.plan import make_plan
+from tests.conformance.graphs import random_placement
+from tests.conformance.programs import branches_program
+from tests.gpu.gpu_rig import Rig, without_gpu
+
+pytestmark = [pytest.mark.gpu, pytest.mark.gpu_only(reason="the double with tensors has no allocator of its own")]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    program, constants = branches_program(branches=4, depth=3, size=64 if without_gpu() else 512)
+    made = Rig(program, constants)
+    yield made
+    made.close()
+
+
+def spread(rig: Rig, seed: int) -> Schedule:
+    return random_placement(random.Random(seed), rig.program.graph, 3)
+
+
+def fill_what_is_free(rig: Rig) -> None:
+    """Give NaN to whatever the allocator hands out again."""
+    rig.backend.release_cached()
+    held = [torch.full((size,), torch.nan, device=rig.backend.device) for size in (1 << 10, 1 << 16, 1 << 20, 8 << 20, 8 << 20)]
+    rig.backend.synchronize()
+    del held
+
+
+def test_a_graph_outlives_the_graphs_that_were_captured_beside_it(rig: Rig) -> None:
+    """Trap 4: the workspaces of cuBLAS that it reads must not go with another graph, nor when PyTorch clears them all."""
+    kept = rig.capture(make_plan(rig.program.graph, spread(rig, 1)))
+    inputs = rig.inputs(1)
+    wanted = [item.clone() for item in rig.measurer.reference(inputs)]
+    for seed in range(2, 6):
+        other = rig.capture(make_plan(rig.program.graph, spread(rig, seed)))
+        assert rig.backend.same(other(inputs), wanted)
+        other.close()
+        del other
+        gc.collect()
+        fill_what_is_free(rig)
+        assert rig.backend.same(kept(inputs), wanted)
+    torch._C._cuda_clearCublasWorkspaces()
+    fill_what_is_free(rig)
+    for _ in range(5):
+        assert rig.backend.same(kept(inputs), wanted)
+
+
+def test_candidates_in_one_pool_do_not_grow_memory(rig: Rig) -> None:
+    """Trap 8."""
+    pool = rig.capturer.scratch_pool()
+    reserved: list[int] = []
+    for turn in range(30):
+        plan = make_plan(rig.program.graph, spread(rig, turn % 5))
+        made = rig.capturer.capture(rig.bound, plan, rig.measurer.static, graph=rig.program.graph, pool=pool)
+        assert not isinstance(made, Exception)
+        assert rig.backend.same(made(rig.inputs(1)), rig.measurer.reference(rig.inputs(1)))  # type: ignore[operator]
+        made.close()  # type: ignore[union-attr]
+        reserved.append(torch.cuda.memory_reserved())
+    assert max(reserved[15:]) <= max(reserved[:15])
+
+
+def test_a_graph_keeps_the_constants_whose_addresses_it_holds() -> None:
+    """Trap 9."""
+    program, constants = branches_program(branches=2, depth=2, size=64)
+    rig = Rig(program, constants)
+    kept = rig.capture(make_plan(program.graph, spread(rig, 1)))
+    inputs = rig.inputs(1)
+    wanted = [item.clone() for item in rig.measurer.reference(inputs)]
+    backend = rig.backend
+    rig.close()
+    del rig, constants
+    gc.collect()
+    backend.release_cached()
+    held = [torch.full((64, 64), torch.nan, device=backend.device) for _ in range(64)]
+    backend.synchronize()
+    assert backend.same(kept(inputs), wanted)
+    del held
+    kept.close()
