@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from autosched.core.errors import UsageError
 from autosched.search.effort import PROFILES, Effort, EffortProfile
 
+SOLO_SHARE = 0.1
+"""Share of a budget in which all rounds of operators alone are made; where they would take longer, there are fewer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -15,7 +18,7 @@ class Budget:
 
     Args:
         total_s: the whole job after capture.
-        solo_rounds: rounds of timing every operator alone, at each width.
+        solo_rounds: rounds of timing every operator alone, at each width; fewer where they take more than ``SOLO_SHARE``.
         pair_share: share of ``total_s`` spent on pairs.
         search: simulated schedules, and the device loop's measurements.
         final_rounds: interleaved rounds of the final comparison, if time allows.

@@ -19,14 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from autosched.config import compile_limit_s
 from autosched.core.errors import AutoschedError
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.variants import Lowering
 from autosched.device.base import Device
+from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S
 from autosched.device.timing import Ratio, noise_floor_pct, paired_ratio
+from autosched.pipeline.adopting import fastest_mode
 from autosched.pipeline.baselines import Rivals
+from autosched.pipeline.budget import SOLO_SHARE
 from autosched.pipeline.granularity import COMPILED, Considered
 from autosched.pipeline.job import Job, require_strategies
 from autosched.pipeline.measuring import Ledger
@@ -40,10 +44,13 @@ from autosched.pipeline.replaying import open_device
 LEAST_COMPILE_S = 5.0
 """Starting a compiler takes about this long: with less left, nothing comes of it."""
 
-# Shares of the budget: rounds of all sequential orders, and of the winners against each other; and what tuning gets at the least.
+# Shares of the budget: rounds of all sequential orders, and of the winners against each other; what tuning should get, and gets at the
+# least; and when the job should be over however long the compilers took.
 _QUALIFYING = 0.05
 _DUEL = 0.1
-_LEAST_TUNING = 0.25
+_WISHED_TUNING = 0.25
+_LEAST_TUNING = 0.1
+_LATEST = 1.1
 # A second lowering is tuned only if each then has this share: two half-tuned ones tell less than one tuned well.
 _WORTHWHILE = 0.2
 _LEAST_ROUNDS = 15
@@ -90,7 +97,13 @@ def run_contest(
         rivals = Rivals(model, args, kwargs, device.key.kind, compiled=options.compiled, source=options.source, progress=progress)
         stack.callback(rivals.close)
         ready, begin = _prepared(stack, model, args, kwargs, options, choice.lowerings, device, progress, course)
-        field_of = _qualified(ready, options, device, progress, course) if len(ready) > 1 else []
+        yardstick = Yardstick(model, args, kwargs, options.seed)
+        if options.compiled and Lowering.INDUCTOR in choice.lowerings:
+            since = time.monotonic()
+            ready = _adopted(stack, ready, rivals, yardstick, (model, args, kwargs, device, progress), course)
+            # Neither the compilers of baselines nor choosing kernels as they do is in the budget.
+            begin += time.monotonic() - since
+        field_of = _qualified(ready, options, begin, device, progress, course) if len(ready) > 1 else []
         queue, able = _queue(ready, field_of)
         if able > 1 and (left_s := _spare_s(options, begin)) < able * _WORTHWHILE * options.budget.total_s:
             why = f"{max(left_s, 0.0):.0f} s were left for tuning, enough for one lowering; raise --budget"
@@ -98,7 +111,6 @@ def run_contest(
                 course.note(prepared.lowering, outcome=LoweringOutcome.DROPPED, why=why)
             able = 1
         outcomes: list[Outcome] = []
-        yardstick = Yardstick(model, args, kwargs, options.seed)
         for place, prepared in enumerate(queue):
             # Beyond those that can win only while nothing has come through.
             if place >= able and outcomes:
@@ -163,20 +175,57 @@ def _prepared(
     return ready, begin
 
 
+def _adopted(
+    stack: contextlib.ExitStack,
+    ready: list[Prepared],
+    rivals: Rivals,
+    yardstick: Yardstick,
+    call: tuple[torch.nn.Module, Sequence[Any], Mapping[str, Any] | None, Device, Progress],
+    course: _Course,
+) -> list[Prepared]:
+    """The same lowerings, but with Inductor's code in the mode of the fastest compiled baseline, if that is not in its defaults."""
+    captured = ready[0].captured
+    externals = rivals.ready(captured, yardstick.of(captured.program).outputs[0])
+    fastest = fastest_mode(externals)
+    if fastest.lowering is Lowering.INDUCTOR:
+        return ready
+    name = fastest.lowering.value
+    course.rows[name] = LoweringRow(name, LoweringOutcome.FAILED)
+    try:
+        found = prepare(fastest.lowering, *call, limit_s=compile_limit_s(PREPARE_TIMEOUT_S))
+    except AutoschedError as error:
+        course.failed(name, error)
+        return ready
+    if isinstance(found, str):
+        course.note(name, why=found)
+        return ready
+    stack.callback(found.session.close)
+    course.note(name, outcome=LoweringOutcome.SKIPPED, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
+    # Its place is that of what it stands for.
+    for prepared in ready:
+        if prepared.lowering == Lowering.INDUCTOR:
+            prepared.session.close()
+            course.note(Lowering.INDUCTOR, outcome=LoweringOutcome.DROPPED, why=fastest.why)
+    return [*(prepared for prepared in ready if prepared.lowering != Lowering.INDUCTOR), found]
+
+
 def _too_short(limit_s: float) -> str:
     return (
         f"{max(limit_s, 0.0):.1f} s of the budget were left for compiling it; at least {LEAST_COMPILE_S:.0f} s are needed. Raise --budget"
     )
 
 
-def _qualified(ready: Sequence[Prepared], options: Options, device: Device, progress: Progress, course: _Course) -> list[Qualified]:
+def _qualified(
+    ready: Sequence[Prepared], options: Options, begin: float, device: Device, progress: Progress, course: _Course
+) -> list[Qualified]:
     """The lowerings that could be timed in order, fastest first; their rows filled in, and those dropped that cannot win."""
-    progress.stage("operators alone, in every lowering", options.budget.total_s)
+    progress.stage("operators alone, in every lowering", max(options.budget.total_s - (time.monotonic() - begin), 0.0))
     entrants = []
+    solo_s = SOLO_SHARE * options.budget.total_s / len(ready)
     with open_journal(device, fresh=False, private=False) as journal:
         for prepared in ready:
             try:
-                entrants.append(enter(prepared, journal, options.budget.solo_rounds, course.ledger))
+                entrants.append(enter(prepared, journal, options.budget.solo_rounds, course.ledger, solo_s))
             except AutoschedError as error:
                 course.failed(prepared.lowering, error)
     seconds = _QUALIFYING * options.budget.total_s
@@ -207,10 +256,15 @@ def _queue(ready: Sequence[Prepared], qualified: Sequence[Qualified]) -> tuple[l
 
 
 def _left_s(options: Options, begin: float, *, others: int, tuned: bool) -> float:
-    """What one more job may take: an equal part of what is left, a duel set aside where there will be one."""
-    total_s = options.budget.total_s
-    left_s = _spare_s(options, begin) if others or tuned else total_s - (time.monotonic() - begin)
-    return max(left_s, _LEAST_TUNING * total_s) / (others + 1)
+    """What one more job may take: an equal part of what is left, a duel set aside where there will be one.
+
+    Where compiling took longer than its share, tuning has a quarter of the budget as far as the job ends soon after it, and a tenth at
+    the least.
+    """
+    total_s, spent_s = options.budget.total_s, time.monotonic() - begin
+    left_s = _spare_s(options, begin) if others or tuned else total_s - spent_s
+    least_s = max(_LEAST_TUNING * total_s, min(_WISHED_TUNING * total_s, _LATEST * total_s - spent_s))
+    return max(left_s, least_s) / (others + 1)
 
 
 def _spare_s(options: Options, begin: float) -> float:

@@ -22,6 +22,7 @@ from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Device
 from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.bounds import lower_bounds
+from autosched.pipeline.budget import SOLO_SHARE
 from autosched.pipeline.candidates import Candidate, by_key, propose
 from autosched.pipeline.demands import demands
 from autosched.pipeline.diary import Diary, question_of
@@ -110,7 +111,7 @@ class Job:
         lowering, call = self._options.lowering, (self._model, self._args, self._kwargs, device, self._progress)
         found = prepare(lowering, *call)
         if isinstance(found, str):
-            self._ledger.notes.append(f"lowering fused instead of inductor: {found}")
+            self._ledger.notes.append(f"lowering fused instead of {lowering}: {found}")
             found = prepare(Lowering.FUSED, *call)
             # Only Inductor's own code is ever refused.
             assert not isinstance(found, str)
@@ -151,8 +152,9 @@ def _measured(run: Run, journal: Journal) -> Costs:
     """Operators alone and in pairs, and what follows from them."""
     session, graph, budget, ledger = run.session, run.graph, run.options.budget, run.ledger
     run.progress.stage("operators alone", run.timetable.left_s())
-    variants = measure_variants(session, run.captured.program, journal, budget.solo_rounds, ledger, run.prepared.refused)
-    solo = variants.solo if variants is not None else measure_solo(session, graph, journal, budget.solo_rounds, ledger)
+    solo_s = SOLO_SHARE * budget.total_s
+    variants = measure_variants(session, run.captured.program, journal, budget.solo_rounds, ledger, run.prepared.refused, solo_s)
+    solo = variants.solo if variants is not None else measure_solo(session, graph, journal, budget.solo_rounds, ledger, solo_s)
     run.progress.stage("operators in pairs", run.timetable.left_s())
     facts = device_facts(run.device.key)
     if run.recording is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from autosched.core.costs import CostTable
 from autosched.core.graph import OpGraph
 from autosched.core.progress import Progress
 from autosched.core.records import DeviceKey, Failure, PairRecord, SoloRecord
+from autosched.core.schedule import sequential
 from autosched.core.variants import variant_signature
 from autosched.costmodel.model import PairModel
 from autosched.costmodel.select_pairs import PairChoice, select_pairs
@@ -19,8 +21,9 @@ from autosched.datasets.facts import DISTURBED, DeviceFacts, LaunchFacts, device
 from autosched.datasets.journal import Journal
 from autosched.device.base import Pair, Session
 
-# Pairs go to the device in small lots, so that a kill or the end of the budget loses little.
+# Pairs go to the device in small lots, so that a kill or the end of the budget loses little; the first one tells how long they take.
 _LOT = 8
+_FIRST_LOT = 2
 _PAIR_REPEATS = 9
 
 
@@ -48,13 +51,15 @@ class Ledger:
         self.failures += isinstance(answer, Failure)
 
 
-def measure_solo(session: Session, graph: OpGraph, journal: Journal, rounds: int, ledger: Ledger) -> list[list[SoloRecord | Failure]]:
-    """Every operator alone at every width: ``[n_operators][n_widths]``."""
+def measure_solo(
+    session: Session, graph: OpGraph, journal: Journal, rounds: int, ledger: Ledger, seconds: float = math.inf
+) -> list[list[SoloRecord | Failure]]:
+    """Every operator alone at every width: ``[n_operators][n_widths]``; ``rounds`` and ``seconds`` as for :func:`rounds_within`."""
     widths = session.limits.widths
     known = [[_usable_solo(journal, operator.signature, width, rounds) for width in widths] for operator in graph.operators]
     if all(record is not None for row in known for record in row):
         return [[record for record in row if record is not None] for row in known]
-    answers = session.solo(widths, repeats=rounds)
+    answers = session.solo(widths, repeats=rounds_within(session, graph, len(widths), rounds, seconds))
     added: set[tuple[str, int]] = set()
     for operator, row in zip(graph.operators, answers, strict=True):
         for width, answer in zip(widths, row, strict=True):
@@ -64,6 +69,25 @@ def measure_solo(session: Session, graph: OpGraph, journal: Journal, rounds: int
                 journal.add_solo(operator.signature, width, answer)
     journal.flush()
     return answers
+
+
+def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, seconds: float) -> int:
+    """How many rounds of all operators alone to make, in so many ``columns`` (widths, variants).
+
+    As many as ``seconds`` allow, by the time of a run in order, but no fewer than half of ``rounds``: what was measured in fewer is not
+    taken for known the next time. On a GPU most of that time is not the rounds', so that fewer would save little.
+    """
+    if not session.limits.lanes_matter or seconds == math.inf:
+        return rounds
+    order = [sequential(graph)]
+    if isinstance(session.paired(order, rounds=1), Failure):
+        return rounds
+    begin_s = time.monotonic()
+    session.paired(order, rounds=1)
+    round_s = (time.monotonic() - begin_s) * max(columns, 1)
+    # The first round is not counted.
+    fitting = int(seconds / round_s) - 1 if round_s > 0.0 else rounds
+    return max((rounds + 1) // 2, min(rounds, fitting))
 
 
 def _usable_solo(journal: Journal, signature: str, width: int, rounds: int) -> SoloRecord | None:
@@ -95,14 +119,16 @@ def measure_pairs(
         # What was measured while others had the cores says nothing; it is measured again.
         known = {(pair.first, pair.first_width, pair.last, pair.last_width) for pair in held() if _undisturbed(pair, device)}
         choices = select_pairs(graph, solo, widths=limits.widths, max_pairs=400, known=known)
-        deadline = time.monotonic() + budget_s
-        for begin in range(0, len(choices), _LOT):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                ledger.notes.append(f"{begin} of {len(choices)} pairs worth measuring fitted in the budget; the rest is predicted")
-                break
-            _measure_lot(session, graph, choices[begin : begin + _LOT], journal, ledger, variants)
-            progress.update(done=min(begin + _LOT, len(choices)), total=len(choices), measured=ledger.measurements, failed=ledger.failures)
+        begin_s = time.monotonic()
+        done, lot = 0, _FIRST_LOT
+        while done < len(choices) and lot > 0:
+            _measure_lot(session, graph, choices[done : done + lot], journal, ledger, variants)
+            done = min(done + lot, len(choices))
+            progress.update(done=done, total=len(choices), measured=ledger.measurements, failed=ledger.failures)
+            spent_s = time.monotonic() - begin_s
+            lot = _LOT if spent_s <= 0.0 else min(_LOT, int((budget_s - spent_s) / (spent_s / done)))
+        if done < len(choices):
+            ledger.notes.append(f"{done} of {len(choices)} pairs worth measuring fitted in the budget; the rest is predicted")
     return held()
 
 

@@ -8,6 +8,7 @@ most ``MOST_GAIN``.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,12 +79,12 @@ class Qualified:
         return self.at_best_us, bound if bound is not None else float("inf")
 
 
-def enter(prepared: Prepared, journal: Journal, rounds: int, ledger: Ledger) -> Entrant:
-    """Measure the operators alone, through the journal: tuning finds them there."""
+def enter(prepared: Prepared, journal: Journal, rounds: int, ledger: Ledger, seconds: float = math.inf) -> Entrant:
+    """Measure the operators alone, through the journal: tuning finds them there. ``rounds`` and ``seconds`` as for ``rounds_within``."""
     program, session = prepared.captured.program, prepared.session
     widths = session.limits.widths
-    variants = measure_variants(session, program, journal, rounds, ledger, prepared.refused)
-    solo = variants.solo if variants is not None else measure_solo(session, program.graph, journal, rounds, ledger)
+    variants = measure_variants(session, program, journal, rounds, ledger, prepared.refused, seconds)
+    solo = variants.solo if variants is not None else measure_solo(session, program.graph, journal, rounds, ledger, seconds)
     times: NDArray[np.float64] = np.array(
         [[item.samples.median_us if isinstance(item, SoloRecord) else np.nan for item in row] for row in solo], dtype=np.float64
     ).reshape(len(program.graph), len(widths))

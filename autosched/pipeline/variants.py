@@ -5,6 +5,7 @@ chance on the device, in the schedule they would be part of.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from autosched.core.variants import Lowering, Variant, variant_signature
 from autosched.datasets.journal import Journal
 from autosched.device.base import Session
 from autosched.device.variants import VariantSession
-from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.measuring import Ledger, rounds_within
 from autosched.runtime.region_pieces import variants_of
 from autosched.search.loop import Bench
 
@@ -108,13 +109,20 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
 
 
 def measure_variants(
-    session: Session, program: Program, journal: Journal, rounds: int, ledger: Ledger, refused: Refusals = frozenset()
+    session: Session,
+    program: Program,
+    journal: Journal,
+    rounds: int,
+    ledger: Ledger,
+    refused: Refusals = frozenset(),
+    seconds: float = math.inf,
 ) -> VariantTimes | None:
     """Every operator alone at every width in every variant; ``None`` where operators have but one.
 
     Args:
         refused: as :func:`compile_variants` returned it. That something could not be compiled in one run says nothing about the next, so
             it is not kept in the journal.
+        rounds, seconds: as for ``measuring.rounds_within``.
     """
     if program.lowering != Lowering.FUSED or not isinstance(session, VariantSession):
         return None
@@ -128,7 +136,7 @@ def measure_variants(
 
     answers = _known(journal, graph, offered, columns, rounds, out)
     if answers is None:
-        answers = session.solo_variants(columns, repeats=rounds)
+        answers = session.solo_variants(columns, repeats=rounds_within(session, graph, len(columns), rounds, seconds))
         added: set[tuple[str, int]] = set()
         for operator, row in zip(graph.operators, answers, strict=True):
             for (width, variant), answer in zip(columns, row, strict=True):

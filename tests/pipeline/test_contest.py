@@ -323,8 +323,10 @@ def test_two_jobs_divide_what_is_left_and_leave_a_duel_its_part() -> None:
     assert contest._left_s(options, begin, others=0, tuned=False) == pytest.approx(1000.0, abs=5.0)
     assert contest._left_s(options, begin, others=1, tuned=False) == pytest.approx(450.0, abs=5.0)
     assert contest._left_s(options, begin - 500.0, others=0, tuned=True) == pytest.approx(400.0, abs=5.0)
-    # However long compiling took, tuning gets something.
-    assert contest._left_s(options, begin - 5000.0, others=0, tuned=False) == pytest.approx(250.0)
+    # However long compiling took, tuning gets something: a quarter as long as the job ends soon after its budget, else a tenth.
+    assert contest._left_s(options, begin - 800.0, others=0, tuned=False) == pytest.approx(250.0, abs=5.0)
+    assert contest._left_s(options, begin - 900.0, others=0, tuned=False) == pytest.approx(200.0, abs=5.0)
+    assert contest._left_s(options, begin - 5000.0, others=0, tuned=False) == pytest.approx(100.0)
 
 
 def _options() -> Any:
