@@ -8,18 +8,22 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from autosched.capture.export import Captured
+    from autosched.core.schedule import Schedule
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "cpu"
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parents[1]))
 
-from experiments.suite import environment  # noqa: E402
+from experiments.suite import environment, results_of  # noqa: E402
 
-__all__ = ["RESULTS", "bundle_bytes", "environment", "interval", "percentile", "record", "tower"]
+__all__ = ["RESULTS", "bundle_bytes", "bundle_of", "environment", "interval", "percentile", "record", "results_of", "tower"]
 
 
 class Tower(torch.nn.Module):
@@ -43,21 +47,18 @@ def tower(operators: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     return Tower(max(operators // 3, 1)).eval(), (torch.randn(1, 16),)
 
 
-def bundle_bytes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, lanes: int) -> tuple[bytes, int]:
+def bundle_bytes(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, lanes: int, kind: str = "cpu"
+) -> tuple[bytes, int]:
     """A bundle of ``model`` on ``lanes`` lanes, dealt out without measuring anything, and its number of operators.
 
     Load time and overhead do not depend on how good a schedule is.
     """
     from autosched.capture.export import capture
-    from autosched.core.program import ConstantSource
-    from autosched.core.report import TuneReport
     from autosched.core.schedule import make_schedule, sequential
-    from autosched.export.bundle import encode_bundle, make_bundle
-    from autosched.runtime.bundle_format import Evidence
-    from autosched.runtime.host_key import cpu_device_key, software_key
 
-    captured = capture(model, args, kwargs, rewrite=True, target="cpu")
-    program, graph = captured.program, captured.program.graph
+    captured = capture(model, args, kwargs, rewrite=True, target=kind)
+    graph = captured.program.graph
     schedule = sequential(graph)
     if lanes > 1:
         last: dict[int, int] = {}
@@ -68,17 +69,30 @@ def bundle_bytes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
             lane.append(free[0] if free else index % lanes)
             last[lane[index]] = index
         schedule = make_schedule(graph, range(len(graph)), lane)
+    return bundle_of(captured, schedule, type(model).__name__, kind), len(graph)
+
+
+def bundle_of(captured: Captured, schedule: Schedule, name: str, kind: str = "cpu") -> bytes:
+    """A bundle of a schedule that nobody tuned, for this machine's device of ``kind``."""
+    from autosched.core.program import ConstantSource
+    from autosched.core.report import TuneReport
+    from autosched.export.bundle import encode_bundle, make_bundle
+    from autosched.runtime.bundle_format import Evidence
+    from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+    from autosched.runtime.host_key import cpu_device_key, software_key
+
+    program, graph = captured.program, captured.program.graph
     literals = {
         binding.name: captured.constants[binding.value].detach().cpu()
         for binding in program.bindings
         if binding.source is ConstantSource.LITERAL
     }
-    device = cpu_device_key()
+    device, software = (cuda_device_key(0), cuda_software_key(0)) if kind == "cuda" else (cpu_device_key(), software_key())
     report = TuneReport(
-        type(model).__name__, graph.hash, device, program.lowering, len(graph), "dealt out", "none", "not tuned: made for a benchmark",
+        name, graph.hash, device, program.lowering, len(graph), "dealt out", "none", "not tuned: made for a benchmark",
         1.0, 1.0, (), 0, 0, 0.0, 0.0, 0, "quick",
     )  # fmt: skip
-    return encode_bundle(make_bundle(program, schedule, Evidence(report), literals, device, software_key())), len(graph)
+    return encode_bundle(make_bundle(program, schedule, Evidence(report), literals, device, software))
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -1,8 +1,9 @@
 """How long a server waits for its first tuned answer: each repeat in a fresh process that already has torch and the model.
 
     python experiments/serve/load.py
+    python experiments/serve/load.py --device cuda
 
-writes ``experiments/results/cpu/load.json``: seconds from before ``import autosched`` to the end of the first inference, percentiles
+writes ``experiments/results/<device>/load.json``: seconds from before ``import autosched`` to the end of the first inference, percentiles
 over repeats, and how they divide into stages. ``--smoke`` takes two repeats of a small model and writes nothing unless told where.
 """
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.serve.common import RESULTS, bundle_bytes, interval, percentile, record, tower  # noqa: E402
+from experiments.serve.common import bundle_bytes, interval, percentile, record, results_of, tower  # noqa: E402
 
 MODELS = ("tower:300", "torchvision:googlenet", "timm:hrnet_w18")
 # What each stage covers, by the function that does it; the rest of ``load`` is ``other``.
@@ -40,15 +41,22 @@ def build(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return made.model, made.args, made.kwargs
 
 
-def child(name: str, bundle: Path) -> None:
+def child(name: str, bundle: Path, device: str) -> None:
     """One repeat: prints one JSON object."""
     import torch
+    from torch.utils import _pytree as pytree
 
     model, args, kwargs = build(name)
+    # The model is where it serves before anything is timed, and so is the call.
+    model = model.to(device)
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (args, kwargs))
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     with torch.inference_mode():
         model(*args, **kwargs)
+        wait()
         began = time.perf_counter()
         model(*args, **kwargs)
+        wait()
         model_s = time.perf_counter() - began
     # The zoo is autosched's; what it brought along must be imported again to be counted.
     for module in [item for item in sys.modules if item == "autosched" or item.startswith("autosched.")]:
@@ -65,6 +73,7 @@ def child(name: str, bundle: Path) -> None:
     loaded = time.perf_counter()
     with torch.inference_mode():
         fast(*args, **kwargs)
+        wait()
     done = time.perf_counter()
     spent["first_call"] = done - loaded
     total = spent["import"] + (done - before_load)
@@ -96,15 +105,16 @@ def _watch_stages(loading: Any, spent: dict[str, float]) -> None:
     timed(binding.Binder, "_verify", "verify")
 
 
-def measure(name: str, repeats: int, lanes: int) -> dict[str, Any]:
+def measure(name: str, repeats: int, lanes: int, device: str) -> dict[str, Any]:
     model, args, kwargs = build(name)
-    data, operators = bundle_bytes(model, args, kwargs, lanes=lanes)
+    data, operators = bundle_bytes(model, args, kwargs, lanes=lanes, kind=device)
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder) / "model.autosched"
         bundle.write_bytes(data)
         for _ in range(repeats):
             command = [sys.executable, str(Path(__file__).resolve()), "--child", name, "--bundle", str(bundle)]
+            command += ["--device", device]
             done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
             runs.append(json.loads(done.stdout.splitlines()[-1]))
     totals = [run["total_s"] for run in runs]
@@ -127,24 +137,25 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=None)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--bundle", type=Path, default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
-        child(arguments.child, arguments.bundle)
+        child(arguments.child, arguments.bundle, arguments.device)
         return
     models, repeats = arguments.models or list(MODELS), arguments.repeats
     if arguments.smoke:
         models, repeats = ["tower:30"], 2
     cases: list[dict[str, Any]] = []
     for name in models:
-        case = measure(name, repeats, arguments.lanes)
+        case = measure(name, repeats, arguments.lanes, arguments.device)
         cases.append(case)
         print(f"{name}: {case['operators']} operators, median {case['total_s']['p50']:.3f} s", flush=True)
     if arguments.out is not None or not arguments.smoke:
-        record(arguments.out or RESULTS / "load.json", {"cases": cases})
+        record(arguments.out or results_of(arguments.device) / "load.json", {"cases": cases})
 
 
 if __name__ == "__main__":

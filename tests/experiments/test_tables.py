@@ -157,7 +157,10 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
     (folder / "probes.json").write_text(json.dumps(probes))
     (tmp_path / "speed.json").write_text(json.dumps({"smoke": False, "evaluations": {"rows": [[100, 4, 60000, 40000, 1, 1, 1.0]]}}))
     (tmp_path / "quality.json").write_text(json.dumps({"smoke": True, "strategies": {"portfolio_gap": [0.0]}}))
+    load = {"operators": 301, "repeats": 20, "median_ci_s": [0.3, 0.5], "total_s": {"p50": 0.41}}
+    (folder / "load.json").write_text(json.dumps({"cases": [{"model": "tower:30"}, {"model": "tower:300", **load}]}))
     found = claims(tmp_path, tmp_path)
+    assert (named(found, "first inference").figure, named(found, "first inference").aim_met) == ("0.41 s", True)
     assert (named(found, "median APE").figure, named(found, "median APE").met, named(found, "median APE").aim_met) == (
         "14.0 %",
         True,
