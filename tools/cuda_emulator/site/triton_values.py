@@ -8,12 +8,15 @@ PyTorch 2.11 and Triton 3.6 have it.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from after_import import after_import
 
-_NAME = "torch._inductor.runtime.triton_heuristics"
+_LAUNCHES = "torch._inductor.runtime.triton_heuristics"
+_BENCHMARKS = "torch._inductor.runtime.benchmarking"
 _BLOCK_ELEMENTS = 1 << 18
 
 # Where a grid is the number of elements over the size of a block, any size computes the same. Innermost last.
@@ -21,20 +24,39 @@ _FREE_GRIDS = ("Grid1D", "Grid2D", "Grid2DWithYZOverflow", "Grid3D")
 _BLOCKS = (("R0_BLOCK", "r0_numel"), ("R1_BLOCK", "r1_numel"), ("XBLOCK", "xnumel"), ("YBLOCK", "ynumel"), ("ZBLOCK", "znumel"))
 
 
-def _wrap_launches(heuristics: Any) -> None:
-    if hasattr(heuristics, "CachingAutotuner"):
-        _wrap(heuristics.CachingAutotuner)
-
-
-def install(twin: Callable[[Any], Any], give: Callable[[Callable[[], None]], None]) -> None:
+def install(
+    twin: Callable[[Any], Any], give: Callable[[Callable[[], None]], None], thrown_away: Callable[[], AbstractContextManager[None]]
+) -> None:
     """Compute what Triton kernels launched from now on would.
 
     Args:
         twin: a tensor's memory as a CPU tensor.
         give: does some work now, or at every replay of the graph that is being captured.
+        thrown_away: within, nothing that is launched gets a value.
     """
     _wrap.twin, _wrap.give = twin, give  # type: ignore[attr-defined]
-    after_import(_NAME, _wrap_launches)
+
+    def wrap_launches(heuristics: Any) -> None:
+        if hasattr(heuristics, "CachingAutotuner"):
+            _wrap(heuristics.CachingAutotuner)
+
+    def wrap_benchmarks(benchmarking: Any) -> None:
+        for name in ("TritonBenchmarker", "InductorBenchmarker"):
+            kind = getattr(benchmarking, name, None)
+            if kind is not None and "benchmark_gpu" in vars(kind):
+                kind.benchmark_gpu = _within(thrown_away, kind.benchmark_gpu)
+
+    after_import(_LAUNCHES, wrap_launches)
+    after_import(_BENCHMARKS, wrap_benchmarks)
+
+
+def _within(context: Callable[[], AbstractContextManager[None]], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        with context():
+            return function(*args, **named)
+
+    return call
 
 
 def _wrap(kind: Any) -> None:

@@ -10,11 +10,12 @@ What is not an ATen operator: Triton kernels of Inductor, see ``triton_values``;
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -196,7 +197,20 @@ class _Operator:
         return pytree.tree_map(lambda item: item.cuda() if isinstance(item, torch.Tensor) else item, made)
 
 
+@contextlib.contextmanager
+def _thrown_away() -> Iterator[None]:
+    """Nothing is computed for what is launched here: only its time is wanted."""
+    before = getattr(_state, "thrown_away", False)
+    _state.thrown_away = True
+    try:
+        yield
+    finally:
+        _state.thrown_away = before
+
+
 def _now_or_at_replay(work: Callable[[], None]) -> None:
+    if getattr(_state, "thrown_away", False):
+        return
     if torch.cuda.is_current_stream_capturing():
         _pending().attach(torch.cuda.current_stream().cuda_stream, work)
     else:
@@ -244,4 +258,4 @@ def install() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 library.impl(name.partition("::")[2], _Operator(name, overload), "CUDA", with_keyset=True, allow_override=True)
-    triton_values.install(_twin, _now_or_at_replay)
+    triton_values.install(_twin, _now_or_at_replay, _thrown_away)
