@@ -38,8 +38,9 @@ from autosched import zoo
 from autosched.capture.export import capture
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Program
-from autosched.core.variants import Lowering, Variant
+from autosched.core.variants import WHOLE, Lowering, Variant
 from autosched.runtime import inductor_compile, inductor_kept, region_compile
+from autosched.runtime.inductor_modes import Mode
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.region_pieces import piece_digest, pieces_of, variants_of
 
@@ -137,6 +138,7 @@ def pretend_h200() -> Iterator[None]:
         (AlgorithmSelectorCache, "make_precompile_fn", lambda self, *given, **options: lambda: {}),
         (Scheduler, "benchmark_codegened_module", lambda self, module, device: (1.0, "")),
         (Scheduler, "benchmark_fused_nodes", lambda self, nodes: (1.0, "")),
+        (Scheduler, "speedup_by_combo_kernel", lambda self, nodes: True),
         (pad_mm, "_should_pad", lambda *given, **options: False),
         # Nothing of this is kept among what really was compiled here.
         (inductor_kept, "key_of", lambda *given, **options: ""),
@@ -163,8 +165,8 @@ def _fake(spec: TensorSpec) -> torch.Tensor:
     return torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype), device=_DEVICE)
 
 
-def whole_text(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Text:
-    """The module of the lowering ``inductor``."""
+def whole_text(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: Mode) -> Text:
+    """The module of a model compiled as a whole in ``mode``, which must not be frozen: fake constants cannot be folded."""
     from torch._subclasses import FakeTensorMode
 
     captured = capture(model, args, kwargs, target="cuda")
@@ -173,10 +175,11 @@ def whole_text(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs:
         with FakeTensorMode():
             constants = [_fake(spec_of(tensor)) if tensor is not None else None for tensor in here.constants]
             inputs = [_fake(spec_of(tensor)) for tensor in random_inputs(captured.program, 0)]
-        compiled = inductor_compile.compile_whole(BoundProgram(here.program, _DEVICE, (), constants), inputs, freeze=False)
+        compiled = inductor_compile.compile_whole(BoundProgram(here.program, _DEVICE, (), constants), inputs, mode)
     if isinstance(compiled, inductor_compile.Refused):
         raise SystemExit(f"{name}: {compiled.reason}")
-    return Text(_plain(name), _without_comments(compiled.source))
+    title = _plain(name) if mode.lowering is Lowering.INDUCTOR else f"{_plain(name)}_{mode.lowering}"
+    return Text(title, _without_comments(compiled.source))
 
 
 def region_texts(
@@ -275,7 +278,7 @@ def main() -> int:
     """Write the texts and say what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--lowering", choices=["inductor", "fused"], default="inductor")
+    parser.add_argument("--lowering", choices=[*WHOLE, "fused"], default="inductor")
     parser.add_argument("--variant", choices=[item.name.lower() for item in Variant if item is not Variant.CALLS], default="compiled")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--dtype")
@@ -286,8 +289,8 @@ def main() -> int:
     for name in given.models:
         made = zoo.load(name, batch=given.batch, dtype=given.dtype)
         refused: list[str] = []
-        if given.lowering == "inductor":
-            texts = [whole_text(name, made.model, made.args, made.kwargs)]
+        if given.lowering in WHOLE:
+            texts = [whole_text(name, made.model, made.args, made.kwargs, Mode(Lowering(given.lowering), frozen=False))]
         else:
             texts, refused = region_texts(name, made.model, made.args, made.kwargs, Variant[given.variant.upper()])
         report: dict[str, object] = {"model": name, "texts": len(texts), "refused": refused, "kernels": len(triton_kernels(texts))}

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from autosched.core.errors import DeviceError, UsageError
 from autosched.core.program import Argument, NonFinite, Ref
 from autosched.core.records import Failure, FailureKind
+from autosched.core.variants import Lowering
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, RoundAnswer, RoundRequest
@@ -56,6 +58,7 @@ class CompiledBaseline:
         timeout_s: how long compiling, or one round, may take.
         min_block_us: as in ``EagerBaseline``.
         plugin: as in ``Worker``.
+        lowering: the one whose mode of Inductor's is used.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class CompiledBaseline:
         timeout_s: float = 600.0,
         min_block_us: float = 0.0,
         plugin: Path | None = None,
+        lowering: Lowering = Lowering.INDUCTOR,
     ) -> None:
-        self.name = f"compiled_{threads}"
+        self.name = f"compiled_{threads}" if lowering is Lowering.INDUCTOR else f"{lowering}_{threads}"
+        self._lowering = lowering
         self.max_abs_error: float | None = None
         self.compile_s: float | None = None
         self._source = source
@@ -112,6 +117,7 @@ class CompiledBaseline:
         try:
             source = self._source if self._source is not None else self._export()
             request = compile_request(self._worker, source, self._args, self._kwargs, self._references, threads=self._threads)
+            request = msgspec.structs.replace(request, lowering=self._lowering.value)
         except Exception as error:
             # The model itself is fine: it only cannot be brought to where it would be compiled.
             return Failure(FailureKind.UNAVAILABLE, f"the model cannot be handed to another process: {describe(error).detail}")

@@ -17,10 +17,12 @@ from autosched.capture.pt2 import load_pt2
 from autosched.core.errors import UsageError
 from autosched.core.program import Argument, NonFinite, Ref
 from autosched.core.records import Failure, FailureKind
+from autosched.core.variants import Lowering
 from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, Request, RoundAnswer, RoundRequest
 from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.inductor_modes import mode_options
 from autosched.runtime.numerics import compare
 
 
@@ -51,7 +53,7 @@ class _Service:
         torch.set_num_threads(request.threads)
         start_s = time.monotonic()
         try:
-            outputs = self._compile_and_run(model, args, kwargs)
+            outputs = self._compile_and_run(model, args, kwargs, Lowering(request.lowering))
         except Exception as error:
             if "compil" in type(error).__name__.lower() or "CppCompileError" in str(error) or "C++ compiler" in str(error):
                 first = (str(error).splitlines() or [""])[0]
@@ -64,10 +66,11 @@ class _Service:
             return Broken(Failure(FailureKind.MISMATCH, f"the compiled model's outputs differ in form: {agreement.reason}"))
         return CompileAnswer(agreement.max_abs_error, compile_s)
 
-    def _compile_and_run(self, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    def _compile_and_run(self, model: torch.nn.Module, args: Any, kwargs: Any, lowering: Lowering) -> Any:
         import torch._inductor.config
 
-        torch._inductor.config.freezing = True
+        for name, value in {"freezing": True, **mode_options(lowering)}.items():
+            setattr(torch._inductor.config, name, value)
         # Freezing needs gradients off when compiling and when running.
         with torch.no_grad():
             compiled = torch.compile(model, dynamic=False)

@@ -109,7 +109,7 @@ class CompareRequest(_Message, frozen=True):
 
 
 class CompileRequest(_Message, frozen=True):
-    """Compile a model for ``threads`` threads.
+    """Compile a model for ``threads`` threads, in Inductor's mode of ``lowering``.
 
     ``source`` is a ``.pt2`` file, or ``module:function`` that makes a model when called with ``options``. Its call is described by
     ``tree`` and ``leaves``, where ``Ref(i)`` is tensor ``i`` of ``tensors_file``; its right answer is in ``references_file``.
@@ -122,6 +122,7 @@ class CompileRequest(_Message, frozen=True):
     tensors_file: str
     references_file: str
     threads: int
+    lowering: str = "inductor"
 
 
 class RoundRequest(_Message, frozen=True):

@@ -10,16 +10,21 @@ import torch
 
 from autosched.capture.export import Captured
 from autosched.config import compile_limit_s
+from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
+from autosched.core.variants import Lowering
 from autosched.device.baselines import EagerBaseline
 from autosched.device.compiled_baseline import CompiledBaseline, ModelSource
 from autosched.device.cpu_measure import SHORTEST_BLOCK_US
 from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S, CudaBaseline, ModelCall
 from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.cuda.settings import current_settings
+from autosched.pipeline.adopting import TORCH_COMPILE
 from autosched.pipeline.judge import External
 from autosched.runtime.host_key import usable_cores
+
+_PRODUCTS = ("linear", "mm", "matmul")
 
 
 @contextlib.contextmanager
@@ -87,7 +92,12 @@ class Rivals:
             return found + _cuda_externals(self._stack, captured, call, compiled=self._compiled, progress=self._progress)
         if not self._compiled or self._kind != "cpu":
             return found
-        self._progress.stage("torch.compile")
+        modes = [Lowering.INDUCTOR, *([Lowering.MAX_AUTOTUNE] if has_products(captured.program) else [])]
+        return [*found, *(self._compiled_on_cpu(lowering, reference) for lowering in modes)]
+
+    def _compiled_on_cpu(self, lowering: Lowering, reference: Sequence[torch.Tensor]) -> External:
+        name = TORCH_COMPILE if lowering is Lowering.INDUCTOR else lowering.value
+        self._progress.stage(f"baseline {name}")
         baseline = CompiledBaseline(
             self._source,
             self._args,
@@ -97,10 +107,17 @@ class Rivals:
             model=self._model,
             timeout_s=compile_limit_s(600.0),
             min_block_us=SHORTEST_BLOCK_US,
+            lowering=lowering,
         )
         self._stack.callback(baseline.close)
         baseline.prepare()
-        return [*found, External("torch_compile", baseline.round_us, baseline.max_abs_error)]
+        return External(name, baseline.round_us, baseline.max_abs_error)
+
+
+def has_products(program: Program) -> bool:
+    """Whether ``program`` has matrix products: on a CPU the only operators that Inductor has templates for."""
+    calls = (call for operator in program.graph.operators for call in operator.calls)
+    return any(word in call.target for call in calls for word in _PRODUCTS)
 
 
 def _cuda_externals(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
-from autosched.core.variants import Lowering, lowering_named
+from autosched.core.variants import WHOLE, Lowering, lowering_named
 from autosched.runtime.region_compile import missing_compiler
 
 AUTO = "auto"
@@ -14,7 +14,7 @@ AUTO = "auto"
 REPLAY = "replay"
 """The kind of a recording: it holds the operators of one lowering, and compiles nothing."""
 
-COMPILED = (Lowering.FUSED, Lowering.INDUCTOR)
+COMPILED = (Lowering.FUSED, *WHOLE)
 """The lowerings in which a compiler has a part."""
 
 
@@ -37,7 +37,8 @@ def considered(asked: str | None, *, rewrite: bool, kind: str) -> Considered:
     """The lowerings of a job.
 
     On a CPU with a C++ compiler those are rewritten, inductor and fused; on a GPU with Triton fused, inductor and rewritten; without a
-    compiler, rewritten alone. The first is what there is without a choice; the first of the compiled ones has the most time to compile. On
+    compiler, rewritten alone. Where compiled baselines are measured, inductor gives way to the mode of the fastest of them
+    (see ``adopting``). The first is what there is without a choice; the first of the compiled ones has the most time to compile. On
     a CPU that is Inductor's, one compilation for a whole model where each region costs seconds of the C++ compiler.
 
     Args:
@@ -55,7 +56,7 @@ def considered(asked: str | None, *, rewrite: bool, kind: str) -> Considered:
     if kind == REPLAY:
         return Considered((Lowering.REWRITTEN,), (), chosen=False)
     if why := missing_compiler(kind):
-        rows = tuple(LoweringRow(lowering, LoweringOutcome.SKIPPED, why) for lowering in COMPILED)
+        rows = tuple(LoweringRow(lowering, LoweringOutcome.SKIPPED, why) for lowering in (Lowering.FUSED, Lowering.INDUCTOR))
         return Considered((Lowering.REWRITTEN,), rows, chosen=True)
     if kind == "cuda":
         return Considered((Lowering.FUSED, Lowering.INDUCTOR, Lowering.REWRITTEN), (), chosen=True)

@@ -22,7 +22,7 @@ from autosched.core.program import Program
 from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, PairRecord, Samples, SoftwareKey, SoloRecord
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.schedule import Schedule
-from autosched.core.variants import Lowering
+from autosched.core.variants import WHOLE, Lowering
 from autosched.device.base import Comparison, Pair
 from autosched.pipeline import baselines, contest, granularity, job, preparing
 from autosched.pipeline.budget import budget_for
@@ -123,7 +123,7 @@ def compare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Tu
             if answer is not None:
                 return answer
             # Inductor's launches are not what is tested here: the calls stand in for them.
-            found = capture(model, tuple(args), kwargs, lowering=Lowering.ATEN if lowering is Lowering.INDUCTOR else lowering)
+            found = capture(model, tuple(args), kwargs, lowering=Lowering.ATEN if lowering in WHOLE else lowering)
             return dataclasses.replace(found, program=dataclasses.replace(found.program, lowering=str(lowering)))
 
         monkeypatch.setattr(preparing, "capture_as", capture_as)
@@ -340,28 +340,71 @@ def test_the_compiled_rival_is_prepared_once_and_stands_in_the_kept_report(
 ) -> None:
     made: list[str] = []
 
+    rivals(monkeypatch, {Lowering.INDUCTOR: 80.0, Lowering.MAX_AUTOTUNE: 90.0}, made)
+    report = compare(Bench(rewritten=Speed(105.0, lanes_us=60.0), fused=Speed(500.0), inductor=Speed(100.0)), Branches(), compiled=True)
+    assert made == ["inductor compiled", "inductor prepared", "max_autotune compiled", "max_autotune prepared"] + ["closed"] * 2
+    assert report.lowering == "rewritten"
+    found = {row.name: row for row in report.strategies}
+    assert found["torch_compile"].is_baseline
+    assert found["max_autotune"].is_baseline
+    assert found["torch_compile"].measured_us == pytest.approx(80.0)
+
+
+def rivals(monkeypatch: pytest.MonkeyPatch, times_us: Mapping[Lowering, float], made: list[str]) -> None:
+    """Compiled baselines that take these times; what becomes of them goes to ``made``."""
+
     class Rival:
         max_abs_error = 0.0
 
-        def __init__(self, *call: Any, **options: Any) -> None:
-            made.append("compiled")
+        def __init__(self, *call: Any, lowering: Lowering, **options: Any) -> None:
+            self._lowering = lowering
+            made.append(f"{lowering} compiled")
 
         def prepare(self) -> None:
-            made.append("prepared")
+            made.append(f"{self._lowering} prepared")
 
         def round_us(self) -> float:
-            return 80.0
+            return times_us[self._lowering]
 
         def close(self) -> None:
             made.append("closed")
 
     monkeypatch.setattr(baselines, "CompiledBaseline", Rival)
-    report = compare(Bench(rewritten=Speed(105.0, lanes_us=60.0), fused=Speed(500.0), inductor=Speed(100.0)), Branches(), compiled=True)
-    assert made == ["compiled", "prepared", "closed"]
-    assert report.lowering == "rewritten"
-    [row] = [row for row in report.strategies if row.name == "torch_compile"]
-    assert row.is_baseline
-    assert row.measured_us == pytest.approx(80.0)
+
+
+def test_the_mode_of_the_fastest_rival_takes_the_place_of_inductors_defaults(
+    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, [])
+    bench = Bench(rewritten=Speed(300.0), fused=Speed(300.0), inductor=Speed(100.0), max_autotune=Speed(70.0))
+    report = compare(bench, compiled=True)
+    found = rows(report)
+    assert report.lowering == "max_autotune"
+    assert found["max_autotune"].outcome is LoweringOutcome.KEPT
+    assert found["inductor"].outcome is LoweringOutcome.DROPPED
+    assert "max_autotune is the fastest of torch.compile's ways here: 70 us; torch_compile 100 us" in found["inductor"].why
+    assert all(session.closed for session in bench.sessions.values())
+
+
+@pytest.mark.parametrize("answer", ["the launches are not understood", UnsupportedGraph("no")])
+def test_where_that_mode_cannot_be_had_inductors_defaults_stay(
+    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch, answer: str | AutoschedError
+) -> None:
+    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, [])
+    bench = Bench(rewritten=Speed(300.0), fused=Speed(300.0), inductor=Speed(100.0))
+    report = compare(bench, compiled=True, refuse={"max_autotune": answer})
+    found = rows(report)
+    assert report.lowering == "inductor"
+    assert found["max_autotune"].outcome is LoweringOutcome.FAILED
+    assert str(answer) in found["max_autotune"].why
+
+
+def test_without_compiled_rivals_there_is_nothing_to_adopt(compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, made)
+    report = compare(Bench(rewritten=Speed(300.0), fused=Speed(300.0), inductor=Speed(100.0)), compiled=False)
+    assert made == []
+    assert [row.lowering for row in report.lowerings] == ["rewritten", "inductor", "fused"]
 
 
 def test_the_report_says_it_as_text_and_as_json(compare: Callable[..., TuneReport]) -> None:

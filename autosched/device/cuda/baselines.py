@@ -18,7 +18,9 @@ from torch.utils import _pytree as pytree
 
 from autosched.core.errors import UsageError
 from autosched.core.program import Argument, Call, Many, Ref
+from autosched.core.variants import Lowering
 from autosched.runtime.calls import literal, resolve
+from autosched.runtime.inductor_modes import mode_options
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.streams import StreamBackend, Tensor
 
@@ -36,20 +38,25 @@ class BaselineKind(enum.StrEnum):
     MAX_AUTOTUNE_COMBO = "max_autotune_combo"  # the same, with combo kernels and frozen weights
 
 
+MODES: Mapping[BaselineKind, Lowering] = {
+    BaselineKind.COMPILED: Lowering.INDUCTOR,
+    BaselineKind.MAX_AUTOTUNE: Lowering.MAX_AUTOTUNE,
+    BaselineKind.MAX_AUTOTUNE_COMBO: Lowering.MAX_AUTOTUNE_COMBO,
+}
+"""The lowering that is compiled with the options of a compiled baseline."""
+
+
 def compile_options(kind: BaselineKind) -> dict[str, Any]:
     """Inductor options of a compiled baseline.
 
     Raises:
         UsageError: for a kind that is not compiled.
     """
-    options: dict[str, Any] = {"triton.cudagraphs": False}
-    if kind is BaselineKind.COMPILED:
-        return options
-    if kind not in (BaselineKind.MAX_AUTOTUNE, BaselineKind.MAX_AUTOTUNE_COMBO):
-        raise UsageError(f"baseline {kind} is not compiled; expected compiled, max_autotune or max_autotune_combo")
-    options |= {"max_autotune": True, "coordinate_descent_tuning": True}
+    if kind not in MODES:
+        raise UsageError(f"baseline {kind} is not compiled; expected one of {', '.join(MODES)}")
+    options: dict[str, Any] = {"triton.cudagraphs": False, **mode_options(MODES[kind])}
     if kind is BaselineKind.MAX_AUTOTUNE_COMBO:
-        options |= {"combo_kernels": True, "benchmark_combo_kernel": True, "freezing": True}
+        options["freezing"] = True
     return options
 
 

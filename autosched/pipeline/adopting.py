@@ -1,0 +1,59 @@
+"""Which of Inductor's modes to take apart: that of the fastest compiled baseline, so that its kernels are what is scheduled.
+
+A sequential schedule of those launches is that baseline, within noise; whatever lanes gain is on top of the best that PyTorch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autosched.core.records import Failure
+from autosched.core.variants import Lowering
+from autosched.device.cuda.baselines import MODES
+from autosched.pipeline.judge import External
+
+TORCH_COMPILE = "torch_compile"
+"""The baseline of a CPU's ``torch.compile`` with its defaults, frozen."""
+
+MODE_OF: Mapping[str, Lowering] = {TORCH_COMPILE: Lowering.INDUCTOR, **{kind.value: lowering for kind, lowering in MODES.items()}}
+"""The lowering with the settings of a baseline, by the baseline's name."""
+
+# A mode that times kernels must be faster by more than this: it compiles for minutes where the others take seconds, wherever it is loaded.
+_MARGIN = 0.01
+_ROUNDS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """The mode of the fastest compiled baseline, and a sentence that says what they take."""
+
+    lowering: Lowering
+    why: str
+
+
+def fastest_mode(baselines: Sequence[External]) -> Adopted:
+    """Time those of ``baselines`` that are compiled, in rounds, and say whose mode is the one to use; Inductor's defaults if none runs."""
+    columns: dict[str, list[float]] = {item.name: [] for item in baselines if item.name in MODE_OF}
+    running = [item for item in baselines if item.name in columns]
+    for _ in range(_ROUNDS):
+        for item in list(running):
+            taken = item.round_us()
+            if isinstance(taken, Failure):
+                running.remove(item)
+                del columns[item.name]
+            else:
+                columns[item.name].append(taken)
+    medians = {name: float(np.median(times)) for name, times in columns.items()}
+    if not medians:
+        return Adopted(Lowering.INDUCTOR, "no compiled baseline runs here")
+    best = min(medians, key=lambda name: medians[name])
+    plain = next((name for name in medians if MODE_OF[name] is Lowering.INDUCTOR), None)
+    if plain is not None and medians[plain] <= medians[best] * (1.0 + _MARGIN):
+        best = plain
+    others = ", ".join(f"{name} {time_us:,.0f} us" for name, time_us in medians.items() if name != best)
+    return Adopted(
+        MODE_OF[best], f"{best} is the fastest of torch.compile's ways here: {medians[best]:,.0f} us" + (f"; {others}" if others else "")
+    )

@@ -1,0 +1,60 @@
+"""Which of Inductor's modes is taken apart: that of the fastest compiled baseline, its own defaults where they are as fast."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from autosched.core.records import Failure, FailureKind
+from autosched.core.variants import WHOLE, Lowering
+from autosched.device.cuda.baselines import MODES, BaselineKind, compile_options
+from autosched.pipeline.adopting import MODE_OF, fastest_mode
+from autosched.pipeline.judge import External
+from autosched.runtime.inductor_modes import mode_options
+
+
+def taking(name: str, *times_us: float | Failure) -> External:
+    """A baseline that takes these times in turn."""
+    turns = itertools.cycle(times_us)
+    return External(name, lambda: next(turns))
+
+
+LOST = Failure(FailureKind.CRASH, "it is gone")
+
+
+@pytest.mark.parametrize(
+    ("baselines", "lowering"),
+    [
+        ([taking("compiled", 120.0), taking("max_autotune", 100.0), taking("max_autotune_combo", 110.0)], Lowering.MAX_AUTOTUNE),
+        ([taking("compiled", 120.0), taking("max_autotune", 100.0), taking("max_autotune_combo", 90.0)], Lowering.MAX_AUTOTUNE_COMBO),
+        ([taking("compiled", 90.0), taking("max_autotune", 100.0)], Lowering.INDUCTOR),
+        ([taking("torch_compile", 120.0), taking("max_autotune", 100.0)], Lowering.MAX_AUTOTUNE),
+        # Level: what compiles sooner.
+        ([taking("compiled", 100.0), taking("max_autotune", 99.5)], Lowering.INDUCTOR),
+        # One slow round says nothing.
+        ([taking("compiled", 120.0), taking("max_autotune", 100.0, 100.0, 900.0)], Lowering.MAX_AUTOTUNE),
+        # What is not compiled is not asked, however fast.
+        ([taking("eager", 1.0), taking("compiled", 120.0)], Lowering.INDUCTOR),
+        ([taking("compiled", 120.0), taking("max_autotune", 50.0, LOST)], Lowering.INDUCTOR),
+        ([taking("compiled", LOST)], Lowering.INDUCTOR),
+        ([], Lowering.INDUCTOR),
+    ],
+)
+def test_the_fastest_baseline_names_the_mode(baselines: list[External], lowering: Lowering) -> None:
+    assert fastest_mode(baselines).lowering is lowering
+
+
+def test_the_sentence_has_every_time() -> None:
+    said = fastest_mode([taking("compiled", 1200.0), taking("max_autotune", 100.0)]).why
+    assert said == "max_autotune is the fastest of torch.compile's ways here: 100 us; compiled 1,200 us"
+
+
+def test_every_mode_has_a_baseline_with_its_options() -> None:
+    assert set(MODES.values()) == set(WHOLE) == set(MODE_OF.values())
+    options: Callable[[BaselineKind], dict[str, object]] = compile_options
+    for kind, lowering in MODES.items():
+        assert {name: value for name, value in options(kind).items() if name not in ("freezing", "triton.cudagraphs")} == mode_options(
+            lowering
+        )
