@@ -76,14 +76,19 @@ def cases(models: Sequence[str] = (), batches: Sequence[int] = (), dtypes: Seque
                     yield Case(model, batch, dtype)
 
 
-def finished(case: Case, folders: Sequence[Path], window_s: float) -> bool:
-    """Whether a result is there. One that only ran out of time counts if it had all the time that a call can give."""
+def finished(case: Case, folders: Sequence[Path], window_s: float, *, failures: bool = True) -> bool:
+    """Whether a result is there. One that only ran out of time counts if it had all the time that a call can give.
+
+    Args:
+        failures: whether a run that failed counts as well; it would most likely fail again.
+    """
     for folder in folders:
         path = folder / case.file
         if path.is_file():
             found = json.loads(path.read_text(encoding="utf-8"))
             error = found["report"].get("error")
-            if error is None or error.get("exit_code") != -1 or found["run"]["limit_s"] >= 0.9 * window_s:
+            late = error is not None and error.get("exit_code") == -1 and found["run"]["limit_s"] < 0.9 * window_s
+            if error is None or (failures and not late):
                 return True
     return False
 
@@ -110,6 +115,7 @@ def main() -> int:
     parser.add_argument("--budget", default="60s", help="of measuring and searching, for each run")
     parser.add_argument("--compile-limit", type=float, default=150.0, help="most seconds for one torch.compile baseline")
     parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--retry", action="store_true", help="run again what failed in earlier calls")
     parser.add_argument("--list", action="store_true", help="say what is done and what is left, and run nothing")
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
@@ -121,10 +127,12 @@ def main() -> int:
         if arguments.out == RESULTS:
             parser.error("--smoke needs --out: its figures must not lie among results")
     window_s = arguments.deadline - _SPARE_S
-    left = [case for case in wanted if not finished(case, (arguments.out, arguments.done), window_s)]
+    folders = (arguments.out, arguments.done)
+    left = [case for case in wanted if not finished(case, folders, window_s, failures=not arguments.retry)]
     if arguments.list:
         for case in wanted:
-            print(f"{'left' if case in left else 'done'}  {case.file}")
+            done = "done" if finished(case, folders, window_s, failures=False) else "failed"
+            print(f"{'left' if case in left else done:6}  {case.file}")
         return LEFT if left else 0
     took_s: list[float] = []
     while left:
@@ -150,6 +158,9 @@ def main() -> int:
         if not finished(case, (arguments.out,), window_s):
             left.insert(0, case)
             break
+    failed = [case for case in wanted if case not in left and not finished(case, folders, window_s, failures=False)]
+    if failed:
+        print(f"failed: {', '.join(case.file for case in failed)}; --retry runs them again", flush=True)
     if left:
         print(f"{len(left)} of {len(wanted)} runs are left, the next is {left[0].file}; call again", flush=True)
     return LEFT if left else 0

@@ -46,6 +46,21 @@ def test_a_run_that_only_ran_out_of_time_is_tried_again_with_all_of_it(tmp_path:
     assert finished(case, [tmp_path / "other", tmp_path], 500.0)
 
 
+def test_a_failure_is_named_and_run_again_when_asked(
+    called: Callable[..., tuple[int, Called]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("a:1", "a:2", "--batches", "1", "--dtypes", "float32")
+    result(tmp_path / "done", Case("a:1", 1, "float32"), {"message": "unsupported", "exit_code": 2})
+    assert called(50.0, *asked, "--list") == (LEFT, [])
+    assert capsys.readouterr().out.split() == ["failed", "a_1_b1_float32.json", "left", "a_2_b1_float32.json"]
+    code, made = called(50.0, *asked)
+    assert (code, [name for name, _ in made]) == (0, ["a_2_b1_float32.json"])
+    assert "failed: a_1_b1_float32.json; --retry" in capsys.readouterr().out
+    code, made = called(50.0, *asked, "--retry")
+    assert (code, [name for name, _ in made]) == (0, ["a_1_b1_float32.json"])
+    assert "failed" not in capsys.readouterr().out
+
+
 Called = list[tuple[str, float]]
 
 
