@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from autosched.core.program import Program
 from autosched.core.records import DeviceKey, Failure, GroupRecord, PairRecord, ScheduleRecord, SoftwareKey, SoloRecord
@@ -129,3 +129,14 @@ class Device(Protocol):
         Raises:
             DeviceMissing: if this machine has no such device, saying what is missing and what to do.
         """
+
+
+@runtime_checkable
+class StartsEarly(Protocol):
+    """A device whose measuring process can be started before there is a program for it."""
+
+    def start_early(self, *, timeout_s: float) -> None:
+        """Start the process of the next :meth:`Device.open` with this ``timeout_s``, and do not wait for it. No second one is started."""
+
+    def drop_early(self) -> None:
+        """End a process that no ``open`` has taken. May be called twice."""

@@ -58,6 +58,11 @@ class _Indexed(Protocol[_RecordOut]):
     def failure(self) -> Failure | None: ...
 
 
+def new_worker(timeout_s: float, *, plugin: Path | None = None) -> Worker:
+    """A measuring process, not yet started."""
+    return Worker(_MODULE, timeout_s=timeout_s, plugin=plugin)
+
+
 class CpuSession:
     """See ``base.Session``. The measuring process starts with the first request and is replaced whenever it dies.
 
@@ -70,6 +75,7 @@ class CpuSession:
         max_lanes, widths: as in ``Limits``.
         seed: of the inputs, and of the order of measurements.
         plugin: a Python file that the process runs first; tests inject faults with it.
+        worker: a process that was started early, in the place of a new one.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class CpuSession:
         widths: tuple[int, ...],
         seed: int = 0,
         plugin: Path | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self._program = program
         self._constants: Mapping[int, torch.Tensor] | None = constants
@@ -91,7 +98,7 @@ class CpuSession:
         self._requests = 0
         self._closed = False
         self._limits: Limits | None = None
-        self._worker = Worker(_MODULE, timeout_s=timeout_s, plugin=plugin)
+        self._worker = worker if worker is not None else new_worker(timeout_s, plugin=plugin)
 
     @property
     def worker_pid(self) -> int | None:

@@ -63,6 +63,7 @@ class Worker:
         self._plugin = plugin
         self._folder: _Folder | None = None
         self._child: ChildProcess | None = None
+        self._is_open = False
         self._bare_deaths = 0
         self._blamed_deaths = 0
 
@@ -77,6 +78,17 @@ class Worker:
     def pid(self) -> int | None:
         """Of the living process, if there is one."""
         return self._child.pid if self._child is not None and self._child.alive else None
+
+    @property
+    def timeout_s(self) -> float:
+        """As given."""
+        return self._timeout_s
+
+    def start(self) -> None:
+        """Start the process now and do not wait for it: what it imports it imports while the caller does something else."""
+        if self._child is None:
+            self._child = ChildProcess(self._module, self.folder, plugin=self._plugin)
+            self._is_open = False
 
     def opens_with(self, opening: Sequence[Request]) -> None:
         """What a fresh process is sent first, from now on."""
@@ -119,12 +131,14 @@ class Worker:
             folder.remove()
 
     def _ready_child(self) -> ChildProcess:
-        if self._child is not None and self._child.alive:
-            return self._child
-        if self._child is not None:
+        if self._child is not None and not self._child.alive:
             self._drop()
-        child = ChildProcess(self._module, self.folder, plugin=self._plugin)
-        self._child = child
+        if self._child is None:
+            self.start()
+        child = self._child
+        assert child is not None  # just started
+        if self._is_open:
+            return child
         ready = read_answer(child.receive(timeout_s=self._start_timeout_s))
         if not isinstance(ready, Ready):
             raise WorkerLost(f"the measuring process greeted with {type(ready).__name__}; expected Ready. Reinstall autosched.")
@@ -133,6 +147,7 @@ class Worker:
                 if isinstance(answer, Broken):
                     self._drop()
                     raise WorkerLost(f"the measuring process cannot open the program: {answer.failure.detail}")
+        self._is_open = True
         return child
 
     @staticmethod

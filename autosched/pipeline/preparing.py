@@ -13,7 +13,7 @@ from autosched.capture.export import Captured, capture
 from autosched.core.progress import Progress
 from autosched.core.variants import WHOLE, Lowering
 from autosched.device.ahead import compile_ahead
-from autosched.device.base import Device, Session
+from autosched.device.base import Device, Session, StartsEarly
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.variants import Refusals, compile_variants
 from autosched.runtime.inductor_modes import Mode
@@ -96,7 +96,7 @@ def prepare(
     """
     begin = time.monotonic()
     progress.stage(f"capture, {lowering}")
-    captured = capture_as(lowering, model, args, kwargs, device.key.kind, limit_s)
+    captured = _captured_early(device, lowering, model, args, kwargs, limit_s)
     if isinstance(captured, str):
         return captured
     ledger = Ledger()
@@ -110,3 +110,24 @@ def prepare(
         session.close()
         raise
     return Prepared(captured, device, session, tuple(ledger.notes), time.monotonic() - begin, refused)
+
+
+def _captured_early(
+    device: Device,
+    lowering: Lowering,
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    limit_s: float | None,
+) -> Captured | str:
+    """As ``capture_as``, while the measuring process imports what it needs."""
+    if not isinstance(device, StartsEarly):
+        return capture_as(lowering, model, args, kwargs, device.key.kind, limit_s)
+    device.start_early(timeout_s=_TIMEOUT_S)
+    captured: Captured | str = ""
+    try:
+        captured = capture_as(lowering, model, args, kwargs, device.key.kind, limit_s)
+    finally:
+        if isinstance(captured, str):
+            device.drop_early()
+    return captured

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from autosched.core.graph import OpGraph
 from autosched.core.schedule import sequential
-from autosched.device.base import Device
+from autosched.device.base import Device, StartsEarly
 from autosched.device.cpu import CpuDevice
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.plan import FreeRule, make_plan
@@ -29,6 +32,49 @@ class TestCpuDevice(DeviceSuite):
 def test_nothing_starts_before_the_first_request() -> None:
     with CpuDevice().open(*chain_program(), timeout_s=10) as session:
         assert session.worker_pid is None
+
+
+def test_a_process_that_was_started_early_is_the_next_sessions() -> None:
+    device = CpuDevice()
+    program, constants = branches_program()
+    device.start_early(timeout_s=60.0)
+    device.start_early(timeout_s=60.0)  # one waits already
+    with device.open(program, constants, timeout_s=60.0) as first, device.open(program, constants, timeout_s=60.0) as second:
+        started = first.worker_pid
+        assert started is not None
+        assert second.worker_pid is None
+        assert isinstance(first.paired([sequential(program.graph)], rounds=1), list)
+        assert first.worker_pid == started
+        # Opened once: the next request finds the program there.
+        assert isinstance(first.paired([sequential(program.graph)], rounds=1), list)
+        assert first.worker_pid == started
+
+
+def test_a_process_that_died_while_it_waited_is_replaced() -> None:
+    device = CpuDevice()
+    program, constants = branches_program()
+    device.start_early(timeout_s=60.0)
+    with device.open(program, constants, timeout_s=60.0) as session:
+        started = session.worker_pid
+        assert started is not None
+        os.kill(started, signal.SIGKILL)
+        assert isinstance(session.paired([sequential(program.graph)], rounds=1), list)
+        assert session.worker_pid != started
+
+
+def test_a_process_that_nobody_took_is_ended() -> None:
+    device = CpuDevice()
+    device.start_early(timeout_s=60.0)
+    assert isinstance(device, StartsEarly)
+    device.drop_early()
+    device.drop_early()
+    with device.open(*branches_program(), timeout_s=60.0) as session:
+        assert session.worker_pid is None
+    device.start_early(timeout_s=60.0)
+    # Another patience was asked for than the one it was started with.
+    with device.open(*branches_program(), timeout_s=30.0) as session:
+        assert session.worker_pid is None
+    device.drop_early()
 
 
 def test_a_program_that_is_itself_not_finite_can_be_timed() -> None:

@@ -67,6 +67,11 @@ class _Refused(Exception):
         self.failure = failure
 
 
+def new_cuda_worker(timeout_s: float, *, module: str = MODULE, plugin: Path | None = None) -> Worker:
+    """A measuring process, not yet started. Starting CUDA and loading a large model's modules takes longer than anything measured."""
+    return Worker(module, timeout_s=timeout_s, start_timeout_s=max(300.0, timeout_s), plugin=plugin)
+
+
 class CudaSession(CpuSession):
     """See ``base.Session``: the same conversation with another measuring process, and questions that only a GPU has answers to.
 
@@ -79,6 +84,7 @@ class CudaSession(CpuSession):
         device_index: which visible GPU.
         settings: what the process sets before it binds the program.
         module, plugin: for tests.
+        worker: a process that was started early, in the place of a new one.
     """
 
     def __init__(
@@ -91,12 +97,12 @@ class CudaSession(CpuSession):
         seed: int = 0,
         module: str = MODULE,
         plugin: Path | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self._settings = settings
         lanes = max(1, min(program.graph.width, MOST_LANES))
-        super().__init__(program, constants, timeout_s=timeout_s, max_lanes=lanes, widths=(1,), seed=seed)
-        # Starting CUDA and loading a large model's modules takes longer than anything measured.
-        self._worker = Worker(module, timeout_s=timeout_s, start_timeout_s=max(300.0, timeout_s), plugin=plugin)
+        early = worker if worker is not None else new_cuda_worker(timeout_s, module=module, plugin=plugin)
+        super().__init__(program, constants, timeout_s=timeout_s, max_lanes=lanes, widths=(1,), seed=seed, worker=early)
 
     @property
     def limits(self) -> Limits:

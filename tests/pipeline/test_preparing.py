@@ -1,0 +1,83 @@
+"""Preparing a lowering: the measuring process starts while the model is captured, and does not outlive a capture that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosched.capture.export import capture
+from autosched.core.errors import UnsupportedGraph
+from autosched.core.program import Program
+from autosched.core.progress import Silent
+from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.core.schedule import Schedule
+from autosched.core.variants import Lowering
+from autosched.pipeline import preparing
+from tests.conformance.session_double import SessionDouble
+
+
+class Device:
+    """Says what was asked of it, in order."""
+
+    key = DeviceKey("cpu", "double", (("cores", "2"),))
+    software = SoftwareKey((("torch", "0"),))
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def start_early(self, *, timeout_s: float) -> None:
+        self.asked.append(f"start {timeout_s:.0f}")
+
+    def drop_early(self) -> None:
+        self.asked.append("drop")
+
+    def open(self, program: Program, constants: Mapping[int, torch.Tensor], *, timeout_s: float) -> SessionDouble:
+        self.asked.append(f"open {timeout_s:.0f}")
+
+        def truth(schedule: Schedule) -> float:
+            return 1.0
+
+        return SessionDouble(truth)
+
+
+def prepared(device: Device) -> Any:
+    return preparing.prepare(Lowering.ATEN, nn.ReLU(), (torch.ones(2),), None, device, Silent())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def use(answer: Any) -> Device:
+        device = Device()
+
+        def capture_as(*call: Any) -> Any:
+            device.asked.append("capture")
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(preparing, "capture_as", capture_as)
+        return device
+
+    return use
+
+
+def test_the_process_starts_before_the_capture_and_is_the_sessions(capturing: Any) -> None:
+    device = capturing(capture(nn.ReLU(), (torch.ones(2),)))
+    assert prepared(device).lowering
+    start, *rest = device.asked
+    # Only with the same patience does the session take it.
+    assert rest == ["capture", start.replace("start", "open")]
+
+
+def test_a_capture_that_is_refused_or_breaks_leaves_no_process(capturing: Any) -> None:
+    device = capturing("its code is not understood")
+    assert prepared(device) == "its code is not understood"
+    assert device.asked[1:] == ["capture", "drop"]
+    device = capturing(UnsupportedGraph("no"))
+    with pytest.raises(UnsupportedGraph):
+        prepared(device)
+    assert device.asked[1:] == ["capture", "drop"]
