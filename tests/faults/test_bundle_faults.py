@@ -482,11 +482,12 @@ def test_a_few_hundred_forgeries() -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_forgeries() -> None:
-    ends = fuzz(range(1000, 11_000))
-    assert sum(ends.values()) == 10_000
+def test_thousands_of_forgeries() -> None:
+    """The same ones in every run: a change of the reader is what they are for, not luck."""
+    ends = fuzz(range(1000, 4000))
+    assert sum(ends.values()) == 3000
     ends.pop("InputMismatch", None)
-    assert min(ends.values()) >= 100
+    assert min(ends.values()) >= 30
 
 
 _JSON_VALUES = st.recursive(

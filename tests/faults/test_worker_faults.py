@@ -6,6 +6,7 @@ Faults come from a plugin file that the process runs first; it wraps the operato
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -20,10 +21,11 @@ import pytest
 from autosched.core.errors import DeviceError, WorkerLost
 from autosched.core.program import Program
 from autosched.core.records import Failure, FailureKind, PairRecord, ScheduleRecord, SoloRecord
-from autosched.core.schedule import Schedule, make_schedule, sequential
+from autosched.core.schedule import Schedule, sequential
 from autosched.device.base import Pair
 from autosched.device.cpu_session import CpuSession
 from autosched.device.worker import Worker
+from tests.conformance.graphs import random_placement
 from tests.conformance.programs import branches_program
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc to see who is alive")
@@ -40,44 +42,75 @@ def program() -> Program:
     return branches_program(branches=BRANCHES, depth=DEPTH, size=16)[0]
 
 
+PLUGIN = """
+import pathlib
+seen = {{}}
+
+def current():
+    text = pathlib.Path({code!r}).read_text()
+    if text not in seen:
+        exec(compile(text, "fault", "exec"), seen.setdefault(text, {{}}))
+    return seen[text]
+
+def wrap_kernel(index, kernel):
+    def run(slots):
+        names = current()
+        return names["fault"](kernel, slots) if names["INDEX"] == index else kernel(slots)
+    return run
+"""
+
+FAULT = """
+import os, signal, subprocess, sys, threading, time
+import torch
+
+INDEX = {index}
+
+def once():
+    try:
+        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+def fault(kernel, slots, folder={folder!r}):
+{code}
+"""
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[float], tuple[CpuSession, Path]]]:
+    """A session for each time limit, with the file whose code its operators run now: a living process serves the next test too."""
+    sessions: dict[float, tuple[CpuSession, Path]] = {}
+
+    def get(timeout_s: float) -> tuple[CpuSession, Path]:
+        if timeout_s not in sessions:
+            folder = tmp_path_factory.mktemp("plugin")
+            code = folder / "code.py"
+            (folder / "plugin.py").write_text(PLUGIN.format(code=str(code)))
+            program, constants = branches_program(branches=BRANCHES, depth=DEPTH, size=16)
+            session = CpuSession(program, constants, timeout_s=timeout_s, max_lanes=2, widths=(1,), plugin=folder / "plugin.py")
+            sessions[timeout_s] = session, code
+        return sessions[timeout_s]
+
+    yield get
+    for session, _ in sessions.values():
+        session.close()
+
+
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    """Open a session whose operator ``BAD`` first runs ``code``, in which ``once()`` is true the first time on this machine."""
-    sessions: list[CpuSession] = []
+def opened(tmp_path: Path, warm: Callable[[float], tuple[CpuSession, Path]]) -> Open:
+    """A session whose operator ``BAD`` first runs ``code``, in which ``once()`` is true the first time on this machine."""
 
     def make(code: str, *, timeout_s: float = 60.0, index: int = BAD) -> CpuSession:
-        plugin = tmp_path / f"plugin{len(sessions)}.py"
-        marker = tmp_path / f"marker{len(sessions)}"
-        plugin.write_text(
-            textwrap.dedent(
-                """
-                import os, signal, subprocess, sys, threading, time
-                import torch
-
-                def once():
-                    try:
-                        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
-                    except FileExistsError:
-                        return False
-                    return True
-
-                def fault(kernel, slots, folder={folder!r}):
-                {code}
-
-                def wrap_kernel(index, kernel):
-                    return (lambda slots: fault(kernel, slots)) if index == {index} else kernel
-                """
-            ).format(marker=str(marker), folder=str(tmp_path), index=index, code=textwrap.indent(textwrap.dedent(code), "    "))
-        )
-        session = CpuSession(
-            *branches_program(branches=BRANCHES, depth=DEPTH, size=16), timeout_s=timeout_s, max_lanes=2, widths=(1,), plugin=plugin
-        )
-        sessions.append(session)
+        session, place = warm(timeout_s)
+        indented = textwrap.indent(textwrap.dedent(code), "    ")
+        text = FAULT.format(marker=str(tmp_path / "marker"), folder=str(tmp_path), index=index, code=indented)
+        fresh = place.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.replace(place)
         return session
 
-    yield make
-    for session in sessions:
-        session.close()
+    return make
 
 
 def state(pid: int) -> str:
@@ -95,9 +128,19 @@ def wait_gone(pid: int, within_s: float = 5.0) -> bool:
     return state(pid) in ("", "Z")
 
 
+_drawn: set[Schedule] = set()
+_rng = random.Random(0)
+
+
 def lane_schedules(program: Program) -> list[Schedule]:
-    graph = program.graph
-    return [sequential(graph), make_schedule(graph, range(len(graph)), [index // 4 % 2 for index in range(len(graph))])]
+    """One on a lane and one on two, neither seen before: a living process runs them a first time, one after the other."""
+    found: list[Schedule] = []
+    while len(found) < 2:
+        drawn = random_placement(_rng, program.graph, 1 + len(found))
+        if drawn not in _drawn:
+            _drawn.add(drawn)
+            found.append(drawn)
+    return found
 
 
 def expect_failure(found: object, kind: FailureKind, words: str = "") -> None:
@@ -290,8 +333,8 @@ def test_a_program_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
         session.pairs([Pair(0, 4)], repeats=1)
 
 
-def test_close_leaves_no_process_and_no_file(opened: Open, program: Program) -> None:
-    session = opened("kernel(slots)")
+def test_close_leaves_no_process_and_no_file(program: Program) -> None:
+    session = CpuSession(*branches_program(branches=BRANCHES, depth=DEPTH, size=16), timeout_s=60.0, max_lanes=2, widths=(1,))
     session.schedules([sequential(program.graph)], rounds=1)
     pid, folder = session.worker_pid, session._worker.folder
     assert pid is not None
