@@ -49,6 +49,7 @@ def _print_report(report: TuneReport) -> None:
     from rich.console import Console
 
     from autosched.cli.strategy_table import strategy_table
+    from autosched.core.report import where_time_went
 
     console = Console()
     # Piped into a file, the table keeps all its columns.
@@ -72,6 +73,8 @@ def _print_report(report: TuneReport) -> None:
         f"noise floor {report.noise_floor_pct:.1f} %, seed {report.seed}",
         highlight=False,
     )
+    if spent := where_time_went(report.stages):
+        console.print(f"where the time went: {spent}", highlight=False, markup=False)
     for line in _next_steps(report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

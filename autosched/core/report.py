@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosched.core.records import DeviceKey, Failure, Source
+
+_WORTH_TELLING_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,19 @@ class StageTime:
     name: str
     seconds: float
     in_budget: bool = True
+
+
+def where_time_went(stages: Sequence[StageTime]) -> str:
+    """The stages as a sentence, longest first, those under a tenth of a second left out; empty if none took longer.
+
+    >>> where_time_went([StageTime("capture", 2.0, False), StageTime("search", 1.25), StageTime("duel", 3.0), StageTime("trace", 0.01)])
+    'duel 3.0 s, search 1.2 s; before the budget: capture 2.0 s'
+    """
+    longest = sorted((stage for stage in stages if stage.seconds >= _WORTH_TELLING_S), key=lambda stage: -stage.seconds)
+    inside, before = (
+        ", ".join(f"{stage.name} {stage.seconds:.1f} s" for stage in longest if stage.in_budget is counted) for counted in (True, False)
+    )
+    return "; ".join(part for part in (inside, f"before the budget: {before}" if before else "") if part)
 
 
 @dataclass(frozen=True, slots=True)

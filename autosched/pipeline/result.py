@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autosched.core.errors import UsageError
 from autosched.core.program import ConstantSource
-from autosched.core.report import TuneReport
+from autosched.core.report import TuneReport, where_time_went
 from autosched.export.bundle import encode_bundle, make_bundle, write_bundle
 from autosched.pipeline.options import Options, Outcome
 from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
@@ -73,6 +73,8 @@ class Tuned:
                 lines.append(
                     f"  {row.name:<20} {row.measured_us:12,.1f} us measured  {row.speedup_vs_best_baseline:.3f}x over the best baseline"
                 )
+        if spent := where_time_went(self.report.stages):
+            lines.append(f"  where the time went: {spent}")
         return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autosched.core.report import StageTime
+from autosched.core.report import StageTime, where_time_went
 from autosched.pipeline.clock import StageClock
 
 
@@ -61,3 +61,10 @@ def test_everything_is_passed_on(at: SimpleNamespace) -> None:
 
 def test_without_a_stage_there_is_nothing_to_tell(at: SimpleNamespace) -> None:
     assert StageClock(Told()).times() == ()
+
+
+def test_where_the_time_went_is_told_longest_first_with_what_the_budget_does_not_cover_apart() -> None:
+    stages = (StageTime("capture", 2.0, False), StageTime("search", 1.0), StageTime("duel", 3.0), StageTime("trace", 0.04))
+    assert where_time_went(stages) == "duel 3.0 s, search 1.0 s; before the budget: capture 2.0 s"
+    assert where_time_went(stages[:1]) == "before the budget: capture 2.0 s"
+    assert where_time_went(()) == ""
