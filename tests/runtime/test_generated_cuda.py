@@ -25,6 +25,7 @@ from tests.conformance.programs import assert_same_in_any_order
 from tests.runtime.generated import nets
 
 _TEXTS = {path.name.partition(".")[0]: path for path in (Path(__file__).parent / "generated").glob("*.py.txt")}
+_WHOLE = ["branches", "branches_max_autotune", "branches_max_autotune_combo", "block", "odds"]
 _STREAM = 7
 _KNOWN_PARAMETERS = ("in_ptr", "out_ptr", "in_out_ptr", "arg_", "ws_ptr", "xnumel", "ynumel", "r0_numel", "XBLOCK", "YBLOCK", "R0_BLOCK")
 
@@ -72,6 +73,29 @@ def _sorted(given: torch.Tensor, values: torch.Tensor, order: torch.Tensor) -> N
     order.copy_(places)
 
 
+def _pointwise(bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor) -> None:
+    """A convolution of one by one, as a product of rows."""
+    made.view(2, 8, 8, 8).copy_(functional.conv2d(x, weight, bias).permute(0, 2, 3, 1))
+
+
+def _joined_after_bias(a: torch.Tensor, b: torch.Tensor, bias_b: torch.Tensor, c: torch.Tensor, *made: torch.Tensor) -> None:
+    _joined(a.view(2, 8, 8, 8).permute(0, 3, 1, 2), torch.zeros(8), b, bias_b, c, *made)
+
+
+def _combined(x: torch.Tensor, weight: torch.Tensor, pooled: torch.Tensor, *copies: torch.Tensor) -> None:
+    """Two kernels in one launch."""
+    _prepared(x, pooled, *copies[:2])
+    copies[2].copy_(weight)
+
+
+def _wide(x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor) -> None:
+    made.copy_(functional.conv2d(x, weight, padding=1))
+
+
+def _product(bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor) -> None:
+    made.copy_(functional.linear(x, weight, bias))
+
+
 _STAND_INS: Mapping[str, Callable[..., Any]] = {
     "triton_poi_fused_convolution_max_pool2d_with_indices_0": _prepared,
     "triton_poi_fused_convolution_1": lambda given, made: made.copy_(given),
@@ -87,6 +111,16 @@ _STAND_INS: Mapping[str, Callable[..., Any]] = {
     "triton_per_fused__softmax_exp_prepare_softmax_online_sub_4": lambda given, made: made.copy_(given.softmax(-1)),
     "triton_spl_fused_cumsum_5": _scanned,
     "triton_per_fused_add_slice_sort_6": _sorted,
+    # max_autotune: templates; and with combined kernels.
+    "triton_tem_fused_convolution_1": _pointwise,
+    "triton_poi_fused_convolution_2": lambda given, made: made.copy_(given),
+    "triton_tem_fused_convolution_3": _wide,
+    "triton_per_fused_cat_convolution_mean_relu_4": _joined_after_bias,
+    "triton_tem_fused_addmm_mean_t_5": _product,
+    "triton_poi_fused_0": _combined,
+    "triton_tem_fused_convolution_2": _wide,
+    "triton_per_fused_cat_convolution_mean_relu_3": _joined_after_bias,
+    "triton_tem_fused_addmm_mean_t_4": _product,
     "triton_tem_fused_addmm_gelu_t_0": lambda x, weight, bias, made: made.copy_(functional.gelu(functional.linear(x, weight, bias))),
 }
 
@@ -126,7 +160,7 @@ def attention() -> Iterator[None]:
 
 
 def _taken_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Captured, Recording, list[int]]:
-    model, args = getattr(nets, name)()
+    model, args = getattr(nets, name.partition("_")[0])()
     captured = capture(model, args, target="cuda")
     source = _TEXTS[name].read_text()
     bound = bind(captured.program, captured.constants, "cpu")
@@ -142,7 +176,7 @@ def _taken_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Captured, 
 
 
 @pytest.mark.usefixtures("attention")
-@pytest.mark.parametrize("name", ["branches", "block", "odds"])
+@pytest.mark.parametrize("name", _WHOLE)
 def test_the_code_computes_what_the_model_does_in_any_legal_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     captured, found, _ = _taken_apart(name, monkeypatch)
     inputs = random_inputs(captured.program, 11)
@@ -155,7 +189,7 @@ def test_the_code_computes_what_the_model_does_in_any_legal_order(name: str, mon
 
 
 @pytest.mark.usefixtures("attention")
-@pytest.mark.parametrize("name", ["branches", "block", "odds"])
+@pytest.mark.parametrize("name", _WHOLE)
 def test_every_kernel_is_given_the_stream_of_the_moment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     captured, found, asked = _taken_apart(name, monkeypatch)
     graph = found.program.graph
@@ -167,6 +201,23 @@ def test_every_kernel_is_given_the_stream_of_the_moment(name: str, monkeypatch: 
         with torch.inference_mode():
             bound.kernels[operator.index](slots)
         assert asked == ([0] if operator.name.startswith("triton_") else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "launches"),
+    [
+        ("branches_max_autotune", ["triton_poi", "triton_tem", "triton_poi", "triton_tem", "triton_per", "triton_tem", "topk"]),
+        ("branches_max_autotune_combo", ["triton_poi", "triton_tem", "triton_tem", "triton_per", "triton_tem", "topk"]),
+    ],
+)
+def test_templates_and_combined_kernels_are_launches_like_others(name: str, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found, _ = _taken_apart(name, monkeypatch)
+    graph = found.program.graph
+    assert ["_".join(operator.name.split("_")[:2]) for operator in graph.operators] == launches
+    first, second = [operator.index for operator in graph.operators if operator.name.startswith("triton_tem_fused_convolution")]
+    assert graph.independent(first, second)
+    # Every launch of several kernels makes what each of them makes.
+    assert len(graph.operators[0].writes) == (4 if name.endswith("combo") else 3)
 
 
 def test_branches_stay_apart_and_a_result_in_two_parts_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
