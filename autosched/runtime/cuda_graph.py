@@ -9,7 +9,7 @@ Both run the one :func:`walk`. The rules a capture must keep, and where each is 
 * ``record_stream`` is never called: in a capture it keeps a block from being used again until the end. Dropping the last reference
   when the plan says so is enough, because by then the block's own stream has waited for every reader;
 * warm-up runs on other streams in the same thread, so that lazy loading is over and yet cuBLAS makes its workspaces, which belong to
-  a stream, inside the capture, in the private pool;
+  a stream, inside the capture, in the private pool; for graphs that serve, in a pool of their own (:meth:`GraphCapturer.hold_workspaces`);
 * no garbage collection, and no ``torch.cuda.graph`` (it empties the allocator's cache each time).
 """
 
@@ -153,6 +153,7 @@ class GraphCapturer:
         self._reader = reader
         self._scratch: Pool | None = None
         self._keepers: list[Graph] = []
+        self._workspaces: tuple[Pool, Graph] | None = None
 
     @property
     def can_observe(self) -> bool:
@@ -172,6 +173,34 @@ class GraphCapturer:
             self._keepers.append(keeper[0])
             self._scratch = pool
         return self._scratch
+
+    def hold_workspaces(self, plan: Plan) -> Failure | None:
+        """Make the libraries' workspaces of the plan's lanes, where they have none, in a pool that lives as long as this.
+
+        Otherwise the first graph with a product on a lane has them in its own pool, and all later graphs read them there. Whoever clears
+        them then (PyTorch's graph trees do) gives that memory back to the driver as soon as the first graph is gone.
+        """
+        backend = self.backend
+        lanes = self._lanes(plan)
+        pool = self._workspaces[0] if self._workspaces is not None else backend.new_pool()
+
+        def body() -> None:
+            for stream in lanes:
+                with backend.on(stream):
+                    backend.multiply()
+
+        try:
+            with torch.inference_mode(), backend.on(self.streams.named("warm-up")):
+                backend.multiply()
+        except Exception as error:
+            return failure_of(error, "workspaces")
+        made = self._record(lanes, body, pool)
+        if isinstance(made, Failure):
+            return made
+        before, self._workspaces = self._workspaces, (pool, made[0])
+        if before is not None:
+            backend.reset(before[1])
+        return None
 
     def warm_up(self, program: Launchable, inputs: Sequence[Tensor], *, passes: int = 2) -> Failure | None:
         """Run every operator eagerly, on a stream that is never captured: modules load, libraries choose their algorithms."""
@@ -294,8 +323,10 @@ class GraphCapturer:
         """Free what keeps pools alive. Runners are their owners' to close."""
         for keeper in self._keepers:
             self.backend.reset(keeper)
+        if self._workspaces is not None:
+            self.backend.reset(self._workspaces[1])
         self._keepers = []
-        self._scratch = None
+        self._scratch = self._workspaces = None
 
     def _lanes(self, plan: Plan) -> list[Stream]:
         return [self.streams.lane(lane, priority) for lane, priority in dict.fromkeys((step.lane, step.priority) for step in plan.steps)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Sequence
 
@@ -21,6 +22,9 @@ from autosched.runtime.plan import Plan
 from autosched.runtime.streams import Tensor, TorchStreams
 
 _log = logging.getLogger(__name__)
+
+# Operators that may call cuBLAS. One too many costs a workspace, one too few what ``hold_workspaces`` is for.
+_MULTIPLIES = re.compile("mm|matmul|linear|einsum|attention")
 _lock = threading.Lock()
 _said: set[str] = set()
 _capturers: dict[int, GraphCapturer] = {}
@@ -54,6 +58,10 @@ def prepare_runner(capturer: GraphCapturer, program: Launchable, graph: OpGraph,
     failure = capturer.warm_up(program, static)
     if failure is not None:
         raise DeviceError(f"the operators do not run on this device: {failure.detail}. Run 'autosched check', or use the model as it is.")
+    if any(_MULTIPLIES.search(call.target) for operator in graph.operators for call in operator.calls):
+        failure = capturer.hold_workspaces(plan)
+        if failure is not None:
+            raise DeviceError(f"the libraries' workspaces cannot be made here: {failure.detail}. Use the model as it is.")
     if not capturer.can_observe:
         _say_once(unaudited() or "captured graphs are not audited here: they cannot be read back")
     options = CaptureOptions(observe=capturer.can_observe)

@@ -119,6 +119,9 @@ class StreamBackend(Protocol):
     def touch(self) -> None:
         """Allocate a few bytes and launch one small kernel on the current stream."""
 
+    def multiply(self) -> None:
+        """Launch small products on the current stream, whose workspaces the libraries then make if it has none."""
+
     def span(self, tensor: Tensor) -> Span:
         """The whole memory behind ``tensor``: its storage, not only the part it shows."""
 
@@ -318,6 +321,12 @@ class TorchStreams:
     def touch(self) -> None:
         """One fill kernel."""
         torch.ones(8, device=self.device)
+
+    def multiply(self) -> None:
+        """One product by cuBLAS and one by cuBLASLt: each may have workspaces of its own."""
+        square = torch.ones((16, 16), device=self.device)
+        torch.mm(square, square)
+        torch.addmm(square[0], square, square)
 
     def span(self, tensor: Tensor) -> Span:
         """Of the untyped storage."""

@@ -166,6 +166,7 @@ class FakeCuda:
         self._peak = 0
         self._capture: FakeCapture | None = None
         self.eager_launches: list[FakeStream] = []
+        self.workspaces: dict[FakeStream, FakeTensor] = {}
         self.strays = 0
         self.live_graphs = 0
         self.duration_us: float = 10.0
@@ -371,6 +372,12 @@ class FakeCuda:
         tensor = self.allocate(PAGE)
         span = tensor.storage.span
         self.launch(lambda memory: lambda target: target.write(span, 1), 1.0)
+
+    def multiply(self) -> None:
+        stream = self.current_stream()
+        if stream not in self.workspaces:
+            self.workspaces[stream] = self.allocate(PAGE)
+        self.touch()
 
     def _add(self, stream: FakeStream, node: FakeNode) -> None:
         capture = stream.capture

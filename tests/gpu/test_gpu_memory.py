@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from autosched.core.schedule import Schedule
+from autosched.runtime.cuda_load import prepare_runner
 from autosched.runtime.plan import make_plan
 from tests.conformance.graphs import random_placement
 from tests.conformance.programs import branches_program
@@ -55,6 +56,26 @@ def test_a_graph_outlives_the_graphs_that_were_captured_beside_it(rig: Rig) -> N
     fill_what_is_free(rig)
     for _ in range(5):
         assert rig.backend.same(kept(inputs), wanted)
+
+
+def test_a_served_graph_outlives_the_one_that_was_prepared_first(rig: Rig) -> None:
+    """Trap 4: the first graph with products on some lanes must not have made their workspaces in its own pool."""
+    torch._C._cuda_clearCublasWorkspaces()
+    gc.collect()
+    fill_what_is_free(rig)
+    graph, inputs = rig.program.graph, rig.inputs(1)
+    wanted = [item.clone() for item in rig.measurer.reference(inputs)]
+    first, kept = (prepare_runner(rig.capturer, rig.bound, graph, make_plan(graph, spread(rig, 1)), inputs) for _ in range(2))
+    workspaces = {item["address"] for item in torch.cuda.memory_snapshot() if item["segment_pool_id"] not in ((0, 0), first.pool)}
+    first.close()
+    del first
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    fill_what_is_free(rig)
+    assert workspaces <= {item["address"] for item in torch.cuda.memory_snapshot()}
+    for _ in range(5):
+        assert rig.backend.same(kept(inputs), wanted)
+    kept.close()
 
 
 def test_candidates_in_one_pool_do_not_grow_memory(rig: Rig) -> None:

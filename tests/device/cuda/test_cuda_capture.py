@@ -387,6 +387,38 @@ def test_a_loaded_plan_is_captured_audited_and_called() -> None:
         assert rig.numbers(runner(inputs)) == rig.program.run(inputs)
 
 
+def test_workspaces_that_served_graphs_read_are_in_the_pool_of_none_of_them() -> None:
+    """Trap 4: who clears all workspaces gives their memory back with the graph in whose pool they are."""
+    graph = diamond(2, 2)
+    product = replace(graph.operators[1], calls=tuple(replace(call, target="aten::mm.default") for call in graph.operators[1].calls))
+    rig = Rig(replace(graph, operators=(graph.operators[0], product, *graph.operators[2:])))
+    plan = make_plan(rig.graph, two_lanes(rig.graph))
+    first = prepare_runner(rig.capturer, rig.program, rig.graph, plan, rig.inputs)
+    held = rig.capturer._workspaces
+    assert held is not None
+    second = prepare_runner(rig.capturer, rig.program, rig.graph, plan, rig.inputs)
+    first.close()
+    lanes = {node.stream for node in second._graph.nodes}  # type: ignore[union-attr]
+    assert lanes <= set(rig.cuda.workspaces)
+    assert {rig.cuda.workspaces[stream].storage.block.pool for stream in lanes} == {held[0]}
+    assert held[0] not in (first.pool, second.pool)
+    # A pool lives as long as a graph in it does: the last one made, and it alone.
+    now = rig.capturer._workspaces
+    assert now is not None
+    assert now[0] == held[0]
+    assert not now[1].destroyed  # type: ignore[attr-defined]
+    second.close()
+    rig.capturer.close()
+    assert rig.cuda.live_graphs == 0
+
+
+def test_a_program_without_products_gets_no_workspaces() -> None:
+    graph = diamond(2, 2)
+    rig = Rig(graph)
+    prepare_runner(rig.capturer, rig.program, graph, make_plan(graph, two_lanes(graph)), rig.inputs)
+    assert rig.cuda.workspaces == {}
+
+
 def test_serving_without_an_audit_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     graph = diamond(2, 2)
     rig = Rig(graph)
