@@ -48,7 +48,7 @@ _ON_REQUEST = frozenset({"exact", "brute_force", "cp_sat", "optuna"})
 
 
 class Job:
-    """Runs once. Its stages are methods in the order they happen.
+    """Runs once; its stages are the functions below, in the order they happen, and ``final.decide``.
 
     Args:
         prepared: the lowering to tune, where it has been captured and its operators measured before; whoever gives it closes its session.

@@ -131,14 +131,9 @@ def refine(
     deadline = timetable.loop_until_s(len(proved) + 1, budget.final_rounds)
     left_s = deadline - time.monotonic()
     loop_s = left_s * (_LOOP_SHARE if variants is not None else 1.0)
-    most = max(profile.candidates, len(proved))
-    count = timetable.loop_candidates(loop_s, most)
+    given, count = _first_round(proved, timetable, loop_s, profile.candidates, ledger)
     if not count:
-        ledger.notes.append("there was no time for the device loop; raise --budget")
         return Refined()
-    given = list(proved) if count == most else _most_likely(proved, count)
-    if count < most:
-        ledger.notes.append(f"the device loop had the time for {count} candidates of {most}; raise --budget for more")
     sessions = SessionBench(session, prover, ledger, timetable.pace, until_s=deadline)
     kept = diary if diary is not None else Diary(None, "")
     bench = KeptBench(sessions, kept, problem.graph, lanes_matter=limits.lanes_matter)
@@ -146,7 +141,7 @@ def refine(
         ledger.notes.append(f"went on from an interrupted run: {sum(map(len, kept.times_us.values()))} schedule timings were at hand")
     # Priorities cannot be simulated; where the device has them they are tried as variants of the best schedules.
     settings = profile.loop(lanes_matter=limits.lanes_matter, priority_variants=3 if len(limits.priorities) > 1 else 0)
-    settings = dataclasses.replace(settings, candidates=min(count, profile.candidates))
+    settings = dataclasses.replace(settings, candidates=count)
     context = SearchContext(rng, profile.evaluations, time.monotonic() + loop_s, max_lanes=limits.max_lanes, widths=limits.widths)
     first = context.share(context.max_evaluations, seconds_share=_LOOP_SHARE if profile.trials else 1.0)
     strategies = [_Given(entry.name, entry.candidates[0].is_baseline, entry.schedule) for entry in given]
@@ -173,6 +168,19 @@ def refine(
         return Refined()
     found = make_candidate(problem, TUNED, False, schedule, lanes_matter=limits.lanes_matter)
     return Refined((found,), _ranking(result))
+
+
+def _first_round(
+    proved: Sequence[Entry], timetable: Timetable, seconds: float, candidates: int, ledger: Ledger
+) -> tuple[Sequence[Entry], int]:
+    """Who of ``proved`` is in the first round, and how many ``candidates`` a round has; 0 if there is no time for any."""
+    most = max(candidates, len(proved))
+    count = timetable.loop_candidates(seconds, most)
+    if not count:
+        ledger.notes.append("there was no time for the device loop; raise --budget")
+    elif count < most:
+        ledger.notes.append(f"the device loop had the time for {count} candidates of {most}; raise --budget for more")
+    return (proved if count == most else _most_likely(proved, count)), min(count, candidates)
 
 
 def _most_likely(proved: Sequence[Entry], count: int) -> list[Entry]:

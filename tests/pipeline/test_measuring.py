@@ -1,0 +1,78 @@
+"""Operators alone and in pairs within their shares of the budget. The clock is the test's; nothing is measured."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from autosched.core.progress import Silent
+from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, PairRecord, Samples, SoftwareKey, SoloRecord
+from autosched.core.schedule import Schedule
+from autosched.datasets.facts import device_facts
+from autosched.datasets.journal import Journal, Scope
+from autosched.device.base import Pair
+from autosched.pipeline.measuring import Ledger, measure_pairs, measure_solo, rounds_within
+from tests.conformance.graphs import TwoBranches, two_branches_program
+from tests.conformance.session_double import SessionDouble
+
+GRAPH = two_branches_program(TwoBranches())[0].graph
+KEY = DeviceKey("cpu", "double", (("cores", "2"),))
+
+
+class Session(SessionDouble):
+    """A run of the program takes ``run_s`` of the test's clock, a pair ``pair_s``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, run_s: float, pair_s: float = 0.0) -> None:
+        super().__init__(lambda schedule: 100.0)
+        self.now_s, self.run_s, self.pair_s = 0.0, run_s, pair_s
+        self.lots: list[int] = []
+        self.repeats: list[int] = []
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+
+    def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+        self.now_s += self.run_s * rounds * len(schedules)
+        return super().paired(schedules, rounds=rounds)
+
+    def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:
+        self.repeats.append(repeats)
+        samples = Samples(10.0, 10.0, 10.0, 10.0, 10.0, repeats)
+        return [[SoloRecord(item.signature, width, samples, Contamination()) for width in widths] for item in GRAPH.operators]
+
+    def pairs(self, pairs: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
+        self.now_s += self.pair_s * len(pairs)
+        self.lots.append(len(pairs))
+        return [Failure(FailureKind.UNAVAILABLE, "not on this double")] * len(pairs)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal.open(tmp_path / "journal.jsonl", Scope(KEY, SoftwareKey((("torch", "0"),))))
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(math.inf, 12), (100.0, 12), (18.1, 8), (1.0, 6), (0.0, 6)])
+def test_rounds_shrink_to_their_time_but_not_below_half(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
+    # Two columns of a second each: nine rounds in eighteen seconds, the first of which is not counted.
+    assert rounds_within(Session(monkeypatch, 1.0), GRAPH, 2, 12, seconds) == rounds
+
+
+def test_what_was_measured_in_fewer_rounds_is_known_the_next_time(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:
+    session = Session(monkeypatch, 1.0)
+    measure_solo(session, GRAPH, journal, 12, Ledger(), 1.0)
+    measure_solo(session, GRAPH, journal, 12, Ledger())
+    assert session.repeats == [6]
+
+
+@pytest.mark.parametrize("budget_s", [2.0, 7.0, 25.0])
+def test_lots_of_pairs_end_with_their_time(monkeypatch: pytest.MonkeyPatch, journal: Journal, budget_s: float) -> None:
+    session, ledger = Session(monkeypatch, 0.0, 1.0), Ledger()
+    solo = session.solo((1, 2), repeats=9)
+    measure_pairs(session, GRAPH, device_facts(KEY), solo, journal, budget_s, ledger, Silent())
+    assert session.lots[0] == 2
+    assert max(session.lots) <= 8
+    assert session.now_s <= budget_s
+    complete = not ledger.notes
+    assert complete or session.now_s > budget_s - 1.0
