@@ -151,6 +151,10 @@ class Draft:
         """Value ids of the graph's outputs, in order, without repetition."""
         return list(dict.fromkeys(refs_in(self.output_leaves)))
 
+    def leaving(self) -> set[int]:
+        """Owners of memory that leaves the model, whole or as a view; of an observed draft."""
+        return {self.storage[value] for value in self.output_values()}
+
     def users(self) -> dict[int, list[Node]]:
         """Value id -> the body calls that read it, in order."""
         found: dict[int, list[Node]] = {}
@@ -177,6 +181,10 @@ class Draft:
         for node in self.nodes:
             node.substitute(resolved)
         self.output_leaves = [map_refs(leaf, lambda value: Ref(resolved.get(value, value))) for leaf in self.output_leaves]
+        # Views of what went are views of what stands for it.
+        for value, owner in self.storage.items():
+            if owner in resolved:
+                self.storage[value] = self.storage.get(resolved[owner], resolved[owner])
 
     def remove_dead(self) -> int:
         """Drop calls and constants that no output and no mutation needs; mark unused outputs -1. Returns how many calls went."""

@@ -22,7 +22,7 @@ from autosched.capture.screen import composites, explain_export_failure, is_chec
 from autosched.capture.sources import source_of
 from autosched.capture.structure import structure_of
 from autosched.core.errors import UnsupportedGraph, UsageError
-from autosched.core.namedtuples import as_registered, register_namedtuples
+from autosched.core.namedtuples import register_namedtuples
 from autosched.core.program import ConstantSource, Program, Ref
 from autosched.core.variants import WHOLE, Lowering
 
@@ -360,14 +360,13 @@ def _reach_outputs(exported: ExportedProgram) -> set[torch.fx.Node]:
 def _tree(spec: Any, what: str) -> str:
     try:
         register_namedtuples(tree_unflatten(list(range(spec.num_leaves)), spec))
-        spec = as_registered(spec)
         text = treespec_dumps(spec)
         if treespec_loads(text) != spec:
             raise ValueError("what was written is read as something else")
     except (NotImplementedError, TypeError, ValueError) as error:
         raise UnsupportedGraph(
-            f"the model's {what} hold a container that cannot be written down ({error}). Expected tuples, lists, and dictionaries with text "
-            "or numbers as keys; register the container with torch.export.register_dataclass or torch.utils._pytree and a serialised name, "
-            "or return a tuple."
+            f"the model's {what} hold a container that cannot be written down ({error}). Expected tuples, lists, and dictionaries with "
+            "text or numbers as keys; register the container with torch.export.register_dataclass or torch.utils._pytree and a serialised "
+            "name, or return a tuple."
         ) from error
     return text

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,15 @@ def require_inference(model: torch.nn.Module) -> None:
             )
 
 
+def composites(graph: torch.fx.Graph) -> dict[OpOverload[..., Any], Any]:
+    """Decompositions of the custom operators that are written in PyTorch's own, which export would keep whole."""
+    targets = {node.target for node in graph.nodes if isinstance(node.target, OpOverload)}
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    custom = [target for target in targets if target.namespace not in ALLOWED_NAMESPACES and target.has_kernel_for_dispatch_key(key)]
+    # Not their method decompose(), which export replaces by what stands in this table.
+    return {target: partial(target._op_dk, key) for target in custom}
+
+
 def is_check(node: torch.fx.Node) -> bool:
     """Whether a node only asserts something that export has already made true."""
     target = node.target
@@ -58,6 +68,12 @@ def require_schedulable(node: torch.fx.Node) -> None:
     """
     target = node.target
     place = source_of(node.meta.get("stack_trace")) or "a place export did not record"
+    if isinstance(target, HigherOrderOperator) and str(target).startswith("auto_functionalized"):
+        name = getattr(node.args[0], "_name", "an operator")
+        raise UnsupportedGraph(
+            f"{name} at {place} is a custom operator that changes its arguments; expected PyTorch's own operators. Write it "
+            "with those, or capture the model around it."
+        )
     if isinstance(target, HigherOrderOperator):
         raise UnsupportedGraph(
             f"{target!s} at {place} runs one of several sub-graphs, or one sub-graph several times, and cannot be scheduled; expected "
@@ -70,8 +86,8 @@ def require_schedulable(node: torch.fx.Node) -> None:
         raise UnsupportedGraph(f"{name} at {place} makes a number or a shape that depends on the data. {_DATA}")
     if target.namespace not in ALLOWED_NAMESPACES:
         raise UnsupportedGraph(
-            f"{name} at {place} is a custom operator; expected one of the namespaces {sorted(ALLOWED_NAMESPACES)}. Give it a decomposition "
-            "into PyTorch's own operators, or capture the model around it."
+            f"{name} at {place} is a custom operator; expected one of the namespaces {sorted(ALLOWED_NAMESPACES)}. Register it with "
+            "CompositeImplicitAutograd, written in PyTorch's own operators, or capture the model around it."
         )
     if torch.Tag.nondeterministic_seeded in target.tags and _draws(target, node):
         raise UnsupportedGraph(
@@ -131,7 +147,28 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
     kind = type(error).__name__
     if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):
         return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {_DATA}")
-    return UnsupportedGraph(
-        f"the model cannot be captured{where}: {kind}: {first}. Expected a model that runs on the example inputs given; call it yourself "
-        "with the same inputs first, and change the line above if it passes there."
+    return UnsupportedGraph(f"the model cannot be captured{where}: torch.export refuses it with {kind}: {first}. {_advice(str(error))}")
+
+
+# Words of export's own refusals, and what helps.
+_ADVICE = (
+    ("not a known type", "Register the container with torch.export.register_dataclass, or return a tuple or a dictionary"),
+    ("ScriptModule", "Give the Python module that was scripted or traced, or convert it with torch.export's TS2EPConverter"),
+    ("positional arguments but", "If the line calls a scripted module, put the Python module that was scripted in its place"),
+    (
+        "__obj_flatten__",
+        "Modules with packed weights (torch.ao.quantization) cannot be exported; quantize with torchao or PT2E, or leave it out",
+    ),
+    ("inference tensor", "Make the model's parameters outside torch.inference_mode"),
+    ("fake tensor in the exported program", "Compute no gradients inside the model, and use detach() in place of .data"),
+    ("numpy", "Compute with PyTorch what is computed with NumPy"),
+)
+
+
+def _advice(said: str) -> str:
+    if found := next((advice for words, advice in _ADVICE if words in said), ""):
+        return f"{found}."
+    return (
+        "Expected a model that runs on the example inputs given; call it yourself with the same inputs first, and change the line above "
+        "if it passes there."
     )

@@ -92,9 +92,8 @@ class Binder:
         """
         label, model, program = self._label, self.model, bundle.program
         if operator := changes_callers_memory(bound):
-            raise IncompatibleArtifact(
-                label, [f"operator {operator} changes an input or a parameter in place; such a model is not scheduled"]
-            )
+            what = "changes an input or a buffer in place, and such a model is not scheduled; return the new value instead"
+            raise IncompatibleArtifact(label, [f"operator {operator} {what}"])
         inputs = random_inputs(program, _SEED, bound.device)
         in_order, lies = audit_run(bound, inputs)
         if lies:

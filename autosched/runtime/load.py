@@ -25,6 +25,7 @@ from autosched.runtime.shape_table import ShapeTable, Slot
 from autosched.runtime.shapes import find_buckets
 from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.verdict import Compatibility, Verdict, check_bundle
+from autosched.runtime.weights import modules_with_a_mode
 
 __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "ShapeReport", "load"]
 
@@ -154,8 +155,9 @@ def _open(
     host = _host_keys(kind, device, label)
     facts.verdicts = [check_bundle(bundle, *host, model) for bundle in facts.bundles]
     # Before the model is run to compare: a batch norm in training mode would change its statistics.
-    training = next((name or "the model" for name, module in model.named_modules() if module.training), None)
-    if training is not None:
+    switched = next((module for module in modules_with_a_mode(model) if module.training), None)
+    if switched is not None:
+        training = next(name for name, module in model.named_modules() if module is switched) or "the model"
         raise IncompatibleArtifact(
             label, [f"mode: tuned in eval mode, but {training} is in training mode; call model.eval() before load()"]
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autosched.core.errors import InputMismatch
+from autosched.core.namedtuples import register_named
 from autosched.core.program import Argument, NonFinite, Program, Ref
 
 
@@ -22,7 +24,21 @@ def describe_tree(tree: Any) -> tuple[list[Any], str]:
 
 @lru_cache(maxsize=256)
 def _structure(text: str) -> pytree.TreeSpec:
+    pending = [json.loads(text)[1]]
+    while pending:
+        node = pending.pop()
+        if node["type"] == "collections.namedtuple" and isinstance(node["context"], str):
+            register_named(node["context"])
+        pending += node["children_spec"]
     return pytree.treespec_loads(text)
+
+
+def _built(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
+    """As ``tree_unflatten``, but a ``torch.Size`` is one again, not a tuple."""
+    if spec.is_leaf():
+        return next(leaves)
+    children = [_built(child, leaves) for child in spec.children()]
+    return torch.Size(children) if spec.type is torch.Size else pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
 
 
 def _in_order(tree: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +128,7 @@ def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor]) -> Any:
     """The model's output from the tensors of ``program.graph.outputs``."""
     place = {value: tensor for value, tensor in zip(program.graph.outputs, tensors, strict=True)}
     leaves = [place[leaf.value] if isinstance(leaf, Ref) else python_value(leaf) for leaf in program.output_leaves]
-    return pytree.tree_unflatten(leaves, _structure(program.output_tree))
+    return _built(_structure(program.output_tree), iter(leaves))
 
 
 def output_tensors(result: Any) -> list[torch.Tensor]:

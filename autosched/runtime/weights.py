@@ -6,7 +6,7 @@ Everything is read at every call, so every reading is one pass of C code over fl
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any
@@ -54,12 +54,14 @@ class ModelWatch:
     def __init__(self, model: torch.nn.Module, program: Program, *, frozen: bool = False) -> None:
         self._frozen = frozen
         modules = list(model.modules())
-        self._modes = _Modes(modules)
+        self._modes = _Modes(modules_with_a_mode(model))
         hooks = [table for module in modules for table in (module._forward_hooks, module._forward_pre_hooks)]
         self._hooks = _Hooks([*hooks, *_hooks_of_all_modules()])
         self._settings = _Settings(modules)
-        self._children = _Entries([module._modules for module in modules if module._modules])
-        self._childless = [module._modules for module in modules if not module._modules]
+        # A scripted module keeps its parts elsewhere than in dictionaries, and nobody replaces them there.
+        plain = [module for module in modules if isinstance(module._modules, dict)]
+        self._children = _Entries([module._modules for module in plain if module._modules])
+        self._childless = [module._modules for module in plain if not module._modules]
         owners: dict[int, dict[str, Any]] = {}
         self._bound: list[tuple[dict[str, Any], str]] = []
         for binding in program.bindings:
@@ -75,7 +77,7 @@ class ModelWatch:
             raise UnwatchableModel(
                 "its parameters were made under torch.inference_mode, so changes to them could not be noticed; make them outside of it"
             )
-        self._weights = _Entries(list(owners.values()))
+        self._weights = _Entries([table for table in owners.values() if isinstance(table, dict)])
         self.accept()
 
     def accept(self) -> None:
@@ -102,7 +104,7 @@ class ModelWatch:
         if self._children.changed() or any(self._childless) or self._settings.changed():
             return Change.STRUCTURE
         if self._weights.changed():
-            if any(table.get(key) is not tensor for (table, key), tensor in zip(self._bound, self._tensors, strict=True)):
+            if any(_replaced(table, key, tensor) for (table, key), tensor in zip(self._bound, self._tensors, strict=True)):
                 return Change.STRUCTURE
             # A neighbour that the program does not read.
             self._weights.accept()
@@ -113,12 +115,33 @@ class ModelWatch:
         return Change.NONE
 
 
+def modules_with_a_mode(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Modules that ``train()`` and ``eval()`` switch, each once.
+
+    A program of ``torch.export`` is left out: it has the mode it was exported in, whatever its flags say, and answers both with an error.
+    """
+    seen: set[torch.nn.Module] = set()
+    pending = [model]
+    while pending:
+        module = pending.pop()
+        if module in seen or "train" in module.__dict__:
+            continue
+        seen.add(module)
+        yield module
+        pending += module.children()
+
+
+def _replaced(table: dict[str, Any], key: str, tensor: torch.Tensor) -> bool:
+    return isinstance(table, dict) and table.get(key) is not tensor
+
+
 class _Modes:
     """Whether a module is in training mode."""
 
     __slots__ = ("_elsewhere", "_tables")
 
-    def __init__(self, modules: list[torch.nn.Module]) -> None:
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        modules = list(modules)
         self._tables = [module.__dict__ for module in modules if "training" in module.__dict__]
         # A scripted module keeps the flag elsewhere.
         self._elsewhere = [module for module in modules if "training" not in module.__dict__]

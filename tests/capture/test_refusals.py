@@ -1,5 +1,7 @@
 """What cannot be scheduled is refused with the operator, the line and what to do; nothing is printed."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -86,6 +88,83 @@ def test_refused_with_operator_line_and_advice(model, names, advises, capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == ""
+
+
+_library = torch.library.Library("refusals", "FRAGMENT")
+_library.define("thrice(Tensor x) -> Tensor")
+_library.impl("thrice", lambda x: x * 3, "CompositeImplicitAutograd")
+_library.define("twice(Tensor x) -> Tensor")
+_library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+
+
+@torch.library.custom_op("refusals::bump", mutates_args=("x",))
+def bump(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+class Composite(nn.Module):
+    def forward(self, x):
+        return torch.ops.refusals.thrice(x)
+
+
+class Opaque(nn.Module):
+    def forward(self, x):
+        return torch.ops.refusals.twice(x)
+
+
+class Bumps(nn.Module):
+    def forward(self, x):
+        y = x * 2
+        bump(y)
+        return y
+
+
+def test_a_custom_operator_written_in_pytorchs_own_is_captured_and_others_are_refused_by_name():
+    operators = capture(Composite(), (torch.randn(3),)).program.graph.operators
+    assert [call.target for operator in operators for call in operator.calls] == ["aten::mul.Tensor"]
+    with pytest.raises(UnsupportedGraph, match=r"refusals::twice.*CompositeImplicitAutograd"):
+        capture(Opaque(), (torch.randn(3),))
+    with pytest.raises(UnsupportedGraph, match=r"refusals::bump.*changes its arguments"):
+        capture(Bumps(), (torch.randn(3),))
+
+
+class Unknown:
+    def __init__(self, value):
+        self.value = value
+
+
+class ReturnsUnknown(nn.Module):
+    def forward(self, x):
+        return Unknown(x * 2)
+
+
+class TupleKeys(nn.Module):
+    def forward(self, x):
+        return {("a", 1): x * 2}
+
+
+class Scripted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.part = torch.jit.script(nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.part(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "advises"),
+    [
+        (ReturnsUnknown(), "torch.export refuses it.*register_dataclass"),
+        (TupleKeys(), "text or numbers as keys"),
+        (Scripted(), "torch.export refuses it.*Python module that was scripted"),
+    ],
+)
+def test_what_export_refuses_says_so_and_what_to_do(model, advises):
+    with pytest.raises(UnsupportedGraph, match=advises):
+        capture(model, (torch.randn(3, 4),))
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(4)])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -167,3 +168,51 @@ def test_a_part_in_training_mode_is_refused_before_anything_runs(part: torch.nn.
     with pytest.warns(FallbackWarning, match=r"1 is in training mode; call model\.eval"):
         assert not load(data, model).report().scheduled
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class Pair(NamedTuple):
+    value: torch.Tensor
+    count: int
+
+
+class ReturnsContainers(torch.nn.Module):
+    def forward(self, pair: Pair) -> Any:
+        return Pair(pair.value * 2, 3), pair.value.shape
+
+
+def test_named_tuples_and_sizes_are_what_the_model_takes_and_gives() -> None:
+    model, pair = ReturnsContainers().eval(), Pair(torch.randn(3, 4), 2)
+    result, expected = _loaded(model, pair)(pair), model(pair)
+    assert type(result[0]) is Pair
+    assert torch.equal(result[0].value, expected[0].value)
+    assert result[0].count == 3
+    assert type(result[1]) is torch.Size
+    assert result[1] == expected[1]
+
+
+def test_a_program_of_export_has_no_mode_to_be_in() -> None:
+    inside = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
+    x = torch.randn(3, 4)
+    model = torch.export.export(inside, (x,)).module()
+    assert torch.allclose(_loaded(model, x)(x), inside(x))
+
+
+def test_changes_of_a_traced_part_are_noticed() -> None:
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.part = torch.jit.trace(torch.nn.Linear(4, 4).eval(), torch.randn(3, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.part(x)
+            return result
+
+    model, x = Holder().eval(), torch.randn(3, 4)
+    loaded = _loaded(model, x)
+    with torch.no_grad():
+        assert torch.allclose(loaded(x), model(x))
+        model.part.weight.mul_(2)
+        assert torch.allclose(loaded(x), model(x))
+    assert loaded.report().calls == 2

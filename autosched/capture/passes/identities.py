@@ -24,9 +24,9 @@ _NEUTRAL: dict[str, tuple[str, float]] = {
 def drop_identities(draft: Draft) -> int:
     """Dropout switched off, views and copies that change neither shape nor layout, ``x + 0``, ``x * 1``, concatenations of one tensor.
 
-    A copy stays if it leaves the model, or if the model changes the memory it was taken from.
+    A copy stays if it leaves the model, whole or as a view, or if the model changes the memory it was taken from.
     """
-    outputs = set(draft.output_values())
+    leaving = draft.leaving()
     written = {draft.storage[value] for node in draft.nodes for value in node.mutates()}
     mapping: dict[int, int] = {}
     for node in draft.nodes:
@@ -35,7 +35,7 @@ def drop_identities(draft: Draft) -> int:
             continue
         made = node.outputs[0]
         copies = draft.storage[made] != draft.storage[source]
-        if copies and (made in outputs or draft.storage[source] in written):
+        if copies and (draft.storage[made] in leaving or draft.storage[source] in written):
             continue
         mapping[made] = source
     draft.substitute(mapping)

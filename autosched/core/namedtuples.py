@@ -1,0 +1,61 @@
+"""Named tuples of a user's own in a model's inputs and outputs: PyTorch takes them apart, but writes down only those it was told of.
+
+The only file that registers containers with torch's private pytree.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def register_namedtuples(tree: Any) -> None:
+    """Make every named tuple class among nested tuples, lists and dictionaries one that a structure can be written down with.
+
+    Its name is ``module.qualified name``, under which :func:`register_named` finds it in another process.
+    """
+    pending = [tree]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            pending += item.values()
+        elif isinstance(item, list | tuple):
+            pending += item
+            if _is_namedtuple(type(item)):
+                _register(type(item))
+
+
+def register_named(name: str) -> None:
+    """Register the named tuple class of that name, if this process has imported its module already; nothing is imported for it."""
+    head, dot, rest = name.partition(".")
+    # The longest module of that name: a class may lie in another.
+    while dot:
+        if (found := _member(head, rest)) is not None:
+            _register(found)
+            return
+        part, dot, rest = rest.partition(".")
+        head = f"{head}.{part}"
+
+
+def _member(module: str, path: str) -> type | None:
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        # Not getattr: a module may import something to answer.
+        found = getattr(found, "__dict__", {}).get(part)
+    return found if _is_namedtuple(found) and f"{found.__module__}.{found.__qualname__}" == f"{module}.{path}" else None
+
+
+def _is_namedtuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)
+
+
+def _register(kind: type) -> None:
+    from torch.utils import _pytree as pytree
+
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if (
+        kind not in pytree.SUPPORTED_SERIALIZED_TYPES
+        and name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+        and hasattr(pytree, "_register_namedtuple")
+    ):
+        pytree._register_namedtuple(kind, serialized_type_name=name)
