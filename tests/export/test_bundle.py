@@ -11,6 +11,7 @@ import os
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,10 +19,11 @@ import torch
 
 from autosched.core.errors import ArtifactCorrupt, IllegalSchedule, UsageError
 from autosched.core.schedule import sequential
-from autosched.core.variants import Variant
+from autosched.core.variants import Lowering, Variant
 from autosched.export import bundle as writer
 from autosched.export.bundle import encode_bundle, write_bundle
-from autosched.runtime.bundle_format import Bundle, ManifestOne, migrate, read_bundle, read_bundles
+from autosched.runtime.bundle_format import Bundle, ManifestOne, migrate, program_to_json, read_bundle, read_bundles
+from autosched.runtime.inductor_modes import Mode, mode_of
 from autosched.runtime.kernels import bind, gather_constants
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
@@ -191,6 +193,27 @@ def test_the_golden_bundle_of_every_schema_still_runs(schema: int, batches: list
         assert compare(bound.run(flatten_inputs(bundle.program, args, kwargs)), expected).within_tolerance
         assert bundle.evidence.report.chosen == "beam"
         assert bundle.key.device.name == "golden processor"
+
+
+def test_a_mode_of_inductors_raises_the_schema_and_its_golden_bundle_says_which(bundle: Bundle) -> None:
+    def schema(**changes: Any) -> int:
+        changed = dataclasses.replace(bundle, program=dataclasses.replace(bundle.program, **changes))
+        with zipfile.ZipFile(io.BytesIO(encode_bundle(changed))) as archive:
+            found: int = json.loads(archive.read("manifest.json"))["schema"]
+        return found
+
+    source = program_to_json(bundle.program).decode()
+    assert schema(lowering="inductor", source=source) == 2
+    assert schema(lowering="max_autotune", source=source) == 4
+    assert schema(lowering="inductor", source=source, frozen=True) == 4
+    assert schema(lowering="inductor", source=source, choices=(("mm", "mm"),)) == 4
+    [golden] = read_bundles(_GOLDEN / "schema-4.autosched")
+    mode = mode_of(golden.program, "cuda")
+    assert (mode.lowering, mode.frozen) == (Lowering.MAX_AUTOTUNE, True)
+    assert mode.choices[0] == ("mm float32[1, 8], float32[8, 4]", "triton_mm BLOCK_K=32, BLOCK_M=16")
+    # What was written before modes were: Inductor's defaults, its constants given to the code on a GPU.
+    before = dataclasses.replace(bundle.program, lowering="inductor")
+    assert [mode_of(before, kind) for kind in ("cpu", "cuda")] == [Mode(), Mode(frozen=False)]
 
 
 def test_schema_1_is_migrated_without_changing_a_byte_of_its_files(bundle: Bundle) -> None:
