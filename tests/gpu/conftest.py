@@ -1,6 +1,7 @@
 """Where there is no CUDA device these tests skip and say so; where there is one, ``pytest -m gpu`` is the whole check of the CUDA side.
 
-``--gpu-budget`` is a time plan that fails loudly: a test whose turn comes after it is spent fails and says that it did not run.
+``--gpu-budget`` is a time plan that fails loudly: a test whose turn comes after it is spent fails and says that it did not run, and
+none runs on for long past it. What everything else rests on comes first, what compiles comes last.
 ``--gpu-rehearsal`` runs the bodies on a double with CPU tensors, so that what is misspelt is found without a GPU; it proves nothing else.
 """
 
@@ -17,6 +18,9 @@ _root = Path(__file__).resolve().parents[2]
 if str(_root) not in sys.path:
     sys.path.append(str(_root))
 
+_ORDER = ("streams", "memory", "fuzz", "device", "models", "serving", "inductor", "regions")
+_GRACE_S = 10.0
+_LONGEST_S = 300.0  # any test, as pyproject.toml says
 _spent_s: dict[str, float] = {}
 
 
@@ -34,6 +38,7 @@ def missing() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rehearsal = config.getoption("--gpu-rehearsal")
     reason = "" if rehearsal else missing()
+    items.sort(key=_turn)
     for item in items:
         marker = item.get_closest_marker("gpu")
         if marker is None:
@@ -46,6 +51,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"cannot be rehearsed: {why.kwargs['reason']}"))
 
 
+def _turn(item: pytest.Item) -> int:
+    name = item.path.stem.removeprefix("test_gpu_")
+    if item.get_closest_marker("gpu") is None:
+        return -1
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
+
+
 @pytest.fixture(autouse=True)
 def _time_plan(request: pytest.FixtureRequest) -> None:
     """Fail what no longer fits instead of leaving it out: a green run means that everything ran."""
@@ -55,13 +67,19 @@ def _time_plan(request: pytest.FixtureRequest) -> None:
         pytest.fail(f"not run: the GPU budget of {budget_s:.0f} s is spent; give more with --gpu-budget, or run this file alone")
 
 
-@pytest.hookimpl(hookwrapper=True)
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if item.get_closest_marker("gpu") is None:
+        yield
+        return
+    left_s = max(0.0, item.config.getoption("--gpu-budget") - sum(_spent_s.values())) + _GRACE_S
+    own = item.get_closest_marker("timeout")
+    if left_s < (own.args[0] if own is not None else _LONGEST_S):
+        item.add_marker(pytest.mark.timeout(left_s), append=False)
     # Fixtures included: a model's session starts and ends in them.
     begin = time.monotonic()
     yield
-    if item.get_closest_marker("gpu") is not None:
-        _spent_s[item.path.name] = _spent_s.get(item.path.name, 0.0) + time.monotonic() - begin
+    _spent_s[item.path.name] = _spent_s.get(item.path.name, 0.0) + time.monotonic() - begin
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

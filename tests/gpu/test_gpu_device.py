@@ -83,7 +83,8 @@ def test_a_sticky_device_error_is_one_failure_and_a_fresh_process_goes_on(tmp_pa
 @pytest.mark.gpu_only(reason="Inductor writes kernels for a GPU")
 @pytest.mark.parametrize("kind", [BaselineKind.COMPILED, BaselineKind.MAX_AUTOTUNE_COMBO])
 def test_compiled_baselines_run(kind: BaselineKind) -> None:
-    program, constants = branches_program(branches=3, depth=2, size=128)
+    # Two branches are what combined kernels need; each further kernel is tuned by itself, step by step.
+    program, constants = branches_program(branches=2, depth=1, size=128)
     with open_baseline(program, constants, kind) as baseline:
         prepared = baseline.prepare()
         assert not isinstance(prepared, Failure), prepared
