@@ -28,12 +28,14 @@ from autosched.core.records import (
     SoftwareKey,
     SoloRecord,
 )
-from autosched.core.report import TuneReport
+from autosched.core.report import LoweringOutcome, TuneReport
 from autosched.core.schedule import Schedule
 from autosched.core.variants import Lowering
 from autosched.device.base import Comparison, Pair
-from autosched.pipeline import baselines
+from autosched.pipeline import baselines, contest
 from autosched.pipeline.budget import budget_for
+from autosched.pipeline.contest import run_contest
+from autosched.pipeline.granularity import Considered
 from autosched.pipeline.job import Job
 from autosched.pipeline.judge import LEAST_DUEL, LEAST_ROUNDS
 from autosched.pipeline.options import Options
@@ -70,7 +72,7 @@ class Slow(SessionDouble):
         self.asked: list[tuple[tuple[Schedule, ...], int]] = []
 
     def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:
-        self.clock.now_s += 0.5
+        self.clock.now_s += self.turn_s * len(widths) * (repeats + 1)
         samples = Samples(100.0, 100.0, 100.0, 100.0, 100.0, repeats)
         return [[SoloRecord(item.signature, width, samples, Contamination()) for width in widths] for item in self.program.graph.operators]
 
@@ -129,24 +131,55 @@ def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tuning:
         session = Slow(captured.program, clock, proof_s, turn_s)
         preset = budget_for("quick", total_s)
         budget = dataclasses.replace(preset, search=dataclasses.replace(preset.search, evaluations=300))
-        asked = {"strategies": None, "refine": True, **changes}
-        options = Options(
-            "cpu",
-            "quick",
-            budget,
-            0,
-            Lowering.ATEN,
-            True,
-            asked["strategies"],
-            asked["refine"],
-            False,
-            "m",
-            complete=asked.get("complete", False),
-        )
+        options = Options("cpu", "quick", budget, 0, Lowering.ATEN, True, None, True, False, "m")
+        options = dataclasses.replace(options, **changes)
         prepared = Prepared(captured, Device(), session, (), 0.0)  # type: ignore[arg-type]
         begin_s = clock()
         outcome = Job(model, args, None, options, Silent(), prepared).run()
         return Found(outcome.report, session, clock() - begin_s)
+
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparing:
+    """What preparing a lowering takes: what a compiler needs, of which its limit lets it have no more, and what no limit ends."""
+
+    compiled_s: float
+    rest_s: float
+
+
+@pytest.fixture
+def contest_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Preparing], Found]:
+    """A contest of a model like GoogLeNet on a CPU of two cores: 0.3 s for a proof, 0.06 s for a turn."""
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    monkeypatch.setattr(baselines, "eager_externals", lambda *call: contextlib.nullcontext([]))
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    device = Device()
+    monkeypatch.setattr(contest, "open_device", lambda name: device)
+    model, args = Wide(), (torch.randn(4, 4),)
+    captured = capture(model, args, lowering=Lowering.ATEN)
+
+    def run(takes: Preparing) -> Found:
+        ready_s: list[float] = []
+        sessions: list[Slow] = []
+
+        def prepare(lowering: Lowering, *call: Any, limit_s: float | None = None) -> Prepared:
+            begin_s = clock()
+            clock.now_s += takes.rest_s + (min(takes.compiled_s, limit_s) if limit_s is not None else 0.0)
+            ready_s.append(clock())
+            program = dataclasses.replace(captured.program, lowering=str(lowering))
+            sessions.append(Slow(program, clock, 0.3, 0.06))
+            return Prepared(dataclasses.replace(captured, program=program), device, sessions[-1], (), clock() - begin_s)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(contest, "prepare", prepare)
+        preset = budget_for("quick")
+        budget = dataclasses.replace(preset, search=dataclasses.replace(preset.search, evaluations=300))
+        options = Options("cpu", "quick", budget, 0, Lowering.REWRITTEN, True, None, True, False, "m")
+        choice = Considered((Lowering.REWRITTEN, Lowering.INDUCTOR, Lowering.FUSED), (), chosen=True)
+        outcome = run_contest(model, args, None, options, choice, Silent())
+        return Found(outcome.report, sessions[0], clock() - ready_s[0])
 
     return run
 
@@ -213,3 +246,20 @@ def test_who_was_measured_fastest_before_is_in_a_final_that_has_little_room(tune
     assert "tuned" in timed(found.report)
     left_out = next(note for note in found.report.notes if "left out of the final comparison" in note)
     assert not any(f" {name}," in left_out or f" {name};" in left_out for name in timed(found.report))
+
+
+@pytest.mark.parametrize("rest_s", [2.0, 5.0, 10.0, 15.0])
+@pytest.mark.parametrize("compiled_s", [3.0, 12.0, 100.0])
+def test_a_contest_of_lowerings_ends_with_its_budget(contest_of: Callable[[Preparing], Found], compiled_s: float, rest_s: float) -> None:
+    found = contest_of(Preparing(compiled_s, rest_s))
+    assert found.took_s <= 60.0 * 1.15
+    assert found.report.search_s == pytest.approx(found.took_s)
+    assert {"sequential", "sequential_wide"} <= set(timed(found.report))
+    assert len(timed(found.report)) > 2
+
+
+def test_a_lowering_whose_capture_alone_needs_what_is_left_is_not_begun(contest_of: Callable[[Preparing], Found]) -> None:
+    found = contest_of(Preparing(100.0, 15.0))
+    outcomes = {row.lowering: row.outcome for row in found.report.lowerings}
+    assert outcomes["fused"] is LoweringOutcome.SKIPPED
+    assert outcomes["inductor"] is not LoweringOutcome.SKIPPED
