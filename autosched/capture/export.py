@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, trees
 
 from autosched.capture.build import build_program
 from autosched.capture.draft import Constant, Draft, Node, spec_of
+from autosched.capture.passes.batch_norm import whole_batch_norms
 from autosched.capture.rewrite import RewriteReport, rewrite_draft
 from autosched.capture.screen import composites, explain_export_failure, is_check, quiet_torch, require_inference, require_schedulable
 from autosched.capture.sources import source_of
@@ -86,6 +87,9 @@ def capture(
     reports: tuple[RewriteReport, ...] = ()
     if chosen is not Lowering.ATEN:
         reports = rewrite_draft(draft, target, chosen)
+    elif (target or draft.device.type) == "cuda":
+        # The model's own call: what export has put in its place is slower there than the model is.
+        whole_batch_norms(draft)
     program, constants = build_program(draft, chosen.value)
     logger.info("captured %d operators, %d constants, width %d", len(program.graph), len(constants), program.graph.width)
     return Captured(program, constants, reports, structure)

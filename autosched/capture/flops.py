@@ -20,8 +20,9 @@ from autosched.core.graph import TensorSpec
 Shape = Sequence[int]
 _COPIES = {"aten::clone", "aten::copy_", "aten::_to_copy", "aten::fill", "aten::masked_fill", "aten::where", "aten::copy"}
 _PER_INPUT_ELEMENT = {
-    "aten::_native_batch_norm_legit_no_training": 2, "aten::native_layer_norm": 8, "aten::layer_norm": 8, "aten::native_group_norm": 8,
-    "aten::group_norm": 8, "aten::rms_norm": 4, "aten::_softmax": 5, "aten::softmax": 5, "aten::_log_softmax": 5, "aten::log_softmax": 5,
+    "aten::_native_batch_norm_legit_no_training": 2, "aten::batch_norm": 2, "aten::native_layer_norm": 8, "aten::layer_norm": 8,
+    "aten::native_group_norm": 8, "aten::group_norm": 8, "aten::rms_norm": 4, "aten::_softmax": 5, "aten::softmax": 5,
+    "aten::_log_softmax": 5, "aten::log_softmax": 5,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autosched.capture.draft import Draft
 from autosched.capture.passes.attention import settle_masks
-from autosched.capture.passes.batch_norm import fold_batch_norm
+from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
 from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
@@ -53,6 +53,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("fold_constants", fold_constants),
     Pass("settle_masks", settle_masks, changes_values=True, only_on="cuda"),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
+    Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu"),
 )

@@ -7,7 +7,7 @@ from torch import nn
 from autosched.capture.draft import Draft, contiguous_strides
 from autosched.capture.export import capture, draft_of
 from autosched.capture.passes.attention import settle_masks
-from autosched.capture.passes.batch_norm import fold_batch_norm
+from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
 from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
@@ -281,6 +281,25 @@ def test_a_program_for_a_gpu_takes_any_layout_its_attention_writes():
     targets = [call.target for operator in there.graph.operators for call in operator.calls]
     assert "aten::reshape.default" in targets
     assert "aten::view.default" not in targets
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_batch_norm_that_is_left_is_the_models_own_call(affine):
+    norm = lively_norm(4)
+    if not affine:
+        norm.weight = norm.bias = None
+    draft = check(Apply(lambda m, x: m.norm(x.relu()), norm=norm), (torch.randn(2, 4, 5, 5),), whole_batch_norms, expected=1)
+    assert kinds(draft) == ["relu", "batch_norm"]
+
+
+def test_a_gpus_programs_have_whole_batch_norms_in_every_lowering():
+    model = Apply(lambda m, x: m.norm(x.relu()), norm=lively_norm(4)).eval()
+    for rewrite in (True, False):
+        program = capture(model, (torch.randn(2, 4, 5, 5),), rewrite=rewrite, target="cuda").program
+        kinds_of = [call.target for item in program.graph.operators for call in item.calls]
+        assert "aten::batch_norm.default" in kinds_of
+        assert not any("legit" in kind for kind in kinds_of)
+        assert sum(item.flops for item in program.graph.operators) > 0
 
 
 def attend(make_mask):

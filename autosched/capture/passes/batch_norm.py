@@ -1,4 +1,4 @@
-"""Fold an inference batch norm into the convolution before it."""
+"""Fold an inference batch norm into the convolution before it; what is left of them, as the call that a GPU has one kernel for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from autosched.capture.passes.convolution import Convolution, read_convolution
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
+_EXPORTED = "aten::_native_batch_norm_legit_no_training"
 
 
 def fold_batch_norm(draft: Draft) -> int:
@@ -24,7 +25,7 @@ def fold_batch_norm(draft: Draft) -> int:
     mapping: dict[int, int] = {}
     folded = 0
     for norm in draft.nodes:
-        if norm.kind != "aten::_native_batch_norm_legit_no_training" or any(value >= 0 for value in norm.outputs[1:]):
+        if norm.kind != _EXPORTED or any(value >= 0 for value in norm.outputs[1:]):
             continue
         source = norm.tensor("input")
         before = producers.get(source) if source is not None else None
@@ -40,6 +41,26 @@ def fold_batch_norm(draft: Draft) -> int:
     draft.substitute(mapping)
     draft.remove_dead()
     return folded
+
+
+def whole_batch_norms(draft: Draft) -> int:
+    """``batch_norm`` in the place of what export makes of it.
+
+    On a GPU the exported operator is two kernels and a copy of the statistics, where ``batch_norm``, as the model called it, is one
+    kernel of cuDNN's.
+    """
+    replaced = 0
+    for node in draft.nodes:
+        if node.kind != _EXPORTED or any(value >= 0 for value in node.outputs[1:]):
+            continue
+        if node.tensor("running_mean") is None or node.tensor("running_var") is None:
+            continue
+        given = [node.argument(name) for name in ("input", "weight", "bias", "running_mean", "running_var")]
+        node.args, node.kwargs = (*given, False, node.argument("momentum"), node.argument("eps"), True), {}
+        node.op = aten.batch_norm.default
+        node.outputs = node.outputs[:1]
+        replaced += 1
+    return replaced
 
 
 def _all_fixed(convolution: Convolution, statistics: list[int | None], fixed: set[int]) -> bool:
