@@ -60,6 +60,9 @@ def test_a_session_measures_without_a_context_in_this_process() -> None:
         assert limits.cross_lane_us >= 0
         assert all(isinstance(row[0], SoloRecord) for row in session.solo([1], repeats=3))
         assert isinstance(session.pairs([Pair(0, 4)], repeats=3)[0], PairRecord)
+        times = session.paired([sequential(program.graph)] * 2, rounds=5)
+        assert not isinstance(times, Failure)
+        assert len(times) == 2
         profiles = session.profiles()
         assert all(isinstance(item, OperatorProfile) and item.kernels and item.cold_us >= 0 for item in profiles)
 
@@ -90,11 +93,3 @@ def test_compiled_baselines_run(kind: BaselineKind) -> None:
         assert not isinstance(prepared, Failure), prepared
         assert prepared.max_abs_error < 1e-2
         assert isinstance(baseline.round_us(), float)
-
-
-def test_sequential_beats_nothing_but_runs() -> None:
-    program, constants = branches_program(branches=2, depth=1, size=64)
-    with open_session(program, constants) as session:
-        times = session.paired([sequential(program.graph)] * 2, rounds=5)
-        assert not isinstance(times, Failure)
-        assert len(times) == 2

@@ -11,6 +11,8 @@ import torch
 
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, sequential
+from autosched.device.cuda.profile import OperatorProfile, profile_operator
+from autosched.device.cuda.screen import observe_synchronising
 from autosched.device.cuda.stress import DelaySet, stress_plan
 from autosched.runtime.captured import NodeKind
 from autosched.runtime.cuda_bindings import GraphBindings
@@ -275,6 +277,38 @@ def test_an_operator_that_synchronises_breaks_the_capture_only(rig: Rig) -> None
     # Whether this process may capture on depends on the version of PyTorch; what it says must be true.
     if not rig.capturer.tainted:
         assert isinstance(rig.capturer.capture(rig.bound, plan, rig.measurer.static, graph=rig.program.graph), GraphRunner)
+
+
+@pytest.mark.gpu_only(reason="PyTorch checks for synchronising calls on a GPU only")
+def test_an_operator_that_synchronises_is_named_before_anything_is_captured(rig: Rig) -> None:
+    measurer = rig.measurer
+    assert observe_synchronising(measurer) == []
+    ordinary = rig.bound.kernels[9]
+
+    def reads_back(slots: list[torch.Tensor | None]) -> None:
+        torch.ones(1, device=rig.backend.device).item()
+        ordinary(slots)
+
+    measurer.program = replace(rig.bound, kernels=(*rig.bound.kernels[:9], reads_back, *rig.bound.kernels[10:]))
+    assert [(item.operator, item.reason) for item in observe_synchronising(measurer)] == [(9, "waits for the device")]
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
+@pytest.mark.gpu_only(reason="the profiler sees kernels of a GPU only")
+def test_the_profiler_describes_the_same_kernels_as_the_graph(rig: Rig) -> None:
+    if without_gpu():
+        pytest.skip("the emulator has no CUPTI")
+    # The first two are a product and an elementwise operator; a library may choose another product for another stream's workspace.
+    by_graph, by_profiler = (profile_operator(rig.measurer, 1, bindings=source, flush=None) for source in (bindings(rig), None))
+    assert isinstance(by_graph, OperatorProfile), by_graph
+    assert isinstance(by_profiler, OperatorProfile), by_profiler
+    if not by_profiler.kernels:
+        pytest.skip("the profiler may not watch this GPU")
+    shape = [(kernel.grid, kernel.block, kernel.registers) for kernel in by_graph.kernels]
+    assert [(kernel.grid, kernel.block, kernel.registers) for kernel in by_profiler.kernels] == shape
+    product = profile_operator(rig.measurer, 0, bindings=None, flush=None)
+    assert isinstance(product, OperatorProfile), product
+    assert product.kernels
 
 
 def test_kernels_of_a_graph_are_described(rig: Rig) -> None:
