@@ -3,8 +3,9 @@
 What may be spent. ``Budget.total_s`` counts from when the first lowering is ready and covers all of this. ``Budget.compile_share`` of it is
 for the lowerings that a compiler has a part in: half of that for the first of them, what is left then for the other. A region of ``fused``
 that is not begun in time stays calls; Inductor's code for the whole model is compiled in a process that is ended when its time is over.
-Nothing is begun with less than ``LEAST_COMPILE_S`` left.
-Everything after that goes to the contenders (see ``qualification``), normally one.
+Nothing is begun with less than ``LEAST_COMPILE_S`` left, and the last of them must have been captured and started within the share too.
+Everything after that goes to the contenders (see ``qualification``), normally one; where compiling took longer than its share, the job
+still has a tenth of its budget for them, and a quarter if it ends within a tenth after it.
 """
 
 from __future__ import annotations
