@@ -37,10 +37,10 @@ $(EMULATOR_VENV)/.installed: pyproject.toml
 	touch $@
 
 emulate: $(EMULATOR_VENV)/.installed
-	$(EMULATED) --noconftest -c /dev/null --rootdir tools/cuda_emulator tools/cuda_emulator/test_emulator.py
+	$(EMULATED) --noconftest -c /dev/null --rootdir tools/cuda_emulator \
+		tools/cuda_emulator/test_emulator.py tools/cuda_emulator/test_triton_values.py
 	$(EMULATE) --values zeros -- $(EMULATED_PYTEST) --noconftest -c /dev/null --rootdir tools/cuda_emulator tools/cuda_emulator/test_zeros.py
-	$(EMULATED) -m gpu --deselect tests/gpu/test_gpu_device.py::test_compiled_baselines_run \
-		tests/gpu/test_gpu_streams.py tests/gpu/test_gpu_fuzz.py tests/gpu/test_gpu_device.py
+	$(EMULATED) -m gpu --gpu-budget 7200 tests/gpu
 
 clean:
 	rm -rf $(VENV) $(EMULATOR_VENV) build dist *.egg-info
