@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from autosched.core.variants import Lowering
+
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else there.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, auto (CUDA if there is a GPU), or replay:DIR for recorded runs.")]
 EffortOption = Annotated[str, typer.Option(help="quick (60 s), balanced (150 s) or full (1200 s of measuring and searching).")]
@@ -25,7 +27,7 @@ RewriteOption = Annotated[
 ]
 LoweringOption = Annotated[
     str | None,
-    typer.Option("--lowering", help="What an operator is: aten, rewritten, fused, inductor; default auto: try them, keep the best."),
+    typer.Option("--lowering", help=f"What an operator is: {', '.join(Lowering)}; default auto: try them, keep the best."),
 ]
 ModelArgument = Annotated[
     str,

@@ -59,7 +59,7 @@ def tune(
         budget_s: seconds for measuring and searching, instead of the preset's.
         seed: of every random choice.
         rewrite: whether to fold, simplify and fuse operators first; ``False`` is the lowering ``aten``.
-        lowering: ``aten``, ``rewritten``, ``fused`` or ``inductor``; ``None`` or ``auto`` to try those that this machine can compile, tune
+        lowering: a name of ``core.variants.Lowering``; ``None`` or ``auto`` to try those that this machine can compile, tune
             the one or two that can win, and keep the best. The report's ``lowerings`` says what became of each.
         fresh: whether to measure again what an earlier run has measured.
         name: of the model, in reports.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -173,6 +174,9 @@ def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _S
             stack.enter_context(kernels_release_gil())
             stack.enter_context(modules_into(seen.modules))
             stack.enter_context(inductor_kept.folds_into(seen.folds))
+            if mode.autotuned:
+                # It writes its times there, whatever the settings.
+                stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             stack.enter_context(packing_into(seen.folds))
             stack.enter_context(choices_into(seen.answers))
             # Inductor keeps what it wrote only of graphs that come with an environment of shapes; all are static all the same.
