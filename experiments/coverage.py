@@ -117,7 +117,8 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         for name, item in sorted(found.items())
         if item["outcome"] != "works"
     ]
-    return {"counts": counts, "others": others}
+    notes = {name: item["notes"] for name, item in sorted(found.items()) if item.get("notes")}
+    return {"counts": counts, "others": others, "notes": notes}
 
 
 def _sweep(chosen: list[tuple[str, str]], lines: Path, timeout_s: float, memory_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -18,7 +18,7 @@ READMES = (HERE.parent / "README.md", HERE / "README.md")
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parent))
 
-from experiments import tables_claims, tables_fused, tables_h200, tables_search, tables_serve  # noqa: E402
+from experiments import tables_claims, tables_coverage, tables_fused, tables_h200, tables_search, tables_serve  # noqa: E402
 
 
 def rows_by_name(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -108,6 +108,7 @@ TABLES = {
     "h200-opara": lambda: tables_h200.opara_table(HERE / "results" / "h200" / "opara"),
     "h200-costmodel": lambda: tables_h200.costmodel_table(HERE / "results" / "h200" / "costmodel.json"),
     "claims": lambda: tables_claims.claims_table(HERE / "results", HERE / "results" / "sim"),
+    "coverage": lambda: tables_coverage.coverage_table(HERE / "results" / "cpu" / "coverage.json"),
     "serve-cpu": lambda: tables_serve.serve_table(HERE / "results" / "cpu"),
     "fused-cpu": lambda: tables_fused.fused_table(HERE / "results" / "cpu" / "fused"),
     "search-quality": lambda: tables_search.quality_table(HERE / "results" / "sim" / "quality.json"),

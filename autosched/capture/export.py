@@ -244,7 +244,8 @@ class _Reader:
                 continue
             else:
                 raise UnsupportedGraph(
-                    f"the model uses {name or node.name!r}, a {spec.kind.name.lower()}, which cannot be scheduled. Expected tensors only."
+                    f"the model uses {name or node.name!r}, a {spec.kind.name.lower()}, which cannot be scheduled. Expected tensors only; "
+                    "pass what a generator draws as an input, and unpack packed weights."
                 )
             if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
                 self._buffers[name] = value

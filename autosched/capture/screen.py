@@ -152,6 +152,7 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
 
 # Words of export's own refusals, and what helps.
 _ADVICE = (
+    ("cache_utils", "Call the model with use_cache=False"),
     ("not a known type", "Register the container with torch.export.register_dataclass, or return a tuple or a dictionary"),
     ("ScriptModule", "Give the Python module that was scripted or traced, or convert it with torch.export's TS2EPConverter"),
     ("positional arguments but", "If the line calls a scripted module, put the Python module that was scripted in its place"),

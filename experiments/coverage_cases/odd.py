@@ -415,6 +415,64 @@ class ViewsOfCopies(Linear):
         return x.clone().t(), y, y.clone().t(), y.clone().t(), torch.tensor([[1.0, 2.0]]).t(), folded, y.t() + folded
 
 
+class Blocks(nn.Module):
+    """Convolutions, norms and linears of every kind that rewriting folds or packs."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.depthwise, self.second = nn.Conv2d(8, 8, 3, groups=8, stride=2, padding=1), nn.BatchNorm2d(8, affine=False)
+        self.pointwise = nn.Conv2d(8, 16, 1)
+        self.up, self.third = nn.ConvTranspose2d(16, 4, 2, 2), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 5)
+        self.to(dtype)
+
+    def forward(self, x: Any) -> Any:
+        y = self.norm(self.first(x)).relu()
+        z = functional.hardswish(self.second(self.depthwise(y))) + functional.avg_pool2d(y, 2)
+        w = self.third(self.up(functional.silu(self.pointwise(z))))
+        return self.head(w.mean((2, 3))), self.head(w.permute(0, 2, 3, 1)), y, w
+
+
+def _typed_blocks(dtype: torch.dtype) -> Made:
+    return Made(Blocks(dtype), (torch.randn(2, 3, 8, 8, dtype=dtype),))
+
+
+_CASES |= {f"odd:blocks-{dtype}": partial(_typed_blocks, getattr(torch, dtype)) for dtype in ("float16", "bfloat16", "float64")}
+_case("blocks-without-rows", lambda: (torch.randn(0, 3, 8, 8),))(Blocks)
+_case("blocks-channels-last-input", lambda: (torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),))(Blocks)
+_case("blocks-cropped-input", lambda: (torch.randn(2, 5, 12, 12)[:, 1:4, 2:10, 2:10],))(Blocks)
+
+
+@_case("linears", lambda: (torch.randn(8), torch.randn(2, 3, 8), torch.randn(8, 4), torch.randn(1, 8).expand(5, 8), torch.randn(0, 8)))
+class Linears(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.plain, self.narrow = nn.Linear(8, 8), nn.Linear(8, 4, bias=False), nn.Linear(8, 1)
+
+    def forward(self, row: Any, cube: Any, turned: Any, spread: Any, none: Any) -> Any:
+        found = [layer(item) for layer in (self.layer, self.plain, self.narrow) for item in (row, cube, turned.t(), spread, none)]
+        bias = torch.addmm(self.layer.bias, turned.t(), self.layer.weight, beta=0.5, alpha=2)
+        return (
+            found,
+            bias,
+            torch.baddbmm(cube[:, :, :1], cube, cube.transpose(1, 2)),
+            functional.linear(cube[..., ::2], self.layer.weight[:, ::2]),
+        )
+
+
+@_function("attentions", lambda: (torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.rand(2, 1, 6, 6) > 0.4))
+def _attentions(self: Any, query: Any, key: Any, mask: Any) -> Any:
+    attend = functional.scaled_dot_product_attention
+    wide = key.repeat_interleave(2, 1)
+    mask = mask | torch.eye(6, dtype=torch.bool)
+    return (
+        attend(query, wide, wide), attend(query, wide, wide, mask), attend(query, wide, wide, is_causal=True, scale=0.3),
+        attend(query, key, key, enable_gqa=True), attend(query[:, :, :3], wide, wide), attend(query.double(), wide.double(), wide.double()),
+        attend(query, wide, wide, torch.zeros(6, 6).masked_fill(~mask[0, 0], float("-inf"))), attend(query.transpose(1, 2), wide.transpose(1, 2), wide.transpose(1, 2)),
+    )  # fmt: skip
+
+
 # What memory a model changes.
 
 

@@ -1,0 +1,126 @@
+"""The coverage sweep at its smallest: outcomes, what a dead or late process is called, a rerun that goes on, and the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments import coverage
+from experiments.coverage_cases import check as checking
+from experiments.coverage_cases.made import Made
+from experiments.tables_coverage import coverage_table
+
+_SCRIPT = Path(coverage.__file__)
+
+
+def found(model: torch.nn.Module, *args: Any) -> checking.Found:
+    return checking.check(lambda: Made(model, args))
+
+
+class Lies(torch.nn.Module):
+    """Computes something else each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+class Branches(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Raises(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("the weather")
+
+
+def test_what_comes_of_a_model_is_told_apart() -> None:
+    x = torch.randn(3, 4)
+    assert found(torch.nn.Linear(4, 4), x).outcome == checking.WORKS
+    refused = found(Branches(), x)
+    assert (refused.outcome, refused.export_refuses) == (checking.REFUSED, True)
+    assert found(Raises(), x).outcome == checking.BROKEN
+    assert found(Lies(), x).outcome == checking.WRONG
+
+
+def test_structures_are_compared_to_the_last_type() -> None:
+    one, two = torch.ones(2), torch.ones(3)
+    differ = checking._structure
+    assert differ({"a": [one, 1]}, {"a": [one, 1]}, "output") == ""
+    assert "tuple" in differ({"a": [one]}, {"a": (one,)}, "output")
+    assert "output['a'][0]" in differ({"a": [two]}, {"a": [one]}, "output")
+    assert "True" in differ([1], [True], "output") or "bool" in differ([1], [True], "output")
+    assert "keys" in differ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "output")
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"), [(partial(os._exit, 3), "crash"), (partial(time.sleep, 60), "timeout")], ids=["crash", "timeout"]
+)
+def test_a_process_that_dies_or_hangs_is_an_outcome(monkeypatch: pytest.MonkeyPatch, end: Any, outcome: str) -> None:
+    monkeypatch.setattr(coverage, "child", lambda *arguments: end())
+    assert coverage.run("odd", "odd:any", 2.0, 2**33)["outcome"] == outcome
+
+
+def test_a_rerun_skips_what_is_done_and_forgets_a_line_cut_short(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(
+        '{"name": "a:1", "outcome": "wrong", "reason": "r"}\n{"name": "a:1", "outcome": "works", "reason": ""}\n{"name": "a:2", "outc'
+    )
+    finished = coverage.done(lines)
+    assert {name: item["outcome"] for name, item in finished.items()} == {"a:1": "works"}
+    assert not coverage._wanted("a:1", [], finished)
+    assert coverage._wanted("a:2", [], finished)
+    assert coverage._wanted("a:1", ["a:*"], finished)
+
+
+def test_the_table_counts_and_gives_reasons(tmp_path: Path) -> None:
+    path = tmp_path / "coverage.json"
+    assert coverage_table(path) == "(not recorded yet)"
+    made = coverage.summary(
+        {
+            "a:1": {"outcome": "works", "reason": ""},
+            "a:2": {"outcome": "refused", "reason": "it draws | numbers", "export_refuses": False},
+            "b:1": {"outcome": "works", "reason": "", "notes": ["strides"]},
+        }
+    )
+    environment = {"torch": "2", "packages": {"timm": "1"}, "python": "3", "commit": "abcdef0123", "taken": "2026-01-01T00:00:00"}
+    path.write_text(json.dumps({"environment": environment, **made}))
+    text = coverage_table(path)
+    assert "| source | models | works | refused | wrong | crash |" in text
+    assert "| a | 2 | 1 | 1 | 0 | 0 |" in text
+    assert "| all | 3 | 2 | 1 | 0 | 0 |" in text
+    assert "| `a:2` | refused | takes it | it draws \\| numbers |" in text
+    assert made["notes"] == {"b:1": ["strides"]}
+
+
+@pytest.mark.slow
+def test_smoke_runs_a_handful_and_writes_what_the_table_reads(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-P",
+        str(_SCRIPT),
+        "--smoke",
+        "--lines",
+        str(tmp_path / "lines.jsonl"),
+        "--out",
+        str(tmp_path / "coverage.json"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads((tmp_path / "coverage.json").read_text())["counts"]
+    assert (counts["odd"]["works"], counts["odd"]["refused"], counts["torch"]["works"]) == (3, 1, 1)
+    assert "odd:branch-on-value" in coverage_table(tmp_path / "coverage.json")
