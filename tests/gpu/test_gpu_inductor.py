@@ -1,4 +1,4 @@
-"""The lowering ``inductor`` on a GPU: captured, audited, and any schedule bitwise equal to the order of the generated code."""
+"""Inductor's modes as lowerings on a GPU: captured, audited, and any schedule bitwise equal to the order of the generated code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from torch import nn
 from torch.nn import functional
 
 from autosched.capture.export import Captured
+from autosched.core.graph import ValueRole
 from autosched.core.schedule import sequential
+from autosched.core.variants import Lowering
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.inductor_bind import Refused
+from autosched.runtime.inductor_modes import Mode
 from autosched.runtime.plan import make_plan
 from autosched.runtime.trees import output_tensors, unflatten_inputs, unflatten_outputs
 from autosched.verify.graph_audit import audit_graph
@@ -53,13 +56,25 @@ class _Block(nn.Module):
         return out
 
 
-@pytest.fixture(scope="module", params=["inception", "block"])
+_CASES = [
+    ("inception", Lowering.INDUCTOR),
+    ("block", Lowering.INDUCTOR),
+    ("inception", Lowering.MAX_AUTOTUNE),
+    ("inception", Lowering.MAX_AUTOTUNE_COMBO),
+    ("block", Lowering.MAX_AUTOTUNE),
+]
+
+
+@pytest.fixture(scope="module", params=_CASES, ids=[f"{name}-{lowering}" for name, lowering in _CASES])
 def opened(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Captured, gpu_rig.Rig]]:
     torch.manual_seed(3)
-    model, x = (_Inception(), torch.randn(2, 3, 16, 16)) if request.param == "inception" else (_Block(), torch.randn(2, 16, 64))
+    name, lowering = request.param
+    if gpu_rig.rehearsing() and lowering is not Lowering.INDUCTOR:
+        pytest.skip("cannot be rehearsed: the templates are a GPU's")
+    model, x = (_Inception(), torch.randn(2, 3, 16, 16)) if name == "inception" else (_Block(), torch.randn(2, 16, 64))
     device = torch.device("cpu" if gpu_rig.rehearsing() else "cuda")
     model = model.eval().to(device)
-    found = capture_inductor(model, (x.to(device),))
+    found = capture_inductor(model, (x.to(device),), mode=Mode(lowering))
     assert not isinstance(found, Refused), found.reason
     rig = gpu_rig.Rig(found.program, found.constants)
     yield model, found, rig
@@ -92,6 +107,20 @@ def test_any_captured_schedule_gives_the_same_bits_and_passes_the_audit(opened: 
             assert audit_graph(graph, plan, runner.captured).problems == ()
         for mine, theirs in zip(runner(inputs), wanted, strict=True):
             assert torch.equal(mine, theirs)
+
+
+@pytest.mark.gpu_only(reason="weights are packed on a CPU")
+def test_no_launch_works_on_constants_alone(opened: tuple[nn.Module, Captured, gpu_rig.Rig]) -> None:
+    _, found, _ = opened
+    values = found.program.graph.values
+    for operator in found.program.graph.operators:
+        assert not operator.reads or any(values[value].role is not ValueRole.CONSTANT for value in operator.reads), operator.name
+
+
+def test_what_was_chosen_is_in_the_program(opened: tuple[nn.Module, Captured, gpu_rig.Rig]) -> None:
+    program = opened[1].program
+    assert all(answer for _, answer in program.choices)
+    assert bool(program.choices) == (program.lowering != Lowering.INDUCTOR)
 
 
 def test_branches_stay_apart(opened: tuple[nn.Module, Captured, gpu_rig.Rig]) -> None:
