@@ -10,7 +10,9 @@ from after_import import after_import
 _ZEROS = os.environ.get("EMULATED_CUDA_VALUES") == "zeros"
 
 
-def _install(_: ModuleType) -> None:
+def _install(torch: ModuleType) -> None:
+    # The stand-in for cuDNN has no attention, which PyTorch would prefer on such a device in half precision; flash attention is next.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if _ZEROS:
         import zeros
 
