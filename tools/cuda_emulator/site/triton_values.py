@@ -16,7 +16,12 @@ from typing import Any
 from after_import import after_import
 
 _LAUNCHES = "torch._inductor.runtime.triton_heuristics"
-_BENCHMARKS = "torch._inductor.runtime.benchmarking"
+# Where Inductor runs kernels for their time only: module, class, method.
+_MEASURES = (
+    ("torch._inductor.runtime.benchmarking", "TritonBenchmarker", "benchmark_gpu"),
+    ("torch._inductor.runtime.benchmarking", "InductorBenchmarker", "benchmark_gpu"),
+    ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen", "generate_and_run_autotune_block"),
+)
 _BLOCK_ELEMENTS = 1 << 18
 
 # Where a grid is the number of elements over the size of a block, any size computes the same. Innermost last.
@@ -40,14 +45,15 @@ def install(
         if hasattr(heuristics, "CachingAutotuner"):
             _wrap(heuristics.CachingAutotuner)
 
-    def wrap_benchmarks(benchmarking: Any) -> None:
-        for name in ("TritonBenchmarker", "InductorBenchmarker"):
-            kind = getattr(benchmarking, name, None)
-            if kind is not None and "benchmark_gpu" in vars(kind):
-                kind.benchmark_gpu = _within(thrown_away, kind.benchmark_gpu)
+    def wrap_measures(module: Any) -> None:
+        for name, kind_name, method in _MEASURES:
+            kind = getattr(module, kind_name, None)
+            if name == module.__name__ and kind is not None and method in vars(kind):
+                setattr(kind, method, _within(thrown_away, vars(kind)[method]))
 
     after_import(_LAUNCHES, wrap_launches)
-    after_import(_BENCHMARKS, wrap_benchmarks)
+    for name in dict.fromkeys(name for name, _, _ in _MEASURES):
+        after_import(name, wrap_measures)
 
 
 def _within(context: Callable[[], AbstractContextManager[None]], function: Callable[..., Any]) -> Callable[..., Any]:
