@@ -3,7 +3,7 @@
 What may be spent. ``Budget.total_s`` counts from when the first lowering is ready and covers all of this. ``Budget.compile_share`` of it is
 for the lowerings that a compiler has a part in: half of that for the first of them, what is left then for the other. A region of ``fused``
 that is not begun in time stays calls; Inductor's code for the whole model is compiled in a process that is ended when its time is over.
-Nothing is begun with less than ``LEAST_COMPILE_S`` left, and the last of them must have been captured and started within the share too.
+Nothing is begun with less than ``LEAST_COMPILE_S`` left, and its capture and the start of its process must fit into the share too.
 Everything after that goes to the contenders (see ``qualification``), normally one; where compiling took longer than its share, the job
 still has a tenth of its budget for them, and a quarter if it ends within a tenth after it.
 """
@@ -150,9 +150,9 @@ def _prepared(
         left_s = share_s - (time.monotonic() - begin) if ready else share_s
         compilers = sum(item in COMPILED for item in lowerings[place:])
         limit_s = left_s / max(1, compilers)
-        if ready and compilers == 1:
-            # The last one's capture and the start of its process, which no limit ends, are within the share too.
-            limit_s -= ready[0].prepared_s
+        if ready:
+            # Its capture and the start of its process, which no limit ends, are within the share too.
+            limit_s = min(limit_s, left_s - ready[0].prepared_s)
         # The first one is what there is without a choice: it is had whatever it takes, but for regions beyond their time.
         if ready and compiled and limit_s < LEAST_COMPILE_S:
             course.note(lowering, why=_too_short(limit_s))

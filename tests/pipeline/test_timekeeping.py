@@ -263,3 +263,6 @@ def test_a_lowering_whose_capture_alone_needs_what_is_left_is_not_begun(contest_
     outcomes = {row.lowering: row.outcome for row in found.report.lowerings}
     assert outcomes["fused"] is LoweringOutcome.SKIPPED
     assert outcomes["inductor"] is not LoweringOutcome.SKIPPED
+    found = contest_of(Preparing(100.0, 40.0))
+    outcomes = {row.lowering: row.outcome for row in found.report.lowerings}
+    assert outcomes["inductor"] is outcomes["fused"] is LoweringOutcome.SKIPPED
