@@ -231,7 +231,8 @@ class CpuSession:
         try:
             for kind, sets in (("inputs", inputs), ("references", references)):
                 for number, tensors in enumerate(sets):
-                    named = {str(place): tensor for place, tensor in enumerate(tensors)}
+                    # A user's model and its inputs may be on the GPU.
+                    named = {str(place): tensor.detach().cpu() for place, tensor in enumerate(tensors)}
                     files[kind].append(self._worker.write_tensors(f"{kind}-{number}.safetensors", named))
             given, wanted = (tuple(str(path) for path in files[kind]) for kind in ("inputs", "references"))
             answer = self._single(CompareRequest(schedule, given, wanted))

@@ -26,12 +26,15 @@ def test_tensors_of_one_shape_are_equal_there() -> None:
     assert not torch.equal(one, other[:2])
 
 
-def test_a_tuning_job_goes_through_and_says_where() -> None:
+@pytest.mark.parametrize("home", ["cpu", "cuda"])
+def test_a_tuning_job_goes_through_and_says_where(home: str) -> None:
     import autosched
 
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
-    tuned = autosched.tune(model, (torch.randn(4, 8),), device="cuda", effort="quick", budget_s=5, lowering="aten")
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval().to(home)
+    tuned = autosched.tune(model, (torch.randn(4, 8, device=home),), device="cuda", effort="quick", budget_s=5, lowering="aten")
     report = tuned.report
     assert report.device.name == "Emulated sm_90, no kernels run"
     assert [row.name for row in report.strategies if row.failure is not None] == []
     assert {row.max_abs_error for row in report.strategies} == {0.0}
+    served = autosched.load(tuned.to_bytes(), model.cuda(), strict=True)
+    assert served(torch.randn(4, 8, device="cuda")).tolist() == [[0.0, 0.0]] * 4
