@@ -131,13 +131,13 @@ def _triton() -> Finding:
 def _cost_model(device: str) -> Finding:
     from autosched.core.errors import AutoschedError
     from autosched.device.registry import device_named
-    from autosched.pipeline.memory import choose_model
+    from autosched.pipeline.memory import model_in_use
 
     try:
-        chosen = choose_model(device_named(device).key)
+        chosen = model_in_use(device_named(device).key)
     except AutoschedError as error:
         return Finding(f"cost model, {device}", State.PROBLEM, "the device does not answer", str(error))
-    if chosen.model is None:
+    if chosen.folder is None:
         return Finding(
             f"cost model, {device}", State.MISSING, "the analytic prior", "'autosched collect -o runs', then 'autosched train runs'"
         )

@@ -101,6 +101,17 @@ def load_model(folder: Path) -> TrainedModel:
         IncompatibleArtifact: a newer schema, or features of another version.
         UnknownName: a kind of model that is not registered here.
     """
+    name, card = read_card(folder)
+    intervals: Conformal | None = _decode(folder / "intervals.json", Conformal | None)
+    return TrainedModel(COST_MODELS.get(name).load(folder / "model"), intervals, card)
+
+
+def read_card(folder: Path) -> tuple[str, Card]:
+    """Name and card of a model, with every check of :func:`load_model` but reading the model itself, which loads its library.
+
+    Raises:
+        UsageError, ArtifactCorrupt, IncompatibleArtifact: as :func:`load_model`.
+    """
     manifest = _read_manifest(folder)
     present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {"manifest.json"}
     for name, expected in manifest.files.items():
@@ -119,9 +130,8 @@ def load_model(folder: Path) -> TrainedModel:
         differences.append(f"features: {', '.join(sorted(set(manifest.features) ^ set(PAIR_FEATURES))) or 'another order'} differ")
     if differences:
         raise IncompatibleArtifact(str(folder), [*differences, "train again on the stored runs with 'autosched train'"])
-    intervals: Conformal | None = _decode(folder / "intervals.json", Conformal | None)
     card: Card = _decode(folder / "card.json", Card)
-    return TrainedModel(COST_MODELS.get(manifest.model).load(folder / "model"), intervals, card)
+    return manifest.model, card
 
 
 def fingerprint(folder: Path) -> str:

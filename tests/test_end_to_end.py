@@ -16,6 +16,7 @@ import torch
 import autosched
 from autosched import pipeline, zoo
 from autosched.config import cache_dir
+from tests.conformance.command import run
 
 # A loaded machine may be called unstable (exit code 3); everything else must hold all the same.
 SAID_SOMETHING = (0, 3)
@@ -40,7 +41,11 @@ def bundle(tuned: pipeline.Tuned, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_the_report_is_complete_and_consistent(tuned: pipeline.Tuned) -> None:
     report = tuned.report
     rows = {row.name: row for row in report.strategies}
-    assert {"sequential", "sequential_wide", "critical_path", "beam", "eager_1"} <= rows.keys() or torch.get_num_threads() == 1
+    assert {"sequential", "sequential_wide", "eager_1"} <= rows.keys() or torch.get_num_threads() == 1
+    # On a busy machine the budget may end before all are measured; those without a row are named.
+    assert all(name in rows or any(f" {name}" in note for note in report.notes) for name in ("critical_path", "beam", "opara"))
+    # Every second of the budget is some stage's; the last one has the end of the processes besides.
+    assert sum(stage.seconds for stage in report.stages if stage.in_budget) >= 0.9 * report.search_s
     chosen = rows[report.chosen]
     assert chosen.measured_us is not None
     assert chosen.ci_us is not None
@@ -61,19 +66,19 @@ def test_a_saved_schedule_loads_and_computes_what_the_model_computes(bundle: Pat
         torch.testing.assert_close(fast(*toy.args, **toy.kwargs), toy.model(*toy.args, **toy.kwargs), rtol=1e-4, atol=1e-5)
 
 
-def test_check_bench_and_trace_work_on_it(bundle: Path, tmp_path: Path) -> None:
+def test_check_bench_and_trace_work_on_it(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pipeline.check(bundle, zoo.load("autosched:toy").model).verdict == "exact"
-    done = command("bench", str(bundle), "--rounds", "8", "--json")
-    assert done.returncode in SAID_SOMETHING, done.stderr
-    if done.returncode == 0:
-        result = json.loads(done.stdout)
+    code = run("bench", str(bundle), "--rounds", "8", "--json")
+    said = capsys.readouterr()
+    assert code in SAID_SOMETHING, said.err
+    if code == 0:
+        result = json.loads(said.out)
         assert result["ci_us"][0] <= result["tuned_us"] <= result["ci_us"][1]
         assert result["sequential_us"] > 0
     timeline = tmp_path / "t.json"
-    done = command("trace", str(bundle), "-o", str(timeline), "--json")
-    assert done.returncode == 0, done.stderr
+    assert run("trace", str(bundle), "-o", str(timeline), "--json") == 0
     events = json.loads(timeline.read_text())["traceEvents"]
-    assert len([event for event in events if event["ph"] == "X"]) >= json.loads(done.stdout)["operators"]
+    assert len([event for event in events if event["ph"] == "X"]) >= json.loads(capsys.readouterr().out)["operators"]
 
 
 def test_a_schedule_of_another_model_runs_that_model_as_it_came(bundle: Path) -> None:
@@ -86,21 +91,13 @@ def test_a_schedule_of_another_model_runs_that_model_as_it_came(bundle: Path) ->
         autosched.load(bundle, other.model, strict=True)
 
 
-def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "autosched", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, **environment},
-        check=False,
-    )
-
-
-def test_an_interrupted_job_keeps_its_measurements_and_the_next_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_job_keeps_its_measurements_and_the_next_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     environment = {**os.environ, "AUTOSCHED_CACHE": str(tmp_path)}
-    asked = [sys.executable, "-P", "-m", "autosched", "tune", "autosched:toy", "--device", "cpu", "--effort", "quick", "--budget", "30s"]
-    job = subprocess.Popen(asked, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    asked = ["tune", "autosched:toy", "--device", "cpu", "--effort", "quick", "--lowering", "rewritten", "--budget"]
+    command = [sys.executable, "-P", "-m", "autosched", *asked, "30s"]
+    job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journals: list[Path] = []
     begin = time.monotonic()
     while time.monotonic() - begin < 120 and not (journals and journals[0].stat().st_size > 0):
@@ -114,10 +111,9 @@ def test_an_interrupted_job_keeps_its_measurements_and_the_next_goes_on(tmp_path
     assert "Traceback" not in said
     kept = journals[0].read_text().splitlines()
     assert kept
-    done = command(
-        "tune", "autosched:toy", "--device", "cpu", "--effort", "quick", "--budget", "3s", "--json", AUTOSCHED_CACHE=str(tmp_path)
-    )
-    assert done.returncode in SAID_SOMETHING, done.stderr
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    code = run(*asked, "2s", "--json")
+    assert code in SAID_SOMETHING, capsys.readouterr().err
     assert journals[0].read_text().splitlines()[: len(kept)] == kept  # nothing was measured again, and nothing lost
 
 
@@ -128,7 +124,9 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_not_the_job(
     occupied.write_text("not a folder")
     monkeypatch.setenv("AUTOSCHED_CACHE", str(occupied))
     toy = zoo.load("autosched:toy")
-    report = pipeline.compare(toy.model, toy.args, toy.kwargs, device="cpu", budget_s=1, strategies=["sequential"], compiled=False)
+    report = pipeline.compare(
+        toy.model, toy.args, toy.kwargs, device="cpu", budget_s=1, strategies=["sequential"], compiled=False, lowering="rewritten"
+    )
     assert any(row.name == "sequential" and row.measured_us for row in report.strategies)
     assert "measurements are not kept" in caplog.text
 

@@ -37,10 +37,19 @@ def test_every_dependency_says_which_file_needs_it() -> None:
 
 @pytest.mark.parametrize("statement", ["import autosched", "import autosched; autosched.load", "import autosched.cli"])
 def test_importing_loads_neither_the_tuning_stack_nor_cuda(statement: str) -> None:
-    heavy = HEAVY if "cli" not in statement else tuple(name for name in HEAVY if name not in ("rich", "typer"))
+    heavy = ("torch._inductor", *HEAVY) if "cli" not in statement else tuple(name for name in HEAVY if name not in ("rich", "typer"))
     code = f"{statement}; import sys; bad = sorted(set({heavy!r}) & set(sys.modules)); assert not bad, bad"
     if "load" in statement:
         code += "; import torch; assert not torch.cuda.is_initialized()"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_looking_at_the_machine_loads_no_library_that_measures_or_learns() -> None:
+    heavy = tuple(name for name in HEAVY if name not in ("rich", "typer"))
+    code = (
+        f"from autosched.doctor import examine; examine(); import sys; bad = sorted(set({heavy!r}) & set(sys.modules)); assert not bad, bad"
+    )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 

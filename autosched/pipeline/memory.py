@@ -18,7 +18,7 @@ from autosched.core.costs import CostTable
 from autosched.core.errors import AutoschedError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, DeviceKey, Failure, PairRecord, ScheduleRecord, SoloRecord
-from autosched.costmodel.persist import load_model
+from autosched.costmodel.persist import load_model, read_card
 from autosched.costmodel.table import pairs_that_meet
 from autosched.costmodel.trained import Card, TrainedModel
 from autosched.datasets.collect import rows_of_tuning
@@ -40,6 +40,15 @@ class ChosenModel:
     """What predicts the pairs that are not measured: ``model``, or the analytic prior for ``None``; ``why`` says so to people."""
 
     model: TrainedModel | None
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a model's card says: where it lies, or ``None`` for the analytic prior; ``why`` says so to people."""
+
+    folder: Path | None
     name: str
     why: str
 
@@ -82,21 +91,36 @@ def choose_model(key: DeviceKey, explicit: Path | None = None) -> ChosenModel:
         ArtifactCorrupt, IncompatibleArtifact: for ``explicit`` only; another one that cannot be read is passed over with a warning.
     """
     if explicit is not None:
-        return _judged(load_model(explicit), key, str(explicit))
+        model = load_model(explicit)
+        judged = _judged(model.name, model.card, key, explicit, str(explicit))
+    else:
+        judged = model_in_use(key)
+        model = None
+    if judged.folder is None:
+        return ChosenModel(None, judged.name, judged.why)
+    try:
+        return ChosenModel(model or load_model(judged.folder), judged.name, judged.why)
+    except AutoschedError as error:
+        _log.warning("the cost model in %s is not used: %s", judged.folder, error)
+        return ChosenModel(None, "analytic", f"the one in {judged.folder} cannot be read")
+
+
+def model_in_use(key: DeviceKey) -> Judged:
+    """Which model :func:`choose_model` takes where none is named, from the cards alone: no model is read, and no library loaded."""
     refused: list[str] = []
     for folder in (cost_models_dir() / device_digest(key), *_shipped(key)):
         if not (folder / "manifest.json").is_file():
             continue
         try:
-            chosen = _judged(load_model(folder), key, folder.name)
+            judged = _judged(*read_card(folder), key, folder, folder.name)
         except AutoschedError as error:
             _log.warning("the cost model in %s is not used: %s", folder, error)
             refused.append(f"the one in {folder} cannot be read")
             continue
-        if chosen.model is not None:
-            return chosen
-        refused.append(chosen.why)
-    return ChosenModel(None, "analytic", "; ".join(refused) or "no model was trained for this device: 'autosched train' makes one")
+        if judged.folder is not None:
+            return judged
+        refused.append(judged.why)
+    return Judged(None, "analytic", "; ".join(refused) or "no model was trained for this device: 'autosched train' makes one")
 
 
 def prediction_note(chosen: ChosenModel, graph: OpGraph, table: CostTable, pairs: Sequence[PairRecord]) -> str:
@@ -168,16 +192,15 @@ def timed_schedules(
     return rows
 
 
-def _judged(model: TrainedModel, key: DeviceKey, where: str) -> ChosenModel:
-    card: Card = model.card
+def _judged(name: str, card: Card, key: DeviceKey, folder: Path, where: str) -> Judged:
     if key.kind not in card.kinds:
-        return ChosenModel(None, "analytic", f"the model in {where} was trained on {', '.join(card.kinds)}, not on {key.kind}")
+        return Judged(None, "analytic", f"the model in {where} was trained on {', '.join(card.kinds)}, not on {key.kind}")
     if card.simulated:
-        return ChosenModel(None, "analytic", f"the model in {where} was trained on simulated runs")
-    if model.name == "analytic":
-        return ChosenModel(None, "analytic", f"the gate of {where} refused every learned model: {card.decision.reason}")
+        return Judged(None, "analytic", f"the model in {where} was trained on simulated runs")
+    if name == "analytic":
+        return Judged(None, "analytic", f"the gate of {where} refused every learned model: {card.decision.reason}")
     here = "this device" if key.name in card.devices else "another device"
-    return ChosenModel(model, model.name, f"trained on {card.pairs} pairs of {here}: {', '.join(card.devices)}")
+    return Judged(folder, name, f"trained on {card.pairs} pairs of {here}: {', '.join(card.devices)}")
 
 
 def _shipped(key: DeviceKey) -> list[Path]:
