@@ -98,10 +98,13 @@ def left_out() -> Iterator[str]:
     """Options of Inductor that the package sets and this version does not have: they are dropped without a word."""
     import torch._inductor.config as config
 
+    from autosched.core.variants import WHOLE
     from autosched.runtime import inductor_compile, region_compile
     from autosched.runtime.inductor_common import known_options
+    from autosched.runtime.inductor_modes import Mode
 
-    sets = [inductor_compile._FORCED, region_compile._FORCED, *region_compile._OF_VARIANT.values()]
+    modes = [inductor_compile._options(Mode(lowering)) for lowering in WHOLE]
+    sets = [*modes, region_compile._FORCED, *region_compile._OF_VARIANT.values()]
     for options in sets:
         yield from sorted(set(options) - set(known_options(config, options)))
 

@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autosched.runtime.inductor_kept import Folds
 
 
-class _Noting(TorchDispatchMode):
+class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operator and what it makes."""
 
     def __init__(self, folds: Folds) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._folds = folds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
