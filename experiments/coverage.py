@@ -21,6 +21,7 @@ import resource
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -118,15 +119,18 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         if item["outcome"] != "works"
     ]
     notes = {name: item["notes"] for name, item in sorted(found.items()) if item.get("notes")}
-    return {"counts": counts, "others": others, "notes": notes}
+    # A sweep that was continued after a change says so.
+    commits = dict(Counter(str(item.get("commit", "")) for item in found.values()))
+    return {"counts": counts, "others": others, "notes": notes, "commits": commits}
 
 
 def _sweep(chosen: list[tuple[str, str]], lines: Path, timeout_s: float, memory_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
     lines.parent.mkdir(parents=True, exist_ok=True)
+    commit = environment()["commit"]
     for source, name in chosen:
         item = run(source, name, timeout_s, memory_bytes)
         with lines.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"name": name, **item}) + "\n")
+            file.write(json.dumps({"name": name, **item, "commit": commit}) + "\n")
         yield name, item
 
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, trees
 from autosched.capture.build import build_program
 from autosched.capture.draft import Constant, Draft, Node, spec_of
 from autosched.capture.passes.batch_norm import whole_batch_norms
+from autosched.capture.passes.views import loosen_views
 from autosched.capture.rewrite import RewriteReport, rewrite_draft
 from autosched.capture.screen import composites, explain_export_failure, is_check, quiet_torch, require_inference, require_schedulable
 from autosched.capture.sources import source_of
@@ -90,6 +91,8 @@ def capture(
     elif (target or draft.device.type) == "cuda":
         # The model's own call: what export has put in its place is slower there than the model is.
         whole_batch_norms(draft)
+        # Tensors are laid out otherwise there than on the device that the draft was observed on.
+        loosen_views(draft)
     program, constants = build_program(draft, chosen.value)
     logger.info("captured %d operators, %d constants, width %d", len(program.graph), len(constants), program.graph.width)
     return Captured(program, constants, reports, structure)
@@ -137,12 +140,21 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 
 def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The same arguments, each a dense tensor of its own: export takes one given twice for one input, and no call is laid out as one that
-    was expanded."""
+    was expanded.
+
+    Raises:
+        UnsupportedGraph: if one is sparse.
+    """
     leaves, spec = tree_flatten(call)
     seen: set[int] = set()
     for place, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             continue
+        if leaf.layout is not torch.strided:
+            raise UnsupportedGraph(
+                f"an example input of shape {list(leaf.shape)} is {leaf.layout}; expected strided tensors. Give it as to_dense(), or make "
+                "it sparse inside the model."
+            )
         if id(leaf) in seen:
             leaves[place] = leaf.detach().clone()
         if leaf.layout is torch.strided and spec_of(leaf).overlaps:

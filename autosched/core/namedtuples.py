@@ -1,4 +1,6 @@
-"""Named tuples of a user's own in a model's inputs and outputs: PyTorch takes them apart, but writes down only those it was told of.
+"""Named tuples in a model's inputs and outputs, a user's own and those of operators such as ``topk``.
+
+PyTorch takes them all apart, but writes down only those it was told of.
 
 The only file that registers containers with torch's private pytree.
 """
@@ -46,16 +48,24 @@ def _member(module: str, path: str) -> type | None:
 
 
 def _is_namedtuple(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)
+    return isinstance(kind, type) and issubclass(kind, tuple) and (isinstance(getattr(kind, "_fields", None), tuple) or _is_result(kind))
+
+
+def _is_result(kind: type) -> bool:
+    """Whether it is what an operator such as ``topk`` returns."""
+    return kind.__module__ == "torch.return_types" and hasattr(kind, "n_fields")
 
 
 def _register(kind: type) -> None:
     from torch.utils import _pytree as pytree
 
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if (
-        kind not in pytree.SUPPORTED_SERIALIZED_TYPES
-        and name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
-        and hasattr(pytree, "_register_namedtuple")
-    ):
+    if _is_result(kind):
+        # Known to pytree already, all but the name to write down; there is no second registration.
+        if kind in pytree.SUPPORTED_NODES and hasattr(pytree, "_SerializeNodeDef"):
+            pytree.SUPPORTED_SERIALIZED_TYPES[kind] = pytree._SerializeNodeDef(kind, name, None, None)
+            pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = kind
+        return
+    known = kind in pytree.SUPPORTED_SERIALIZED_TYPES or name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    if not known and hasattr(pytree, "_register_namedtuple"):
         pytree._register_namedtuple(kind, serialized_type_name=name)

@@ -29,6 +29,8 @@ def _structure(text: str) -> pytree.TreeSpec:
         node = pending.pop()
         if node["type"] == "collections.namedtuple" and isinstance(node["context"], str):
             register_named(node["context"])
+        elif isinstance(node["type"], str) and node["type"].startswith("torch.return_types."):
+            register_named(node["type"])
         pending += node["children_spec"]
     return pytree.treespec_loads(text)
 

@@ -73,6 +73,8 @@ class ModelWatch:
             owners[id(table)] = table
             self._bound.append((table, key))
         self._tensors: list[torch.Tensor] = [table[key] for table, key in self._bound]
+        # A sparse tensor has no one place in memory.
+        self._placed = [tensor for tensor in self._tensors if tensor.layout is torch.strided]
         if not frozen and any(tensor.is_inference() for tensor in self._tensors):
             raise UnwatchableModel(
                 "its parameters were made under torch.inference_mode, so changes to them could not be noticed; make them outside of it"
@@ -86,12 +88,12 @@ class ModelWatch:
             return
         # Held, because an address says nothing once its memory was given back: the next parameter may get it.
         self._held = [tensor.detach() for tensor in self._tensors]
-        self._addresses = list(map(_address_of, self._tensors))
+        self._addresses = list(map(_address_of, self._placed))
         self._versions = list(map(_version_of, self._tensors))
 
-    def settle(self) -> None:
-        """Call after the model ran: what it sets itself in ``forward`` is nothing to watch."""
-        self._settings.settle()
+    def settle(self) -> bool:
+        """Call after the model ran: what it sets itself in ``forward`` is nothing to watch. Whether it did set anything."""
+        return self._settings.settle()
 
     def change(self) -> Change:
         """The gravest change."""
@@ -108,7 +110,7 @@ class ModelWatch:
                 return Change.STRUCTURE
             # A neighbour that the program does not read.
             self._weights.accept()
-        if list(map(_address_of, self._tensors)) != self._addresses:
+        if list(map(_address_of, self._placed)) != self._addresses:
             return Change.MOVED
         if list(map(_version_of, self._tensors)) != self._versions:
             return Change.CONTENT
@@ -194,10 +196,12 @@ class _Settings:
         self._tensors = [item for item in self._values if isinstance(item, torch.Tensor) and not item.is_inference()]
         self._versions = list(map(_version_of, self._tensors))
 
-    def settle(self) -> None:
-        """Forget attributes that are no longer what they were, and count anew."""
+    def settle(self) -> bool:
+        """Forget attributes that are no longer what they were, and count anew; whether there were any."""
+        found = self.changed()
         self._sizes = list(map(len, self._tables))
         self._take([(table, key) for table, key, old in self._watched() if table.get(key, _END) is old])
+        return found
 
     def changed(self) -> bool:
         try:

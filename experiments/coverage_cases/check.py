@@ -196,7 +196,8 @@ def _loaded(one: _Check, data: bytes, expected: list[_Answer]) -> str:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         loaded = load(data, one.model)
-        one.agree(loaded, expected, "loaded")
+        if loaded.report().scheduled:
+            one.agree(loaded, expected, "loaded")
     reasons = [str(item.message) for item in said if issubclass(item.category, FallbackWarning)]
     report = loaded.report()
     if not reasons and report.calls != len(one.calls):
@@ -294,7 +295,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor for name, tensor in found.items() if tensor.layout is torch.strided}
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -311,8 +313,6 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.layout is not torch.strided:
-        return True
     return a.shape == b.shape and bool(
         torch.equal(torch.view_as_real(a) if a.is_complex() else a, torch.view_as_real(b) if b.is_complex() else b)
     )

@@ -138,6 +138,11 @@ class ReturnsUnknown(nn.Module):
         return Unknown(x * 2)
 
 
+def test_a_sparse_input_is_refused():
+    with pytest.raises(UnsupportedGraph, match=r"sparse_coo.*to_dense"):
+        capture(nn.Linear(4, 4), (torch.eye(4).to_sparse(),))
+
+
 class TupleKeys(nn.Module):
     def forward(self, x):
         return {("a", 1): x * 2}

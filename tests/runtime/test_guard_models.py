@@ -177,7 +177,7 @@ class Pair(NamedTuple):
 
 class ReturnsContainers(torch.nn.Module):
     def forward(self, pair: Pair) -> Any:
-        return Pair(pair.value * 2, 3), pair.value.shape
+        return Pair(pair.value * 2, 3), pair.value.shape, pair.value.topk(2)
 
 
 def test_named_tuples_and_sizes_are_what_the_model_takes_and_gives() -> None:
@@ -188,6 +188,8 @@ def test_named_tuples_and_sizes_are_what_the_model_takes_and_gives() -> None:
     assert result[0].count == 3
     assert type(result[1]) is torch.Size
     assert result[1] == expected[1]
+    assert type(result[2]) is torch.return_types.topk
+    assert torch.equal(result[2].indices, expected[2].indices)
 
 
 def test_a_program_of_export_has_no_mode_to_be_in() -> None:
@@ -216,3 +218,40 @@ def test_changes_of_a_traced_part_are_noticed() -> None:
         model.part.weight.mul_(2)
         assert torch.allclose(loaded(x), model(x))
     assert loaded.report().calls == 2
+
+
+class Counts(torch.nn.Module):
+    def __init__(self, decides: bool) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.decides = decides
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        result: torch.Tensor = self.layer(x) * (self.calls if self.decides else 2)
+        return result
+
+
+def test_a_model_whose_count_of_calls_decides_is_refused_although_the_first_answer_agrees() -> None:
+    x = torch.randn(3, 4)
+    with pytest.warns(FallbackWarning, match="computes something else"):
+        assert not _loaded(Counts(decides=True).eval(), x).report().scheduled
+    assert _loaded(Counts(decides=False).eval(), x).report().scheduled
+
+
+def test_a_sparse_buffer_is_used_as_it_is_and_so_is_its_replacement() -> None:
+    class Sparse(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.eye(4).to_sparse())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sparse.mm(self.weight, x)
+
+    model, x = Sparse().eval(), torch.randn(4, 3)
+    loaded = _loaded(model, x)
+    assert torch.allclose(loaded(x), x)
+    assert loaded.report().calls == 1
+    model.weight = torch.ones(4, 4).to_sparse()
+    assert torch.allclose(loaded(x), model(x))
