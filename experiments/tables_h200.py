@@ -197,7 +197,7 @@ def opara_table(folder: Path) -> str:
         if document["published_failed"]:
             lines.append(f"| `{document['model']}` | opara, published | did not run: {cell(document['published_failed'])} | | | |")
     footer = "Measured, interleaved in one process. *Sequential again* is the A/A control."
-    return "\n".join([*lines, "", footer, *sorted({_machine(document["environment"]) for document in documents})])
+    return "\n".join([*lines, "", footer, *sorted({_machine(document["environment"], document.get("device")) for document in documents})])
 
 
 def costmodel_table(path: Path) -> str:
@@ -217,7 +217,8 @@ def costmodel_table(path: Path) -> str:
         lines.append(f"| {name} | " + " | ".join(_digits(read(metrics)) for _, read in columns) + " |")
     store = found["store"]
     floor = found.get("noise_floor_pct")
-    said = f"{found['label']}: {store['pairs']} pairs, held out by {found['held_out_by']}, noise floor {_digits(floor)} %"
+    devices = ", ".join(store["devices"])
+    said = f"{found['label']}: {store['pairs']} pairs on {devices}, held out by {found['held_out_by']}, noise floor {_digits(floor)} %"
     return "\n".join([*lines, "", f"{said}; chosen: {found['decision']['chosen']}."])
 
 

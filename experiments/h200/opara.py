@@ -229,7 +229,15 @@ def contest(name: str, repository: Path, rounds: int, budget_s: float, seed: int
             "over_sequential_ci": interval(ratios),
             "max_abs_error": errors[key],
         }
-    return {"model": name, "rounds": rounds, "rows": rows, "published_failed": failure, "tuned_verdict": tuned.report.verdict}
+    device = {"name": torch.cuda.get_device_name()}
+    return {
+        "model": name,
+        "device": device,
+        "rounds": rounds,
+        "rows": rows,
+        "published_failed": failure,
+        "tuned_verdict": tuned.report.verdict,
+    }
 
 
 def _first(answer: Any) -> torch.Tensor:

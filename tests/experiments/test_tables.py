@@ -146,7 +146,8 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
         "mape_pct": 3.0, "contended_median_ape_pct": 14.0, "contended_spearman": 0.9, "makespan_mape_pct": 2.0, "coverage_pct": 96.0,
     }  # fmt: skip
     model = {
-        "label": "measured rows", "store": {"pairs": 10, "simulated": 0}, "held_out_by": "family", "noise_floor_pct": None,
+        "label": "measured rows", "store": {"pairs": 10, "simulated": 0, "devices": ["NVIDIA H200"]}, "held_out_by": "family",
+        "noise_floor_pct": None,
         "decision": {"chosen": "xgboost"}, "held_out": {"xgboost": metrics}, "probes": {},
     }  # fmt: skip
     (folder / "costmodel.json").write_text(json.dumps(model))
