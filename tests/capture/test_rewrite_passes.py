@@ -15,6 +15,7 @@ from autosched.capture.passes.cpu_linear import pack_cpu_linears
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.core.program import Ref
+from autosched.core.variants import Lowering
 
 
 class Apply(nn.Module):
@@ -367,3 +368,13 @@ def test_masks_are_settled_for_a_gpu_only():
         program = capture(model, attention_inputs(), target=target).program
         calls = [call for item in program.graph.operators for call in item.calls if "scaled_dot" in call.target]
         assert any(len(call.args) > 3 and call.args[3] is not None for call in calls) is left
+
+
+@pytest.mark.parametrize("lowering", [Lowering.ATEN, Lowering.REWRITTEN])
+def test_no_lowering_for_a_gpu_has_views_that_hold_for_one_layout(lowering):
+    captured = capture(
+        Apply(lambda m, x: x.transpose(1, 2).contiguous().view(2, 12).relu()), (torch.randn(2, 3, 4),), target="cuda", lowering=lowering
+    )
+    targets = [call.target for operator in captured.program.graph.operators for call in operator.calls]
+    assert "aten::reshape.default" in targets
+    assert "aten::view.default" not in targets
