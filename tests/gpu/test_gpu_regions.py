@@ -31,9 +31,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.gpu_only(re
 class _Branches(nn.Module):
     """Two products with epilogues that may run at the same time, and a normalisation of both."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 256) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(256, 256), nn.Linear(256, 256)
+        self.a, self.b = nn.Linear(size, size), nn.Linear(size, size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         left, right = torch.relu(self.a(x)) * 2.0, torch.sigmoid(self.b(x)) + 1.0
@@ -43,7 +43,8 @@ class _Branches(nn.Module):
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[gpu_rig.Rig]:
     torch.manual_seed(1)
-    found = capture(_Branches().eval(), (torch.randn(128, 256),), target="cuda", lowering=Lowering.FUSED)
+    size = 64 if gpu_rig.without_gpu() else 256
+    found = capture(_Branches(size).eval(), (torch.randn(size // 2, size),), target="cuda", lowering=Lowering.FUSED)
     made = gpu_rig.Rig(found.program, found.constants)
     store = RegionStore(Path(tmp_path_factory.mktemp("regions")) / "kept")
     regions = RegionLibrary(found.program, made.bound.device, "test", store)
