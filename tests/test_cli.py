@@ -33,7 +33,11 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["compare", "autosched:toy", "--device", "cpu", "--strategies", "bem"], 2, "beam"),
         (["check", "missing.autosched"], 2, "missing.autosched"),
         (["bench", "missing.autosched"], 2, "missing.autosched"),
+        (["trace", "missing.autosched", "-o", "no/such/folder/t.json"], 2, "no/such/folder"),
+        (["collect", "torchvision:googlenett", "--budget", "soon"], 2, "soon"),
+        (["collect", "torchvision:googlenett", "--device", "tpu"], 2, "tpu"),
         (["frobnicate"], 2, "frobnicate"),
+        (["cache", "frobnicate"], 2, "frobnicate"),
         (["tune", "autosched:toy", "--batch", "0"], 2, "--batch"),
     ],
 )

@@ -14,9 +14,7 @@ from autosched.cli.shapes import ChosenBatchOption, ShapeOption
 
 def bench(
     file: FileArgument,
-    model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="The model; by default the one the schedule was tuned for.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="The model; by default the one the schedule was tuned for.")] = None,
     rounds: Annotated[int, typer.Option(min=5, help="Interleaved rounds.")] = 40,
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
@@ -38,7 +36,7 @@ def bench(
 
 def check(
     file: FileArgument,
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Also check it against this model.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Also check it against this model.")] = None,
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
     json: JsonOption = False,
@@ -59,9 +57,7 @@ def check(
 
 def trace(
     file: FileArgument,
-    model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="The model; by default the one the schedule was tuned for.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="The model; by default the one the schedule was tuned for.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the trace.")] = Path("trace.json"),
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
@@ -70,6 +66,7 @@ def trace(
     """Run a tuned schedule once with time stamps and write a timeline for Perfetto (ui.perfetto.dev)."""
     from autosched import pipeline, zoo
 
+    pipeline.check_writable(output)
     bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
     result = pipeline.trace(file, loaded.model, output, shape=shape, batch=batch)

@@ -16,17 +16,22 @@ DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto (CUDA if the
 
 def collect(
     models: Annotated[
-        list[str] | None, typer.Argument(help="Models to measure, named as for 'autosched tune'; default: those named autosched:NAME.")
+        list[str] | None,
+        typer.Argument(metavar="MODEL", help="Models to measure, named as for 'autosched tune'; default: those named autosched:NAME."),
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the store; an existing one is added to.")] = Path("runs"),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder of the store; an existing one is added to.")] = Path(
+        "runs"
+    ),
     device: DeviceOption = "auto",
-    budget: Annotated[str, typer.Option(help="Time for all models together, such as 10m.")] = "10m",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Time for all models together, such as 10m.")] = "10m",
     pairs: Annotated[int, typer.Option(min=0, help="Most ordered pairs for each model.")] = 400,
     groups: Annotated[int, typer.Option(min=0, help="Most groups of three and four for each model.")] = 24,
     schedules: Annotated[int, typer.Option(min=0, help="Most whole schedules for each model.")] = 12,
     cost_model: Annotated[
         Path | None,
-        typer.Option("--cost-model", help="A folder of 'autosched train'; half of the pairs are then those it is least sure of."),
+        typer.Option(
+            "--cost-model", metavar="DIR", help="A folder of 'autosched train'; half of the pairs are then those it is least sure of."
+        ),
     ] = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
@@ -39,8 +44,11 @@ def collect(
     """
     from autosched import zoo
     from autosched.config import parse_seconds
+    from autosched.device.registry import device_named
     from autosched.pipeline import collecting
 
+    budget_s = parse_seconds(budget)
+    device_named(device)  # a mistake here is found before models are built
     names = models or [entry.name for entry in zoo.names() if not entry.package]
     loaded = [zoo.load(name, seed=seed) for name in names]
     subjects = [collecting.Subject(item.name, item.model, item.args, item.kwargs) for item in loaded]
@@ -49,7 +57,7 @@ def collect(
             subjects,
             output,
             device=device,
-            budget_s=parse_seconds(budget),
+            budget_s=budget_s,
             aims=collecting.Aims(pairs, groups, schedules),
             cost_model=cost_model,
             seed=seed,
@@ -66,12 +74,16 @@ def collect(
 
 def train(
     runs: Annotated[
-        Path | None, typer.Argument(help="A store written by 'autosched collect'; default: what tuning jobs measured on this device.")
+        Path | None,
+        typer.Argument(metavar="RUNS", help="A store written by 'autosched collect'; default: what tuning jobs measured on this device."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder to write the cost model to; default: where tuning on this device looks.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="DIR", help="Folder to write the cost model to; default: where tuning on this device looks."
+        ),
     ] = None,
-    start: Annotated[Path | None, typer.Option("--from", help="A cost model trained elsewhere, to begin from.")] = None,
+    start: Annotated[Path | None, typer.Option("--from", metavar="DIR", help="A cost model trained elsewhere, to begin from.")] = None,
     device: DeviceOption = "auto",
     seed: SeedOption = 0,
     json: JsonOption = False,
@@ -108,10 +120,16 @@ def whether_used(chosen: str, output: Path, *, installed: bool) -> str:
 
 
 def evaluate(
-    model: Annotated[Path | None, typer.Argument(help="A folder written by 'autosched train'; default: the installed one.")] = None,
-    runs: Annotated[Path | None, typer.Argument(help="A store to compare with; default: what tuning jobs measured on this device.")] = None,
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODELDIR", help="A folder written by 'autosched train'; default: the installed one.")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Argument(metavar="RUNS", help="A store to compare with; default: what tuning jobs measured on this device.")
+    ] = None,
     device: DeviceOption = "auto",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write tables and figures to this folder.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Also write tables and figures to this folder.")
+    ] = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:

@@ -16,7 +16,7 @@ BudgetOption = Annotated[
     str | None, typer.Option(metavar="TIME", help="Time for measuring and searching instead of --effort's, such as 60s or 5m.")
 ]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size of the example inputs.")]
-DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
+DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.")]
 CostModelOption = Annotated[
     Path | None,
     typer.Option("--cost-model", metavar="DIR", help="A folder of 'autosched train'; default: the one trained on this machine, if any."),
