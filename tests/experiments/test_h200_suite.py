@@ -108,11 +108,11 @@ def test_a_run_that_was_cut_short_comes_first_next_time(called: Callable[..., tu
     assert (code, [name for name, _ in made]) == (0, ["a_2_b1_float32.json"])
 
 
-def test_three_slow_compilations_still_leave_a_result() -> None:
+def test_slow_compilations_still_leave_a_result() -> None:
     window_s, budget_s = 512.0, 60.0
     limit_s = compile_limit_s(150.0, window_s, budget_s)
     assert 60.0 < limit_s < 150.0
-    assert budget_s + 3 * limit_s < window_s - 100.0
+    assert budget_s + 4 * limit_s < window_s - 100.0
     assert compile_limit_s(40.0, window_s, budget_s) == 40.0
     assert compile_limit_s(150.0, 60.0, 60.0) > 0.0
 
