@@ -106,7 +106,8 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
             # torch.nn.LSTM and its kin keep their parameters a second time in a list, which export notices and may ignore.
             warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights", category=UserWarning)
             exported = torch.export.export(model, args, kwargs, strict=False)
-            return exported.run_decompositions(composites(exported.graph))
+            decomposed: ExportedProgram = exported.run_decompositions(composites(exported.graph))
+            return decomposed
     except Exception as error:  # Whatever the user's model raises is the user's to read.
         raise explain_export_failure(error) from error
 
