@@ -20,7 +20,15 @@ from autosched.capture.draft import Constant, Draft, Node, spec_of
 from autosched.capture.passes.batch_norm import whole_batch_norms
 from autosched.capture.passes.views import loosen_views
 from autosched.capture.rewrite import RewriteReport, rewrite_draft
-from autosched.capture.screen import composites, explain_export_failure, is_check, quiet_torch, require_inference, require_schedulable
+from autosched.capture.screen import (
+    composites,
+    explain_export_failure,
+    is_check,
+    no_nested_padding,
+    quiet_torch,
+    require_inference,
+    require_schedulable,
+)
 from autosched.capture.sources import source_of
 from autosched.capture.structure import structure_of
 from autosched.core.errors import UnsupportedGraph, UsageError
@@ -100,7 +108,7 @@ def capture(
 
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with torch.no_grad(), quiet_torch(), warnings.catch_warnings():
+        with torch.no_grad(), quiet_torch(), no_nested_padding(model), warnings.catch_warnings():
             # torch's own use of its own deprecated class.
             warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
             # torch.nn.LSTM and its kin keep their parameters a second time in a list, which export notices and may ignore.
@@ -108,6 +116,8 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
             exported = torch.export.export(model, args, kwargs, strict=False)
             decomposed: ExportedProgram = exported.run_decompositions(composites(exported.graph))
             return decomposed
+    except UnsupportedGraph:
+        raise
     except Exception as error:  # Whatever the user's model raises is the user's to read.
         raise explain_export_failure(error) from error
 

@@ -43,6 +43,36 @@ def require_inference(model: torch.nn.Module) -> None:
             )
 
 
+@contextmanager
+def no_nested_padding(model: torch.nn.Module) -> Iterator[None]:
+    """While the model is exported: refuse a ``TransformerEncoder`` that would take a padded batch for a nested tensor.
+
+    In eager mode that gives zeros where there is padding; what export traces gives other numbers there, and no random mask shows it.
+
+    Raises:
+        UnsupportedGraph: from within the export.
+    """
+
+    def look(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        padding = args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")
+        if padding is not None and getattr(module, "use_nested_tensor", False):
+            raise UnsupportedGraph(
+                "a torch.nn.TransformerEncoder is given src_key_padding_mask; in eager mode it then works on nested tensors and returns "
+                "zeros where there is padding, which torch.export does not capture. Build it with enable_nested_tensor=False."
+            )
+
+    hooks = [
+        module.register_forward_pre_hook(look, with_kwargs=True)
+        for module in model.modules()
+        if isinstance(module, torch.nn.TransformerEncoder)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def composites(graph: torch.fx.Graph) -> dict[OpOverload[..., Any], Any]:
     """Decompositions of the custom operators that are written in PyTorch's own, which export would keep whole."""
     targets = {node.target for node in graph.nodes if isinstance(node.target, OpOverload)}

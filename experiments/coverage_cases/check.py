@@ -137,7 +137,12 @@ def check(build: Build) -> Found:
         if made.lively:
             enliven(made.model)
         one = _Check(made)
-        expected = one.reference()
+        try:
+            expected = one.reference()
+        except (RuntimeError, IndexError, ValueError):
+            # Integers in another order are no call of every model: boxes have corners, offsets ascend.
+            one.calls[1] = _varied(one.calls[0], 1, integers=False)
+            expected = one.reference()
     except Exception as error:
         return Found(BROKEN, f"{type(error).__name__}: {_first(error)}", seconds=time.perf_counter() - began)
     try:
@@ -318,12 +323,14 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def _varied(call: Any, seed: int) -> Any:
+def _varied(call: Any, seed: int, *, integers: bool = True) -> Any:
     """The same call with other values: the example's own elements in another order, floats scaled a little."""
     generator = torch.Generator().manual_seed(seed)
 
     def vary(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided or tensor.numel() < 2 or (tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1]):
+            return tensor.detach().clone()
+        if not integers and not tensor.is_floating_point():
             return tensor.detach().clone()
         other = tensor.detach().flatten()[torch.randperm(tensor.numel(), generator=generator)].view(tensor.shape)
         if tensor.is_floating_point():

@@ -138,6 +138,26 @@ class ReturnsUnknown(nn.Module):
         return Unknown(x * 2)
 
 
+class Padded(nn.Module):
+    def __init__(self, nested):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested)
+
+    def forward(self, tokens, padding=None):
+        return self.encoder(tokens, src_key_padding_mask=padding)
+
+
+def test_an_encoder_that_zeros_padding_in_eager_mode_only_is_refused():
+    tokens, padding = torch.randn(2, 4, 16), torch.tensor([[False] * 4, [False, False, True, True]])
+    with pytest.raises(UnsupportedGraph, match=r"src_key_padding_mask.*enable_nested_tensor=False"):
+        capture(Padded(True).eval(), (tokens, padding))
+    model = Padded(True).eval()
+    assert capture(model, (tokens,)).program.graph.operators
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert capture(Padded(False).eval(), (tokens, padding)).program.graph.operators
+
+
 def test_a_sparse_input_is_refused():
     with pytest.raises(UnsupportedGraph, match=r"sparse_coo.*to_dense"):
         capture(nn.Linear(4, 4), (torch.eye(4).to_sparse(),))
