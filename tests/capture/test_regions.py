@@ -24,7 +24,8 @@ from autosched.runtime.trees import flatten_inputs
 from tests.conformance.apply import Apply
 
 OWN = [entry.name for entry in zoo.names() if entry.name.startswith("autosched:") and entry.name != "autosched:randwire"]
-OTHERS = [entry.name for entry in zoo.names() if not entry.name.startswith("autosched:")]
+DEEPER = ("torchvision:densenet201",)  # the blocks of densenet121, more of them: PyTorch takes longer to export it, nothing else differs
+OTHERS = [entry.name for entry in zoo.names() if not entry.name.startswith("autosched:") and entry.name not in DEEPER]
 
 
 def partition(model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] | None = None, target: str = "") -> Draft:
