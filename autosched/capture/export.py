@@ -124,7 +124,14 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _observe(draft: Draft) -> None:
     try:
-        draft.observe()
+        try:
+            draft.observe()
+        except RuntimeError as error:
+            if "view size is not compatible" not in str(error):
+                raise
+            # Export guessed another layout than a kernel gives: a view there is a copy here, as it is in eager mode.
+            loosen_views(draft)
+            draft.observe()
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         short_of_memory = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in first

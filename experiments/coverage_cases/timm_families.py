@@ -25,7 +25,6 @@ _SHALLOW: dict[str, dict[str, int]] = {
         "qwen3_vit_88m",
         "samvit_base_patch16",
         "beit_base_patch16_224",
-        "convmixer_768_32",
     )
 }
 

@@ -117,7 +117,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any], _Inputs]] = {
     "resnet": ("ResNetForImageClassification", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}, _pixels),
     "mobilevit": ("MobileViTModel", {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 24, 32], "image_size": 64}, _big_pixels),
     "segformer": ("SegformerForSemanticSegmentation", {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 2, 2], "decoder_hidden_size": 16}, _big_pixels),
-    "dpt": ("DPTForDepthEstimation", {**_VISION, "neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8, "backbone_out_indices": [0, 1, 0, 1], "num_hidden_layers": 4, "is_hybrid": False}, _pixels),
+    "dpt": ("DPTForDepthEstimation", {**_VISION, "neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8, "backbone_out_indices": [0, 1, 2, 3], "num_hidden_layers": 4, "is_hybrid": False}, _pixels),
     "vitmae": ("ViTMAEModel", {**_VISION, "mask_ratio": 0.0}, _pixels),
     "yolos": ("YolosModel", {**_VISION, "image_size": [32, 32], "num_detection_tokens": 4}, _pixels),
     "wav2vec2": ("Wav2Vec2ForCTC", _SPEECH, _wave),

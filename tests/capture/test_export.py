@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from autosched.capture.draft import Draft
 from autosched.capture.export import Captured, capture
 from autosched.core.graph import EdgeKind, ValueRole
 from autosched.core.program import ConstantSource, NonFinite, Ref
@@ -219,3 +220,25 @@ def test_edges_of_reads_before_and_after_an_update():
     bound = bind(captured.program, captured.constants)
     assert torch.equal(bound.run([torch.ones(4)])[0], torch.zeros(4))
     assert torch.equal(bound.run([torch.ones(4)])[0], torch.full((4,), 2.0))
+
+
+def test_a_view_that_the_real_layout_does_not_allow_is_a_copy(monkeypatch):
+    """As where a kernel gives another layout than export guessed."""
+
+    class Flattens(nn.Module):
+        def forward(self, x):
+            return (x * 2).view(-1)
+
+    real, calls = Draft.observe, []
+
+    def observe(draft):
+        calls.append([node.kind for node in draft.nodes])
+        if "aten::view" in calls[-1]:
+            raise RuntimeError("view size is not compatible with input tensor's size and stride")
+        return real(draft)
+
+    monkeypatch.setattr(Draft, "observe", observe)
+    x = torch.randn(2, 3)
+    captured = capture(Flattens(), (x,), rewrite=False)
+    assert torch.equal(bind(captured.program, captured.constants).run([x])[0], (x * 2).view(-1))
+    assert "aten::reshape" in calls[1]
