@@ -14,12 +14,14 @@ from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
 from autosched.runtime.captured import CapturedGraph
 from autosched.runtime.cuda_bindings import open_bindings, unaudited
-from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner
+from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.cuda_lanes import CaptureOptions, Launchable
 from autosched.runtime.graph_audit import audit_graph
+from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan
-from autosched.runtime.streams import Tensor, TorchStreams
+from autosched.runtime.streams import Tensor
+from autosched.runtime.torch_streams import TorchStreams
 
 _log = logging.getLogger(__name__)
 

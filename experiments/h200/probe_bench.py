@@ -78,7 +78,7 @@ class Bench:
 
 def cuda_bench() -> Bench:
     """On the first visible GPU."""
-    from autosched.runtime.streams import TorchStreams
+    from autosched.runtime.torch_streams import TorchStreams
 
     backend = TorchStreams()
     bindings = open_bindings()

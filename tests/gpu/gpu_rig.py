@@ -17,11 +17,13 @@ from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.session import CudaSession
 from autosched.device.cuda.settings import current_settings
 from autosched.runtime.cuda_bindings import open_bindings
-from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner
+from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.cuda_lanes import CaptureOptions
+from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.plan import Plan
-from autosched.runtime.streams import StreamSet, TorchStreams
+from autosched.runtime.streams import StreamSet
+from autosched.runtime.torch_streams import TorchStreams
 from tests.conformance.cpu_cuda import CpuCuda
 
 # One set of streams for the whole process: each test taking its own would exhaust the 32 there are.

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from autosched.runtime.cuda_graph import GraphRunner
 from autosched.runtime.cuda_lanes import CaptureOptions
+from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.verify.graph_audit import audit_graph
 from tests.conformance.graphs import random_placement, random_program

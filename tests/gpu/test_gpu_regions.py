@@ -16,7 +16,7 @@ from autosched.core.records import PairRecord, Samples
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime import sm_share
-from autosched.runtime.cuda_graph import GraphRunner
+from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
 from autosched.runtime.region_store import RegionStore

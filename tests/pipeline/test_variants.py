@@ -139,7 +139,7 @@ def test_lowerings_by_name_by_device_and_by_the_older_option(monkeypatch: pytest
         assert considered(asked, rewrite=True, kind="replay") == Considered((Lowering.REWRITTEN,), (), chosen=False)
     assert considered(None, rewrite=False, kind="cuda") == Considered((Lowering.ATEN,), (), chosen=False)
     assert considered("inductor", rewrite=True, kind="cpu") == Considered((Lowering.INDUCTOR,), (), chosen=False)
-    with pytest.raises(UsageError, match="expected one of aten, rewritten, fused, inductor, auto"):
+    with pytest.raises(UsageError, match="expected one of aten, rewritten, fused, inductor, max_autotune, max_autotune_combo, auto"):
         considered("coarse", rewrite=True, kind="cpu")
     assert lowering_named("aten") is Lowering.ATEN
     monkeypatch.setattr(granularity, "missing_compiler", lambda kind: "Triton is not installed")

@@ -29,7 +29,8 @@ from autosched.device.worker_messages import (
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.inductor_bind import source_of
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
-from autosched.runtime.streams import StreamBackend, TorchStreams
+from autosched.runtime.streams import StreamBackend
+from autosched.runtime.torch_streams import TorchStreams
 
 
 class BaselineService:

@@ -20,8 +20,9 @@ from autosched.device.cuda.variants import CapturedVariants
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel
-from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner, failure_of
+from autosched.runtime.cuda_graph import GraphCapturer, failure_of
 from autosched.runtime.cuda_lanes import CaptureOptions, Launchable, Slots
+from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.plan import FreeRule, Plan, make_plan
 from autosched.runtime.regions import RegionLibrary
 from autosched.runtime.streams import Event, Graph, Stream, StreamBackend, Tensor

@@ -14,8 +14,8 @@ from autosched.core.graph import ValueRole
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule
 from autosched.device.cuda.measure import CudaMeasurer
-from autosched.runtime.cuda_graph import GraphRunner
 from autosched.runtime.cuda_lanes import CaptureOptions
+from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.plan import FreeRule, Plan, make_plan
 from autosched.runtime.streams import Tensor
 

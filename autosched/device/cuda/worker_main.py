@@ -26,7 +26,8 @@ from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.regions import region_library
-from autosched.runtime.streams import Tensor, TorchStreams
+from autosched.runtime.streams import Tensor
+from autosched.runtime.torch_streams import TorchStreams
 
 # Several times the L2 cache of any GPU of compute capability 9.0 or 10.0.
 _FLUSH_BYTES = 256 << 20

@@ -15,8 +15,9 @@ from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.stress import DelaySet, StressOutcome, stress_plan
 from autosched.runtime.captured import CapturedGraph, GraphNode, NodeKind, Span, StorageSpan
-from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner
+from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.cuda_lanes import CaptureOptions
+from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.plan import FreeRule, Plan, make_plan
 from autosched.verify.graph_audit import AuditReport, audit_graph, node_counts
 from autosched.verify.race_stress import StressReport, judge_outcomes, plan_delays, stress

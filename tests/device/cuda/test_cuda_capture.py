@@ -16,9 +16,10 @@ from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.runtime import cuda_load
 from autosched.runtime.captured import NodeKind
-from autosched.runtime.cuda_graph import GraphCapturer, GraphRunner
+from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.cuda_load import prepare_runner
+from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.runtime.streams import StreamSet
 from tests.conformance.fake_cuda import FakeCuda, FakeProgram, FakeTensor, OutOfMemory

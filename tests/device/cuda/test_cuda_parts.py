@@ -34,7 +34,8 @@ from autosched.runtime.cuda_bindings import GraphBindings, KernelNode, open_bind
 from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.plan import FreeRule, make_plan
-from autosched.runtime.streams import NAN_PATTERN, TorchStreams
+from autosched.runtime.streams import NAN_PATTERN
+from autosched.runtime.torch_streams import TorchStreams
 from tests.conformance.fake_cuda import FakeCuda
 from tests.conformance.graphs import random_placement, random_program
 from tests.conformance.programs import branches_program

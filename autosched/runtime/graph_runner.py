@@ -1,0 +1,107 @@
+"""A captured plan that can be launched: static inputs, graph, the outputs it writes, and the gate that graphs of one capturer share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from autosched.core.errors import DeviceError
+from autosched.runtime.captured import CapturedGraph
+from autosched.runtime.cuda_lanes import Launchable
+from autosched.runtime.streams import Event, Graph, Pool, Stream, StreamBackend, Tensor
+
+
+class ReplayGate:
+    """Serialises the graphs of one capturer, on the host by a lock and on the device by waiting for the stream of the call before.
+
+    Per capturer, not per graph: GEMMs captured on one stream share that stream's cuBLAS workspace, so two graphs captured on the
+    same lanes may not run at the same time.
+    """
+
+    def __init__(self, backend: StreamBackend) -> None:
+        self.lock = threading.Lock()
+        self._backend = backend
+        self._last: Stream | None = None
+
+    def pass_on(self) -> None:
+        """Make the current stream wait for whatever stream a graph was launched on last. Call with the lock held."""
+        current = self._backend.current_stream()
+        last = self._last
+        if last is not None and self._backend.handle(last) != self._backend.handle(current):
+            event = self._backend.new_event()
+            self._backend.record(event, last)
+            self._backend.wait(current, event)
+        self._last = current
+
+
+class GraphRunner:
+    """A captured plan: static inputs, the graph, and the outputs it writes.
+
+    One graph never overlaps itself, and its buffers are shared by all callers: see :class:`ReplayGate`.
+
+    Args:
+        peak_bytes: most memory that values of the plan held at once while it was captured, without the workspaces of libraries.
+    """
+
+    def __init__(
+        self,
+        backend: StreamBackend,
+        graph: Graph,
+        pool: Pool,
+        inputs: Sequence[Tensor],
+        outputs: list[Tensor],
+        stamps: dict[int, tuple[Event, Event]],
+        captured: CapturedGraph | None,
+        peak_bytes: int,
+        program: Launchable,
+        gate: ReplayGate,
+    ) -> None:
+        self._backend = backend
+        self._graph: Graph | None = graph
+        self._gate = gate
+        self.pool = pool
+        self.inputs = tuple(inputs)
+        self.outputs = outputs
+        self.captured = captured
+        self.peak_bytes = peak_bytes
+        self._program = program  # the graph holds the bare addresses of its constants
+        self._stamps = stamps
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Copy ``inputs`` in, replay, and return clones of the outputs: the caller may keep them."""
+        with self._gate.lock:
+            self._gate.pass_on()
+            self._backend.copy(self.inputs, inputs)
+            self._backend.replay(self._alive())
+            return self._backend.clone(self.outputs)
+
+    def run_static(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """As a call, without the clones: views of buffers that the next call overwrites."""
+        with self._gate.lock:
+            self._gate.pass_on()
+            self._backend.copy(self.inputs, inputs)
+            self._backend.replay(self._alive())
+            return self.outputs
+
+    def replay(self) -> None:
+        """Launch with whatever is in ``inputs`` now. For measuring; takes no lock."""
+        self._backend.replay(self._alive())
+
+    def operator_times(self, start: Event) -> dict[int, tuple[float, float]]:
+        """Start and end of each operator, microseconds after ``start``, of the last replay; the device must be idle."""
+        elapsed = self._backend.elapsed_us
+        return {operator: (elapsed(start, first), elapsed(start, last)) for operator, (first, last) in self._stamps.items()}
+
+    def close(self) -> None:
+        """Free graph and outputs. May be called twice."""
+        with self._gate.lock:
+            graph, self._graph = self._graph, None
+            if graph is not None:
+                self._stamps = {}
+                self.outputs = []
+                self._backend.reset(graph)
+
+    def _alive(self) -> Graph:
+        if self._graph is None:
+            raise DeviceError("this graph was closed; capture it again")
+        return self._graph
