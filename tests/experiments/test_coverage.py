@@ -54,7 +54,21 @@ def test_what_comes_of_a_model_is_told_apart() -> None:
     refused = found(Branches(), x)
     assert (refused.outcome, refused.export_refuses) == (checking.REFUSED, True)
     assert found(Raises(), x).outcome == checking.BROKEN
-    assert found(Lies(), x).outcome == checking.WRONG
+    # Export captured one of its answers, and loading noticed.
+    assert found(Lies(), x).outcome == checking.FALLS_BACK
+
+
+def test_lanes_that_compute_something_else_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Zeros:
+        def __init__(self, bound: Any, plan: Any) -> None:
+            self.bound = bound
+
+        def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [torch.zeros_like(tensor) for tensor in self.bound.run(inputs)]
+
+    monkeypatch.setattr(checking, "LaneExecutor", Zeros)
+    wrong = found(torch.nn.Linear(4, 4), torch.randn(3, 4))
+    assert (wrong.outcome, wrong.reason.partition(",")[0]) == (checking.WRONG, "two lanes")
 
 
 def test_structures_are_compared_to_the_last_type() -> None:
