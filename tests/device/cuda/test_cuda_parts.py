@@ -446,9 +446,9 @@ def test_every_name_of_torch_cuda_that_is_used_exists() -> None:
     import inspect
     import re
 
-    from autosched.runtime import streams
+    from autosched.runtime import torch_streams
 
-    source = inspect.getsource(streams)
+    source = inspect.getsource(torch_streams)
     used = set(re.findall(r"(?:torch\.cuda|\b_cuda)\.([A-Za-z_]+)", source))
     assert {"CUDAGraph", "Event", "Stream", "graph_pool_handle", "memory_snapshot", "_sleep"} <= used
     assert not [name for name in used if not hasattr(torch.cuda, name)]
