@@ -156,6 +156,7 @@ def main() -> None:
             flush=True,
         )
     made = summary({name: item for name, item in done(arguments.lines).items() if name in listed})
+    made["not_run"] = dict(Counter(name.partition(":")[0] for name in listed if name not in done(arguments.lines)))
     for source, counts in made["counts"].items():
         print(source, {outcome: count for outcome, count in counts.items() if count})
     if arguments.out is not None or not (arguments.smoke or arguments.names):

@@ -32,6 +32,9 @@ def coverage_table(path: Path) -> str:
     ]
     where = f"torch {environment['torch']}, {', '.join(libraries)}, Python {environment['python']}"
     where += f", commit {environment['commit'][:9]}, {environment['taken'][:10]}."
+    where += "".join(f" Not run: {count} of {source}." for source, count in recorded.get("not_run", {}).items())
+    earlier = sum(count for commit, count in recorded.get("commits", {}).items() if commit != environment["commit"])
+    where += f" {earlier} of the models were run at earlier commits of the same sweep." if earlier else ""
     return "\n".join([*lines, "", where, "", *_others(recorded["others"])])
 
 

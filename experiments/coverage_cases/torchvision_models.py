@@ -49,7 +49,7 @@ def _build(name: str, folder: str) -> Made:
     if folder == "optical_flow":
         return Made(model, (torch.rand(1, 3, 128, 128), torch.rand(1, 3, 128, 128)), {"num_flow_updates": 2})
     if folder == "video":
-        size = 224 if name.startswith("mvit") else 64
+        size = 224 if name.startswith(("mvit", "s3d")) else 64
         frames = 16 if name.startswith(("mvit", "s3d")) else 4
         return Made(model, (torch.randn(1, 3, frames, size, size),))
     size = 224 if name.startswith(_FIXED_SIZE) else 64
