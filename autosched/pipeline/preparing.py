@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from autosched.capture.export import Captured, capture
+from autosched.core.errors import UnsupportedGraph
 from autosched.core.progress import Progress
 from autosched.core.variants import WHOLE, Lowering
 from autosched.device.ahead import compile_ahead
 from autosched.device.base import Device, Session, StartsEarly
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.variants import Refusals, compile_variants
+from autosched.runtime.audit import changes_callers_memory
 from autosched.runtime.inductor_modes import Mode
 
 # One worker answer may take this long before the worker is given up: loading a large model included.
@@ -63,7 +65,9 @@ def capture_as(
         UnsupportedGraph: if the model cannot be captured.
     """
     if lowering not in WHOLE:
-        return capture(model, tuple(args), kwargs, target=kind, lowering=lowering)
+        captured = capture(model, tuple(args), kwargs, target=kind, lowering=lowering)
+        _require_pure(captured)
+        return captured
     from autosched.pipeline.inductor_capture import inductor_source, lower_inductor
 
     source, device = inductor_source(model, tuple(args), kwargs, target=kind)
@@ -73,6 +77,15 @@ def capture_as(
             return why
     found = lower_inductor(source, device, Mode(lowering))
     return found if isinstance(found, Captured) else found.reason
+
+
+def _require_pure(captured: Captured) -> None:
+    # Measuring would run its updates thousands of times, and no server could load the schedule: its check against the model counts too.
+    if operator := changes_callers_memory(captured.program.graph):
+        raise UnsupportedGraph(
+            f"the model changes a buffer in place (operator {operator}), so that a call depends on those before it; expected a model "
+            "that leaves its buffers as they are. Return the new value instead, and keep it outside."
+        )
 
 
 def prepare(

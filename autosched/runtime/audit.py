@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
-from autosched.core.graph import Operator, ValueRole
+from autosched.core.graph import Operator, OpGraph, ValueRole
 from autosched.runtime.calls import Slots
 from autosched.runtime.kernels import BoundProgram, dtype_name
 
@@ -43,10 +43,10 @@ def audit_run(bound: BoundProgram, inputs: Sequence[torch.Tensor]) -> tuple[list
         return bound.outputs(slots), found
 
 
-def changes_callers_memory(bound: BoundProgram) -> str:
+def changes_callers_memory(graph: OpGraph) -> str:
     """The first operator that changes an input or a constant in place, or an empty string."""
-    values = bound.program.graph.values
-    for operator in bound.program.graph.operators:
+    values = graph.values
+    for operator in graph.operators:
         if any(values[values[value].storage].role in (ValueRole.INPUT, ValueRole.CONSTANT) for value in operator.mutates):
             return operator.name
     return ""

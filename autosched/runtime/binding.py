@@ -92,7 +92,7 @@ class Binder:
             IncompatibleArtifact: saying what differs.
         """
         label, model, program = self._label, self.model, bundle.program
-        if operator := changes_callers_memory(bound):
+        if operator := changes_callers_memory(program.graph):
             what = "changes an input or a buffer in place, and such a model is not scheduled; return the new value instead"
             raise IncompatibleArtifact(label, [f"operator {operator} {what}"])
         inputs = random_inputs(program, _SEED, bound.device)

@@ -81,3 +81,21 @@ def test_a_capture_that_is_refused_or_breaks_leaves_no_process(capturing: Any) -
     with pytest.raises(UnsupportedGraph):
         prepared(device)
     assert device.asked[1:] == ["capture", "drop"]
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: torch.Tensor
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_model_that_updates_a_buffer_is_refused_before_anything_is_measured() -> None:
+    device = Device()
+    with pytest.raises(UnsupportedGraph, match=r"changes a buffer in place \(operator write_calls\)"):
+        preparing.prepare(Lowering.ATEN, Counter(), (torch.ones(2),), None, device, Silent())  # type: ignore[arg-type]
+    assert device.asked[1:] == ["drop"]
