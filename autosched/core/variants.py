@@ -34,6 +34,7 @@ class Variant(enum.IntEnum):
     TUNED_TEMPLATES = 2  # compiled by Inductor, matrix products chosen among templates and libraries by timing (CUDA)
     TEMPLATES = 3  # as TUNED_TEMPLATES, from templates alone: other tiles than the libraries have, and epilogues inside (CUDA)
     HALF_SMS = 4  # its calls, matrix products aimed at half of the multiprocessors (CUDA, half precision); since bundle schema 3
+    CUDNN_FUSED = 5  # its calls, convolutions with bias, residual and relu in one kernel of cuDNN's (CUDA); since bundle schema 4
 
 
 def lowering_named(name: str) -> Lowering:

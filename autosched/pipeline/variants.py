@@ -18,12 +18,12 @@ from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind, PairRecord, SoloRecord
 from autosched.core.schedule import Schedule
-from autosched.core.variants import Lowering, Variant, variant_signature
+from autosched.core.variants import Variant, variant_signature
 from autosched.datasets.journal import Journal
 from autosched.device.base import Session
 from autosched.device.variants import VariantSession
 from autosched.pipeline.measuring import Ledger, rounds_within
-from autosched.runtime.region_pieces import variants_of
+from autosched.runtime.region_pieces import UNCOMPILED, has_variants, variants_of
 from autosched.search.loop import Bench
 
 # A variant this much slower alone is not tried beside others: no lesser slowdown makes up for it.
@@ -81,12 +81,12 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
     Args:
         limit_s: seconds for all of them together; what is not begun by then runs call by call. ``None`` for as long as it takes.
     """
-    if program.lowering != Lowering.FUSED or not isinstance(session, VariantSession):
+    if not isinstance(session, VariantSession) or not has_variants(program, _kind(session)):
         return frozenset()
     lost: set[tuple[int, int, int]] = set()
     progress.stage("compiling regions")
     kind = _kind(session)
-    columns = [(width, variant) for variant in _all_variants(program.graph, kind) if variant for width in session.limits.widths]
+    columns = [(width, variant) for variant in _all_variants(program, kind) if variant for width in session.limits.widths]
     refused: dict[str, list[str]] = {}
     begin = time.monotonic()
     compiled, processes = session.prepare_variants(columns, limit_s) if columns else (0, 1)
@@ -98,7 +98,7 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
                 name = program.graph.operators[operator].name if operator >= 0 else "every region"
                 refused.setdefault(reason, []).append(name)
         progress.update(done=done + 1, total=len(columns))
-    if columns:
+    if any(variant not in UNCOMPILED for _, variant in columns):
         shared = f" ({compiled} compiled by {processes} processes)" if compiled and processes > 1 else ""
         ledger.notes.append(f"compiled regions were ready after {time.monotonic() - begin:.1f} s{shared}")
     for reason, names in list(refused.items())[:_MOST_NOTES]:
@@ -124,12 +124,12 @@ def measure_variants(
             it is not kept in the journal.
         rounds, seconds: as for ``measuring.rounds_within``.
     """
-    if program.lowering != Lowering.FUSED or not isinstance(session, VariantSession):
+    if not isinstance(session, VariantSession) or not has_variants(program, _kind(session)):
         return None
     graph, widths = program.graph, session.limits.widths
     kind = _kind(session)
-    offered = [variants_of(operator, graph, kind) for operator in graph.operators]
-    columns = [(width, variant) for variant in _all_variants(graph, kind) for width in widths]
+    offered = [variants_of(operator, graph, kind, program.lowering) for operator in graph.operators]
+    columns = [(width, variant) for variant in _all_variants(program, kind) for width in widths]
 
     def out(operator: int, width: int, variant: int) -> bool:
         return (operator, width, variant) in refused or (-1, width, variant) in refused
@@ -177,8 +177,9 @@ def _kind(session: Session) -> str:
     return "cpu" if session.limits.lanes_matter else "cuda"
 
 
-def _all_variants(graph: OpGraph, kind: str) -> list[Variant]:
-    return sorted({variant for operator in graph.operators for variant in variants_of(operator, graph, kind)})
+def _all_variants(program: Program, kind: str) -> list[Variant]:
+    graph, lowering = program.graph, program.lowering
+    return sorted({variant for operator in graph.operators for variant in variants_of(operator, graph, kind, lowering)})
 
 
 def _known(

@@ -32,14 +32,16 @@ MAX_SHAPES = 64
 
 
 def schema_for(shapes: Iterable[Bundle]) -> int:
-    """The lowest schema number whose readers know everything in ``shapes``: 4 for modes of Inductor that schema 3 did not have, 3 for
-    variants that schema 2 did not have, else 2.
+    """The lowest schema number whose readers know everything in ``shapes``: 4 for modes of Inductor and variants that schema 3 did not
+    have, 3 for variants that schema 2 did not have, else 2.
     """
     known = max(Variant.CALLS, Variant.COMPILED, Variant.TUNED_TEMPLATES, Variant.TEMPLATES)
     needed = 2
     for item in shapes:
         program = item.program
         if program.frozen or program.choices or program.lowering in WHOLE[1:]:
+            return 4
+        if any(variant > Variant.HALF_SMS for variant in item.schedule.variant):
             return 4
         if any(variant > known for variant in item.schedule.variant):
             needed = 3
@@ -114,7 +116,7 @@ class ManifestOne(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``manifest.json`` of schemas 2 and 3, which differ in the variants of operators alone.
+    """``manifest.json`` of schemas 2 to 4, which differ in the variants of operators and in the modes of Inductor they know.
 
     The files of shape ``i`` are in the folder ``shapes/i``, literals are shared.
     """

@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
-from autosched.core.graph import OpGraph, TensorSpec
+from autosched.core.graph import OpGraph
 from autosched.core.variants import Variant
 from autosched.runtime.calls import compile_call
 from autosched.runtime.cpp_kernels import kernels_release_gil
+from autosched.runtime.examples import example_of, same_strides
 from autosched.runtime.inductor_common import add_calls, first_line, known_options, modules_into
 from autosched.runtime.numerics import compare
 from autosched.runtime.region_pieces import Piece
@@ -122,7 +123,7 @@ def compile_piece(
     specs = [graph.values[value].spec for value in piece.reads]
     seen: list[ModuleType] = []
     try:
-        examples = [_example(spec, device, place) for place, spec in enumerate(specs)]
+        examples = [example_of(spec, device, place) for place, spec in enumerate(specs)]
         module = _graph_module(piece, device)
         _compile(module, examples, seen, device.type, width, variant)
     except Exception as error:
@@ -181,17 +182,6 @@ def _graph_module(piece: Piece, device: torch.device) -> torch.fx.GraphModule:
     return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _example(spec: TensorSpec, device: torch.device, place: int) -> torch.Tensor:
-    """A tensor like ``spec``: normal numbers, and zero for integers, which is an index that always exists."""
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    with torch.inference_mode(False):
-        made = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
-        if not dtype.is_floating_point or 0 in spec.strides:
-            return made.zero_() if 0 not in spec.strides else torch.zeros_like(made)
-        generator = torch.Generator().manual_seed(place)
-        return made.copy_(torch.randn(spec.shape, generator=generator).to(dtype))
-
-
 def _compile(
     module: torch.fx.GraphModule, examples: list[torch.Tensor], seen: list[ModuleType], kind: str, width: int, variant: Variant
 ) -> None:
@@ -233,14 +223,10 @@ def _difference(piece: Piece, graph: OpGraph, device: torch.device, examples: Se
         return "the compiled code returns memory that it was given, or the same memory twice"
     for tensor, value in zip(got, piece.writes, strict=True):
         spec = graph.values[value].spec
-        if tuple(tensor.shape) != spec.shape or not _same_strides(tensor, spec):
+        if tuple(tensor.shape) != spec.shape or not same_strides(tensor, spec.strides):
             return f"the compiled code returns strides {tuple(tensor.stride())} for {spec.strides}"
     agreement = compare(got, wanted)
     return "" if agreement.within_tolerance else f"the compiled code computes something else: {agreement.reason}"
-
-
-def _same_strides(tensor: torch.Tensor, spec: TensorSpec) -> bool:
-    return all(size == 1 or have == want for size, have, want in zip(spec.shape, tensor.stride(), spec.strides, strict=True))
 
 
 @contextlib.contextmanager

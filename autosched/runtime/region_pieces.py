@@ -13,14 +13,20 @@ from dataclasses import dataclass
 import msgspec
 
 from autosched.core.graph import Operator, OpGraph, kernel_signature
-from autosched.core.program import Call
-from autosched.core.variants import Variant
-from autosched.runtime import sm_share
+from autosched.core.program import Call, Program
+from autosched.core.variants import Lowering, Variant
+from autosched.runtime import cudnn_fused, sm_share
 
 _TEMPLATED = ("conv", "mm", "linear", "matmul")
 _LIBRARY_NAMESPACES = ("mkldnn::", "mkl::")
 # Alone, one such call is several loops that a compiler can merge.
 _COMPOSITE = ("norm", "softmax", "gelu", "logsumexp", "var", "std", "glu", "silu", "hardswish")
+
+WITH_VARIANTS = (Lowering.FUSED, Lowering.REWRITTEN)
+"""Lowerings whose operators may have variants other than their calls."""
+
+UNCOMPILED = (Variant.CALLS, Variant.HALF_SMS, Variant.CUDNN_FUSED)
+"""Variants that no compiler has a part in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +70,36 @@ def pieces_of(operator: Operator, graph: OpGraph) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def variants_of(operator: Operator, graph: OpGraph, kind: str) -> tuple[Variant, ...]:
-    """The variants worth trying on a kind of device (``cpu``, ``cuda``), ``CALLS`` first."""
+def variants_of(operator: Operator, graph: OpGraph, kind: str, lowering: str = Lowering.FUSED) -> tuple[Variant, ...]:
+    """The variants worth trying on a kind of device (``cpu``, ``cuda``), ``CALLS`` first: of a region; of an operator of ``rewritten``,
+    which is there where no compiler is, those whose launches cuDNN saves.
+    """
+    found = [Variant.CALLS]
+    if lowering == Lowering.FUSED:
+        found += _compiled_variants(operator, graph, kind)
+        if kind == "cuda" and sm_share.supported() and sm_share.is_product(operator, graph):
+            found.append(Variant.HALF_SMS)
+    if lowering in WITH_VARIANTS and kind == "cuda" and cudnn_fused.supported() and cudnn_fused.fusions_of(operator, graph):
+        found.append(Variant.CUDNN_FUSED)
+    return tuple(found)
+
+
+def has_variants(program: Program, kind: str) -> bool:
+    """Whether operators of ``program`` are measured in variants: regions always, others where one has a second."""
+    if program.lowering == Lowering.FUSED:
+        return True
+    return any(len(variants_of(operator, program.graph, kind, program.lowering)) > 1 for operator in program.graph.operators)
+
+
+def _compiled_variants(operator: Operator, graph: OpGraph, kind: str) -> list[Variant]:
     compiled = [piece for piece in pieces_of(operator, graph) if piece.compiled]
     working = [call for piece in compiled for call in piece.calls if not _is_view(call, graph)]
-    templated = any(word in call.target for call in working for word in _TEMPLATED)
-    found = [Variant.CALLS]
+    found: list[Variant] = []
     if len(working) > 1 or any(word in call.target for call in working for word in _COMPOSITE):
         found.append(Variant.COMPILED)
-    if kind == "cuda" and templated:
+    if kind == "cuda" and any(word in call.target for call in working for word in _TEMPLATED):
         found += [Variant.TUNED_TEMPLATES, Variant.TEMPLATES]
-    if kind == "cuda" and sm_share.supported() and sm_share.is_product(operator, graph):
-        found.append(Variant.HALF_SMS)
-    return tuple(found)
+    return found
 
 
 def piece_digest(piece: Piece, graph: OpGraph) -> str:

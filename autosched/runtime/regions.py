@@ -24,14 +24,14 @@ from autosched.core.program import Program
 from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.variants import Lowering, Variant
-from autosched.runtime import sm_share
+from autosched.runtime import cudnn_fused, sm_share
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor_settings import settings_digest
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan
 from autosched.runtime.region_compile import Code, Entry, Refused, aligned, compile_piece, load_source, missing_compiler
-from autosched.runtime.region_pieces import Piece, piece_digest, pieces_of, variants_of
+from autosched.runtime.region_pieces import UNCOMPILED, WITH_VARIANTS, Piece, piece_digest, pieces_of, variants_of
 from autosched.runtime.region_pool import Made, compile_apart, worker_count
 from autosched.runtime.region_store import RegionStore
 from autosched.runtime.region_worker import Job, Opening
@@ -53,7 +53,7 @@ class RegionLibrary:
     """Compiled regions of one program on one device.
 
     Args:
-        program: any; only the lowering ``fused`` has variants.
+        program: any; only the lowerings of ``region_pieces.WITH_VARIANTS`` have variants.
         device: where it runs.
         scope: what compiled code depends on beside the region: the keys of the machine, ``region_scope`` makes them.
         store: where compiled regions are kept between processes; ``None`` for nowhere.
@@ -67,6 +67,7 @@ class RegionLibrary:
         self._entries: dict[str, Entry | Refused] = {}
         self._pieces: dict[int, tuple[tuple[Piece, str], ...]] = {}
         self._kernels: dict[tuple[int, int, int], Kernel | Refused] = {}
+        self._tried: dict[str, str] = {}  # what is wrong with cuDNN's fused kernels, by the operator's signature
         self._settings: str | None = None
         self._refusals: dict[tuple[int, int, Variant], RegionRefusal] = {}
         self._lock = threading.RLock()
@@ -87,9 +88,8 @@ class RegionLibrary:
 
     def variants(self, operator: int) -> tuple[Variant, ...]:
         """The variants worth trying, whether or not they can be compiled."""
-        if self._program.lowering != Lowering.FUSED:
-            return (Variant.CALLS,)
-        return variants_of(self._program.graph.operators[operator], self._program.graph, self._device.type)
+        program = self._program
+        return variants_of(program.graph.operators[operator], program.graph, self._device.type, program.lowering)
 
     def kernel(self, operator: int, width: int, variant: int) -> Kernel | Refused:
         """The callable of an operator in a variant other than ``CALLS``, compiled if need be."""
@@ -135,7 +135,7 @@ class RegionLibrary:
             workers: how many of them; by default as many as ``region_pool.worker_count`` says. 1: none, and nothing is done.
         """
         with self._lock:
-            new = [item for item in dict.fromkeys(wanted) if item[2] != Variant.CALLS and item not in self._kernels]
+            new = [item for item in dict.fromkeys(wanted) if item[2] not in UNCOMPILED and item not in self._kernels]
             if not new or self._stopped or self._compiler_missing() or not self._settings_digest():
                 return
             jobs = self._jobs(new)
@@ -153,7 +153,7 @@ class RegionLibrary:
         """The distinct regions that are neither here nor in the store, by key; equal regions of several operators are one."""
         jobs: dict[str, Job] = {}
         for operator, width, variant in wanted:
-            if variant == Variant.HALF_SMS or variant not in self.variants(operator):
+            if variant in UNCOMPILED or variant not in self.variants(operator):
                 continue
             for place, (piece, digest) in enumerate(self._pieces_of(operator)):
                 if not piece.compiled:
@@ -202,6 +202,8 @@ class RegionLibrary:
     def _kernel(self, index: int, width: int, variant: int) -> Kernel | Refused:
         if variant == Variant.HALF_SMS:
             return self._on_half(index)
+        if variant == Variant.CUDNN_FUSED:
+            return self._in_cudnn(index)
         if missing := self._compiler_missing():
             return Refused(missing)
         if variant not in self.variants(index):
@@ -226,6 +228,18 @@ class RegionLibrary:
             return Refused(why)
         calls = _joined([compile_call(call, self._device) for call in operator.calls], operator)
         return sm_share.on_half(calls, self._device)
+
+    def _in_cudnn(self, index: int) -> Kernel | Refused:
+        operator, graph = self._program.graph.operators[index], self._program.graph
+        if why := cudnn_fused.refusal(self._device):
+            return Refused(why)
+        if not cudnn_fused.fusions_of(operator, graph):
+            return Refused("it has no convolution that relu follows, with nobody else reading what is between")
+        if operator.signature not in self._tried:
+            self._tried[operator.signature] = cudnn_fused.difference(operator, graph, self._device)
+        if why := self._tried[operator.signature]:
+            return Refused(why)
+        return _joined(cudnn_fused.fused_steps(operator, graph, self._device), operator)
 
     def _entry(self, piece: Piece, digest: str, width: int, variant: Variant) -> Entry | Refused:
         key = self._key(digest, width, variant)
@@ -254,7 +268,7 @@ class RegionLibrary:
 
 def region_library(program: Program, device: torch.device, key: DeviceKey, software: SoftwareKey) -> RegionLibrary | None:
     """The library of a program on this machine, kept in autosched's cache folder; ``None`` for a program without variants."""
-    if program.lowering != Lowering.FUSED:
+    if program.lowering not in WITH_VARIANTS or (program.lowering != Lowering.FUSED and device.type != "cuda"):
         return None
     return RegionLibrary(program, device, region_scope(key, software), RegionStore(regions_dir()))
 

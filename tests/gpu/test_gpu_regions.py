@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,16 @@ import torch
 from torch import nn
 
 from autosched.capture.export import capture
-from autosched.core.records import PairRecord, Samples
+from autosched.core.records import Failure, FailureKind, PairRecord, Samples
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
-from autosched.runtime import sm_share
+from autosched.runtime import cudnn_fused, sm_share
+from autosched.runtime.captured import NodeKind
+from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
+from autosched.runtime.region_compile import Refused
 from autosched.runtime.region_store import RegionStore
 from autosched.runtime.regions import RegionLibrary
 from autosched.verify.graph_audit import audit_graph
@@ -124,5 +127,98 @@ def test_products_on_half_of_the_multiprocessors_are_captured_with_the_same_bits
         runner.close()
         assert isinstance(measurer.solo_samples(chosen.index(int(Variant.HALF_SMS)), 5, Variant.HALF_SMS), Samples)
         assert (torch._C._get_sm_carveout_experimental(), torch.backends.cuda.preferred_blas_library()) == before
+    finally:
+        made.close()
+
+
+class _Convolutions(nn.Module):
+    """Convolutions that relu follows, two with a residual, and two branches that may run at the same time."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.a = nn.Conv2d(4, channels, 3, padding=1), nn.Conv2d(channels, channels, 3, padding=1)
+        self.b, self.c = nn.Conv2d(channels, channels, 1), nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.d = nn.Conv2d(channels, 2 * channels, 3, stride=2, groups=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        left, right = torch.relu(self.a(x) + x), torch.relu(self.b(x))
+        return torch.relu(self.d(torch.relu(self.c(left * right) + left)))
+
+
+@pytest.mark.parametrize("lowering", [Lowering.FUSED, Lowering.REWRITTEN])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_convolutions_that_cudnn_ends_with_relu_are_captured_with_the_numbers_of_their_calls(
+    dtype: torch.dtype, lowering: Lowering, record_property: Callable[[str, object], None]
+) -> None:
+    if why := cudnn_fused.refusal(torch.device("cuda:0")):
+        pytest.skip(why)
+    torch.manual_seed(2)
+    channels, size = (8, 12) if gpu_rig.without_gpu() else (64, 56)
+    model, x = _Convolutions(channels).eval().to(dtype), torch.randn(1, 4, size, size).to(dtype)
+    found = capture(model, (x,), target="cuda", lowering=lowering)
+    made = gpu_rig.Rig(found.program, found.constants)
+    try:
+        graph, measurer = made.program.graph, made.measurer
+        regions = measurer.variants.regions = RegionLibrary(found.program, made.bound.device, "test")
+        offered = [index for index in range(len(graph)) if Variant.CUDNN_FUSED in regions.variants(index)]
+        assert len(offered) == 5
+        refused = {index for index in offered if isinstance(regions.kernel(index, 1, Variant.CUDNN_FUSED), Refused)}
+        record_property("refused", [item.reason for item in regions.refusals])
+        # cuDNN has engines for these shapes; were there one without, the rest would have to go on all the same.
+        assert not refused, regions.refusals
+        chosen = tuple(int(Variant.CUDNN_FUSED) if index in offered else 0 for index in range(len(graph)))
+        inputs = made.inputs(1)
+        wanted = measurer.reference(inputs, make_plan(graph, dataclasses.replace(sequential(graph), variant=chosen)))
+        assert compare([item.cpu() for item in wanted], [item.cpu() for item in measurer.reference(inputs)]).within_tolerance
+        observe = CaptureOptions(observe=measurer.capturer.can_observe)
+        runner = measurer.capture(
+            dataclasses.replace(random_placement(random.Random(3), graph, 2), variant=chosen), options=observe, private=True
+        )
+        assert isinstance(runner, GraphRunner), runner
+        for mine, theirs in zip(measurer.outputs(runner, inputs), wanted, strict=True):
+            assert torch.equal(mine, theirs)
+        by_calls = measurer.capture(sequential(graph), options=observe, private=True)
+        assert isinstance(by_calls, GraphRunner), by_calls
+        if runner.captured is not None and by_calls.captured is not None:
+            kernels = [sum(node.kind is NodeKind.KERNEL for node in item.captured.nodes) for item in (runner, by_calls)]
+            record_property("kernels", kernels)
+            # Of each convolution the bias and the relu are gone, and the additions; the one without a bias has zeros made for it.
+            assert kernels[0] < kernels[1]
+        runner.close()
+        by_calls.close()
+        assert all(isinstance(measurer.solo_samples(index, 5, Variant.CUDNN_FUSED), Samples) for index in offered)
+    finally:
+        made.close()
+
+
+def test_a_convolution_that_cudnn_has_no_engine_for_is_refused_and_runs_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    if why := cudnn_fused.refusal(torch.device("cuda:0")):
+        pytest.skip(why)
+
+    def without_engine(fusion: object, graph: object) -> Callable[[list[object]], None]:
+        def run(slots: list[object]) -> None:
+            raise RuntimeError("GET was unable to find an engine to execute this computation")
+
+        return run
+
+    monkeypatch.setattr(cudnn_fused, "_step", without_engine)
+    found = capture(_Convolutions(8).eval(), (torch.randn(1, 4, 12, 12),), target="cuda", lowering=Lowering.FUSED)
+    made = gpu_rig.Rig(found.program, found.constants)
+    try:
+        graph, measurer = made.program.graph, made.measurer
+        regions = measurer.variants.regions = RegionLibrary(found.program, made.bound.device, "test")
+        offered = [index for index in range(len(graph)) if Variant.CUDNN_FUSED in regions.variants(index)]
+        alone = measurer.solo_samples(offered[0], 5, Variant.CUDNN_FUSED)
+        assert isinstance(alone, Failure)
+        assert alone.kind is FailureKind.UNAVAILABLE
+        assert "unable to find an engine" in alone.detail
+        chosen = tuple(int(Variant.CUDNN_FUSED) if index in offered else 0 for index in range(len(graph)))
+        runner = measurer.capture(dataclasses.replace(sequential(graph), variant=chosen), private=True)
+        assert isinstance(runner, GraphRunner), runner
+        inputs = made.inputs(1)
+        by_calls = measurer.reference(inputs)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(measurer.outputs(runner, inputs), by_calls, strict=True))
+        runner.close()
     finally:
         made.close()

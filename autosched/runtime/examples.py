@@ -1,0 +1,25 @@
+"""Made-up tensors for trying one operator alone, and whether two lie in memory alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from autosched.core.graph import TensorSpec
+
+
+def example_of(spec: TensorSpec, device: torch.device, place: int) -> torch.Tensor:
+    """A tensor like ``spec``, the same for the same ``place``: normal numbers; zero for integers, an index that always exists."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    with torch.inference_mode(False):
+        made = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
+        if not dtype.is_floating_point or 0 in spec.strides:
+            return made.zero_() if 0 not in spec.strides else torch.zeros_like(made)
+        generator = torch.Generator().manual_seed(place)
+        return made.copy_(torch.randn(spec.shape, generator=generator).to(dtype))
+
+
+def same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether ``tensor`` lies in memory as ``strides`` say; those of dimensions with one element do not count."""
+    return all(size == 1 or have == want for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True))
