@@ -107,6 +107,14 @@ def _convolution(x: Any, weight: Any, padding: Any, stride: Any, dilation: Any, 
     return torch.ops.aten.convolution(x, weight, None, stride, padding, dilation, False, [0] * len(padding), groups)
 
 
+def _convolution_relu(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
+    return torch.relu(torch.ops.aten.conv2d(x, weight, bias, stride, padding, dilation, groups))
+
+
+def _convolution_add_relu(x: Any, weight: Any, z: Any, alpha: Any, bias: Any, *geometry: Any) -> Any:
+    return torch.relu(torch.add(torch.ops.aten.conv2d(x, weight, bias, *geometry), z, alpha=1 if alpha is None else alpha))
+
+
 def _attention(query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
     mask = rest[0] if rest and isinstance(rest[0], torch.Tensor) else None
     causal = named.get("is_causal", next((item for item in rest if item is True), False))
@@ -125,6 +133,8 @@ def _assert_or_break(value: torch.Tensor, *_: Any) -> None:
 # Operators that only CUDA has.
 _ELSEWHERE: dict[str, Callable[..., Any]] = {
     "cudnn_convolution": _convolution,
+    "cudnn_convolution_relu": _convolution_relu,
+    "cudnn_convolution_add_relu": _convolution_add_relu,
     "cudnn_batch_norm": _batch_norm,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
