@@ -75,7 +75,7 @@ class Binder:
             bound = bind(program, constants, device)
             bound = bound if regions is None else regions.apply(bound, plan)
         if regions is not None and regions.refusals:
-            _log.warning("%d compiled regions of %s run call by call: %s", len(regions.refusals), self._label, regions.refusals[0].reason)
+            _log.warning("%d operators of %s run call by call: %s", len(regions.refusals), self._label, regions.refusals[0].reason)
         runner = self._factory(bound, plan, random_inputs(program, _SEED, device))
         intermediates = getattr(runner, "peak_bytes", 0) or peak_live_bytes(program.graph, plan)
         workspace = intermediates + unshared_bytes(bound.constants, constants.values())
