@@ -195,10 +195,14 @@ class Draft:
         self.constants = {value: constant for value, constant in self.constants.items() if value in live}
         return before - len(self.nodes) - len(self.prologue)
 
-    def observe(self) -> dict[int, torch.Tensor]:
+    def observe(self, before: Callable[[Node], Sequence[Node]] = lambda node: ()) -> dict[int, torch.Tensor]:
         """Run the draft once on the example inputs and note the spec and the storage of every value; returns the outputs by id.
 
         Buffers that the model changes are copied first: observing leaves the model as it was.
+
+        Args:
+            before: asked before each call of the body, when all calls ahead of it are noted; the calls it returns become part of the
+                body there, and it may change the arguments of the call it was asked about to what they make.
         """
         written = {value for node in self.nodes for value in node.mutates()}
         self.specs, self.storage = {}, {}
@@ -214,11 +218,16 @@ class Draft:
                 self._run(node, tensors)
             last: dict[int, Node] = {value: node for node in self.nodes for value in node.reads()}
             kept = {*outputs, *self.constants, *self.inputs}
+            body: list[Node] = []
             for node in self.nodes:
-                self._run(node, tensors)
-                for value in node.reads():
+                read = node.reads()
+                for item in (*before(node), node):
+                    self._run(item, tensors)
+                    body.append(item)
+                for value in read:
                     if last[value] is node and value not in kept:
                         tensors.pop(value, None)
+            self.nodes = body
         return {value: tensors[value] for value in outputs}
 
     def _note(self, value: int, tensor: torch.Tensor, owner: int, tensors: dict[int, torch.Tensor]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from autosched.capture.draft import Draft
 from autosched.capture.passes.attention import settle_masks
 from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
+from autosched.capture.passes.channels_last import prefer_channels_last
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
 from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
@@ -54,6 +55,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("settle_masks", settle_masks, changes_values=True, only_on="cuda"),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
+    Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu"),
 )

@@ -11,11 +11,8 @@ from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.activations import NONE, Activation, read_activation
 from autosched.capture.passes.convolution import Convolution, read_convolution
 from autosched.capture.passes.timing import earliest_finish, finish_of
-from autosched.capture.passes.views import loosen_views
+from autosched.capture.passes.views import depends_on_strides, loosen_views
 from autosched.core.program import Ref
-
-# These look at strides; packed convolutions change the strides of everything after them (channels last).
-_STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::view_as_complex", "aten::_reshape_alias", "aten::unfold"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,8 @@ def pack_cpu_convolutions(draft: Draft) -> int:
     """
     if draft.device.type != "cpu" or not torch._C._has_mkldnn:
         return 0
-    if any(node.kind in _STRIDE_SENSITIVE or node.target == "aten::view.dtype" for node in draft.nodes):
+    if depends_on_strides(draft):
+        # Packed convolutions change the strides of everything after them (channels last).
         return 0
     fixed = draft.fixed_values()
     users, outputs, times = draft.users(), set(draft.output_values()), earliest_finish(draft)

@@ -13,7 +13,7 @@ from autosched.core.program import Ref
 
 
 def restore_output_layout(draft: Draft, wanted: Sequence[TensorSpec | None]) -> int:
-    """A copy after each output that packed convolutions made channels last and that was row-major before (or the reverse).
+    """A copy after each output that a rewrite made channels last and that was row-major before (or the reverse).
 
     ``wanted`` has, for each output leaf, its spec before rewriting. Code after the model may call ``view`` on it.
     """
@@ -21,7 +21,7 @@ def restore_output_layout(draft: Draft, wanted: Sequence[TensorSpec | None]) -> 
     leaves: list[object] = []
     for leaf, spec in zip(draft.output_leaves, wanted, strict=True):
         if isinstance(leaf, Ref) and spec is not None and not same_layout(draft.specs[leaf.value], spec):
-            layout = _format_of(spec)
+            layout = format_of(spec)
             if layout is not None:
                 value = draft.fresh()
                 options: dict[str, object] = {"memory_format": layout}
@@ -33,9 +33,15 @@ def restore_output_layout(draft: Draft, wanted: Sequence[TensorSpec | None]) -> 
     return restored
 
 
-def _format_of(spec: TensorSpec) -> torch.memory_format | None:
+def format_of(spec: TensorSpec) -> torch.memory_format | None:
+    """The format that a copy into these strides has; None if there is none."""
     if spec.strides == contiguous_strides(spec.shape):
         return torch.contiguous_format
-    if len(spec.shape) == 4 and torch.empty(spec.shape, device="meta").to(memory_format=torch.channels_last).stride() == spec.strides:
+    if len(spec.shape) == 4 and spec.strides == channels_last_strides(spec.shape):
         return torch.channels_last
     return None
+
+
+def channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor ``[batch, channels, height, width]`` whose channels lie side by side."""
+    return tuple(torch.empty(tuple(shape), device="meta", memory_format=torch.channels_last).stride())

@@ -7,6 +7,14 @@ import torch
 from autosched.capture.draft import Draft, Node
 from autosched.capture.traffic import is_view
 
+# These look at strides: they compute something else where the tensors before them are laid out in another way.
+_STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::view_as_complex", "aten::_reshape_alias", "aten::unfold"})
+
+
+def depends_on_strides(draft: Draft) -> bool:
+    """Whether some call computes by the strides of what it reads, so that no layout may change."""
+    return any(node.kind in _STRIDE_SENSITIVE or node.target == "aten::view.dtype" for node in draft.nodes)
+
 
 def loosen_views(draft: Draft) -> int:
     """Every ``view`` becomes a ``reshape``, which copies where it must.
