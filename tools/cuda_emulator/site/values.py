@@ -107,6 +107,12 @@ def _convolution(x: Any, weight: Any, padding: Any, stride: Any, dilation: Any, 
     return torch.ops.aten.convolution(x, weight, None, stride, padding, dilation, False, [0] * len(padding), groups)
 
 
+def _convolution_transpose(
+    x: Any, weight: Any, padding: Any, more: Any, stride: Any, dilation: Any, groups: int, *_: Any, **__: Any
+) -> Any:
+    return torch.ops.aten.convolution(x, weight, None, stride, padding, dilation, True, more, groups)
+
+
 def _convolution_relu(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
     return torch.relu(torch.ops.aten.conv2d(x, weight, bias, stride, padding, dilation, groups))
 
@@ -133,6 +139,7 @@ def _assert_or_break(value: torch.Tensor, *_: Any) -> None:
 # Operators that only CUDA has.
 _ELSEWHERE: dict[str, Callable[..., Any]] = {
     "cudnn_convolution": _convolution,
+    "cudnn_convolution_transpose": _convolution_transpose,
     "cudnn_convolution_relu": _convolution_relu,
     "cudnn_convolution_add_relu": _convolution_add_relu,
     "cudnn_batch_norm": _batch_norm,
