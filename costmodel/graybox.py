@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from autosched.core.decoding import decode_json
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
 from autosched.costmodel.analytic import structural
 from autosched.costmodel.design import log_targets, take, take_labels
@@ -119,7 +120,7 @@ class GrayboxModel:
         path = directory / "graybox.safetensors"
         try:
             tensors = load_file(path)
-            saved = msgspec.json.decode((directory / "graybox.json").read_bytes(), type=_Saved)
+            saved = decode_json((directory / "graybox.json").read_bytes(), _Saved)
         except (SafetensorError, OSError, msgspec.DecodeError) as error:
             raise ArtifactCorrupt(str(path), str(error)) from error
         if saved.feature_set != FEATURE_SET:

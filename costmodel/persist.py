@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from autosched.core.decoding import decode_json
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
 from autosched.costmodel.conformal import Conformal
 from autosched.costmodel.features import FEATURE_SET, PAIR_FEATURES
@@ -152,7 +153,7 @@ def _read_manifest(folder: Path) -> _Manifest:
     if version.schema > SCHEMA:
         raise IncompatibleArtifact(str(path), [f"schema: {version.schema} there, at most {SCHEMA} here (install a newer autosched)"])
     try:
-        manifest = msgspec.json.decode(content, type=_Manifest)
+        manifest = decode_json(content, _Manifest)
     except msgspec.DecodeError as error:
         raise ArtifactCorrupt(str(path), str(error)) from error
     needed = {"intervals.json", "card.json"}
@@ -163,7 +164,7 @@ def _read_manifest(folder: Path) -> _Manifest:
 
 def _decode(path: Path, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decode_json(path.read_bytes(), kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArtifactCorrupt(str(path), str(error)) from error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from autosched.core.decoding import decode_json
 from autosched.core.errors import ArtifactCorrupt, UsageError
 from autosched.costmodel.design import design, log_targets, take, take_labels
 from autosched.costmodel.graybox import GrayboxModel
@@ -79,7 +80,7 @@ class StackedModel:
         """Read what :meth:`save` wrote."""
         path = directory / "stacked.json"
         try:
-            saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
+            saved = decode_json(path.read_bytes(), _Saved)
         except (OSError, msgspec.DecodeError) as error:
             raise ArtifactCorrupt(str(path), str(error)) from error
         model = cls()

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from autosched.core.decoding import decode_json
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, DeviceKey, GroupRecord, PairRecord, Samples, ScheduleRecord, SoftwareKey, Source
 from autosched.core.schedule import Schedule
@@ -75,10 +76,10 @@ def row_of(table: str, cells: dict[str, Any]) -> Row:
             cells["device_name"], cells["device_kind"], cells["units"], cells["peak_gflops"], cells["bandwidth_gb_s"], cells["cache_bytes"],
             cells["threads_per_unit"],
         )  # fmt: skip
-        device = msgspec.json.decode(cells["device_key"], type=DeviceKey)
-        return ScopeRow(cells["key"], device, msgspec.json.decode(cells["software_key"], type=SoftwareKey), facts)
+        device = decode_json(cells["device_key"], DeviceKey)
+        return ScopeRow(cells["key"], device, decode_json(cells["software_key"], SoftwareKey), facts)
     if table == "graphs":
-        return GraphRow(cells["family"], cells["model"], msgspec.json.decode(cells["graph"], type=OpGraph))
+        return GraphRow(cells["family"], cells["model"], decode_json(cells["graph"], OpGraph))
     common = (cells["scope"], cells["family"], cells["model"])
     if table == "limits":
         return LimitsRow(
@@ -93,7 +94,7 @@ def row_of(table: str, cells: dict[str, Any]) -> Row:
         pair = PairRecord(**{name: cells[name] for name in _PAIR}, contamination=contamination, source=source)
         return PairRow(*common, pair, cells["repeat"])
     if table == "schedules":
-        schedule = msgspec.json.decode(cells["schedule"], type=Schedule)
+        schedule = decode_json(cells["schedule"], Schedule)
         samples = _samples(cells["median_us"], cells)
         timed = ScheduleRecord(cells["schedule_key"], samples, cells["peak_memory_bytes"], contamination, source=source)
         return ScheduleRow(
@@ -107,7 +108,7 @@ def row_of(table: str, cells: dict[str, Any]) -> Row:
             timed,
         )
     group = GroupRecord(
-        msgspec.json.decode(cells["signatures"], type=tuple[str, ...]),
+        decode_json(cells["signatures"], tuple[str, ...]),
         _ints(cells["widths"]),
         _reals(cells["solo_us"]),
         _ints(cells["repeats"]),
@@ -163,11 +164,11 @@ def _spread(samples: Samples) -> dict[str, Any]:
 
 
 def _ints(text: str) -> tuple[int, ...]:
-    return msgspec.json.decode(text, type=tuple[int, ...])
+    return decode_json(text, tuple[int, ...])
 
 
 def _reals(text: str) -> tuple[float, ...]:
-    return msgspec.json.decode(text, type=tuple[float, ...])
+    return decode_json(text, tuple[float, ...])
 
 
 def _json(value: object) -> str:

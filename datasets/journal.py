@@ -20,6 +20,7 @@ from typing import Literal
 import msgspec
 from filelock import FileLock
 
+from autosched.core.decoding import decode_json
 from autosched.core.errors import IncompatibleArtifact, UsageError
 from autosched.core.records import DeviceKey, Failure, PairRecord, ScheduleRecord, SoftwareKey, SoloRecord
 
@@ -208,7 +209,7 @@ class Journal:
     def _add(self, entry: _Entry) -> None:
         body = msgspec.json.encode(entry)
         try:
-            msgspec.json.decode(body, type=_Entry)
+            decode_json(body, _Entry)
         except msgspec.ValidationError as error:
             raise UsageError(
                 f"the {entry.kind} record of {entry.key} cannot be kept: {error}; expected finite numbers: make it a Failure"
@@ -221,14 +222,14 @@ class Journal:
     def _decode(self, line: bytes) -> _Entry | None:
         """The entry of a line, or None if its bytes are not what was written."""
         try:
-            outer = msgspec.json.decode(line, type=_Line)
+            outer = decode_json(line, _Line)
             body = bytes(outer.entry)
             if _digest(body) != outer.check:
                 return None
-            version = msgspec.json.decode(body, type=_Version).schema
+            version = decode_json(body, _Version).schema
             if version > SCHEMA:
                 raise IncompatibleArtifact(str(self._path), [f"schema: {version} there, at most {SCHEMA} here (install a newer autosched)"])
-            return msgspec.json.decode(body, type=_Entry)
+            return decode_json(body, _Entry)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from autosched.core.decoding import decode_json
+
 
 def upgraded(table: str, version: int, target: int, cells: dict[str, Any]) -> dict[str, Any]:
     """The cells of a row of ``table`` written by schema ``version``, as schema ``target`` writes them."""
@@ -19,7 +21,7 @@ def _from_1(table: str, cells: dict[str, Any]) -> dict[str, Any]:
     """Schema 1 ran each member of a group once, and had neither schedules nor graphs."""
     if table != "groups":
         return cells
-    finish_us = msgspec.json.decode(cells["finish_us"], type=list[float])
+    finish_us = decode_json(cells["finish_us"], list[float])
     once = msgspec.json.encode([1] * len(finish_us)).decode()
     return {**cells, "repeats": once, "together_us": max(finish_us)}
 

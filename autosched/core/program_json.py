@@ -11,6 +11,7 @@ import typing
 
 import msgspec
 
+from autosched.core.decoding import decode_json
 from autosched.core.graph import OpGraph
 from autosched.core.program import Program
 
@@ -47,5 +48,5 @@ def decode_program(data: bytes) -> Program:
     Raises:
         msgspec.MsgspecError: if the bytes are no program.
     """
-    raw = msgspec.json.decode(data, type=_ProgramStruct)
+    raw = decode_json(data, _ProgramStruct)
     return Program(**{name: getattr(raw, name) for name in _ProgramStruct.__struct_fields__})

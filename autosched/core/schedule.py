@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from autosched.core.decoding import decode_json
 from autosched.core.errors import IllegalSchedule
 from autosched.core.graph import OpGraph
 
@@ -61,7 +62,7 @@ class Schedule:
             IllegalSchedule: if the bytes are no schedule.
         """
         try:
-            return msgspec.json.decode(data, type=Schedule)
+            return decode_json(data, Schedule)
         except msgspec.MsgspecError as error:
             raise IllegalSchedule(f"cannot read a schedule: {error}") from error
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
+from autosched.core.decoding import decode_json
 from autosched.core.errors import WorkerLost
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
@@ -72,7 +73,7 @@ def compile_ahead(
             if isinstance(answer, Broken):
                 return answer.failure.detail
             if isinstance(answer, ExtraAnswer) and answer.name == AHEAD:
-                return msgspec.json.decode(answer.body, type=AheadResult).reason
+                return decode_json(answer.body, AheadResult).reason
         return "the compiling process gave no answer"
     except WorkerDied as death:
         if death.failure.kind is FailureKind.TIMEOUT:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from autosched.core.decoding import decode_json
 from autosched.core.errors import UsageError
 from autosched.core.program_json import decode_program
 from autosched.core.variants import Lowering
@@ -24,7 +25,7 @@ def handle(request: Request) -> Iterator[Answer]:
     """Answer one request."""
     if not isinstance(request, ExtraRequest) or request.name != AHEAD:
         raise UsageError(f"the compiling process cannot answer {type(request).__name__}")
-    found = AheadResult(_compiled(msgspec.json.decode(request.body, type=AheadBody)))
+    found = AheadResult(_compiled(decode_json(request.body, AheadBody)))
     yield ExtraAnswer(AHEAD, msgspec.Raw(msgspec.json.encode(found)))
 
 

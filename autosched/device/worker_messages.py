@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from autosched.core.decoding import decoder_of
 from autosched.core.program import Argument
 from autosched.core.records import Failure, GroupRecord, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule
@@ -275,8 +276,8 @@ Answer = (
     | ExtraAnswer
 )
 
-_REQUESTS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Request)
-_ANSWERS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Answer)
+_REQUESTS: msgspec.json.Decoder[Any] = decoder_of(Request)
+_ANSWERS: msgspec.json.Decoder[Any] = decoder_of(Answer)
 
 
 def pack(message: Request | Answer) -> bytes:

@@ -10,6 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from autosched.core.decoding import decode_json
+
 
 class _View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to cut a tensor out of the flat piece of memory it lives in."""
@@ -49,5 +51,5 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """The inverse of :func:`write_tensors`; memory is aligned as PyTorch's own, so that timings are those of the original."""
     with safe_open(path, framework="pt") as file:
         flats = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        views = msgspec.json.decode(file.metadata()["views"], type=dict[str, _View])
+        views = decode_json(file.metadata()["views"], dict[str, _View])
     return {name: flats[view.flat].as_strided(view.shape, view.strides) for name, view in views.items()}

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
+from autosched.core.decoding import decode_json
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule, canonical_key
@@ -185,8 +186,8 @@ class KeptBench:
 def _decoded(line: bytes) -> _Entry | None:
     """The entry of a line, or None if its bytes are not what was written."""
     try:
-        outer = msgspec.json.decode(line, type=_Line)
-        return msgspec.json.decode(outer.entry, type=_Entry) if _digest(bytes(outer.entry)) == outer.check else None
+        outer = decode_json(line, _Line)
+        return decode_json(outer.entry, _Entry) if _digest(bytes(outer.entry)) == outer.check else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from autosched.config import cost_models_dir, measurements_dir, runs_dir
 from autosched.core.costs import CostTable
+from autosched.core.decoding import decode_json
 from autosched.core.errors import AutoschedError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, DeviceKey, Failure, PairRecord, ScheduleRecord, SoloRecord
@@ -208,7 +209,7 @@ def _shipped(key: DeviceKey) -> list[Path]:
     found = []
     for folder in sorted(Path(str(resources.files("autosched.datasets") / "data")).glob("*/model")):
         try:
-            card = msgspec.json.decode((folder / "card.json").read_bytes(), type=Card)
+            card = decode_json((folder / "card.json").read_bytes(), Card)
         except (OSError, msgspec.MsgspecError):
             continue
         if key.name in card.devices:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 import autosched
+from autosched.core.decoding import decode_json
 from autosched.core.errors import IllegalSchedule, IncompatibleArtifact, InvalidGraph, UsageError
 from autosched.core.program import ConstantSource, Program
 from autosched.core.program_json import decode_program
@@ -233,7 +234,7 @@ def _parse(data: bytes, decode: Callable[[bytes], T], name: str, label: str) -> 
 
 
 def _decode(data: bytes, kind: type[T], name: str, label: str) -> T:
-    return _parse(data, lambda text: msgspec.json.decode(text, type=kind), name, label)
+    return _parse(data, lambda text: decode_json(text, kind), name, label)
 
 
 def _read_program(data: bytes, manifest: Manifest, shape: int, label: str) -> Program:

@@ -21,6 +21,7 @@ import torch
 
 import autosched
 from autosched.config import regions_dir
+from autosched.core.decoding import decode_json
 from autosched.core.program_json import encode_program
 from autosched.runtime.cpp_kernels import kernels_release_gil
 from autosched.runtime.host_key import cpu_device_key, software_key
@@ -113,7 +114,7 @@ def find(key: str, bound: BoundProgram) -> Compiled | None:
     if text is None:
         return None
     try:
-        kept = msgspec.json.decode(text, type=_Kept)
+        kept = decode_json(text, _Kept)
         tensors = _evaluate(kept.recipe, [_plain(bound.constants[value]) for value in kept.leaves])
         given = dict(zip(kept.constants, tensors, strict=True))
         module = ModuleType("autosched_whole")

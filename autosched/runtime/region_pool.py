@@ -28,6 +28,7 @@ import msgspec
 
 import autosched
 from autosched.config import compile_workers, region_limit_s
+from autosched.core.decoding import decode_json
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.region_worker import Job, Opening, Result
 
@@ -192,7 +193,7 @@ class _Pool:
         line = worker.take_line()
         if line is None:
             return
-        result = msgspec.json.decode(line, type=Result)
+        result = decode_json(line, Result)
         job, worker.job = worker.job, None
         if job is None:
             if result.refused:

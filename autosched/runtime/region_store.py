@@ -19,6 +19,8 @@ from pathlib import Path
 
 import msgspec
 
+from autosched.core.decoding import decode_json
+
 _log = logging.getLogger(__name__)
 
 SCHEMA = 1
@@ -71,7 +73,7 @@ class RegionStore:
         if data is None:
             return None
         try:
-            entry = msgspec.json.decode(data, type=_Entry)
+            entry = decode_json(data, _Entry)
         except msgspec.MsgspecError:
             _log.info("a kept region is damaged and compiled again: %s", key)
             return None
@@ -152,7 +154,7 @@ class RegionStore:
 def _is_whole(path: Path) -> bool:
     try:
         # Not the way to run anything: only the name of what it is of.
-        return msgspec.json.decode(path.read_bytes(), type=_Key).key.startswith(WHOLE)
+        return decode_json(path.read_bytes(), _Key).key.startswith(WHOLE)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return False
 

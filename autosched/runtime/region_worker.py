@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from autosched.core.decoding import decode_json
 from autosched.runtime.orphans import die_with
 
 
@@ -190,7 +191,7 @@ def main() -> None:
         while data:
             data = data[output.write(data) :]
 
-    opening = msgspec.json.decode(opening_file.read_bytes(), type=Opening)
+    opening = decode_json(opening_file.read_bytes(), Opening)
     try:
         if plugin:
             _run_plugin(Path(plugin))
@@ -200,7 +201,7 @@ def main() -> None:
         refusal, compiler = f"{type(error).__name__}: {error}", None
     answer(Result(-1, refused=refusal))
     while compiler is not None:
-        job = msgspec.json.decode(lines.get(), type=Job)
+        job = decode_json(lines.get(), Job)
         try:
             result = compiler.compile(job)
         except Exception as error:

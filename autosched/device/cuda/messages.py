@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from autosched.core.decoding import decode_json
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule
 from autosched.device.cuda.profile import OperatorProfile
@@ -139,4 +140,4 @@ def unwrap(message: ExtraRequest | ExtraAnswer, kind: type[_T]) -> _T | None:
     Raises:
         msgspec.MsgspecError: if it is called so and is none.
     """
-    return msgspec.json.decode(message.body, type=kind) if message.name == kind.__name__ else None
+    return decode_json(message.body, kind) if message.name == kind.__name__ else None
