@@ -15,6 +15,7 @@ from autosched.core.records import FailureKind
 from autosched.core.variants import Lowering
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_messages import Broken, ExtraAnswer, ExtraRequest
+from autosched.runtime.inductor_unfinished import remove_unfinished
 
 MODULE = "autosched.device.ahead_main"
 AHEAD = "compile-ahead"
@@ -76,6 +77,7 @@ def compile_ahead(
                 return decode_json(answer.body, AheadResult).reason
         return "the compiling process gave no answer"
     except WorkerDied as death:
+        remove_unfinished()
         if death.failure.kind is FailureKind.TIMEOUT:
             return f"Inductor had not compiled the whole model after {limit_s:.0f} s; raise --budget"
         return f"the process that compiled the whole model ended: {death.failure.detail}"

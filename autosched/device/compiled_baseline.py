@@ -22,6 +22,7 @@ from autosched.core.variants import Lowering
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, RoundAnswer, RoundRequest
+from autosched.runtime.inductor_unfinished import remove_unfinished
 from autosched.runtime.trees import describe_tree
 
 _MODULE = "autosched.device.worker_compile"
@@ -137,6 +138,7 @@ class CompiledBaseline:
             answers: Iterator[Answer] = self._worker.ask(request)
             found = list(answers)
         except WorkerDied as death:
+            remove_unfinished()
             return death.failure
         except DeviceError as error:
             return Failure(FailureKind.CRASH, str(error))

@@ -30,6 +30,7 @@ from autosched.runtime.inductor_choices import Answers, choices_into
 from autosched.runtime.inductor_common import Compiled, add_calls, first_line, known_options, modules_into
 from autosched.runtime.inductor_modes import PLAIN, Mode, mode_options
 from autosched.runtime.inductor_packed import packing_into
+from autosched.runtime.inductor_unfinished import remove_unfinished
 from autosched.runtime.kernels import BoundProgram
 
 _FORCED: Mapping[str, object] = {
@@ -81,6 +82,12 @@ def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mod
         inputs: example inputs in the order of ``program.graph.inputs``; only their shapes, strides and dtypes matter.
         mode: how. Where it has choices by timing and none are given, this takes minutes, and nothing else should run on the device.
     """
+    made = _compiled(bound, inputs, mode)
+    # It may have come upon what a compiler left that was killed.
+    return _compiled(bound, inputs, mode) if isinstance(made, Refused) and remove_unfinished() else made
+
+
+def _compiled(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode) -> Compiled | Refused:
     freeze = mode.frozen
     graph = bound.program.graph
     read = {value for operator in graph.operators for call in operator.calls for value in call.reads()} | set(graph.outputs)

@@ -26,6 +26,7 @@ from autosched.runtime.calls import compile_call
 from autosched.runtime.cpp_kernels import kernels_release_gil
 from autosched.runtime.examples import example_of, same_strides
 from autosched.runtime.inductor_common import add_calls, first_line, known_options, modules_into
+from autosched.runtime.inductor_unfinished import remove_unfinished
 from autosched.runtime.numerics import compare
 from autosched.runtime.region_pieces import Piece
 
@@ -120,6 +121,16 @@ def compile_piece(
         variant: how; not ``CALLS``.
         turn: entered while this runs something on the device, where other processes time kernels on it.
     """
+    made = _compiled(piece, graph, device, width, variant, turn)
+    if isinstance(made, Refused) and remove_unfinished():
+        # It may have come upon what a compiler left that was killed.
+        made = _compiled(piece, graph, device, width, variant, turn)
+    return made
+
+
+def _compiled(
+    piece: Piece, graph: OpGraph, device: torch.device, width: int, variant: Variant, turn: Callable[[], AbstractContextManager[object]]
+) -> Code | Refused:
     specs = [graph.values[value].spec for value in piece.reads]
     seen: list[ModuleType] = []
     try:

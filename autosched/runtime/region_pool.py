@@ -30,6 +30,7 @@ import autosched
 from autosched.config import compile_workers, region_limit_s
 from autosched.core.decoding import decode_json
 from autosched.runtime.host_key import usable_cores
+from autosched.runtime.inductor_unfinished import remove_unfinished
 from autosched.runtime.region_worker import Job, Opening, Result
 
 _log = logging.getLogger(__name__)
@@ -135,6 +136,7 @@ class _Pool:
         self._limit_s = limit_s
         self._plugin = plugin
         self._workers: list[_Worker] = []
+        self._interrupted = False  # whether a process was ended at work
         self._selector = selectors.DefaultSelector()
 
     def run(self, beat: Callable[[], None], end_s: float) -> Iterator[Made]:
@@ -156,6 +158,8 @@ class _Pool:
         for worker in self._workers.copy():
             self._end(worker)
         self._selector.close()
+        if self._interrupted:
+            remove_unfinished()
 
     def _start(self) -> None:
         answers, theirs = os.pipe()
@@ -229,6 +233,7 @@ class _Pool:
     def _end(self, worker: _Worker) -> None:
         if worker not in self._workers:
             return
+        self._interrupted |= worker.job is not None
         self._workers.remove(worker)
         self._selector.unregister(worker.answers)
         # The group first: once the leader is reaped, its number may mean somebody else.

@@ -46,12 +46,17 @@ def test_what_does_not_fit_in_the_time_is_given_up_and_its_process_is_ended(monk
     assert [worker.pid for worker in started] == [None]
 
 
-def test_a_process_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_is_a_reason_and_leaves_nothing_unfinished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    (tmp_path / "ab").mkdir()
+    unfinished = tmp_path / "ab" / "kernel.so"
+    unfinished.touch()
     monkeypatch.setattr(ahead, "MODULE", "autosched.device.no_such_module")
     net, args = model()
     why = capture_as(Lowering.INDUCTOR, net, args, None, "cpu", limit_s=30.0)
     assert isinstance(why, str)
     assert "compiled the whole model ended" in why or "cannot be compiled in another process" in why
+    assert not unfinished.exists()
 
 
 def test_what_fits_is_captured_like_without_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
