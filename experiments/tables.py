@@ -46,9 +46,9 @@ def over(rival: dict[str, Any] | None, kept: dict[str, Any]) -> str:
 def suite_table(folder: Path) -> str:
     """One line for each model of a device's suite."""
     lines = [
-        "| model | lowering | operators | eager | torch.compile, frozen | sequential | best other schedule "
+        "| model | lowering | operators | eager | torch.compile, frozen | max-autotune | sequential | best other schedule "
         "| kept | kept vs sequential | torch.compile / kept | noise | max error |",
-        "|---|---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|",
+        "|---|---|---:|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|",
     ]
     machines: set[str] = set()
     if not any(folder.glob("*.json")):
@@ -59,7 +59,7 @@ def suite_table(folder: Path) -> str:
             continue  # another benchmark's
         report = recorded["report"]
         if "error" in report:
-            lines.append(f"| {path.stem} | | | | | | | failed: {report['error']['message'].splitlines()[0][:80]} | | | | |")
+            lines.append(f"| {path.stem} | | | | | | | | failed: {report['error']['message'].splitlines()[0][:80]} | | | | |")
             continue
         rows = report["strategies"]
         named = rows_by_name(report)
@@ -67,14 +67,16 @@ def suite_table(folder: Path) -> str:
         sequential = fastest([row for row in rows if row["name"].startswith("sequential") and row["is_baseline"]])
         searched = [row for row in rows if row["predicted_us"] is not None and not row["name"].startswith("sequential")]
         lanes, kept = fastest(searched), named[report["chosen"]]
+        rivals = [named[name] for name in ("torch_compile", "max_autotune") if name in named]
         said = "sequential kept" if kept is sequential else f"{report['chosen']}"
         gain = f"{sequential['measured_us'] / kept['measured_us']:.2f}x" if sequential is not None else ""
         errors = [row["max_abs_error"] for row in rows if row["predicted_us"] is not None and row["max_abs_error"] is not None]
         best_lanes = f"{milliseconds(lanes)} ({lanes['name']})" if lanes is not None else "none"
         lines.append(
             f"| `{report['model']}` | {report['lowering']} | {report['operators']} | {milliseconds(eager)} "
-            f"| {milliseconds(named.get('torch_compile'))} | {milliseconds(sequential)} | {best_lanes} | {said} | {gain} "
-            f"| {over(named.get('torch_compile'), kept)} | {report['noise_floor_pct']:.1f} % | {max(errors):.0e} |"
+            f"| {milliseconds(named.get('torch_compile'))} | {milliseconds(named['max_autotune']) if 'max_autotune' in named else ''} "
+            f"| {milliseconds(sequential)} | {best_lanes} | {said} | {gain} "
+            f"| {over(fastest(rivals), kept)} | {report['noise_floor_pct']:.1f} % | {max(errors):.0e} |"
         )
         environment = recorded["environment"]
         machines.add(

@@ -208,7 +208,8 @@ def test_the_tables_show_the_lowering_kept_and_old_files_still_render(results: P
     assert new.count("|") == old.count("|")
     # The CPU's table says how the rival stands to what was kept: below 1, it is faster.
     document["report"] |= {"device": {"name": "made-up"}}
-    document["report"]["strategies"].append(row("torch_compile", 60.0))
+    strategies = document["report"]["strategies"]
+    strategies[:] = [item for item in strategies if item["name"] != "max_autotune"] + [row("torch_compile", 60.0)]
     cpu = tmp_path / "cpu"
     cpu.mkdir()
     (cpu / "one.json").write_text(json.dumps(document))
@@ -216,6 +217,14 @@ def test_the_tables_show_the_lowering_kept_and_old_files_still_render(results: P
     cells = dict(zip([name.strip() for name in head.split("|")], [text.strip() for text in line.split("|")], strict=True))
     assert cells["lowering"] == "inductor"
     assert cells["torch.compile / kept"] == "0.75x"
+    assert cells["max-autotune"] == ""
+    # Where both ways of compiling were measured, the faster one counts.
+    strategies.append(row("max_autotune", 40.0))
+    (cpu / "one.json").write_text(json.dumps(document))
+    line = tables.suite_table(cpu).splitlines()[2]
+    cells = dict(zip([name.strip() for name in head.split("|")], [text.strip() for text in line.split("|")], strict=True))
+    assert cells["max-autotune"] == "0.04"
+    assert cells["torch.compile / kept"] == "0.50x"
 
 
 def test_compile_costs_show_what_was_timed_and_what_failed(tmp_path: Path) -> None:
