@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
-from autosched.core.decoding import decode_json
+from autosched.core.decoding import decode_json, decoder_of
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule, canonical_key
@@ -187,7 +187,7 @@ def _decoded(line: bytes) -> _Entry | None:
     """The entry of a line, or None if its bytes are not what was written."""
     try:
         outer = decode_json(line, _Line)
-        return decode_json(outer.entry, _Entry) if _digest(bytes(outer.entry)) == outer.check else None
+        return decoder_of(_Entry).decode(outer.entry) if _digest(bytes(outer.entry)) == outer.check else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
