@@ -240,7 +240,7 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
     "a variant that nobody has": (
         lambda: with_json("schedule.json", lambda tree: tree["variant"].__setitem__(0, 200)),
         ArtifactCorrupt,
-        "variant 200; expected 0 to 4",
+        "variant 200; expected 0 to 5",
     ),
     "a lane too far": (
         lambda: with_json("schedule.json", lambda schedule: {**schedule, "lane": [10**9, *schedule["lane"][1:]]}),
