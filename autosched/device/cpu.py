@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from autosched.core.program import Program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.device.cpu_session import CpuSession, new_worker
+from autosched.device.early import EarlyWorker
 from autosched.device.host import physical_cores
-from autosched.device.worker import Worker
 from autosched.runtime.host_key import cpu_device_key, software_key
 
 if TYPE_CHECKING:
     import torch
 
 
-class CpuDevice:
+class CpuDevice(EarlyWorker):
     """See ``base.Device``.
 
     Args:
@@ -26,7 +26,7 @@ class CpuDevice:
     def __init__(self, *, seed: int = 0) -> None:
         self._seed = seed
         self._cores = physical_cores()
-        self._early: Worker | None = None
+        super().__init__(new_worker)
 
     @property
     def key(self) -> DeviceKey:
@@ -44,20 +44,14 @@ class CpuDevice:
         powers = {1 << power for power in range(self._cores.bit_length()) if 1 << power <= self._cores}
         return tuple(sorted(powers | {self._cores}))
 
-    def start_early(self, *, timeout_s: float) -> None:
-        """As ``base.StartsEarly.start_early``."""
-        if self._early is None:
-            self._early = new_worker(timeout_s)
-            self._early.start()
-
-    def drop_early(self) -> None:
-        """As ``base.StartsEarly.drop_early``."""
-        early, self._early = self._early, None
-        if early is not None:
-            early.close()
-
     def open(self, program: Program, constants: Mapping[int, torch.Tensor], *, timeout_s: float) -> CpuSession:
         """As ``base.Device.open``. Nothing starts before the first request; a CPU is never missing."""
-        early = self._early if self._early is not None and self._early.timeout_s == timeout_s else None
-        self._early = None if early is not None else self._early
-        return CpuSession(program, constants, timeout_s=timeout_s, max_lanes=self._cores, widths=self.widths, seed=self._seed, worker=early)
+        return CpuSession(
+            program,
+            constants,
+            timeout_s=timeout_s,
+            max_lanes=self._cores,
+            widths=self.widths,
+            seed=self._seed,
+            worker=self.take_early(timeout_s),
+        )

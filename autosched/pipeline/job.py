@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autosched.config import cache_dir
+from autosched.config import loops_dir, studies_path
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.core.variants import Lowering
@@ -256,7 +256,7 @@ def _diary(run: Run) -> Diary:
     options = run.options
     scope = Scope(run.device.key, run.device.software)
     asked = question_of(run.graph.hash, scope.digest, options.seed, options.budget.search, options.strategies)
-    path = cache_dir() / "loops" / f"{asked}.jsonl"
+    path = loops_dir() / f"{asked}.jsonl"
     if options.fresh:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
@@ -265,9 +265,9 @@ def _diary(run: Run) -> Diary:
 
 def _study_path() -> Path | None:
     """Where Optuna's studies of this machine lie, for its dashboard; None where that folder cannot be written."""
-    folder = cache_dir() / "studies"
+    path = studies_path()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
-    return folder / "optuna.sqlite3"
+    return path

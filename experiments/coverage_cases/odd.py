@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import library, nn
 from torch.nn import functional
 
 from experiments.coverage_cases.made import Build, Made
@@ -814,7 +814,7 @@ class AutogradFunction(Linear):
         return Square.apply(self.layer(x))
 
 
-@torch.library.custom_op("coverage::twice", mutates_args=())
+@library.custom_op("coverage::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
     """A custom operator without a decomposition."""
     return x * 2
@@ -825,13 +825,13 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("coverage::bump", mutates_args=("x",))
+@library.custom_op("coverage::bump", mutates_args=("x",))
 def bump(x: torch.Tensor) -> None:
     """A custom operator that changes its argument."""
     x.add_(1)
 
 
-_fragment = torch.library.Library("coverage", "FRAGMENT")
+_fragment = library.Library("coverage", "FRAGMENT")
 _fragment.define("thrice(Tensor x) -> Tensor")
 _fragment.impl("thrice", lambda x: x * 3, "CompositeImplicitAutograd")
 

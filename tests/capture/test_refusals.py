@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import library, nn
 
 from autosched.capture.export import capture
 from autosched.core.errors import UnsupportedGraph
@@ -90,14 +90,14 @@ def test_refused_with_operator_line_and_advice(model, names, advises, capsys):
     assert printed.err == ""
 
 
-_library = torch.library.Library("refusals", "FRAGMENT")
+_library = library.Library("refusals", "FRAGMENT")
 _library.define("thrice(Tensor x) -> Tensor")
 _library.impl("thrice", lambda x: x * 3, "CompositeImplicitAutograd")
 _library.define("twice(Tensor x) -> Tensor")
 _library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
 
 
-@torch.library.custom_op("refusals::bump", mutates_args=("x",))
+@library.custom_op("refusals::bump", mutates_args=("x",))
 def bump(x: torch.Tensor) -> None:
     x.add_(1)
 

@@ -10,14 +10,14 @@ from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.device.cuda.screen import require_capturable
 from autosched.device.cuda.session import CudaSession, new_cuda_worker
 from autosched.device.cuda.settings import current_settings
-from autosched.device.worker import Worker
+from autosched.device.early import EarlyWorker
 from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key, require_cuda_build
 
 if TYPE_CHECKING:
     import torch
 
 
-class CudaDevice:
+class CudaDevice(EarlyWorker):
     """See ``base.Device``.
 
     Args:
@@ -33,7 +33,7 @@ class CudaDevice:
         self._seed = seed
         self._index = index
         self._key = cuda_device_key(index)
-        self._early: Worker | None = None
+        super().__init__(new_cuda_worker)
 
     @property
     def key(self) -> DeviceKey:
@@ -45,18 +45,6 @@ class CudaDevice:
         """As ``runtime.cuda_key.cuda_software_key``."""
         return cuda_software_key(self._index)
 
-    def start_early(self, *, timeout_s: float) -> None:
-        """As ``base.StartsEarly.start_early``."""
-        if self._early is None:
-            self._early = new_cuda_worker(timeout_s)
-            self._early.start()
-
-    def drop_early(self) -> None:
-        """As ``base.StartsEarly.drop_early``."""
-        early, self._early = self._early, None
-        if early is not None:
-            early.close()
-
     def open(self, program: Program, constants: Mapping[int, torch.Tensor], *, timeout_s: float) -> CudaSession:
         """As ``base.Device.open``. Nothing starts before the first request.
 
@@ -64,6 +52,11 @@ class CudaDevice:
             UnsupportedGraph: naming an operator that cannot run inside a CUDA graph, with its line in the model.
         """
         require_capturable(program.graph)
-        early = self._early if self._early is not None and self._early.timeout_s == timeout_s else None
-        self._early = None if early is not None else self._early
-        return CudaSession(program, constants, timeout_s=timeout_s, settings=current_settings(self._index), seed=self._seed, worker=early)
+        return CudaSession(
+            program,
+            constants,
+            timeout_s=timeout_s,
+            settings=current_settings(self._index),
+            seed=self._seed,
+            worker=self.take_early(timeout_s),
+        )
