@@ -97,12 +97,10 @@ class BaselineService:
         else:
             module = bound_callable(bound) if kind in (BaselineKind.EAGER, BaselineKind.CUDA_GRAPH) else program_module(bound)
             wanted = [tensor.clone() for tensor in bound.run(self._inputs)]
-        before = backend.allocated_bytes()
-        backend.reset_peak()
         begin = time.monotonic()
         self._timed = TimedBaseline(backend, module, args, kind, kwargs)
         prepare_s = time.monotonic() - begin
-        return BaselineResult(_distance(self._timed.outputs, wanted), prepare_s, backend.peak_bytes() - before, call is not None)
+        return BaselineResult(_distance(self._timed.outputs, wanted), prepare_s, self._timed.peak_bytes, call is not None)
 
 
 def bound_callable(bound: BoundProgram) -> Any:

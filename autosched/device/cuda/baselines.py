@@ -97,6 +97,9 @@ def _add_call(graph: torch.fx.Graph, call: Call, made: dict[int, Any], device: t
 class TimedBaseline:
     """One baseline, ready to be timed. ``outputs`` are the tensors of its last answer.
 
+    ``peak_bytes`` is what one run allocates at most beside what stays from run to run: no weights, no inputs, none of the libraries'
+    workspaces and nothing that the compiler took while it timed kernels. A schedule's graph is counted the same way.
+
     Args:
         module: what is called; its answer may be nested.
         args, kwargs: of the call, on the device; captured ones are read where they are.
@@ -123,6 +126,7 @@ class TimedBaseline:
         with self._mode(), backend.on(self._stream):
             for _ in range(_WARM_UPS):
                 self._answer()
+            self.peak_bytes = self._one_run_bytes()
         backend.synchronize()
         if kind is not BaselineKind.EAGER:
             self._capture()
@@ -145,6 +149,14 @@ class TimedBaseline:
     def _answer(self) -> None:
         made = self._run(*self._args, **self._kwargs)
         self.outputs: list[Tensor] = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+
+    def _one_run_bytes(self) -> int:
+        backend = self._backend
+        self.outputs = []
+        before = backend.allocated_bytes()
+        backend.reset_peak()
+        self._answer()
+        return backend.peak_bytes() - before
 
     def block_us(self, min_block_us: float) -> float:
         """Time of one run, the mean over a block of back-to-back runs of at least ``min_block_us`` microseconds."""

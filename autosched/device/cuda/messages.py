@@ -100,7 +100,8 @@ class BaselineBody(_Body, frozen=True):
 class BaselineResult(_Body, frozen=True):
     """Largest absolute difference from the model's own answer or, without a model, from the program itself.
 
-    ``prepare_s`` are seconds of compiling and capturing, ``peak_memory_bytes`` of them all; ``of_model`` says what was prepared.
+    ``prepare_s`` are seconds of compiling and capturing, ``peak_memory_bytes`` of one run, see ``TimedBaseline``; ``of_model`` says what
+    was prepared.
     """
 
     max_abs_error: float

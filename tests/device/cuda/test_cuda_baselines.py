@@ -11,10 +11,11 @@ from autosched.capture.export import Captured, capture
 from autosched.core.records import Failure, FailureKind
 from autosched.device.compiled_baseline import ModelSource, from_zoo
 from autosched.device.cuda.baseline_session import CudaBaseline, ModelCall
-from autosched.device.cuda.baselines import BaselineKind
+from autosched.device.cuda.baselines import BaselineKind, TimedBaseline
 from autosched.device.cuda.settings import current_settings
 from autosched.runtime.trees import output_tensors
 from autosched.zoo import ZooModel, load
+from tests.conformance.cpu_cuda import CpuCuda
 
 WORKER = "tests.conformance.fake_baseline_worker"
 
@@ -98,3 +99,39 @@ def test_without_a_gpu_a_baseline_is_one_failure(captured: Captured) -> None:
         found = baseline.prepare()
     assert isinstance(found, Failure)
     assert found.kind in (FailureKind.CRASH, FailureKind.UNAVAILABLE)
+
+
+class _Counted(CpuCuda):
+    """Bytes are what the module says it holds."""
+
+    held = peak = 0
+
+    def hold(self, size: int) -> None:
+        self.held += size
+        self.peak = max(self.peak, self.held)
+
+    def allocated_bytes(self) -> int:
+        return self.held
+
+    def reset_peak(self) -> None:
+        self.peak = self.held
+
+    def peak_bytes(self) -> int:
+        return self.peak
+
+
+def test_the_peak_is_that_of_one_run_without_what_stays() -> None:
+    backend = _Counted()
+    seen: list[int] = []
+
+    def module(tensor: torch.Tensor) -> torch.Tensor:
+        if not seen:
+            backend.hold(32 << 20)  # a library's workspace, made by the first product and kept
+        seen.append(1)
+        backend.hold(1000)
+        backend.hold(-1000)
+        return tensor
+
+    baseline = TimedBaseline(backend, module, [torch.ones(2)], BaselineKind.EAGER)
+    assert baseline.peak_bytes == 1000
+    assert torch.equal(baseline.outputs[0], torch.ones(2))
