@@ -31,7 +31,8 @@ def _load(path: Path) -> str:
             f"| `{case['model']}` | {case['operators']} | {1e3 * case['model_s']:.1f} ms | {case['total_s']['p50']:.2f} s "
             f"({low:.2f} to {high:.2f}) | {case['total_s']['p90']:.2f} s | {' | '.join(stages)} |"
         )
-    repeats = recorded["cases"][0]["repeats"]
+    counts = [case["repeats"] for case in recorded["cases"]]
+    repeats = str(counts[0]) if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
     return "\n".join([*lines, "", f"Each of {repeats} repeats in a fresh process that has torch and the model. {_where(recorded)}"])
 
 

@@ -4,13 +4,15 @@
     python experiments/serve/load.py --device cuda
 
 writes ``experiments/results/<device>/load.json``: seconds from before ``import autosched`` to the end of the first inference, percentiles
-over repeats, and how they divide into stages. ``--smoke`` takes two repeats of a small model and writes nothing unless told where.
+over repeats, and how they divide into stages. The file is written after every model; ``--deadline`` divides its seconds among the models,
+and one whose time is over has fewer repeats. ``--smoke`` takes two repeats of a small model and writes nothing unless told where.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -105,25 +107,41 @@ def _watch_stages(loading: Any, spent: dict[str, float]) -> None:
     timed(binding.Binder, "_verify", "verify")
 
 
-def measure(name: str, repeats: int, lanes: int, device: str) -> dict[str, Any]:
+class ChildFailed(Exception):
+    """A repeat gave no answer; the message is what it said."""
+
+
+def measure(name: str, repeats: int, lanes: int, device: str, until: float = math.inf) -> dict[str, Any]:
+    """``repeats`` of one model, or as many as end before ``until`` (``time.monotonic``), one at the least.
+
+    Raises:
+        ChildFailed: if one fails.
+    """
     model, args, kwargs = build(name)
     data, operators = bundle_bytes(model, args, kwargs, lanes=lanes, kind=device)
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder) / "model.autosched"
         bundle.write_bytes(data)
+        longest_s = 0.0
         for _ in range(repeats):
+            began = time.monotonic()
+            if runs and began + longest_s > until:
+                break
             command = [sys.executable, str(Path(__file__).resolve()), "--child", name, "--bundle", str(bundle)]
             command += ["--device", device]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+            if done.returncode != 0:
+                raise ChildFailed(done.stderr[-2000:] or f"status {done.returncode}")
             runs.append(json.loads(done.stdout.splitlines()[-1]))
+            longest_s = max(longest_s, time.monotonic() - began)
     totals = [run["total_s"] for run in runs]
     named = (*STAGES, "other")
     return {
         "model": name,
         "operators": operators,
         "lanes": lanes,
-        "repeats": repeats,
+        "repeats": len(runs),
         "bundle_bytes": len(data),
         "model_s": statistics.median(run["model_s"] for run in runs),
         "total_s": {f"p{share}": percentile(totals, share / 100) for share in (10, 50, 90, 99)},
@@ -132,12 +150,13 @@ def measure(name: str, repeats: int, lanes: int, device: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=None)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--deadline", type=float, default=None, help="seconds this call may take; by default 520 on a GPU, else no limit")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
@@ -145,18 +164,28 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child is not None:
         child(arguments.child, arguments.bundle, arguments.device)
-        return
+        return 0
     models, repeats = arguments.models or list(MODELS), arguments.repeats
     if arguments.smoke:
         models, repeats = ["tower:30"], 2
+    deadline_s = arguments.deadline if arguments.deadline is not None else 520.0 if arguments.device == "cuda" else math.inf
+    end = time.monotonic() + deadline_s
     cases: list[dict[str, Any]] = []
-    for name in models:
-        case = measure(name, repeats, arguments.lanes, arguments.device)
+    failed = 0
+    for place, name in enumerate(models):
+        now = time.monotonic()
+        try:
+            case = measure(name, repeats, arguments.lanes, arguments.device, now + (end - now) / (len(models) - place))
+        except ChildFailed as error:
+            failed += 1
+            print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+            continue
         cases.append(case)
-        print(f"{name}: {case['operators']} operators, median {case['total_s']['p50']:.3f} s", flush=True)
-    if arguments.out is not None or not arguments.smoke:
-        record(arguments.out or results_of(arguments.device) / "load.json", {"cases": cases})
+        print(f"{name}: {case['operators']} operators, median {case['total_s']['p50']:.3f} s of {case['repeats']}", flush=True)
+        if arguments.out is not None or not arguments.smoke:
+            record(arguments.out or results_of(arguments.device) / "load.json", {"cases": cases})
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

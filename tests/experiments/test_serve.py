@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.serve import load
 from experiments.tables_serve import serve_table
 
 _SERVE = Path(__file__).resolve().parents[2] / "experiments" / "serve"
@@ -40,3 +41,29 @@ def test_both_benchmarks_record_what_the_table_shows(tmp_path: Path) -> None:
     # The stages are parts of the whole, and the whole is all of them.
     assert abs(sum(case["stages_s"].values()) - case["total_s"]["p50"]) < 0.5 * case["total_s"]["p50"]
     assert min(case["stages_s"].values()) >= 0.0
+
+
+def test_a_model_whose_time_is_over_has_fewer_repeats_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = json.dumps({"total_s": 1.0, "model_s": 0.1, "stages_s": {"import": 0.5, "other": 0.5}, "ready": []})
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 0, f"{answer}\n", "")
+
+    monkeypatch.setattr(load.subprocess, "run", run)
+    assert load.measure("tower:3", 4, 1, "cpu", until=0.0)["repeats"] == 1
+    assert load.measure("tower:3", 4, 1, "cpu")["repeats"] == 4
+    assert len(ran) == 5
+
+
+def test_a_repeat_that_fails_says_why_and_keeps_what_others_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(name: str, *given: object) -> dict[str, object]:
+        if name == "bad":
+            raise load.ChildFailed("no such model: bad")
+        return {"operators": 3, "total_s": {"p50": 1.0}, "repeats": 2, "model": name}
+
+    monkeypatch.setattr(load, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["load.py", "good", "bad", "--out", str(tmp_path / "load.json")])
+    assert load.main() == 1
+    assert [case["model"] for case in json.loads((tmp_path / "load.json").read_text())["cases"]] == ["good"]
