@@ -75,7 +75,9 @@ def compile_cost_table(folder: Path) -> str:
 def _turn(found: dict[str, Any]) -> str:
     if "error" in found:
         return f"failed: {found['error'].splitlines()[0][:80]}"
-    return f"{found['ready_s']:.1f}" if "ready_s" in found else ""
+    if "ready_s" in found:
+        return f"{found['ready_s']:.1f}"
+    return f"refused: {found['refused'][0].splitlines()[0][:80]}" if found.get("refused") else ""
 
 
 def _ms(time_us: float | None) -> str:

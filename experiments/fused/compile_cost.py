@@ -7,15 +7,18 @@
     python experiments/fused/compile_cost.py --smoke --out somewhere                 # one tiny model; its figures mean nothing
 
 Every turn is a process of its own; all turns of a model share an empty folder for autosched's, Inductor's and Triton's caches (the serial
-turn has another). ``fused``: every variant of every operator, for one thread and for all on a CPU. ``inductor``: what a server does when
-it loads a bundle, without its comparisons. One file for each model: ``experiments/results/<device>/compile_cost/<lowering>_<model>.json``.
+turn has another, and is ended at the deadline). ``fused``: every variant of every operator, for one thread and for all on a CPU.
+``inductor``: what a server does when it loads a bundle, without its comparisons. One file for each model:
+``experiments/results/<device>/compile_cost/<lowering>_<model>.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from experiments.suite import environment, results_of  # noqa: E402
+
+LEAST_S = 10.0
+"""No process is worth starting with less."""
 
 
 def fused_turn(model: str, kind: str) -> dict[str, Any]:
@@ -126,18 +132,27 @@ def inductor_turn(model: str, kind: str, program_file: Path) -> dict[str, Any]:
     }
 
 
-def turn(model: str, arguments: argparse.Namespace, folder: str, workers: int | None) -> dict[str, Any]:
-    """One process: what it says, and how long it took in all."""
+def turn(model: str, arguments: argparse.Namespace, folder: str, workers: int | None, limit_s: float) -> dict[str, Any]:
+    """One process: what it says, and how long it took in all; ended after ``limit_s`` seconds."""
     kept = {"AUTOSCHED_CACHE": "autosched", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
     variables = {**os.environ, **{name: f"{folder}/{part}" for name, part in kept.items()}}
     if workers is not None:
         variables["AUTOSCHED_COMPILE_WORKERS"] = str(workers)
     command = [sys.executable, "-P", __file__, model, "--device", arguments.device, "--lowering", arguments.lowering, "--turn", folder]
+    if limit_s < LEAST_S:
+        return {"error": f"not begun: {max(limit_s, 0.0):.0f} s were left"}
     begin = time.monotonic()
-    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False, timeout=arguments.timeout)
+    # A group of its own, so that the compiling processes it started end with it.
+    process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, _ = process.communicate(timeout=limit_s if math.isfinite(limit_s) else None)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return {"error": f"not done in {limit_s:.0f} s", "took_s": time.monotonic() - begin}
     took_s = time.monotonic() - begin
-    lines = done.stdout.strip().splitlines()
-    found: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 and lines else {"error": f"status {done.returncode}"}
+    lines = out.strip().splitlines()
+    found: dict[str, Any] = json.loads(lines[-1]) if process.returncode == 0 and lines else {"error": f"status {process.returncode}"}
     return {**found, "took_s": took_s}
 
 
@@ -148,7 +163,7 @@ def main() -> None:
     parser.add_argument("--lowering", default="fused", choices=("fused", "inductor"))
     parser.add_argument("--workers", type=int, default=None, help="processes; by default as many as autosched takes")
     parser.add_argument("--serial", action="store_true", help="compile once more with one process")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one turn")
+    parser.add_argument("--deadline", type=float, default=None, help="seconds this call may take; by default 520 on a GPU, else no limit")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--turn", default=None, help=argparse.SUPPRESS)
@@ -163,18 +178,18 @@ def main() -> None:
         os._exit(0)
     out: Path = arguments.out or results_of(arguments.device) / "compile_cost"
     out.mkdir(parents=True, exist_ok=True)
+    deadline_s = arguments.deadline if arguments.deadline is not None else 520.0 if arguments.device == "cuda" else math.inf
+    end = time.monotonic() + deadline_s
     for model in models:
         document: dict[str, Any] = {"environment": environment(), "model": model, "lowering": arguments.lowering}
-        with tempfile.TemporaryDirectory(prefix="autosched-cost-") as folder:
-            for name in ("first", "second"):
-                document[name] = turn(model, arguments, folder, arguments.workers)
-                print(model, name, json.dumps(document[name]), flush=True)
-        if arguments.serial:
-            with tempfile.TemporaryDirectory(prefix="autosched-cost-") as folder:
-                document["serial"] = turn(model, arguments, folder, 1)
-                print(model, "serial", json.dumps(document["serial"]), flush=True)
         target = out / f"{arguments.lowering}_{model.replace(':', '_')}.json"
-        target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        for names, workers in (("first", "second"), arguments.workers), *([(("serial",), 1)] if arguments.serial else []):
+            with tempfile.TemporaryDirectory(prefix="autosched-cost-") as folder:
+                for name in names:
+                    document[name] = turn(model, arguments, folder, workers, end - time.monotonic())
+                    print(model, name, json.dumps(document[name]), flush=True)
+                    # After every turn: a call that is ended keeps those before.
+                    target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -232,7 +232,8 @@ def test_compile_costs_show_what_was_timed_and_what_failed(tmp_path: Path) -> No
     environment = {"taken": "2026-01-01T00:00:00", "commit": "abcdef0123", "torch": "2.11.0", "cores": 16, "gpu": ""}
     first = {"operators": 9, "distinct": 4, "processes": 2, "ready_s": 12.34}
     document = {"environment": environment, "model": "toy", "lowering": "fused", "first": first, "second": {"error": "hung\n..."}}
+    document["serial"] = {"refused": ["it updates a buffer"]}
     (tmp_path / "fused_toy.json").write_text(json.dumps(document))
     table = tables_fused.compile_cost_table(tmp_path)
-    assert "| `toy` | fused | 9 | 4 | 2 | 12.3 | failed: hung |  |" in table
+    assert "| `toy` | fused | 9 | 4 | 2 | 12.3 | failed: hung | refused: it updates a buffer |" in table
     assert "16 cores, torch 2.11.0, commit abcdef012" in table

@@ -1,0 +1,40 @@
+"""The benchmark of compiling ends within its call and keeps what it has."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.fused import compile_cost
+
+
+def test_a_turn_that_takes_too_long_is_ended_and_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(compile_cost, "__file__", str(slow))
+    monkeypatch.setattr(compile_cost, "LEAST_S", 0.1)
+    found = compile_cost.turn("toy", argparse.Namespace(device="cpu", lowering="fused"), str(tmp_path), None, 0.5)
+    assert found["error"] == "not done in 0 s"
+
+
+def test_every_turn_is_written_and_none_begins_without_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written: list[list[str]] = []
+
+    def turn(model: str, arguments: argparse.Namespace, folder: str, workers: int | None, limit_s: float) -> dict[str, object]:
+        assert limit_s <= 30.0
+        if (tmp_path / "fused_toy.json").exists():
+            written.append(sorted(json.loads((tmp_path / "fused_toy.json").read_text())))
+        return {"ready_s": 1.0, "workers": workers}
+
+    monkeypatch.setattr(compile_cost, "turn", turn)
+    monkeypatch.setattr(sys, "argv", ["compile_cost.py", "toy", "--serial", "--deadline", "30", "--out", str(tmp_path)])
+    compile_cost.main()
+    assert [[name for name in ("first", "second", "serial") if name in turns] for turns in written] == [["first"], ["first", "second"]]
+    document = json.loads((tmp_path / "fused_toy.json").read_text())
+    assert document["serial"]["workers"] == 1
+    monkeypatch.undo()
+    assert "not begun" in compile_cost.turn("toy", argparse.Namespace(device="cpu", lowering="fused"), str(tmp_path), None, 1.0)["error"]
