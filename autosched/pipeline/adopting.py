@@ -28,10 +28,11 @@ _ROUNDS = 9
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """The mode of the fastest compiled baseline, and a sentence that says what they take."""
+    """The mode of the fastest compiled baseline, and a sentence that says what they take; ``measured``: whether any of them ran."""
 
     lowering: Lowering
     why: str
+    measured: bool = True
 
 
 def fastest_mode(baselines: Sequence[External]) -> Adopted:
@@ -48,7 +49,7 @@ def fastest_mode(baselines: Sequence[External]) -> Adopted:
                 columns[item.name].append(taken)
     medians = {name: float(np.median(times)) for name, times in columns.items()}
     if not medians:
-        return Adopted(Lowering.INDUCTOR, "no compiled baseline runs here")
+        return Adopted(Lowering.INDUCTOR, "no compiled baseline runs here", measured=False)
     best = min(medians, key=lambda name: medians[name])
     plain = next((name for name in medians if MODE_OF[name] is Lowering.INDUCTOR), None)
     if plain is not None and medians[plain] <= medians[best] * (1.0 + _MARGIN):

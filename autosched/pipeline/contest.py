@@ -4,6 +4,8 @@ What may be spent. ``Budget.total_s`` counts from when the first lowering is rea
 for the lowerings that a compiler has a part in: half of that for the first of them, what is left then for the other. A region of ``fused``
 that is not begun in time stays calls; Inductor's code for the whole model is compiled in a process that is ended when its time is over.
 Nothing is begun with less than ``LEAST_COMPILE_S`` left, and its capture and the start of its process must fit into the share too.
+Where compiled baselines are measured, Inductor's code is made after them, once, in the mode of the fastest (see ``adopting``); like the
+baselines themselves it is not in the budget then, and ``fused`` has the whole share.
 Everything after that goes to the contenders (see ``qualification``), normally one; where compiling took longer than its share, the job
 still has a tenth of its budget for them, and a quarter if it ends within a tenth after it.
 """
@@ -97,11 +99,19 @@ def run_contest(
     with contextlib.ExitStack() as stack:
         rivals = Rivals(model, args, kwargs, device.key.kind, compiled=options.compiled, source=options.source, progress=progress)
         stack.callback(rivals.close)
-        ready, begin = _prepared(stack, model, args, kwargs, options, choice.lowerings, device, progress, course)
+        after_rivals = options.compiled and Lowering.INDUCTOR in choice.lowerings
+        turns = [lowering for lowering in choice.lowerings if not (after_rivals and lowering is Lowering.INDUCTOR)]
+        ready, begin = _prepared(stack, model, args, kwargs, options, turns, device, progress, course)
+        if not ready and after_rivals:
+            after_rivals = False
+            ready, begin = _prepared(stack, model, args, kwargs, options, (Lowering.INDUCTOR,), device, progress, course)
+        if not ready:
+            raise course.errors[0]
         yardstick = Yardstick(model, args, kwargs, options.seed)
-        if options.compiled and Lowering.INDUCTOR in choice.lowerings:
+        if after_rivals:
             since = time.monotonic()
-            ready = _adopted(stack, ready, rivals, yardstick, (model, args, kwargs, device, progress), course)
+            share_s = options.budget.compile_share * options.budget.total_s
+            ready += _adopted(stack, ready, rivals, yardstick, (model, args, kwargs, device, progress), course, share_s)
             # Neither the compilers of baselines nor choosing kernels as they do is in the budget.
             begin += time.monotonic() - since
         field_of = _qualified(ready, options, begin, device, progress, course) if len(ready) > 1 else []
@@ -171,43 +181,43 @@ def _prepared(
             begin = time.monotonic()
             progress.stage("other lowerings", options.budget.total_s)
         ready.append(found)
-    if not ready:
-        raise course.errors[0]
     return ready, begin
 
 
 def _adopted(
     stack: contextlib.ExitStack,
-    ready: list[Prepared],
+    ready: Sequence[Prepared],
     rivals: Rivals,
     yardstick: Yardstick,
     call: tuple[torch.nn.Module, Sequence[Any], Mapping[str, Any] | None, Device, Progress],
     course: _Course,
+    share_s: float,
 ) -> list[Prepared]:
-    """The same lowerings, but with Inductor's code in the mode of the fastest compiled baseline, if that is not in its defaults."""
+    """Inductor's code in the mode of the fastest compiled baseline, or in its defaults where that cannot be had; nothing if neither can.
+
+    Args:
+        share_s: seconds for what no baseline has compiled.
+    """
     captured = ready[0].captured
-    externals = rivals.ready(captured, yardstick.of(captured.program).outputs[0])
-    fastest = fastest_mode(externals)
-    if fastest.lowering is Lowering.INDUCTOR:
-        return ready
-    name = fastest.lowering.value
-    course.rows[name] = LoweringRow(name, LoweringOutcome.FAILED)
-    try:
-        found = prepare(fastest.lowering, *call, limit_s=compile_limit_s(PREPARE_TIMEOUT_S))
-    except AutoschedError as error:
-        course.failed(name, error)
-        return ready
-    if isinstance(found, str):
-        course.note(name, why=found)
-        return ready
-    stack.callback(found.session.close)
-    course.note(name, outcome=LoweringOutcome.SKIPPED, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
-    # Its place is that of what it stands for.
-    for prepared in ready:
-        if prepared.lowering == Lowering.INDUCTOR:
-            prepared.session.close()
+    fastest = fastest_mode(rivals.ready(captured, yardstick.of(captured.program).outputs[0]))
+    for lowering in dict.fromkeys((fastest.lowering, Lowering.INDUCTOR)):
+        course.rows.setdefault(lowering.value, LoweringRow(lowering.value, LoweringOutcome.SKIPPED))
+        # Compiling what a baseline has compiled before takes no longer than that did.
+        known = fastest.measured and lowering is fastest.lowering
+        try:
+            found = prepare(lowering, *call, limit_s=compile_limit_s(PREPARE_TIMEOUT_S) if known else share_s)
+        except AutoschedError as error:
+            course.failed(lowering.value, error)
+            continue
+        if isinstance(found, str):
+            course.note(lowering.value, outcome=LoweringOutcome.FAILED, why=found)
+            continue
+        stack.callback(found.session.close)
+        course.note(lowering.value, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
+        if lowering is not Lowering.INDUCTOR:
             course.note(Lowering.INDUCTOR, outcome=LoweringOutcome.DROPPED, why=fastest.why)
-    return [*(prepared for prepared in ready if prepared.lowering != Lowering.INDUCTOR), found]
+        return [found]
+    return []
 
 
 def _too_short(limit_s: float) -> str:

@@ -383,6 +383,8 @@ def test_the_mode_of_the_fastest_rival_takes_the_place_of_inductors_defaults(
     assert found["max_autotune"].outcome is LoweringOutcome.KEPT
     assert found["inductor"].outcome is LoweringOutcome.DROPPED
     assert "max_autotune is the fastest of torch.compile's ways here: 70 us; torch_compile 100 us" in found["inductor"].why
+    # Compiled once, in the right mode.
+    assert list(bench.sessions) == ["rewritten", "fused", "max_autotune"]
     assert all(session.closed for session in bench.sessions.values())
 
 
@@ -397,6 +399,25 @@ def test_where_that_mode_cannot_be_had_inductors_defaults_stay(
     assert report.lowering == "inductor"
     assert found["max_autotune"].outcome is LoweringOutcome.FAILED
     assert str(answer) in found["max_autotune"].why
+
+
+def test_what_a_baseline_has_compiled_is_there_however_short_the_budget(
+    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 170.0}, [])
+    bench = Bench(rewritten=Speed(300.0), inductor=Speed(100.0))
+    report = compare(bench, compiled=True, budget_s=2.0)
+    assert report.lowering == "inductor"
+    assert "Raise --budget" in rows(report)["fused"].why
+
+
+def test_inductors_code_stands_in_where_nothing_else_can_be_had(
+    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, [])
+    refused: dict[str, str | AutoschedError] = {name: UnsupportedGraph(name) for name in ("rewritten", "fused")}
+    report = compare(Bench(inductor=Speed(100.0)), compiled=True, refuse=refused)
+    assert report.lowering == "inductor"
 
 
 def test_without_compiled_rivals_there_is_nothing_to_adopt(compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch) -> None:
