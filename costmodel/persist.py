@@ -135,11 +135,6 @@ def read_card(folder: Path) -> tuple[str, Card]:
     return manifest.model, card
 
 
-def fingerprint(folder: Path) -> str:
-    """sha256 of the manifest, which holds the hash of everything else: names a model in a tuning record."""
-    return hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
-
-
 def _read_manifest(folder: Path) -> _Manifest:
     path = folder / "manifest.json"
     if not folder.exists():

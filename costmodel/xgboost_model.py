@@ -51,15 +51,13 @@ class XgboostModel:
         made = design(query)
         self.fit_rows(made.rows, log_targets(labels), np.concatenate([labels.weight, labels.weight]), rng=rng)
 
-    def fit_rows(
-        self, rows: NDArray[np.float32], target: Floats, weight: Floats, *, rng: np.random.Generator, margin: Floats | None = None
-    ) -> None:
-        """Fit directional rows: ``rows`` float32 ``[n, n_features]``; ``margin`` (``[n]``) is what the trees are added to."""
+    def fit_rows(self, rows: NDArray[np.float32], target: Floats, weight: Floats, *, rng: np.random.Generator) -> None:
+        """Fit directional rows: ``rows`` float32 ``[n, n_features]``, ``target`` and ``weight`` ``[n]``."""
         import xgboost
 
         names = list(PAIR_FEATURES)
         threads = self._threads or (1 if len(rows) < SMALL else 0)
-        data = xgboost.DMatrix(rows, label=target, weight=weight, base_margin=margin, feature_names=names, nthread=threads or None)
+        data = xgboost.DMatrix(rows, label=target, weight=weight, feature_names=names, nthread=threads or None)
         options = {
             "objective": "reg:pseudohubererror" if len(rows) >= 200 else "reg:squarederror",
             "huber_slope": 0.5,
@@ -80,7 +78,7 @@ class XgboostModel:
             del options["huber_slope"]
         self._booster = xgboost.train(options, data, num_boost_round=ROUNDS)
 
-    def predict_rows(self, rows: NDArray[np.float32], margin: Floats | None = None) -> Floats:
+    def predict_rows(self, rows: NDArray[np.float32]) -> Floats:
         """Log slowdown of directional rows: float64 ``[n]``.
 
         Raises:
@@ -90,7 +88,7 @@ class XgboostModel:
             raise UsageError("the xgboost model was asked before it was fitted; call fit, or use the analytic model")
         if not len(rows):
             return np.zeros(0)
-        answer = self._booster.inplace_predict(rows, base_margin=margin, validate_features=False)
+        answer = self._booster.inplace_predict(rows, validate_features=False)
         result: Floats = np.asarray(answer, dtype=np.float64)
         return result
 

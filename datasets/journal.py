@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from autosched.core.decoding import decode_json
 from autosched.core.errors import IncompatibleArtifact, UsageError
-from autosched.core.records import DeviceKey, Failure, PairRecord, ScheduleRecord, SoftwareKey, SoloRecord
+from autosched.core.records import DeviceKey, Failure, PairRecord, SoftwareKey, SoloRecord
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,10 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     schema: int
     scope: str
-    kind: Literal["solo", "pair", "schedule"]
+    kind: Literal["solo", "pair"]
     key: tuple[str | int, ...]
     solo: SoloRecord | None = None
     pair: PairRecord | None = None
-    schedule: ScheduleRecord | None = None
     failure: Failure | None = None
 
 
@@ -124,13 +123,6 @@ class Journal:
             return None
         return entry.pair or entry.failure
 
-    def schedule(self, graph_hash: str, key: str, *, min_count: int = 0) -> ScheduleRecord | Failure | None:
-        """The answer for the schedule with canonical key ``key`` of a graph, or None."""
-        entry = self._entries.get(("schedule", (graph_hash, key)))
-        if entry is None or (entry.schedule is not None and entry.schedule.samples.count < min_count):
-            return None
-        return entry.schedule or entry.failure
-
     def pairs(self) -> list[PairRecord]:
         """Every pair measured in this scope, in a fixed order."""
         return [entry.pair for _, entry in sorted(self._entries.items(), key=lambda item: str(item[0])) if entry.pair is not None]
@@ -150,13 +142,6 @@ class Journal:
             self._add(_Entry(SCHEMA, self._scope, "pair", key, failure=answer))
         else:
             self._add(_Entry(SCHEMA, self._scope, "pair", key, pair=answer))
-
-    def add_schedule(self, graph_hash: str, key: str, answer: ScheduleRecord | Failure) -> None:
-        """Keep the answer for one schedule of a graph."""
-        if isinstance(answer, Failure):
-            self._add(_Entry(SCHEMA, self._scope, "schedule", (graph_hash, key), failure=answer))
-        else:
-            self._add(_Entry(SCHEMA, self._scope, "schedule", (graph_hash, key), schedule=answer))
 
     def add(self, answer: SoloRecord | PairRecord) -> None:
         """Keep a record that says itself what it is of."""

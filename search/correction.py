@@ -125,15 +125,14 @@ def correct_with_traces(problem: Problem, traced: Sequence[tuple[Schedule, Trace
     return tables.costs()
 
 
-def correct_with_times(problem: Problem, timed: Sequence[tuple[Schedule, float]], limits: CorrectionLimits | None = None) -> CostTable:
+def correct_with_times(problem: Problem, timed: Sequence[tuple[Schedule, float]]) -> CostTable:
     """The same where a device gives no traces: the error of each makespan is laid on the overlaps along its critical chain.
 
     Args:
         problem: whose table to correct.
         timed: schedules and their measured medians, microseconds.
-        limits: how far to go.
     """
-    tables = _Tables(problem, limits or CorrectionLimits())
+    tables = _Tables(problem, CorrectionLimits())
     for _ in range(min(3, tables.limits.sweeps)):
         for schedule, measured_us in timed:
             run = simulate(Problem.make(problem.graph, tables.costs()), schedule)

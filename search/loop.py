@@ -121,7 +121,6 @@ class _Run:
     ledger: Ledger
     traces: dict[str, Trace]
     strategies: Sequence[Strategy] | None
-    search: Strategy | None
     progress: LoopProgress | None
     best: Ranked | None = None
     baseline: Ranked | None = None
@@ -166,7 +165,7 @@ class _Run:
         share = self.context.share(self.context.max_evaluations, seconds_share=0.5)
         found = proposals(
             self.problem, share, lanes_matter=self.settings.lanes_matter, count=self.settings.candidates,
-            strategies=self.strategies if number == 0 else (), search=self.search,
+            strategies=self.strategies if number == 0 else (),
             priority_variants=self.settings.priority_variants,
         )  # fmt: skip
         if number == 0:
@@ -240,7 +239,6 @@ def search_on_device(
     known_failures: Mapping[str, Failure] | None = None,
     known_traces: Mapping[str, Trace] | None = None,
     strategies: Sequence[Strategy] | None = None,
-    search: Strategy | None = None,
     progress: LoopProgress | None = None,
 ) -> LoopResult:
     """Find the fastest schedule by search and measurement in turns.
@@ -251,7 +249,7 @@ def search_on_device(
         context: budget of each round's search; its deadline ends the whole loop.
         settings: how much to measure.
         known_times_us, known_failures, known_traces: what an interrupted run measured, by canonical key (``LoopResult.ledger``).
-        strategies, search: as in ``portfolio.proposals``.
+        strategies: as in ``portfolio.proposals``.
         progress: told after each round.
 
     Raises:
@@ -259,6 +257,6 @@ def search_on_device(
     """
     run = _Run(
         problem, bench, dataclasses.replace(context), settings, Ledger.resume(known_times_us or {}, known_failures),
-        dict(known_traces or {}), strategies, search, progress,
+        dict(known_traces or {}), strategies, progress,
     )  # fmt: skip
     return run.go()

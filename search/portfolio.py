@@ -121,11 +121,10 @@ def proposals(
     lanes_matter: bool,
     count: int = 32,
     strategies: Sequence[Strategy] | None = None,
-    search: Strategy | None = None,
     least_difference: float = 0.1,
     priority_variants: int = 0,
 ) -> list[Proposal]:
-    """The candidate set for the device: every baseline, and a diverse choice of what the search found, best predicted first.
+    """The candidate set for the device: every baseline, and a diverse choice of what :class:`Portfolio` found, best predicted first.
 
     Args:
         problem: what to schedule.
@@ -133,7 +132,6 @@ def proposals(
         lanes_matter: as in ``core.schedule.canonical_key``; schedules with one key are one proposal.
         count: most proposals; all baselines are kept even beyond it.
         strategies: what must be in the set; default every registered baseline.
-        search: what finds the rest; default :class:`Portfolio`.
         least_difference: see :func:`difference`; relaxed only if the set could not be filled otherwise.
         priority_variants: so many of the best finds come a second time with node priorities (``priorities.by_path``); CUDA only. They
             take the places of the last finds.
@@ -147,7 +145,7 @@ def proposals(
         for schedule in schedules if strategy.is_baseline else schedules[:1]:
             _merge(problem, merged, strategy.name, strategy.is_baseline, schedule, lanes_matter)
     must = list(merged)
-    finder = Portfolio() if search is None else search
+    finder = Portfolio()
     pool: dict[str, Proposal] = {}
     for schedule in finder.propose(problem, context):
         _merge(problem, pool, finder.name, False, schedule, lanes_matter)

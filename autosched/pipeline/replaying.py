@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -56,14 +55,10 @@ def open_device(name: str) -> Device:
     return replay_device(Path(name.removeprefix(PREFIX))) if name.startswith(PREFIX) else device_named(name)
 
 
-def replay_device(folder: Path, *, model: PairModel | None = None) -> ReplayDevice:
-    """The device whose runs are in ``folder``; with several, the one with most rows.
-
-    Args:
-        model: predicts pairs that were not recorded; ``None`` is the analytic prior.
-    """
+def replay_device(folder: Path) -> ReplayDevice:
+    """The device whose runs are in ``folder``; with several, the one with most rows. The analytic prior predicts pairs not recorded."""
     recording = StoreRecording(Store.open(folder))
-    return ReplayDevice(recording, lambda graph: SimulatedRuns.of(recording, graph, model))
+    return ReplayDevice(recording, lambda graph: SimulatedRuns.of(recording, graph))
 
 
 class StoreRecording:
@@ -186,11 +181,11 @@ class SimulatedRuns:
     lanes_matter: bool
 
     @staticmethod
-    def of(recording: StoreRecording, graph: OpGraph, model: PairModel | None = None) -> SimulatedRuns | None:
+    def of(recording: StoreRecording, graph: OpGraph) -> SimulatedRuns | None:
         """Calibrate on ``recording``; ``None`` if an operator of the graph has no recorded time."""
         if any(recording.solo(operator.signature, 1) is None for operator in graph.operators):
             return None
-        problem = recording.problem(graph, model)
+        problem = recording.problem(graph)
         ratios = [
             row.record.samples.median_us / simulate(problem, row.schedule).makespan_us for row in recording.schedules_of.get(graph.hash, ())
         ]
@@ -221,13 +216,8 @@ class SimulatedRuns:
         costs = self.problem.costs
         index = np.ix_(kernels, kernels)
         solo_us = tuple(float(costs.solo_us[kernel]) for kernel in kernels)
-        finish_us = finish_times(
-            solo_us,
-            costs.slowdown_first[index],
-            costs.slowdown_last[index],
-            widths=widths,
-            cores=costs.max_lanes if self.lanes_matter else math.inf,
-        )
+        room = None if costs.room is None else costs.room[kernels]
+        finish_us = finish_times(solo_us, costs.slowdown_first[index], costs.slowdown_last[index], room=room)
         names = tuple(self.problem.graph.operators[operator].signature for operator in group.operators)
         once = (1,) * len(names)
         return GroupRecord(

@@ -31,12 +31,11 @@ class _Graph:
     measured_us: np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
-def schedule_errors(store: Store, models: Mapping[str, ModelFor], *, measured_pairs: bool = False) -> tuple[ScheduleError, ...]:
+def schedule_errors(store: Store, models: Mapping[str, ModelFor]) -> tuple[ScheduleError, ...]:
     """One row for each model, the analytic prior and no interference, over every graph with at least three recorded schedules.
 
     Args:
-        models: by name.
-        measured_pairs: whether recorded pairs may be used too, as in a tuning job; without them the model is on its own.
+        models: by name; each on its own, without the recorded pairs that a tuning job would use.
     """
     everyone: dict[str, ModelFor] = {**models}
     everyone.setdefault("analytic", lambda family: COST_MODELS.get("analytic")())
@@ -51,17 +50,15 @@ def schedule_errors(store: Store, models: Mapping[str, ModelFor], *, measured_pa
             if len(timed) < LEAST_SCHEDULES:
                 continue
             for name, model_for in everyone.items():
-                made = _predict(recording, row.graph, timed, model_for(row.family), measured_pairs=measured_pairs)
+                made = _predict(recording, row.graph, timed, model_for(row.family))
                 if made is not None:
                     found[name].append(made)
     return tuple(_error(name, graphs) for name, graphs in found.items() if graphs)
 
 
-def _predict(
-    recording: StoreRecording, graph: OpGraph, timed: list[ScheduleRow], model: PairModel, *, measured_pairs: bool
-) -> _Graph | None:
+def _predict(recording: StoreRecording, graph: OpGraph, timed: list[ScheduleRow], model: PairModel) -> _Graph | None:
     try:
-        problem = recording.problem(graph, model, pairs=None if measured_pairs else [])
+        problem = recording.problem(graph, model, pairs=[])
     except NoFeasibleCandidate:
         return None
     predicted = [simulate(problem, row.schedule).makespan_us for row in timed]

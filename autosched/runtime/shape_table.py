@@ -23,8 +23,6 @@ from autosched.runtime.shapes import describe_shape
 from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.trees import as_captured, flatten_inputs
 
-_MAX_ARRANGEMENTS = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Refused:

@@ -15,13 +15,13 @@ from autosched.search.problem import Problem
 from autosched.search.strategy import Rule, SearchContext
 
 
-def list_schedule(problem: Problem, lanes: int, rank: list[float], width_index: int = 0) -> tuple[list[int], list[int]]:
+def list_schedule(problem: Problem, lanes: int, rank: list[float]) -> tuple[list[int], list[int]]:
     """Launch order and lanes: ready operators by falling ``rank``, each on the lane with the earliest start.
 
     The order is that of a topological walk that takes the highest rank first, as an upward rank is; times ignore interference.
     """
     gap_us, cross_us = problem.latency_us[:2].tolist()
-    times = problem.operator_us(width_index).tolist()
+    times = problem.operator_us(0).tolist()
     waiting = [len(problem.predecessors(index)) for index in range(problem.count)]
     ready = [(-rank[index], index) for index in range(problem.count) if waiting[index] == 0]
     heapq.heapify(ready)

@@ -17,7 +17,6 @@ from autosched.core.records import (
     FailureKind,
     PairRecord,
     Samples,
-    ScheduleRecord,
     SoftwareKey,
     SoloRecord,
 )
@@ -34,17 +33,12 @@ def pair(first: str, last: str) -> PairRecord:
     return PairRecord(first, 1, last, 1, 5.0, 6.0, 7.0, 1.1, 1.2, 0.64, 1, 1, 7, Contamination(0.01, 2000.0))
 
 
-def schedule(key: str) -> ScheduleRecord:
-    return ScheduleRecord(key, Samples(9.0, 8.0, 10.0, 11.0, 7.0, 5), 0, Contamination())
-
-
 def test_answers_survive_reopening(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run.jsonl"
     failure = Failure(FailureKind.CRASH, "signal 9")
     with Journal.open(path, SCOPE) as journal:
         journal.add(solo("a"))
         journal.add(pair("a", "b"))
-        journal.add_schedule("graph", "key", schedule("key"))
         journal.add_solo("b", 2, failure)
     again = Journal.open(path, SCOPE)
     assert again.solo("a", 1) == solo("a")
@@ -53,8 +47,6 @@ def test_answers_survive_reopening(tmp_path: Path) -> None:
     assert again.pair("a", 1, "b", 1) == pair("a", "b")
     assert again.pair("b", 1, "a", 1) is None
     assert again.pairs() == [pair("a", "b")]
-    assert again.schedule("graph", "key") == schedule("key")
-    assert again.schedule("other graph", "key") is None
 
 
 def test_a_newer_answer_replaces_and_too_few_samples_count_as_none(tmp_path: Path) -> None:
