@@ -1,7 +1,7 @@
 """Which pairs to measure when not all can be: those that could overlap for the longest time.
 
-A pair of kernels is worth measuring if operators of both may run at the same time. Its worth is the time that could be spent
-together: the shorter solo time, times how many disjoint instances of the pair the graph has.
+A pair of kernels is worth measuring if operators of both may run at the same time and both launch something. Its worth is the time that
+could be spent together: the shorter solo time, times how many disjoint instances of the pair the graph has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, SoloRecord
-from autosched.datasets.choices import PairChoice, independence
+from autosched.datasets.choices import PairChoice, contending
 
 __all__ = ["PairChoice", "select_pairs"]
 
@@ -47,7 +47,7 @@ def select_pairs(
     member = np.zeros((len(graph), len(signatures)), dtype=np.float32)
     for operator in graph.operators:
         member[operator.index, row[operator.signature]] = 1.0
-    free = independence(graph)
+    free = contending(graph)
     instances = member.T @ free.astype(np.float32) @ member
     times = _solo_by_signature(graph, solo, widths, row)
     copies = member.sum(axis=0)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.core.graph import OpGraph
-from autosched.datasets.choices import GroupChoice, PairChoice, independence
+from autosched.datasets.choices import GroupChoice, PairChoice, contending
 from autosched.datasets.facts import KernelFacts
 from autosched.datasets.schema import content_key
 
@@ -18,7 +18,7 @@ CANDIDATES = 20_000
 
 def pair_candidates(graph: OpGraph, times: dict[tuple[str, int], KernelFacts], widths: Sequence[int]) -> list[PairChoice]:
     """Every ordered pair of distinct kernels that the graph allows at the same time, once, in a fixed order."""
-    free = independence(graph)
+    free = contending(graph)
     found: dict[str, PairChoice] = {}
     for a, b in np.argwhere(free).tolist():
         first, last = graph.operators[a].signature, graph.operators[b].signature
@@ -35,7 +35,7 @@ def pair_candidates(graph: OpGraph, times: dict[tuple[str, int], KernelFacts], w
 
 def group_candidates(graph: OpGraph, times: dict[tuple[str, int], KernelFacts], count: int, rng: np.random.Generator) -> list[GroupChoice]:
     """Random sets of three and four operators that may all run at once, alternating; fewer where the graph has no more."""
-    free = independence(graph)
+    free = contending(graph)
     timed = [operator.index for operator in graph.operators if (operator.signature, 1) in times]
     found: dict[tuple[int, ...], GroupChoice] = {}
     for attempt in range(20 * count):

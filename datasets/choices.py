@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.core.graph import OpGraph
+from autosched.core.graph import Operator, OpGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +39,18 @@ def independence(graph: OpGraph) -> NDArray[np.bool_]:
     np.fill_diagonal(ordered, True)
     free: NDArray[np.bool_] = ~ordered
     return free
+
+
+def launches_nothing(operator: Operator, graph: OpGraph) -> bool:
+    """Whether an operator only looks at memory that is there: every value it makes is a view, and it changes nothing."""
+    made = [value for call in operator.calls for value in call.outputs if value >= 0]
+    return bool(made) and not operator.mutates and all(graph.values[value].storage != value for value in made)
+
+
+def contending(graph: OpGraph) -> NDArray[np.bool_]:
+    """Which operators are worth measuring beside each other, as :func:`independence`: what launches nothing slows nobody, and nobody it."""
+    found = independence(graph)
+    idle = [operator.index for operator in graph.operators if launches_nothing(operator, graph)]
+    found[idle, :] = False
+    found[:, idle] = False
+    return found

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autosched.core.graph import OpGraph
-from autosched.datasets.choices import PairChoice, independence
+from autosched.datasets.choices import PairChoice, contending
 from autosched.datasets.facts import KernelFacts
 
 PROBES = 6
@@ -36,7 +36,7 @@ def probe_choices(
     Returns:
         Each ordered pair of kernels once; in the order of the graph. Kernels that may run beside nothing have none.
     """
-    free = independence(graph)
+    free = contending(graph)
     facts = [times.get((operator.signature, 1)) for operator in graph.operators]
     demands = np.asarray([[demand(kernel) if kernel else -1.0 for demand in _DEMANDS] for kernel in facts]).reshape(
         len(facts), len(_DEMANDS)
