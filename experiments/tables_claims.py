@@ -1,11 +1,13 @@
 """What the design promises, what was measured, and where it falls short: one line for each target of DESIGN section 10.
 
 The targets are written here once, as numbers; every figure comes from a result file, which is named beside it. A figure that rests on part
-of what the target asks for says so and counts as not settled.
+of what the target asks for says so and counts as not settled. What a CPU measured of the same quantity stands in a column of its own, with
+its own file, and settles nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
@@ -33,6 +35,7 @@ class Claim:
         aim_met: the same for the aim.
         source: the file it comes from.
         remark: what it rests on, or what is missing.
+        on_cpu: the same quantity measured on a CPU, with its file; empty if there is none. Never the figure of the target.
     """
 
     what: str
@@ -43,15 +46,19 @@ class Claim:
     aim_met: bool | None = None
     source: str = ""
     remark: str = ""
+    on_cpu: str = ""
 
     def line(self) -> str:
         """A line of the table."""
+        end = f"{self.remark} | {self.on_cpu} |"
         if not self.figure:
-            return f"| {self.what} | {self.at_least} | {self.aim} | not measured | | {self.remark} |"
+            return f"| {self.what} | {self.at_least} | {self.aim} | not measured | | {end}"
         verdict = {None: "not settled", True: "reached", False: "**falls short**"}[self.met]
         if self.met and self.aim_met:
             verdict = "reached, and the aim"
-        return f"| {self.what} | {self.at_least} | {self.aim} | {self.figure} ({verdict}) | `{self.source}` | {self.remark} |"
+        return (
+            f"| {self.what} | {self.at_least} | {self.aim} | {self.figure} ({verdict}) | `{self.source}` | {self.remark} | {self.on_cpu} |"
+        )
 
 
 def claims(results: Path, search_results: Path) -> list[Claim]:
@@ -64,22 +71,34 @@ def claims(results: Path, search_results: Path) -> list[Claim]:
     found, failed = recorded(results / "h200" / "suite")
     base = {item.model: item for item in found if item.batch == 1 and item.dtype == "float32"}
     missing = len(failed)
-    return [
+    made = [
         *_speedups(base, missing),
         _controls(base),
         *_cost_model(results / "h200" / "costmodel.json"),
-        _makespan(list(base.values())),
+        _makespan(list(base.values()), "results/h200/suite"),
         _simulator(search_results / "speed.json"),
         _gap(search_results / "quality.json"),
         _job(base.get("torchvision:googlenet")),
         _load(results / "h200" / "load.json"),
         _replay(results / "h200" / "probes.json"),
     ]
+    beside = _on_cpu(results / "cpu")
+    return [dataclasses.replace(item, on_cpu=beside.get(item.what, "")) for item in made]
+
+
+def _on_cpu(folder: Path) -> dict[str, str]:
+    """What a CPU's results say of the same quantities, by the target's name: the figure, its file, and what it rests on."""
+    found = [item for item in recorded(folder)[0] if item.batch == 1 and item.dtype == "float32"]
+    counterparts = [*_cost_model(folder / "costmodel.json"), _makespan(found, "results/cpu"), _load(folder / "load.json")]
+    return {item.what: f"{item.figure}, `{item.source}`: {item.remark}" for item in counterparts if item.figure}
 
 
 def claims_table(results: Path, search_results: Path) -> str:
     """The section's table."""
-    lines = ["| what | at least | aim | measured | from | remark |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| what | at least | aim | measured | from | remark | the same on a CPU, which settles nothing here |",
+        "|---|---|---|---|---|---|---|",
+    ]
     made = claims(results, search_results)
     short = [item for item in made if item.figure and item.met is False]
     unknown = [item for item in made if not item.figure]
@@ -146,7 +165,7 @@ def _cost_model(path: Path) -> list[Claim]:
     document = json.loads(path.read_text(encoding="utf-8"))
     chosen = document["decision"]["chosen"]
     metrics = document["held_out"].get(chosen, {})
-    source = "results/h200/costmodel.json"
+    source = f"results/{path.parent.name}/{path.name}"
     remark = f"{chosen}, {document['label']}, {document['store']['pairs']} pairs"
     settled = not document["store"]["simulated"]
     value, share = metrics.get("contended_median_ape_pct"), metrics.get("coverage_pct")
@@ -183,7 +202,7 @@ def _below(
     return Claim(claim.what, claim.at_least, claim.aim, f"{value:.{digits}f} {unit}", met, aimed, source, remark)
 
 
-def _makespan(found: Sequence[Recorded]) -> Claim:
+def _makespan(found: Sequence[Recorded], source: str) -> Claim:
     claim = Claim("predicted against measured makespan, optimised schedules", "15 %", "8 %", remark="`h200/suite.py` has not run")
     errors = [
         100.0 * abs(row["predicted_us"] / row["measured_us"] - 1.0)
@@ -193,9 +212,7 @@ def _makespan(found: Sequence[Recorded]) -> Claim:
     ]
     if not errors:
         return claim
-    return _below(
-        claim, statistics.median(errors), 15.0, 8.0, "results/h200/suite", f"median of {len(errors)} schedules of {len(found)} models"
-    )
+    return _below(claim, statistics.median(errors), 15.0, 8.0, source, f"median of {len(errors)} schedules of {len(found)} models")
 
 
 def _document(path: Path) -> dict[str, Any] | None:
@@ -251,7 +268,8 @@ def _load(path: Path) -> Claim:
         return claim
     low, high = case["median_ci_s"]
     remark = f"{case['operators']} operators, median of {case['repeats']} processes, 95 % {low:.2f} to {high:.2f} s"
-    return _below(claim, case["total_s"]["p50"], 2.0, 0.5, "results/h200/load.json", remark, unit="s", digits=2)
+    source = f"results/{path.parent.name}/{path.name}"
+    return _below(claim, case["total_s"]["p50"], 2.0, 0.5, source, remark, unit="s", digits=2)
 
 
 def _replay(path: Path) -> Claim:

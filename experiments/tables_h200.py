@@ -80,6 +80,8 @@ def recorded(folder: Path) -> tuple[list[Recorded], list[tuple[Path, str]]]:
     failed: list[tuple[Path, str]] = []
     for path in sorted(folder.glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
+        if "report" not in document:
+            continue  # another benchmark's
         error = document["report"].get("error")
         if error is None:
             found.append(Recorded(path, document))

@@ -175,6 +175,31 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
     assert "| xgboost | 3.00 | 14.00 | 0.90 | 2.00 | 96.00 |" in tables_h200.costmodel_table(folder / "costmodel.json")
 
 
+def test_what_a_cpu_measured_stands_beside_a_target_and_never_settles_it(tmp_path: Path) -> None:
+    folder = tmp_path / "cpu"
+    folder.mkdir()
+    metrics = {"contended_median_ape_pct": 4.5, "coverage_pct": 90.5}
+    model = {
+        "label": "measured rows", "store": {"pairs": 7, "simulated": 0}, "decision": {"chosen": "xgboost"},
+        "held_out": {"xgboost": metrics},
+    }  # fmt: skip
+    (folder / "costmodel.json").write_text(json.dumps(model))
+    case = {"model": "tower:300", "operators": 300, "repeats": 5, "median_ci_s": [0.1, 0.2], "total_s": {"p50": 0.15}}
+    (folder / "load.json").write_text(json.dumps({"cases": [case]}))
+    write(folder, "torchvision:googlenet", 80.0)
+    found = claims(tmp_path, tmp_path)
+    assert [item.what for item in found if item.figure or item.met is not None or item.source] == []
+    beside = {item.what: item.on_cpu for item in found if item.on_cpu}
+    assert len(beside) == 4
+    assert named(found, "median APE").on_cpu == "4.5 %, `results/cpu/costmodel.json`: xgboost, measured rows, 7 pairs"
+    assert named(found, "coverage").on_cpu.startswith("90.5 %, `results/cpu/costmodel.json`")
+    assert named(found, "makespan").on_cpu == "12.5 %, `results/cpu`: median of 1 schedules of 1 models"
+    assert named(found, "first inference").on_cpu.startswith("0.15 s, `results/cpu/load.json`: 300 operators")
+    lines = tables_claims.claims_table(tmp_path, tmp_path).splitlines()
+    assert {line.count("|") for line in lines if line.startswith("|")} == {8}
+    assert "12 targets: 0 with a figure" in lines[-1]
+
+
 def test_the_readmes_hold_what_the_results_say() -> None:
     for path in tables.READMES:
         text = path.read_text(encoding="utf-8")
