@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,7 +87,7 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
     progress.stage("compiling regions")
     kind = _kind(session)
     columns = [(width, variant) for variant in _all_variants(program, kind) if variant for width in session.limits.widths]
-    refused: dict[str, list[str]] = {}
+    reasons: dict[tuple[int, int], str] = {}
     begin = time.monotonic()
     compiled, processes = session.prepare_variants(columns, limit_s) if columns else (0, 1)
     for done, (width, variant) in enumerate(columns):
@@ -95,17 +95,31 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
         for operator, reason in session.compile_variant(width, variant, left_s).items():
             if reason:
                 lost.add((operator, width, int(variant)))
-                name = program.graph.operators[operator].name if operator >= 0 else "every region"
-                refused.setdefault(reason, []).append(name)
+                reasons.setdefault((operator, int(variant)), reason)
         progress.update(done=done + 1, total=len(columns))
     if any(variant not in UNCOMPILED for _, variant in columns):
         shared = f" ({compiled} compiled by {processes} processes)" if compiled and processes > 1 else ""
         ledger.notes.append(f"compiled regions were ready after {time.monotonic() - begin:.1f} s{shared}")
-    for reason, names in list(refused.items())[:_MOST_NOTES]:
-        distinct = list(dict.fromkeys(names))
-        listed = ", ".join(distinct[:3]) + (f" and {len(distinct) - 3} more" if len(distinct) > 3 else "")
-        ledger.notes.append(f"not compiled, runs call by call: {listed}: {reason}")
+    ledger.notes += _refusal_notes(program, kind, reasons)[:_MOST_NOTES]
     return frozenset(lost)
+
+
+def _refusal_notes(program: Program, kind: str, reasons: Mapping[tuple[int, int], str]) -> list[str]:
+    """A line for each reason, of the operators left with their calls alone first; ``reasons`` by operator (-1 for all) and variant."""
+    graph = program.graph
+    said: dict[tuple[str, str], list[str]] = {}
+    for (operator, variant), reason in reasons.items():
+        offered = variants_of(graph.operators[operator], graph, kind, program.lowering)[1:] if operator >= 0 else ()
+        # The reason of each of its variants is a line of its own only where another variant is left.
+        alone = all((operator, int(item)) in reasons for item in offered)
+        what = "not compiled, runs call by call" if alone else f"cannot be had as {Variant(variant).name.lower()}"
+        if not alone or (operator, variant) == next(item for item in reasons if item[0] == operator):
+            said.setdefault((what, reason), []).append(graph.operators[operator].name if operator >= 0 else "every region")
+    notes = []
+    for (what, reason), names in sorted(said.items(), key=lambda item: item[0][0].startswith("cannot")):
+        listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        notes.append(f"{what}: {listed}: {reason}")
+    return notes
 
 
 def measure_variants(

@@ -34,6 +34,8 @@ Entry = Callable[[list[Any]], Sequence[torch.Tensor]]
 """Takes the piece's reads in a list, which it empties; returns its writes."""
 
 _ALIGNMENT_BYTES = 16
+# The error's class, which Inductor wraps in another: asked for templates alone, it finds none for some shapes (a product with one column).
+_NO_TEMPLATE = "NoValidChoicesError"
 
 # What would make a launch something else than a launch: graphs within graphs, choices made while running, weights baked in.
 _FORCED: Mapping[str, object] = {
@@ -138,6 +140,8 @@ def _compiled(
         module = _graph_module(piece, device)
         _compile(module, examples, seen, device.type, width, variant)
     except Exception as error:
+        if _NO_TEMPLATE in f"{error}":
+            return Refused("Inductor has no template for it")
         return Refused(f"Inductor could not compile it: {first_line(error)}")
     if len(seen) != 1:
         return Refused(f"Inductor wrote {len(seen)} modules; expected one")

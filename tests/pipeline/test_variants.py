@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from autosched.core.report import LoweringOutcome
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.core.variants import Lowering, Variant, lowering_named, variant_signature
 from autosched.device.timing import summarize
-from autosched.pipeline import granularity
+from autosched.pipeline import granularity, variants
 from autosched.pipeline.granularity import Considered, considered
-from autosched.pipeline.variants import VariantTimes, _chosen, try_variants
+from autosched.pipeline.variants import VariantTimes, _chosen, _refusal_notes, try_variants
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
 
@@ -157,3 +158,16 @@ def test_a_report_beaten_by_a_compiler_points_to_compiled_lowerings() -> None:
     assert "--lowering auto" in granularity.coarser_note(beaten)
     assert granularity.coarser_note(dataclasses.replace(beaten, lowering="fused")) == ""
     assert granularity.coarser_note(dataclasses.replace(beaten, best_baseline="sequential")) == ""
+
+
+def test_what_cannot_be_had_is_told_from_what_runs_call_by_call(graph, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    program = SimpleNamespace(graph=graph, lowering=Lowering.FUSED)
+    two = (Variant.CALLS, Variant.COMPILED, Variant.TEMPLATES)
+    monkeypatch.setattr(variants, "variants_of", lambda *given: two)
+    names = [operator.name for operator in graph.operators]
+    templates, compiled = int(Variant.TEMPLATES), int(Variant.COMPILED)
+    said = _refusal_notes(program, "cuda", {(0, templates): "no template", (1, compiled): "too odd", (1, templates): "no template"})
+    assert said == [f"not compiled, runs call by call: {names[1]}: too odd", f"cannot be had as templates: {names[0]}: no template"]
+    assert _refusal_notes(program, "cuda", {(-1, compiled): "there is no Triton"}) == [
+        "not compiled, runs call by call: every region: there is no Triton"
+    ]
