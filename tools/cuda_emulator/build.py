@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import fcntl
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -17,7 +19,6 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "src"
-DEFAULT_OUTPUT = HERE.parents[1] / "build" / "cuda_emulator"
 
 _CORE = ("memory", "capture", "streams", "graphs", "kernels", "driver", "driver_graphs")
 
@@ -36,7 +37,7 @@ LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcublasLt.so.13", "libcublas.
 """In the order in which they are preloaded."""
 
 _FACES = (
-    Face("libcudart.so.13", "runtime", "cuda", ""),
+    Face("libcudart.so.13", "runtime", "cuda", "() { return emulated_unsupported(__func__); }"),
     Face("libcublas.so.13", "cublas", "cublas", "(void* handle) { return emulated_blas_kernel(handle, __func__); }"),
     Face("libcublasLt.so.13", "", "cublasLt", ""),
     Face("libcudnn.so.9", "cudnn", "cudnn", "() { return 3000; }"),
@@ -58,6 +59,11 @@ def packages() -> Path:
     return root
 
 
+def default_output() -> Path:
+    """One folder for each build of PyTorch: what it imports, and the headers beside it, differ between versions."""
+    return HERE.parents[1] / "build" / "cuda_emulator" / f"torch-{importlib.metadata.version('torch')}"
+
+
 def include_flags(root: Path) -> list[str]:
     """Headers of the runtime, of cuDNN, and those of the compiler that Triton brings."""
     folders = ("nvidia/cu13/include", "nvidia/cudnn/include", "triton/backends/nvidia/include")
@@ -76,9 +82,16 @@ def imported(root: Path, prefix: str) -> set[str]:
 
 
 def build(output: Path) -> Path:
-    """Compile what has changed; returns the folder of the libraries."""
+    """Compile what has changed; returns the folder of the libraries. One process builds, others wait for it."""
     root = packages()
     output.mkdir(parents=True, exist_ok=True)
+    with (output / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _build(root, output)
+    return output
+
+
+def _build(root: Path, output: Path) -> None:
     flags = ["-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", *include_flags(root)]
     newest_header = max(path.stat().st_mtime for path in (*SOURCES.glob("*.h"), Path(__file__)))
     stale = []
@@ -90,12 +103,11 @@ def build(output: Path) -> Path:
         for words in pool.map(_run, stale):
             print(words, end="")
     if not stale and all((output / name).exists() for name in LIBRARIES):
-        return output
+        return
     core = [str(output / f"{name}.o") for name in _CORE]
     _link(output / "libcuda.so.1", ["-Wl,-soname,libcuda.so.1", *core, "-ldl", "-lpthread"])
     for face in _FACES:
         _face(root, output, face)
-    return output
 
 
 def _link(target: Path, words: list[str]) -> None:
@@ -115,7 +127,8 @@ def _face(root: Path, output: Path, face: Face) -> None:
         written = _run(["nm", "--defined-only", objects[0]])
         have = {line.split()[-1] for line in written.splitlines() if line}
         lacking = sorted(name for name in imported(root, face.prefix) if name not in have)
-        lines = ["int emulated_blas_kernel(void*, const char*);", *(f"int {name}{face.missing}" for name in lacking)]
+        hooks = ["int emulated_blas_kernel(void*, const char*);", "int emulated_unsupported(const char*);"]
+        lines = [*hooks, *(f"int {name}{face.missing}" for name in lacking)]
         generated = output / f"{face.source}_others.c"
         generated.write_text("\n".join(lines) + "\n", encoding="utf-8")
         objects.append(str(generated))
@@ -142,9 +155,9 @@ def _run(words: list[str]) -> str:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT, help="folder for the libraries")
+    parser.add_argument("--out", type=Path, help="folder for the libraries; default: one for this version of torch")
     try:
-        print(build(parser.parse_args().out))
+        print(build(parser.parse_args().out or default_output()))
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

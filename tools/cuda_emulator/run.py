@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under PYTHONSAFEPATH
 
-from build import DEFAULT_OUTPUT, LIBRARIES, BuildError, build
+from build import LIBRARIES, BuildError, build, default_output
 
 
 def environment(folder: str, memory_gib: float, values: str) -> dict[str, str]:
@@ -43,7 +43,7 @@ def main() -> int:
     if not command:
         parser.error("no command; for example: -- python -c 'import torch; print(torch.cuda.get_device_name())'")
     try:
-        folder = build(DEFAULT_OUTPUT)
+        folder = build(default_output())
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

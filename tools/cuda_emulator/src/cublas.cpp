@@ -75,6 +75,7 @@ CALL cublasSetWorkspace_v2(Handle*, void* workspace, size_t bytes) {
 CALL cublasSetAtomicsMode(Handle*, int) { return 0; }
 CALL cublasSetEmulationStrategy(Handle*, int) { return 0; }
 CALL cublasSetEnvironmentMode(Handle*, int) { return 0; }
+CALL cublasSetSmCountTarget(Handle*, int) { return 0; }  // from PyTorch 2.13 on
 
 #define GEMM(NAME)                                                                     \
     CALL NAME(Handle* handle, int, int, int m, int n, int k) {                        \

@@ -59,6 +59,9 @@ Function* function_of(const void* kernel) {
 
 }  // namespace
 
+// For what build.py generates: functions that this version of PyTorch imports and nothing here emulates.
+extern "C" int emulated_unsupported(const char* name) { return finish(name, cudaErrorNotSupported); }
+
 // What the compiler's start-up code calls.
 
 extern "C" __attribute__((visibility("default"))) void** __cudaRegisterFatBinary(void*) {
