@@ -1,7 +1,7 @@
 """The only file that touches ``cuda.bindings``: reads CUDA graphs, during and after capture, and the kernels in them.
 
-Everything used exists in cuda-bindings 13.0.3; what is there is asked for by feature, never by version, because an unpinned install
-may be newer than the driver. The driver's interface is used throughout: its handles are the runtime's.
+Everything used exists in cuda-bindings 12.9 and 13.0.3; what is there is asked for by feature, because an unpinned install may be newer
+than the driver. The driver's interface is used throughout: its handles are the runtime's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ _NEEDED = (
 # First guesses at how many edges end at a node, and are in a graph; more are asked for again.
 _FEW, _MANY = 16, 4096
 _PROGRAMMATIC = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+
+# Up to 12.9 the plain names are those of forms that do not tell what edges carry, and answer one value less; since 13.0 there is one form.
+_WITH_EDGE_DATA = {
+    "cuStreamGetCaptureInfo": "cuStreamGetCaptureInfo_v3",
+    "cuGraphGetEdges": "cuGraphGetEdges_v2",
+    "cuGraphNodeGetDependencies": "cuGraphNodeGetDependencies_v2",
+}
+_EDGE_DATA_SINCE = 12030  # of CUDA, as ``cuDriverGetVersion`` counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +102,21 @@ def _driver() -> Any:
         return "cuda-bindings is not installed"
     if lacking := [name for name in _NEEDED if not hasattr(driver, name)]:
         return f"this version of cuda-bindings lacks {lacking[0]}"
+    if (made_for := int(getattr(driver, "CUDA_VERSION", _EDGE_DATA_SINCE))) < _EDGE_DATA_SINCE:
+        return f"this version of cuda-bindings is for CUDA {_dotted(made_for)}; expected {_dotted(_EDGE_DATA_SINCE)} or newer"
     try:
-        error, _ = driver.cuDriverGetVersion()
+        error, version = driver.cuDriverGetVersion()
     except RuntimeError:  # no libcuda on this machine
         return "cuda-bindings finds no NVIDIA driver"
-    return driver if int(error) == 0 else f"the NVIDIA driver answers cuda-bindings with error {int(error)}"
+    if int(error) != 0:
+        return f"the NVIDIA driver answers cuda-bindings with error {int(error)}"
+    if int(version) < _EDGE_DATA_SINCE:
+        return f"the NVIDIA driver is for CUDA {_dotted(int(version))}; expected {_dotted(_EDGE_DATA_SINCE)} or newer"
+    return driver
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 class GraphBindings:
@@ -118,8 +136,7 @@ class GraphBindings:
 
     def driver_version(self) -> str:
         """For example ``13.0``."""
-        version = int(self._call("cuDriverGetVersion"))
-        return f"{version // 1000}.{version % 1000 // 10}"
+        return _dotted(int(self._call("cuDriverGetVersion")))
 
     def frontier(self, stream: Stream) -> tuple[int, ...]:
         """From ``cuStreamGetCaptureInfo``; empty for a stream that is not capturing."""
@@ -177,36 +194,44 @@ class GraphBindings:
 
     def _kernel(self, node: Any) -> KernelNode:
         params = self._call("cuGraphKernelNodeGetParams", node)
-        function = self._function(params)
         grid = (int(params.gridDimX), int(params.gridDimY), int(params.gridDimZ))
         block = (int(params.blockDimX), int(params.blockDimY), int(params.blockDimZ))
         dynamic = int(params.sharedMemBytes)
-        registers, static, local = (self._attribute(function, name) for name in ("NUM_REGS", "SHARED_SIZE_BYTES", "LOCAL_SIZE_BYTES"))
-        resident = 0
-        if function is not None:
-            resident = int(self._try("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, block[0] * block[1] * block[2], dynamic) or 0)
-        return KernelNode(grid, block, registers, static, dynamic, local, resident, self._cluster(node), self._priority(node))
+        registers, static, local = (self._attribute(params, name) for name in ("NUM_REGS", "SHARED_SIZE_BYTES", "LOCAL_SIZE_BYTES"))
+        resident = self._resident(params, block[0] * block[1] * block[2], dynamic)
+        return KernelNode(grid, block, registers, static, dynamic, local, resident, self._cluster(node, params), self._priority(node))
 
     def _function(self, params: Any) -> Any:
-        """Kernels of a library come as ``kern`` with no ``func``."""
+        """Kernels of a library come as ``kern`` with no ``func``; the function is theirs in the current context."""
         if int(params.func):
             return params.func
-        if int(params.kern):
-            return self._try("cuKernelGetFunction", params.kern)
-        return None
+        return self._try("cuKernelGetFunction", params.kern) if int(params.kern) else None
 
-    def _attribute(self, function: Any, name: str) -> int:
+    def _attribute(self, params: Any, name: str) -> int:
+        wanted = getattr(self._driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}", None)
+        if wanted is None:
+            return 0
+        if (function := self._function(params)) is not None:
+            return int(self._try("cuFuncGetAttribute", wanted, function) or 0)
+        device = self._try("cuCtxGetDevice") if int(params.kern) else None
+        return 0 if device is None else int(self._try("cuKernelGetAttribute", wanted, params.kern, device) or 0)
+
+    def _resident(self, params: Any, threads: int, dynamic_bytes: int) -> int:
+        function = self._function(params)
+        if function is None and int(params.kern):
+            # The one query that takes a kernel in the place of a function (CUDA driver API, occupancy).
+            function = self._driver.CUfunction(init_value=int(params.kern))
         if function is None:
             return 0
-        wanted = getattr(self._driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
-        return int(self._try("cuFuncGetAttribute", wanted, function) or 0)
+        return int(self._try("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, threads, dynamic_bytes) or 0)
 
-    def _cluster(self, node: Any) -> int:
+    def _cluster(self, node: Any, params: Any) -> int:
+        """As it was launched, else as the kernel was compiled."""
         value = self._node_attribute(node, "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION")
-        if value is None:
-            return 1
-        size = value.clusterDim
-        return max(1, int(size.x)) * max(1, int(size.y)) * max(1, int(size.z))
+        launched = 1 if value is None else _volume(value.clusterDim.x, value.clusterDim.y, value.clusterDim.z)
+        if launched > 1:
+            return launched
+        return _volume(*(self._attribute(params, f"REQUIRED_CLUSTER_{side}") for side in ("WIDTH", "HEIGHT", "DEPTH")))
 
     def _priority(self, node: Any) -> int:
         value = self._node_attribute(node, "CU_LAUNCH_ATTRIBUTE_PRIORITY")
@@ -223,7 +248,15 @@ class GraphBindings:
             return None
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        error, *results = getattr(self._driver, name)(*arguments)
+        function = getattr(self._driver, _WITH_EDGE_DATA.get(name, name), None) or getattr(self._driver, name)
+        error, *results = function(*arguments)
         if int(error) != 0:
             raise RuntimeError(f"CUDA error: {name} returned {error}")
         return results[0] if len(results) == 1 else results
+
+
+def _volume(*sides: Any) -> int:
+    size = 1
+    for side in sides:
+        size *= max(1, int(side))
+    return size

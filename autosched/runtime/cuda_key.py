@@ -91,6 +91,24 @@ def gpu_facts(index: int = 0) -> GpuFacts:
     return GpuFacts(name.value.decode(errors="replace"), total.value, tuple(attributes), driver)
 
 
+def pci_bus_id(index: int = 0) -> str:
+    """Where visible GPU ``index`` is plugged in, such as ``0000:3b:00.0``: the name by which NVML and CUDA mean the same one.
+
+    Their numbers differ: NVML knows nothing of ``CUDA_VISIBLE_DEVICES``, and CUDA begins with the fastest GPU unless told otherwise. A
+    slice of a GPU has its GPU's place.
+
+    Raises:
+        DeviceMissing: as :func:`gpu_facts`, or if the driver does not tell.
+    """
+    gpu_facts(index)
+    library, handle = _driver(), ctypes.c_int()
+    place = ctypes.create_string_buffer(32)
+    library.cuDeviceGet(ctypes.byref(handle), index)
+    if (code := library.cuDeviceGetPCIBusId(place, 32, handle)) != 0:
+        raise DeviceMissing(f"the NVIDIA driver does not say where GPU {index} is (error {code}); check 'nvidia-smi', or use --device cpu")
+    return place.value.decode()
+
+
 def require_cuda_build() -> None:
     """Check the parts that are missing most often, in the order in which they are found missing.
 

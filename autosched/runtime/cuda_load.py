@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -28,6 +29,14 @@ _log = logging.getLogger(__name__)
 # Operators that may call cuBLAS. One too many costs a workspace, one too few what ``hold_workspaces`` is for.
 _MULTIPLIES = re.compile("mm|matmul|linear|einsum|attention")
 _lock = threading.Lock()
+# One at a time: all share their device's streams, and no two captures may be under way; what waits for the device ends the other's.
+_preparing = threading.Lock()
+# A capture also ends if another thread waits for the whole device meanwhile, which is not in our hands.
+_ATTEMPTS = 3
+# How CUDA words cudaErrorStreamCaptureInvalidated.
+_BROKEN = "previous error during capture"
+
+Made = TypeVar("Made")
 _said: set[str] = set()
 _capturers: dict[int, GraphCapturer] = {}
 
@@ -44,7 +53,8 @@ def cuda_runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor])
     Raises:
         DeviceError: if it cannot be captured, or the captured graph does not pass its audit.
     """
-    return prepare_runner(_capturer(bound.device), bound, bound.program.graph, plan, inputs)
+    with _preparing:
+        return prepare_runner(_capturer(bound.device), bound, bound.program.graph, plan, inputs)
 
 
 def prepare_runner(capturer: GraphCapturer, program: Launchable, graph: OpGraph, plan: Plan, inputs: Sequence[Tensor]) -> GraphRunner:
@@ -61,17 +71,28 @@ def prepare_runner(capturer: GraphCapturer, program: Launchable, graph: OpGraph,
     if failure is not None:
         raise DeviceError(f"the operators do not run on this device: {failure.detail}. Run 'autosched check', or use the model as it is.")
     if any(_MULTIPLIES.search(call.target) for operator in graph.operators for call in operator.calls):
-        failure = capturer.hold_workspaces(plan)
+        failure = _attempted(lambda: capturer.hold_workspaces(plan))
         if failure is not None:
             raise DeviceError(f"the libraries' workspaces cannot be made here: {failure.detail}. Use the model as it is.")
     if not capturer.can_observe:
         _say_once(unaudited() or "captured graphs are not audited here: they cannot be read back")
     options = CaptureOptions(observe=capturer.can_observe)
-    made = capturer.capture(program, plan, static, graph=graph, options=options)
+    made = _attempted(lambda: capturer.capture(program, plan, static, graph=graph, options=options))
     if isinstance(made, Failure):
         raise DeviceError(f"the schedule cannot be captured here: {made.detail}. Tune again on this machine, or use the model as it is.")
     if made.captured is not None:
         _require_sound(graph, plan, made.captured, made)
+    return made
+
+
+def _attempted(capture: Callable[[], Made]) -> Made:
+    """Capture again where something outside of it broke it: an operator of its own that may not be captured says so itself."""
+    made = capture()
+    for _ in range(_ATTEMPTS - 1):
+        if not isinstance(made, Failure) or _BROKEN not in made.detail:
+            break
+        _log.info("a capture was broken from outside, once more: %s", made.detail)
+        made = capture()
     return made
 
 

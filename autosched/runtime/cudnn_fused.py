@@ -28,6 +28,7 @@ from autosched.core.graph import Operator, OpGraph, TensorSpec
 from autosched.core.program import Argument, Call, Many, Ref
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.examples import example_of, same_strides
+from autosched.runtime.float32 import convolutions_rounded, full_convolutions
 from autosched.runtime.inductor_common import first_line
 from autosched.runtime.numerics import compare
 
@@ -129,11 +130,11 @@ def difference(operator: Operator, graph: OpGraph, device: torch.device) -> str:
     must run: proofs of a schedule are made without it. The setting belongs to the whole process, and is put back.
     """
     try:
-        rounds = torch.backends.cudnn.allow_tf32 and any(graph.values[value].spec.dtype == "float32" for value in operator.reads)
+        rounds = convolutions_rounded() and any(graph.values[value].spec.dtype == "float32" for value in operator.reads)
         with torch.inference_mode():
             if rounds and (problem := _difference(operator, graph, device, torch.float16)):
                 return problem
-            with _without_tf32() if rounds else contextlib.nullcontext():
+            with full_convolutions() if rounds else contextlib.nullcontext():
                 return _difference(operator, graph, device)
     except Exception as error:
         return f"cuDNN's fused convolution does not run: {first_line(error)}"
@@ -166,16 +167,6 @@ def _difference(operator: Operator, graph: OpGraph, device: torch.device, rounde
         got, wanted = ([item.to(rounded) if item.dtype == torch.float32 else item for item in items] for items in (got, wanted))
     agreement = compare(got, wanted)
     return "" if agreement.within_tolerance else f"cuDNN's fused convolution computes something else: {agreement.reason}"
-
-
-@contextlib.contextmanager
-def _without_tf32() -> Iterator[None]:
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
 
 
 def _fusion_at(call: Call, graph: OpGraph, uses: Counter[int], reader: dict[int, Call]) -> Fusion | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 
@@ -32,6 +33,13 @@ class ReplayGate:
             self._backend.record(event, last)
             self._backend.wait(current, event)
         self._last = current
+
+    def finish(self) -> None:
+        """Wait until the graph launched last has ended. Call with the lock held."""
+        if self._last is not None:
+            # A device that is lost does not keep memory from being given back.
+            with contextlib.suppress(RuntimeError):
+                self._backend.finish(self._last)
 
 
 class GraphRunner:
@@ -93,10 +101,14 @@ class GraphRunner:
         return {operator: (elapsed(start, first), elapsed(start, last)) for operator, (first, last) in self._stamps.items()}
 
     def close(self) -> None:
-        """Free graph and outputs. May be called twice."""
+        """Free graph and outputs, when the last call has ended. May be called twice.
+
+        Without waiting, memory that a replay still uses would go back to the stream it came from, which need not be the caller's.
+        """
         with self._gate.lock:
             graph, self._graph = self._graph, None
             if graph is not None:
+                self._gate.finish()
                 self._stamps = {}
                 self.outputs = []
                 self._backend.reset(graph)

@@ -12,6 +12,7 @@ import torch
 
 import autosched
 from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.runtime.float32 import convolutions_rounded, matmul_precision
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -57,7 +58,7 @@ def numerics_key(kind: str = "cpu") -> tuple[tuple[str, str], ...]:
     settings = {
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": matmul_precision(kind),
     }
     if kind in ("cpu", "cuda"):
         settings["autocast"] = str(torch.is_autocast_enabled(kind))
@@ -65,7 +66,7 @@ def numerics_key(kind: str = "cpu") -> tuple[tuple[str, str], ...]:
         settings["mkldnn_enabled"] = str(bool(torch.backends.mkldnn.enabled))
     if kind == "cuda":
         settings["cudnn_benchmark"] = str(torch.backends.cudnn.benchmark)
-        settings["cudnn_tf32"] = str(torch.backends.cudnn.allow_tf32)
+        settings["cudnn_tf32"] = str(convolutions_rounded())
     return tuple(sorted(settings.items()))
 
 

@@ -69,6 +69,9 @@ class StreamBackend(Protocol):
     def synchronize(self) -> None:
         """Wait until the device is idle; raises what it has been hiding."""
 
+    def finish(self, stream: Stream) -> None:
+        """Wait until what was launched on ``stream`` has ended; allowed while another thread captures on other streams."""
+
     def capturing(self, stream: Stream) -> bool:
         """Whether launches on ``stream`` are being captured."""
 

@@ -39,6 +39,7 @@ class TorchStreams:
         index = chosen.index if chosen.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(index)
+        self._abandoned: list[Graph] = []
 
     def new_stream(self, priority: int) -> Stream:
         """A stream from PyTorch's pool; torch counts priorities downwards and knows four."""
@@ -76,6 +77,10 @@ class TorchStreams:
     def synchronize(self) -> None:
         """Of the whole device."""
         torch.cuda.synchronize(self.device)
+
+    def finish(self, stream: Stream) -> None:
+        """``Stream.synchronize``."""
+        stream.synchronize()
 
     def capturing(self, stream: Stream) -> bool:
         """Asked of the current stream, as PyTorch offers no other way."""
@@ -118,7 +123,10 @@ class TorchStreams:
             if end is not None and release is not None:
                 end(index, pool)  # raises where capture_end has done it
                 release(index, pool)
-                clean = False  # the pinned-memory allocator has the same fault and no way to mend it
+                # The pinned-memory allocator has the same fault and no way to mend it: it goes on asking the graph whether memory
+                # is its own, so the graph, empty now, must stay where it is.
+                self._abandoned.append(graph)
+                clean = False
         except RuntimeError:
             pass
         try:

@@ -91,6 +91,7 @@ class FakeCapture:
     invalid: str = ""
     destroyed: bool = False
     ready: bool = False
+    running_on: FakeStream | None = None  # the stream it was launched on, until the host has waited for it
 
 
 @dataclass(eq=False)
@@ -176,6 +177,7 @@ class FakeCuda:
         self.lost = ""  # set by a kernel that breaks the context: every later wait reports it
         self.released = 0
         self.start_order: list[int] = []
+        self._running: list[FakeCapture] = []
 
     # -- streams and events -------------------------------------------------------------------------------------------
     def new_stream(self, priority: int) -> FakeStream:
@@ -248,6 +250,21 @@ class FakeCuda:
             raise RuntimeError(self.lost)
         if self._capture is not None:
             self._invalidate(self._capture, "cudaErrorStreamCaptureUnsupported: the device was synchronised in a capture")
+        for stream in {graph.running_on for graph in self._running}:
+            self._ended(stream)
+
+    def finish(self, stream: FakeStream) -> None:
+        if self.lost:
+            raise RuntimeError(self.lost)
+        if stream.capture is not None:
+            self._invalidate(stream.capture, "cudaErrorStreamCaptureUnsupported: a captured stream was synchronised")
+        self._ended(stream)
+
+    def _ended(self, stream: FakeStream | None) -> None:
+        for graph in self._running:
+            if graph.running_on is stream:
+                graph.running_on = None
+        self._running = [graph for graph in self._running if graph.running_on is not None]
 
     def capturing(self, stream: FakeStream) -> bool:
         return stream.capture is not None and not stream.capture.invalid
@@ -306,6 +323,9 @@ class FakeCuda:
         graph.ready = True
 
     def reset(self, graph: FakeCapture) -> None:
+        if graph.running_on is not None:
+            # CUDA frees the graph when it has ended; its buffers go to the next who asks.
+            raise RuntimeError("a graph is freed that nobody has waited for")
         if not graph.destroyed:
             self.live_graphs -= 1
         graph.destroyed = True
@@ -314,6 +334,8 @@ class FakeCuda:
         """Run every node when its dependencies have ended; nodes that become ready together start in creation order."""
         if not graph.ready or graph.destroyed:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        graph.running_on = self._current
+        self._running.append(graph)
         start_us = self._current.clock_us
         waiting = [len(node.dependencies) for node in graph.nodes]
         after: list[list[int]] = [[] for _ in graph.nodes]

@@ -28,6 +28,8 @@ class SettingsBody(_Body, frozen=True):
     cudnn_allow_tf32: bool
     float32_matmul_precision: str
     device_index: int
+    deterministic: bool = False
+    cudnn_enabled: bool = True
 
 
 class CapturedBody(_Body, frozen=True):

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from autosched.core.records import Contamination
+from autosched.runtime.cuda_key import pci_bus_id
 
 
 class GpuMeter:
-    """The clock beside each sample, through NVML where nvidia-ml-py is installed; reads only, changes nothing."""
+    """The clock beside each sample, through NVML where nvidia-ml-py is installed; reads only, changes nothing.
+
+    Args:
+        index: which visible GPU, as CUDA counts.
+    """
 
     def __init__(self, index: int = 0) -> None:
         self._handle: Any = None
@@ -17,7 +22,7 @@ class GpuMeter:
             import pynvml
 
             pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id(index))
             self._nvml = pynvml
         except Exception:  # NVML raises errors of its own for every way a machine can lack it
             self._handle = None

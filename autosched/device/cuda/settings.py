@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from autosched.device.cuda.messages import SettingsBody
+from autosched.runtime.float32 import convolutions_rounded, matmul_precision
 
 
 def current_settings(index: int) -> SettingsBody:
@@ -12,9 +13,11 @@ def current_settings(index: int) -> SettingsBody:
     return SettingsBody(
         cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
         cudnn_deterministic=bool(torch.backends.cudnn.deterministic),
-        cudnn_allow_tf32=bool(torch.backends.cudnn.allow_tf32),
-        float32_matmul_precision=torch.get_float32_matmul_precision(),
+        cudnn_allow_tf32=convolutions_rounded(),
+        float32_matmul_precision=matmul_precision("cuda"),
         device_index=index,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        cudnn_enabled=bool(torch.backends.cudnn.enabled),
     )
 
 
@@ -23,4 +26,7 @@ def apply_settings(settings: SettingsBody) -> None:
     torch.backends.cudnn.benchmark = settings.cudnn_benchmark
     torch.backends.cudnn.deterministic = settings.cudnn_deterministic
     torch.backends.cudnn.allow_tf32 = settings.cudnn_allow_tf32
+    torch.backends.cudnn.enabled = settings.cudnn_enabled
     torch.set_float32_matmul_precision(settings.float32_matmul_precision)
+    if settings.deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(settings.deterministic)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,6 +23,7 @@ from autosched.runtime.audit import audit_run
 from autosched.runtime.cuda_bindings import open_bindings
 from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+from autosched.runtime.float32 import full_float32
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.regions import region_library
 from autosched.runtime.streams import Tensor
@@ -105,15 +105,8 @@ class _Builder:
 
 
 def _with_full_float32(run: Callable[[], list[Tensor]]) -> list[Tensor]:
-    backends: Any = torch.backends
-    before = backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    backends.cudnn.allow_tf32 = False
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with full_float32():
         return run()
-    finally:
-        backends.cudnn.allow_tf32 = before[0]
-        torch.set_float32_matmul_precision(before[1])
 
 
 def main() -> None:

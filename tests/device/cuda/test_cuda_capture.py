@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import random
+import threading
+import types
 import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -432,6 +436,71 @@ def test_serving_without_an_audit_is_said_once(caplog: pytest.LogCaptureFixture)
             inputs = rig.program.inputs(seed)
             assert rig.numbers(runner(inputs)) == rig.program.run(inputs)
     assert [record.levelname for record in caplog.records if "not audited" in record.message] == ["WARNING"]
+
+
+def test_a_graph_is_freed_when_its_last_call_has_ended() -> None:
+    graph = diamond(2, 2)
+    rig = Rig(graph)
+    runner = prepare_runner(rig.capturer, rig.program, graph, make_plan(graph, two_lanes(graph)), rig.inputs)
+    with rig.cuda.on(rig.cuda.new_stream(0)):
+        runner(rig.program.inputs(1))
+    runner.close()  # the double refuses to free what may still run
+    assert rig.cuda.live_graphs == 0
+
+
+class Disturbed(FakeCuda):
+    """Another thread waits for the device in the middle of the first captures."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def end_capture(self, graph: object) -> None:
+        with contextlib.suppress(RuntimeError):
+            super().end_capture(graph)  # type: ignore[arg-type]
+        if self.times:
+            self.times -= 1
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_capture_that_others_broke_is_tried_again(times: int) -> None:
+    graph = diamond(2, 2)
+    rig = Rig(graph, cuda=Disturbed(times))
+    plan = make_plan(graph, two_lanes(graph))
+    if times == 3:
+        with pytest.raises(DeviceError, match="cannot be captured here"):
+            prepare_runner(rig.capturer, rig.program, graph, plan, rig.inputs)
+        return
+    runner = prepare_runner(rig.capturer, rig.program, graph, plan, rig.inputs)
+    inputs = rig.program.inputs(2)
+    assert rig.numbers(runner(inputs)) == rig.program.run(inputs)
+    assert rig.cuda.abandoned == times
+
+
+def test_two_threads_never_capture_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the device's streams, and what one waits for ends the other's capture."""
+    together = threading.Barrier(2)
+    met: list[bool] = []
+
+    def prepare(*_: object) -> None:
+        try:
+            together.wait(0.3)
+            met.append(True)
+        except threading.BrokenBarrierError:
+            together.reset()
+            met.append(False)
+
+    monkeypatch.setattr(cuda_load, "prepare_runner", prepare)
+    monkeypatch.setattr(cuda_load, "_capturer", lambda device: None)
+    bound: Any = types.SimpleNamespace(device=None, program=types.SimpleNamespace(graph=None))
+    plan: Any = None
+    threads = [threading.Thread(target=cuda_load.cuda_runner, args=(bound, plan, ())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert met == [False, False]
 
 
 def test_a_plan_that_fails_its_audit_is_never_served() -> None:

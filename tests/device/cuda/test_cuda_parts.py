@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 import gc
 import json
 import random
@@ -22,8 +23,10 @@ from hypothesis import strategies as st
 from autosched.core.errors import DeviceError, DeviceMissing, UnsupportedGraph, UsageError
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Many, Ref
+from autosched.core.records import Contamination
 from autosched.device.cuda.baselines import BaselineKind, compile_options, program_module
 from autosched.device.cuda.device import CudaDevice
+from autosched.device.cuda.meter import GpuMeter
 from autosched.device.cuda.profile import OperatorProfile, ProfileSource, read_trace
 from autosched.device.cuda.screen import require_capturable, synchronising_operators
 from autosched.device.cuda.settings import apply_settings, current_settings
@@ -113,6 +116,10 @@ class FakeDriverLibrary:
         version._obj.value = 13020
         return 0
 
+    def cuDeviceGetPCIBusId(self, place: Any, length: int, handle: Any) -> int:
+        place.value = b"0000:3b:00.0"
+        return 0
+
     def cuDeviceGetAttribute(self, value: Any, number: int, handle: Any) -> int:
         if number == 37:
             return 1  # this driver does not tell the bus width
@@ -133,6 +140,31 @@ def test_the_key_is_read_without_a_context(monkeypatch: pytest.MonkeyPatch) -> N
     assert details["memory_gib"] == "18"
     assert "memory_bus_bits" not in details
     assert dict(device.software.versions)["cuda_driver"] == "13.2"
+    facts.gpu_facts.cache_clear()
+
+
+def test_the_meter_asks_for_the_gpu_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's numbers are not CUDA's: it does not know which GPUs are visible."""
+    asked: list[str] = []
+
+    def by_place(place: str) -> str:
+        asked.append(place)
+        return "handle"
+
+    nvml = types.SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByPciBusId=by_place,
+        nvmlDeviceGetClockInfo=lambda handle, kind: {("handle", 1): 1980}[handle, kind],
+        NVML_CLOCK_SM=1,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    facts.gpu_facts.cache_clear()
+    monkeypatch.setattr(facts, "_driver", FakeDriverLibrary)
+    assert GpuMeter(0).read() == Contamination(clock_mhz=1980.0)
+    assert asked == ["0000:3b:00.0"]
+    facts.gpu_facts.cache_clear()
+    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(devices=0))
+    assert GpuMeter(0).read() == Contamination()
     facts.gpu_facts.cache_clear()
 
 
@@ -284,6 +316,86 @@ def test_bindings_are_found_by_feature(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = NoDriver()
     assert open_bindings() is None
     assert "not audited" in unaudited()
+
+
+def test_bindings_of_cuda_12_are_read_through_the_forms_that_tell_what_edges_carry() -> None:
+    class Twelve(FakeDriver):
+        """The plain names answer without what edges carry, and fail where they would have to drop some."""
+
+        def __getattr__(self, name: str) -> Any:
+            base, _, version = name.partition("_v")
+            if version in ("2", "3") and hasattr(FakeDriver, base):
+                return functools.partial(getattr(FakeDriver, base), self)
+            raise AttributeError(name)
+
+        def cuStreamGetCaptureInfo(self, stream: int) -> tuple[Any, ...]:
+            return (Code.LOSSY, 0, 0, 0, [], 0)
+
+        def cuGraphGetEdges(self, graph: int, count: int = 0) -> tuple[Any, ...]:
+            return (Code.LOSSY, [], [], 0)
+
+        def cuGraphNodeGetDependencies(self, node: int, count: int = 0) -> tuple[Any, ...]:
+            return (Code.LOSSY, [], 0)
+
+    reader = GraphBindings(Twelve())
+    assert reader.frontier(types.SimpleNamespace(cuda_stream=7)) == (11, 12)
+    assert reader.dependencies(13) == (12,)
+    assert reader.read(RawGraph())[1] == ((11, 12), (12, 13))
+    assert reader.early_edges(RawGraph()) == 1
+
+
+@pytest.mark.parametrize(
+    ("bindings", "driver", "words"), [(12020, 13000, "cuda-bindings is for CUDA 12.2"), (13050, 12010, "driver is for CUDA 12.1")]
+)
+def test_what_is_too_old_to_tell_what_edges_carry_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, bindings: int, driver: int, words: str
+) -> None:
+    import importlib
+
+    class Old(FakeDriver):
+        CUDA_VERSION = bindings
+
+        def cuDriverGetVersion(self) -> tuple[Code, int]:
+            return Code.SUCCESS, driver
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: Old())
+    assert open_bindings() is None
+    assert words in unaudited()
+
+
+def test_a_library_s_kernel_is_described_without_a_function_in_this_context() -> None:
+    class Contextless(FakeDriver):
+        def __init__(self) -> None:
+            super().__init__()
+            names = {f"REQUIRED_CLUSTER_{side}" for side in ("WIDTH", "HEIGHT", "DEPTH")} | {
+                "NUM_REGS",
+                "SHARED_SIZE_BYTES",
+                "LOCAL_SIZE_BYTES",
+            }
+            self.CUfunction_attribute = types.SimpleNamespace(**{f"CU_FUNC_ATTRIBUTE_{name}": name for name in names})
+
+        def CUfunction(self, init_value: int) -> int:
+            return init_value
+
+        def cuCtxGetDevice(self) -> tuple[Any, ...]:
+            return Code.SUCCESS, 3
+
+        def cuKernelGetFunction(self, kernel: int) -> tuple[Any, ...]:
+            return Code.INVALID, None
+
+        def cuFuncGetAttribute(self, attribute: str, function: int) -> tuple[Any, ...]:
+            return Code.SUCCESS, 0
+
+        def cuKernelGetAttribute(self, attribute: str, kernel: int, device: int) -> tuple[Any, ...]:
+            assert (kernel, device) == (200, 3)
+            return Code.SUCCESS, {"NUM_REGS": 168, "REQUIRED_CLUSTER_WIDTH": 2, "REQUIRED_CLUSTER_HEIGHT": 2}.get(attribute, 0)
+
+        def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: int, threads: int, shared: int) -> tuple[Any, ...]:
+            return Code.SUCCESS, {100: 5, 200: 1}[function]
+
+    own, library = GraphBindings(Contextless()).kernels(RawGraph())
+    assert (library.registers, library.resident_blocks) == (168, 1)
+    assert (own.cluster, library.cluster) == (2, 4)  # as launched; as compiled
 
 
 def test_a_driver_error_is_an_error() -> None:
@@ -439,6 +551,39 @@ def test_settings_travel(monkeypatch: pytest.MonkeyPatch) -> None:
         assert current_settings(0) == before
     finally:
         apply_settings(before)
+
+
+def test_deterministic_algorithms_travel() -> None:
+    before = current_settings(0)
+    try:
+        torch.use_deterministic_algorithms(True)
+        wanted = current_settings(0)
+        torch.use_deterministic_algorithms(False)
+        apply_settings(wanted)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        apply_settings(before)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_graph_that_was_abandoned_stays_where_the_allocators_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def reset(self) -> None:
+            pass
+
+    given_back: list[str] = []
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: given_back.append("end"), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda index, pool: given_back.append("release"), raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    streams = object.__new__(TorchStreams)
+    streams.device, streams._abandoned = torch.device("cuda", 0), []
+    graph = Graph()
+    alive = weakref.ref(graph)
+    assert not streams.abandon_capture(graph, (0, 1))
+    del graph
+    gc.collect()
+    assert given_back == ["end", "release"]
+    assert alive() is not None
 
 
 def test_every_name_of_torch_cuda_that_is_used_exists() -> None:
