@@ -2,8 +2,8 @@
 
 The body of a generated ``call`` is straight-line code over a handful of statement forms: unpack the arguments, allocate
 (``empty_strided_*``), view (``reinterpret_tensor``), launch (a C++ kernel, ``triton_*.run``, ``extern_kernels.*``, an operator), take an
-item of a result, assert, delete, return. Each form that was seen in PyTorch 2.13 is known here (2.11 names streams and
-asserts otherwise); anything else, and any control flow, is :class:`Unrecognised` with the line. Reading the text was chosen over
+item of a result, assert, delete, return. Each form that was seen in PyTorch 2.11 and 2.13 is known here (the two name streams, assert and
+align otherwise); anything else, and any control flow, is :class:`Unrecognised` with the line. Reading the text was chosen over
 recording one run with stand-ins for the kernels, because it says which view of which buffer every argument is, and because a statement
 that is moved as a whole cannot lose an argument; what it says about aliases is checked afterwards by running (``audit.audit_run``).
 
@@ -210,6 +210,10 @@ def _read_assignment(module: Module, name: str, value: ast.expr, statement: ast.
         last = called.rpartition(".")[2]
         if last == "get_raw_stream":
             module.streams[name] = value
+            return
+        if last == "copy_if_misaligned" and name in module.arguments and [ast.unparse(item) for item in value.args] == [name]:
+            # PyTorch 2.13, on a GPU; 2.11 has it around the code, where it is left out as well. Inputs are copied to memory that begins
+            # where an allocator says, and of a constant that begins elsewhere in its storage Inductor knows when it compiles.
             return
         if again:
             raise Unrecognised(f"line {statement.lineno}: {name} is assigned twice")

@@ -57,6 +57,7 @@ def call(args):
     assert_size_stride(arg0_1, (4, 8), (8, 1){what})
     with torch.cuda._DeviceGuard(0):
         torch.cuda.set_device(0)
+        {align}
         buf0 = empty_strided_cuda((4, 8), (8, 1), torch.float32)
         # Topologically Sorted Source Nodes: [relu], Original ATen: [aten.relu]
         {stream} = get_raw_stream(0)
@@ -95,7 +96,8 @@ def call(args):
 def _cuda_sample(version: str) -> str:
     kernels = "".join(_TRITON.format(name=name, parameters=parameters, changed=changed) for name, parameters, changed in _KERNELS)
     old = version == "2.11"
-    body = _BODY.format(stream="stream0" if old else "raw_stream0", what="" if old else ", 'input'")
+    align = "pass" if old else "arg0_1 = copy_if_misaligned(arg0_1)"
+    body = _BODY.format(stream="stream0" if old else "raw_stream0", what="" if old else ", 'input'", align=align)
     return "# AOT ID: ['0_inference']\nasync_compile = AsyncCompile()\n" + kernels + "\nasync_compile.wait(globals())\n" + body
 
 
@@ -247,6 +249,7 @@ def test_code_for_a_cpu_is_read() -> None:
         ("something_new(buf2)", "something_new"),
         ("buf2 = empty_strided_cpu((4, ), (1, ), torch.float32)", "assigned twice"),
         ("with torch.cuda.stream(stream1): pass", "line 17"),
+        ("arg0_1 = copy_if_misaligned(arg1_1)", "assigned twice"),
         ("return (buf0, )", "after the return"),
         ("buf9 = [buf0 for buf0 in args]", "line 17"),
     ],
