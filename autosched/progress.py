@@ -1,4 +1,4 @@
-"""The progress line of the command line, with rich, on stderr."""
+"""The progress line of the command line, with rich, on stderr; where it is too long for the terminal, the end of the note is cut off."""
 
 from __future__ import annotations
 
@@ -7,19 +7,26 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Column
+
+_WIDE = 110
+"""Columns of a terminal in which names of stages are padded, so that the bar stands still, and the bar is long."""
 
 
 class LiveProgress:
     """A progress bar with the stage, the incumbent and the time left; implements ``core.progress.Progress``."""
 
     def __init__(self, console: Console) -> None:
+        wide = console.width >= _WIDE
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description:<28}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description:<28}" if wide else "{task.description}", markup=False),
+            BarColumn(bar_width=24 if wide else 8),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[note]}"),
+            # The only one that gives way.
+            TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
             console=console,
+            expand=True,
             transient=True,
             # A log file gets one line a stage instead.
             disable=not console.is_terminal,
@@ -51,13 +58,13 @@ class LiveProgress:
         """Move the bar."""
         if left_s is not None:
             self._deadline = time.monotonic() + left_s
-        notes = [incumbent] if incumbent else []
+        notes = [left] if (left := self._left()) else []
+        if incumbent:
+            notes.append(incumbent)
         if measured:
             notes.append(f"{measured} measured")
         if failed:
             notes.append(f"{failed} failed")
-        if left := self._left():
-            notes.append(left)
         self._bar.update(self._task, completed=done, total=max(total, 1), note=", ".join(notes))
 
     def _left(self) -> str:

@@ -138,7 +138,7 @@ def read_card(folder: Path) -> tuple[str, Card]:
 def _read_manifest(folder: Path) -> _Manifest:
     path = folder / "manifest.json"
     if not folder.exists():
-        raise UsageError(f"there is no folder {folder}; expected a cost model. 'autosched train -o {folder}' makes one.")
+        raise UsageError(f"there is no folder {folder}; expected a cost model. 'autosched train' makes one.")
     if not path.is_file():
         raise ArtifactCorrupt(str(folder), "it is not a folder with a manifest.json (make one with 'autosched train')")
     content = path.read_bytes()

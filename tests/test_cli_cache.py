@@ -118,4 +118,6 @@ def test_a_mistake_removes_nothing(arguments: tuple[str, ...], words: str, entry
 def test_what_is_young_stays(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("cache", "clear", "--older-than", "30d", "--yes", "--json") == 0
     assert json.loads(capsys.readouterr().out)["removed"] == []
+    assert run("cache", "clear", "--older-than", "30d") == 0
+    assert "nothing to remove" in capsys.readouterr().out
     assert entry.exists()

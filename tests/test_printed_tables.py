@@ -9,7 +9,7 @@ import re
 import pytest
 from rich.console import Console
 
-from autosched.cli.printing import show_report
+from autosched.cli.printing import complain, show_report
 from autosched.cli.strategy_table import strategy_table
 from autosched.core.records import Failure, FailureKind
 from autosched.core.report import TuneReport
@@ -52,7 +52,7 @@ def test_without_a_file_the_last_lines_say_where_the_schedule_is_and_how_to_use_
     assert "kept in the cache" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("width", [80, 100, 120, 200])
+@pytest.mark.parametrize("width", [80, 100, 120, 130, 200])
 def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_cell(report: TuneReport, width: int) -> None:
     long = dataclasses.replace(
         report.strategies[0], name="linear_clustering", is_baseline=True, measured_us=25_319.0, ci_us=(23_352.0, 428_764.0),
@@ -66,7 +66,37 @@ def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_cell(report: TuneRepo
     for cell in ("linear_clustering (baseline)", "25,319", "23,352 - 428,764", "0.952x"):
         assert cell in line
     assert max(map(len, printed.splitlines())) <= width
-    assert bool(dropped) == (width < 150)
+    assert bool(dropped) == (width < 130)  # at 130 without the frame, but with all columns
+    assert ("┃" in printed) == (width == 200)
+
+
+def test_an_error_on_a_terminal_breaks_between_words_and_leaves_paths_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "/a/folder-with/" + "a-long-name/" * 8
+    message = (
+        f"autosched: cannot write {path}: there is no such folder; make it first, or name another one that exists\n  and a second line"
+    )
+    complain(message)
+    assert capsys.readouterr().err == message + "\n"  # as it is, for a log
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    complain(message)
+    lines = capsys.readouterr().err.splitlines()
+    assert " ".join(lines).split() == message.split()
+    assert f"{path}:" in lines
+    assert lines[-1] == "  and a second line"
+    assert all(len(line) <= 80 for line in lines if path not in line)
+
+
+def test_a_narrow_terminal_sees_the_stage_and_the_time_left() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=20)
+    with LiveProgress(console) as progress:
+        progress.stage("shape 1 of 2: operators in pairs", 120.0)
+        progress.update(done=3, total=400, incumbent="linear_clustering 10,570 us (1.23x)", measured=12_345, failed=2)
+        progress._bar.refresh()
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())  # type: ignore[attr-defined]
+    assert re.search(r"shape 1 of 2: operators in pairs .* 3/400 1[12]\d s left, linear", drawn)
 
 
 def test_the_progress_of_a_log_file_is_one_line_a_stage_and_never_promises_no_time() -> None:

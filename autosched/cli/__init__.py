@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from autosched.cli import bundles, cache, costmodel, machine, tuning
-from autosched.cli.printing import emit
+from autosched.cli.printing import complain, emit
 from autosched.core.errors import AutoschedError
 
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell would say it
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         code = _typer_exit(error, as_json)
     if code == _INTERRUPTED:
-        print("autosched: interrupted; finished measurements are kept, the same command goes on from them", file=sys.stderr)
+        complain("autosched: interrupted; finished measurements are kept, the same command goes on from them")
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
@@ -102,4 +102,4 @@ def _typer_exit(error: Exception, as_json: bool) -> int:
 def _fail(error: AutoschedError, as_json: bool) -> None:
     if as_json:
         emit({"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}})
-    print(f"autosched: {error}", file=sys.stderr)
+    complain(f"autosched: {error}")

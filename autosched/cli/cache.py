@@ -69,6 +69,9 @@ def clear(
     as_json = json or bool(context.obj)
     age_s = config.parse_seconds(older_than, "--older-than") if older_than is not None else None
     chosen = cache_folder.select(names or (), age_s)
+    if not chosen and not as_json:
+        print(f"nothing to remove in {config.cache_dir()}")
+        return
     if chosen and not yes:
         if as_json or not sys.stdin.isatty():
             raise UsageError(f"nothing was removed: {_what(chosen)} would be; add --yes, nobody can be asked here")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -21,6 +23,15 @@ def emit(value: Any) -> None:
     sys.stdout.flush()
 
 
+def complain(message: str) -> None:
+    """Write ``message`` to stderr; on a terminal lines end between words, and a path or a name stays whole."""
+    if sys.stderr.isatty():
+        width = max(40, shutil.get_terminal_size().columns)
+        lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""] for line in message.splitlines())
+        message = "\n".join(part for line in lines for part in line)
+    print(message, file=sys.stderr)
+
+
 def live_progress() -> LiveProgress:
     """A progress bar on stderr, to be used with ``with``."""
     from rich.console import Console
@@ -30,8 +41,11 @@ def live_progress() -> LiveProgress:
     return LiveProgress(Console(stderr=True))
 
 
-def show_report(report: TuneReport, as_json: bool) -> None:
+def show_report(report: TuneReport, as_json: bool, *, with_steps: bool = True) -> None:
     """Print a report.
+
+    Args:
+        with_steps: whether to say where the schedule is and how to use it; not for one of several that are in one file.
 
     Raises:
         typer.Exit: with code 3 if the machine was too restless for any statement.
@@ -39,13 +53,13 @@ def show_report(report: TuneReport, as_json: bool) -> None:
     if as_json:
         emit(report)
     else:
-        _print_report(report)
+        _print_report(report, next_steps(report.bundle, report.cached) if with_steps else ())
     if report.unstable:
-        print("autosched: this machine was too restless for any statement; stop other work on it and run again", file=sys.stderr)
+        complain("autosched: this machine was too restless for any statement; stop other work on it and run again")
         raise typer.Exit(3)
 
 
-def _print_report(report: TuneReport) -> None:
+def _print_report(report: TuneReport, last: tuple[str, ...]) -> None:
     from rich.console import Console
 
     from autosched.cli.strategy_table import strategy_table
@@ -75,22 +89,22 @@ def _print_report(report: TuneReport) -> None:
     )
     if spent := where_time_went(report.stages):
         console.print(f"where the time went: {spent}", highlight=False, markup=False)
-    for line in _next_steps(report):
+    for line in last:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _next_steps(report: TuneReport) -> tuple[str, ...]:
-    """Where the schedule went and how to use it; nothing for a comparison, which keeps none."""
-    if report.bundle:
+def next_steps(bundle: str | None, cached: str | None) -> tuple[str, ...]:
+    """Where a schedule went and how to use it; nothing for a comparison, which keeps none."""
+    if bundle:
         return (
-            f"written to {report.bundle}",
-            f"measure it again: autosched bench {shlex.quote(report.bundle)}",
-            f"run it: autosched.load({report.bundle!r}, model)",
+            f"written to {bundle}",
+            f"measure it again: autosched bench {shlex.quote(bundle)}",
+            f"run it: autosched.load({bundle!r}, model)",
         )
-    if report.cached:
+    if cached:
         return (
-            f"kept in the cache: {report.cached}",
-            f"measure it again: autosched bench {shlex.quote(report.cached)}",
+            f"kept in the cache: {cached}",
+            f"measure it again: autosched bench {shlex.quote(cached)}",
             'run it: torch.compile(model, backend="autosched") or autosched.compile(model, inputs) finds it on this machine',
             "to take it along or to load it by name: -o FILE",
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosched.cli.printing import emit, live_progress, show_report
+from autosched.cli.printing import emit, live_progress, next_steps, show_report
 
 if TYPE_CHECKING:
     from autosched.pipeline.shapes import ShapesReport
@@ -83,10 +83,11 @@ def show_shapes(report: ShapesReport, batches: tuple[int | None, ...], as_json: 
                 unstable |= item.unstable
                 continue
             print(f"batch {batch}")
-            show_report(item, as_json=False)
+            show_report(item, as_json=False, with_steps=report.bundle is None)
         except typer.Exit:
             unstable = True
     if report.bundle and not as_json:
-        print(f"{len(report.shapes)} shapes written to {report.bundle}")
+        where, *then = next_steps(report.bundle, None)
+        print(f"{len(report.shapes)} shapes {where}", *then, sep="\n")
     if unstable:
         raise typer.Exit(3)

@@ -26,7 +26,7 @@ _COLUMNS: Mapping[str, _Cell] = MappingProxyType(
         "max error": lambda row: f"{row.max_abs_error:.1e}" if row.max_abs_error is not None else "",
     }
 )
-# What a narrow terminal goes without, first to go first; name, measured time and interval always stay.
+# What a narrow terminal goes without, first to go first, after frame and long headings; name, measured time and interval always stay.
 _DROPPED_FIRST = ("peak MiB", "max error", "vs best baseline", "predicted us", "vs sequential")
 
 _SHORT = MappingProxyType({"vs sequential": "vs seq.", "vs best baseline": "vs best"})
@@ -34,23 +34,18 @@ _SHORT = MappingProxyType({"vs sequential": "vs seq.", "vs best baseline": "vs b
 
 def strategy_table(report: TuneReport, console: Console) -> tuple[Table, tuple[str, ...]]:
     """The strategies of ``report``, fastest first, and the headings of columns that ``console`` is too narrow for."""
-    kept = list(_COLUMNS)
-    dropped: list[str] = []
-    table = _table(report, kept)
     unlimited = console.options.update(max_width=10_000)
-    for heading in _DROPPED_FIRST:
+    table = _table(report, list(_COLUMNS), narrow=False)
+    for count in range(len(_DROPPED_FIRST) + 1):
         if console.measure(table, options=unlimited).maximum <= console.width:
-            break
-        kept.remove(heading)
-        dropped.append(heading)
-        table = _table(report, kept)
-    return table, tuple(dropped)
+            return table, _DROPPED_FIRST[: max(0, count - 1)]
+        table = _table(report, [heading for heading in _COLUMNS if heading not in _DROPPED_FIRST[:count]], narrow=True)
+    return table, _DROPPED_FIRST
 
 
-def _table(report: TuneReport, headings: list[str]) -> Table:
+def _table(report: TuneReport, headings: list[str], *, narrow: bool) -> Table:
     # Plain text throughout: a failure's detail or a model's name may look like markup.
     title = f"{report.model} on {report.device.name} ({report.operators} operators, {report.lowering}); {report.source.value}"
-    narrow = len(headings) < len(_COLUMNS)
     table = Table(title=Text(title), box=box.SIMPLE_HEAD if narrow else box.HEAVY_HEAD)
     table.add_column("strategy", no_wrap=True)
     for heading in headings:

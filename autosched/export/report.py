@@ -90,8 +90,11 @@ class Section:
 
     @property
     def careful(self) -> bool:
-        """Whether a reader should not take the verdict for a measurement of this device."""
-        return self.report.unstable or self.report.source is not Source.MEASURED
+        """Whether a reader should think twice: the verdict is no measurement of this device, or something else is faster beyond noise."""
+        kept = _kept(self.report)
+        gain = kept.speedup_vs_best_baseline if kept is not None else None
+        slower = gain is not None and gain < 1.0 - self.report.noise_floor_pct / 100.0
+        return slower or self.report.unstable or self.report.source is not Source.MEASURED
 
     def has(self, figure: str) -> bool:
         """Whether there is data for a figure of that name."""
@@ -178,18 +181,22 @@ def _section(bundle: Bundle, shape: int, shapes: int) -> Section:
     )
 
 
+def _kept(report: TuneReport) -> StrategyRow | None:
+    return next((row for row in report.strategies if row.name == report.chosen), None)
+
+
 def _pill(report: TuneReport) -> str:
     if report.source is not Source.MEASURED:
         return f"{report.source}, not measured"
     if report.unstable:
         return "no statement"
-    kept = next((row for row in report.strategies if row.name == report.chosen), None)
+    kept = _kept(report)
     return "tuned schedule kept" if kept is not None and not kept.is_baseline else "sequential schedule kept"
 
 
 def _tiles(bundle: Bundle) -> tuple[Tile, ...]:
     report = bundle.evidence.report
-    kept = next((row for row in report.strategies if row.name == report.chosen), None)
+    kept = _kept(report)
     tiles: list[Tile] = []
     if kept is not None and kept.measured_us is not None:
         interval = f"95 % interval {_ms(kept.ci_us[0])} to {_ms(kept.ci_us[1])}" if kept.ci_us else "median"
@@ -197,9 +204,8 @@ def _tiles(bundle: Bundle) -> tuple[Tile, ...]:
         tiles.append(Tile("over one lane", _times(kept.speedup_vs_sequential), "the same operators one after another"))
         tiles.append(Tile("over the best baseline", _times(kept.speedup_vs_best_baseline), report.best_baseline))
         if kept.predicted_us is not None:
-            tiles.append(
-                Tile("predicted", f"{_ms(kept.predicted_us)} ms", f"{100 * (kept.predicted_us / kept.measured_us - 1):+.1f} % off")
-            )
+            off_pct = 100 * (kept.predicted_us / kept.measured_us - 1)
+            tiles.append(Tile("predicted", f"{_ms(kept.predicted_us)} ms", f"{abs(off_pct):.1f} % too {'fast' if off_pct < 0 else 'slow'}"))
         bounds = [bound for bound in (report.critical_path_us, report.work_us) if bound]
         if bounds:
             said = f"critical path {_ms(report.critical_path_us)}, work over capacity {_ms(report.work_us)} ms"

@@ -197,6 +197,18 @@ def test_an_unstable_job_says_so(bundle: Bundle) -> None:
     assert '<div class="verdict careful"><span class="pill">no statement</span>' in page
 
 
+def test_what_is_slower_than_the_best_baseline_is_no_good_news(bundle: Bundle) -> None:
+    report = bundle.evidence.report
+
+    def shown(gain: float) -> str:
+        rows = tuple(dataclasses.replace(row, speedup_vs_best_baseline=gain) for row in report.strategies)
+        made = dataclasses.replace(report, strategies=rows, noise_floor_pct=5.0)
+        return report_html([dataclasses.replace(bundle, evidence=dataclasses.replace(bundle.evidence, report=made))])
+
+    assert '<div class="verdict careful">' in shown(0.5)
+    assert '<div class="verdict">' in shown(0.96)
+
+
 def test_a_replayed_job_is_not_sold_as_measured(bundle: Bundle) -> None:
     rows = tuple(dataclasses.replace(row, source=Source.REPLAYED) for row in bundle.evidence.report.strategies)
     report = dataclasses.replace(bundle.evidence.report, source=Source.REPLAYED, strategies=rows)

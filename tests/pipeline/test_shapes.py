@@ -195,7 +195,8 @@ def test_the_command_line_reports_every_shape(
             assert "batch 1\n" in said
             assert "batch 4\n" in said
             assert said.count("beam is faster") == 2
-            assert f"2 shapes written to {path}" in said
+            assert f"2 shapes written to {path}\nmeasure it again: autosched bench {path}\n" in said
+            assert said.count("run it:") == 1
     assert asked["batches"] == (1, 4)
     assert asked["shapes"] == [(1, 3, 32, 32), (4, 3, 32, 32)]
     assert len(read_bundles(path)) == 2
