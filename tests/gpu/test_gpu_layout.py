@@ -99,6 +99,22 @@ def test_the_layout_on_a_gpu_is_the_one_on_a_cpu(name: str, dtype: torch.dtype) 
     assert same_layout(here, there), (here, there)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_gives_heads_in_the_order_they_came_in(packed: bool, dtype: torch.dtype) -> None:
+    """Each of PyTorch's kernels for it has a rule of its own; cuDNN's, which a Hopper prefers in half precision, looks at the query."""
+
+    def made(device: str) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(2, 128, 3, 4, 64, generator=generator).to(device, dtype)
+        q, k, v = rows.permute(2, 0, 3, 1, 4).unbind(0) if packed else (rows[:, :, place].clone().transpose(1, 2) for place in range(3))
+        with torch.inference_mode():
+            return functional.scaled_dot_product_attention(q, k, v)
+
+    here, there = spec_of(made("cpu")), spec_of(made("cuda"))
+    assert same_layout(here, there), (here, there)
+
+
 @pytest.mark.parametrize("name", ROW_MAJOR)
 def test_what_is_given_row_major_writes_nothing_else_on_a_gpu(name: str) -> None:
     there = _made(ROW_MAJOR[name], "cuda", torch.float32)

@@ -268,6 +268,26 @@ def test_priorities_reach_the_nodes() -> None:
     assert value.priority == -2
 
 
+def test_kernels_of_a_library_are_no_functions() -> None:
+    cuda = driver()
+    x = torch.randn(8, 8, device="cuda")
+    torch.mm(x, x)
+    capture = Capture()
+    with torch.cuda.stream(capture.stream):
+        torch.mm(x, x)
+    graph = capture.end()
+    handle = cuda.CUgraph(init_value=graph.raw_cuda_graph())
+    count = cuda.cuGraphGetNodes(handle, 0)[-1]
+    found = [cuda.cuGraphKernelNodeGetParams(node)[1] for node in cuda.cuGraphGetNodes(handle, count)[1]]
+    (product,) = [params for params in found if int(params.kern)]
+    assert not int(product.func)
+    registers = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+    assert cuda.cuFuncGetAttribute(registers, cuda.CUfunction(init_value=int(product.kern)))[0] == cuda.CUresult.CUDA_ERROR_INVALID_HANDLE
+    error, function = cuda.cuKernelGetFunction(product.kern)
+    assert error == 0
+    assert cuda.cuFuncGetAttribute(registers, function) == cuda.cuKernelGetAttribute(registers, product.kern, cuda.CUdevice(0))
+
+
 def test_operators_have_their_values() -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 16, device="cuda")

@@ -33,6 +33,8 @@ struct Function {
     int registers = 32;
     int static_shared = 0;
     int max_dynamic_shared = 48 * 1024;
+    bool of_library = false;         // a CUkernel: graphs show it as one, and calls that want a CUfunction refuse it
+    Function* in_context = nullptr;  // its CUfunction, when asked for
 };
 
 struct Launch {
@@ -40,7 +42,7 @@ struct Launch {
     unsigned grid[3] = {1, 1, 1};
     unsigned block[3] = {1, 1, 1};
     unsigned shared = 0;
-    unsigned cluster[3] = {1, 1, 1};
+    unsigned cluster[3] = {0, 0, 0};  // zeros: launched without
     bool cooperative = false;
     bool early = false;  // may start before the kernel before it in its stream has ended
 };

@@ -182,7 +182,19 @@ CALL cuLibraryGetKernel(CUkernel* out, CUlibrary library, const char* name) {
 }
 CALL cuKernelGetFunction(CUfunction* out, CUkernel kernel) {
     NEED_CONTEXT;
-    *out = reinterpret_cast<CUfunction>(kernel);
+    LOCKED;
+    auto* function = F(reinterpret_cast<CUfunction>(kernel));
+    if (function->of_library) {
+        if (!function->in_context) function->in_context = new Function(*function);
+        function = function->in_context;
+        function->of_library = false;
+    }
+    *out = reinterpret_cast<CUfunction>(function);
+    DONE(0);
+}
+CALL cuKernelGetAttribute(int* out, CUfunction_attribute number, CUkernel kernel, CUdevice) {
+    if (!kernel) DONE(CUDA_ERROR_INVALID_HANDLE);
+    *out = function_attribute(*F(reinterpret_cast<CUfunction>(kernel)), number);
     DONE(0);
 }
 CALL cuKernelGetName(const char** out, CUkernel kernel) {
@@ -194,7 +206,7 @@ CALL cuFuncGetName(const char** out, CUfunction function) {
     DONE(0);
 }
 CALL cuFuncGetAttribute(int* out, CUfunction_attribute number, CUfunction function) {
-    if (!function) DONE(CUDA_ERROR_INVALID_HANDLE);
+    if (!function || F(function)->of_library) DONE(CUDA_ERROR_INVALID_HANDLE);
     *out = function_attribute(*F(function), number);
     DONE(0);
 }

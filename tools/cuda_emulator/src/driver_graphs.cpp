@@ -145,7 +145,11 @@ CALL cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) 
     if (N(node)->kind != CU_GRAPH_NODE_TYPE_KERNEL) DONE(CUDA_ERROR_INVALID_VALUE);
     const Launch& launch = N(node)->launch;
     memset(out, 0, sizeof *out);  // no arguments: their sizes are not known
-    out->func = reinterpret_cast<CUfunction>(launch.function);
+    if (launch.function->of_library) {
+        out->kern = reinterpret_cast<CUkernel>(launch.function);
+    } else {
+        out->func = reinterpret_cast<CUfunction>(launch.function);
+    }
     out->gridDimX = launch.grid[0];
     out->gridDimY = launch.grid[1];
     out->gridDimZ = launch.grid[2];

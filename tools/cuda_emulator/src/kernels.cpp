@@ -118,6 +118,7 @@ int launch_library(Stream* stream, const char* name, double work, unsigned block
             entry = new Function;
             entry->name = name;
             entry->registers = 128;
+            entry->of_library = true;
             entry->attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = 232448;
         }
         function = entry;
