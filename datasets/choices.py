@@ -41,10 +41,17 @@ def independence(graph: OpGraph) -> NDArray[np.bool_]:
     return free
 
 
+_ALLOCATES = frozenset({"inductor::allocate", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
+
+
 def launches_nothing(operator: Operator, graph: OpGraph) -> bool:
-    """Whether an operator only looks at memory that is there: every value it makes is a view, and it changes nothing."""
-    made = [value for call in operator.calls for value in call.outputs if value >= 0]
-    return bool(made) and not operator.mutates and all(graph.values[value].storage != value for value in made)
+    """Whether an operator only looks at memory that is there, or takes some and writes nothing into it: none of its calls is a kernel."""
+    made = [(call, value) for call in operator.calls for value in call.outputs if value >= 0]
+    return (
+        bool(made)
+        and not operator.mutates
+        and all(graph.values[value].storage != value or call.target.split(".")[0] in _ALLOCATES for call, value in made)
+    )
 
 
 def contending(graph: OpGraph) -> NDArray[np.bool_]:

@@ -70,3 +70,12 @@ def test_no_view_is_measured_beside_anything(graph: OpGraph) -> None:
 def test_working_operators_may_meet_as_before(graph: OpGraph) -> None:
     working = [operator.index for operator in graph.operators if not launches_nothing(operator, graph)]
     assert np.array_equal(contending(graph)[np.ix_(working, working)], independence(graph)[np.ix_(working, working)])
+
+
+@pytest.mark.parametrize(
+    ("target", "idle"), [("inductor::allocate", True), ("aten::empty_like.default", True), ("aten::ones_like.default", False)]
+)
+def test_an_operator_that_only_takes_memory_launches_nothing(graph: OpGraph, target: str, idle: bool) -> None:
+    working = next(operator for operator in graph.operators if operator.kind == "aten::relu")
+    calls = tuple(dataclasses.replace(call, target=target) for call in working.calls)
+    assert launches_nothing(dataclasses.replace(working, calls=calls), graph) is idle
