@@ -8,20 +8,14 @@ from torch import nn
 
 from autosched.capture.export import Captured, capture
 from autosched.core.graph import ValueRole
-from autosched.runtime.kernels import bind
-from autosched.runtime.trees import flatten_inputs
 from tests.conformance.apply import Apply
+from tests.conformance.programs import assert_computes
 
 
 def check(model: nn.Module, *inputs: torch.Tensor) -> Captured:
     captured = capture(model.eval(), inputs)
     captured.program.graph.validate()
-    outputs = bind(captured.program, captured.constants).run(flatten_inputs(captured.program, inputs))
-    with torch.no_grad():
-        expected = torch.utils._pytree.tree_leaves(model(*inputs))
-    for output, reference in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(output.clone(), reference, rtol=1e-4, atol=1e-4)
-        assert output.stride() == reference.stride()
+    assert_computes(captured.program, captured.constants, model, inputs)
     return captured
 
 

@@ -18,10 +18,9 @@ from autosched.capture.regions import region_faults
 from autosched.capture.rewrite import rewrite_draft
 from autosched.core.graph import OpGraph
 from autosched.core.variants import Lowering, Variant
-from autosched.runtime.kernels import bind
 from autosched.runtime.region_pieces import pieces_of, variants_of
-from autosched.runtime.trees import flatten_inputs
 from tests.conformance.apply import Apply
+from tests.conformance.programs import assert_computes
 
 OWN = [entry.name for entry in zoo.names() if entry.name.startswith("autosched:") and entry.name != "autosched:randwire"]
 DEEPER = ("torchvision:densenet201",)  # the blocks of densenet121, more of them: PyTorch takes longer to export it, nothing else differs
@@ -56,15 +55,13 @@ def assert_legal(draft: Draft) -> OpGraph:
 
 
 def check(model: nn.Module, *inputs: torch.Tensor) -> OpGraph:
-    captured = capture(model.eval(), inputs, lowering=Lowering.FUSED)
-    assert captured.program.lowering == "fused"
-    captured.program.graph.validate()
-    outputs = bind(captured.program, captured.constants).run(flatten_inputs(captured.program, inputs))
-    with torch.no_grad():
-        expected = torch.utils._pytree.tree_leaves(model(*inputs))
-    for output, reference in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(output.clone(), reference, rtol=1e-4, atol=1e-4)
-    return assert_legal(partition(model, inputs))
+    draft = partition(model.eval(), inputs)
+    program, constants = build_program(draft, "fused")
+    program.graph.validate()
+    assert_computes(program, constants, model, inputs)
+    graph = assert_legal(draft)
+    assert graph == program.graph
+    return graph
 
 
 def kinds(graph: OpGraph) -> list[list[str]]:
@@ -92,9 +89,13 @@ def test_a_normalisation_and_an_activation_written_out_become_one_region() -> No
         scaled = centred / torch.sqrt((centred * centred).mean(-1, keepdim=True) + 1e-5)
         return scaled * torch.sigmoid(scaled)
 
-    graph = check(Apply(run), torch.randn(64, 512))
+    model, inputs = Apply(run), torch.randn(64, 512)
+    graph = check(model, inputs)
     assert len(graph) == 1
     assert variants_of(graph.operators[0], graph, "cpu") == (Variant.CALLS, Variant.COMPILED)
+    captured = capture(model, (inputs,), lowering=Lowering.FUSED)
+    assert captured.program.lowering == "fused"
+    assert captured.program.graph.hash == graph.hash
 
 
 def test_an_epilogue_with_a_residual_joins_its_product_and_two_products_stay_two() -> None:

@@ -16,19 +16,7 @@ from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.core.program import Ref
 from autosched.core.variants import Lowering
-
-
-class Apply(nn.Module):
-    """A function as a model; layers by keyword become its sub-modules."""
-
-    def __init__(self, function, **layers: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, *tensors):
-        return self.function(self, *tensors)
+from tests.conformance.apply import Apply
 
 
 def lively_norm(features: int) -> nn.BatchNorm2d:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from autosched.core.graph import OpGraph
 from autosched.core.program import Many, Program, Ref
-from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.kernels import BoundProgram, bind
+from autosched.runtime.trees import flatten_inputs
 from tests.conformance.graphs import Recorder, random_order
 
 
@@ -51,6 +52,18 @@ def _input(recorder: Recorder, size: int) -> Ref:
 def _built(recorder: Recorder, output: Ref) -> tuple[Program, dict[int, torch.Tensor]]:
     """The program, and the tensor of each of its constants by value index."""
     return recorder.build([output]), recorder.constants()
+
+
+def assert_computes(
+    program: Program, constants: Mapping[int, torch.Tensor], model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+) -> None:
+    """The operators of ``program`` in order answer what ``model`` does, in the same layout, up to the order of sums."""
+    outputs = bind(program, constants).run(flatten_inputs(program, inputs))
+    with torch.no_grad():
+        expected = torch.utils._pytree.tree_leaves(model(*inputs))
+    for output, reference in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output.clone(), reference, rtol=1e-4, atol=1e-4)
+        assert output.stride() == reference.stride()
 
 
 def assert_same_in_any_order(
