@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autosched.core.custom_operators import parse_namespaces
 from autosched.core.errors import UsageError
 
 EFFORTS = ("quick", "balanced", "full")
@@ -22,12 +23,14 @@ class CompileOptions:
         budget_s: seconds for tuning, instead of the preset's.
         device: ``cpu`` or ``cuda`` to insist on where the model is; ``auto`` for wherever that is.
         strict: raise where the model would otherwise run as it came.
+        custom_operators: namespaces of operators outside PyTorch that may be captured and run.
     """
 
     tune: str | None = None
     budget_s: float | None = None
     device: str = "auto"
     strict: bool = False
+    custom_operators: tuple[str, ...] = ()
 
 
 def parse_options(options: Mapping[str, Any] | None) -> CompileOptions:
@@ -37,7 +40,7 @@ def parse_options(options: Mapping[str, Any] | None) -> CompileOptions:
         UsageError: naming the option, its value and what is expected.
     """
     given = dict(options or {})
-    known = ("tune", "budget_s", "device", "strict")
+    known = ("tune", "budget_s", "device", "strict", "custom_operators")
     if unknown := sorted(str(name) for name in given.keys() - set(known)):
         raise UsageError(f"option {unknown[0]!r} is not known to the backend 'autosched'; expected one of {', '.join(known)}")
     tune = given.get("tune")
@@ -54,4 +57,5 @@ def parse_options(options: Mapping[str, Any] | None) -> CompileOptions:
     strict = given.get("strict", False)
     if not isinstance(strict, bool):
         raise UsageError(f"option strict is {strict!r}; expected True or False")
-    return CompileOptions(tune, float(budget) if budget is not None else None, str(device), strict)
+    namespaces = parse_namespaces(given.get("custom_operators", ()))
+    return CompileOptions(tune, float(budget) if budget is not None else None, str(device), strict, namespaces)

@@ -25,6 +25,7 @@ from autosched.capture.dynamo import alone
 from autosched.capture.export import Captured, capture
 from autosched.compile_options import CompileOptions, parse_options
 from autosched.config import schedules_dir
+from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IllegalSchedule, UnsupportedGraph, UsageError
 from autosched.core.graph import ValueRole
 from autosched.core.likeness import transfer
@@ -75,6 +76,7 @@ def compile(
     budget_s: float | None = None,
     device: str = "auto",
     strict: bool = False,
+    custom_operators: Sequence[str] = (),
 ) -> Callable[..., Any]:
     """A callable like ``model`` that runs a schedule.
 
@@ -89,6 +91,7 @@ def compile(
         budget_s: seconds for tuning, instead of the preset's.
         device: ``cpu`` or ``cuda`` to insist on where the model is.
         strict: raise where the model would otherwise run as it came with a warning.
+        custom_operators: namespaces of operators outside PyTorch that may be captured and run, as for ``load``.
 
     Returns:
         A ``LoadedModel``; or, without example inputs, what ``torch.compile`` returns.
@@ -97,17 +100,19 @@ def compile(
         UsageError: for an option that cannot be honoured, or a missing file.
         AutoschedError: with ``strict``, if the model cannot be captured or its schedule may not run.
     """
-    options = parse_options({"tune": tune, "budget_s": budget_s, "device": device, "strict": strict})
+    given: dict[str, Any] = {
+        "tune": tune, "budget_s": budget_s, "device": device, "strict": strict, "custom_operators": custom_operators,
+    }  # fmt: skip
+    options = parse_options(given)
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"compile() got a {type(model).__name__}; expected a torch.nn.Module")
     if schedule != "auto":
         if tune is not None:
             raise UsageError(f"compile() was told to tune ({tune!r}) and to use the schedule {_shown(schedule)}; expected one of the two")
-        return load(schedule, model, strict=strict)
+        return load(schedule, model, strict=strict, custom_operators=options.custom_operators)
     if example_inputs is None and example_kwargs is None:
         from autosched.plugin import autosched
 
-        given: dict[str, Any] = {"tune": tune, "budget_s": budget_s, "device": device, "strict": strict}
         # One schedule is for one shape: sizes left open would only be closed again.
         compiled: Callable[..., Any] = torch.compile(model, backend=autosched, dynamic=False, options=given)
         return compiled
@@ -141,7 +146,7 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         raise UnsupportedGraph(f"the model is on {home}; expected cpu or cuda. Move the model.")
     if torch.is_autocast_enabled(home.type):
         raise UnsupportedGraph("autocast is on, which no schedule is made for; expected it off. Convert the model instead (model.half()).")
-    with alone(), torch.inference_mode(False), torch.no_grad():
+    with trusting(options.custom_operators), alone(), torch.inference_mode(False), torch.no_grad():
         args, kwargs = _usable(args), _usable(dict(kwargs))
         captured = capture(model, args, kwargs)
         _require_pure(captured)
@@ -168,7 +173,7 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
         AutoschedError: with ``strict``, if the schedule may not run.
     """
     with alone(), torch.inference_mode(False), torch.no_grad():
-        loaded = load(recipe.bundle, model, strict=options.strict)
+        loaded = load(recipe.bundle, model, strict=options.strict, custom_operators=options.custom_operators)
         report = loaded.report()
         if recipe.origin is Origin.DEFAULT and report.scheduled and not _faster(loaded, model, _usable(args), _usable(dict(kwargs))):
             reason = "the default schedule is no faster here than the model as it came; tune to search for a better one"
@@ -253,7 +258,11 @@ def _literals(captured: Captured) -> dict[str, torch.Tensor]:
 def _tune(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: str, options: CompileOptions) -> Bundle:
     from autosched.pipeline import tune
 
-    return tune(model, args, kwargs, device=kind, effort=options.tune or "quick", budget_s=options.budget_s).bundle
+    tuned = tune(
+        model, args, kwargs, device=kind, effort=options.tune or "quick", budget_s=options.budget_s,
+        custom_operators=options.custom_operators,
+    )  # fmt: skip
+    return tuned.bundle
 
 
 def _faster(loaded: LoadedModel, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -45,7 +45,7 @@ def autosched(
         graph: as Dynamo cuts it out.
         example_inputs: its inputs in order; parameters are among them.
         options: ``tune`` (``quick``, ``balanced``, ``full``: at the first call, if the cache has nothing), ``budget_s``, ``device``,
-            ``strict``; see ``compile_options.CompileOptions``.
+            ``strict``, ``custom_operators`` (namespaces); see ``compile_options.CompileOptions``.
         mode: none is known; say what you want by ``options``.
 
     Returns:

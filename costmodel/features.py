@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosched.core.custom_operators import known_kind
 from autosched.core.errors import UsageError
 from autosched.datasets.facts import DeviceFacts, KernelFacts
 
@@ -110,6 +111,7 @@ def kernel_columns(kernels: Sequence[KernelFacts], devices: Sequence[DeviceFacts
     waves = _waves(kernels, devices, kernel_device)
     units = np.minimum(1.0, waves)
     launches = [k.launch for k in kernels]
+    kinds = [known_kind(k.kind) for k in kernels]
     matrix = np.stack(
         [
             np.log(solo),
@@ -124,9 +126,9 @@ def kernel_columns(kernels: Sequence[KernelFacts], devices: Sequence[DeviceFacts
             np.log1p(waves),
             np.where(waves >= 1.0, np.ceil(waves) - waves, 0.0),
             np.log1p(_column([k.calls for k in kernels])),
-            _column(["conv" in k.kind for k in kernels]),
-            _column([any(word in k.kind for word in _MATMUL) for k in kernels]),
-            _column([any(word in k.kind for word in _MEMORY) for k in kernels]),
+            _column(["conv" in kind for kind in kinds]),
+            _column([any(word in kind for word in _MATMUL) for kind in kinds]),
+            _column([any(word in kind for word in _MEMORY) for kind in kinds]),
             np.log1p(_column([launch.threads_per_block if launch else 0 for launch in launches])),
             # 65,536 registers and about 228 KiB of shared memory are what one multiprocessor has since compute capability 3.0 and 9.0.
             _column([launch.registers_per_thread * launch.threads_per_block / 65536 if launch else 0.0 for launch in launches]),

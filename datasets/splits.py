@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosched.core.custom_operators import known_kind
 from autosched.core.errors import UsageError
 
 _FAMILIES = (
@@ -45,6 +46,7 @@ def operator_family(kind: str) -> str:
     >>> operator_family("aten::convolution"), operator_family("aten::addmm"), operator_family("aten::relu")
     ('convolution', 'matmul', 'memory')
     """
+    kind = known_kind(kind)
     if "conv" in kind:
         return "convolution"
     return "matmul" if any(word in kind for word in ("mm", "linear", "attention", "einsum", "lstm")) else "memory"

@@ -14,6 +14,9 @@ from autosched.capture.arguments import map_refs, refs_in
 from autosched.core.graph import TensorSpec
 from autosched.core.program import ConstantSource, Ref
 
+Around = Callable[["Node", Mapping[int, torch.Tensor], Callable[[], list[object]]], list[object]]
+"""Runs one call of a draft: given the call, the tensors by value id, and the call as a function; returns what that made."""
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -195,7 +198,11 @@ class Draft:
         self.constants = {value: constant for value, constant in self.constants.items() if value in live}
         return before - len(self.nodes) - len(self.prologue)
 
-    def observe(self, before: Callable[[Node], Sequence[Node]] = lambda node: ()) -> dict[int, torch.Tensor]:
+    def observe(
+        self,
+        before: Callable[[Node], Sequence[Node]] = lambda node: (),
+        around: Around = lambda node, tensors, run: run(),
+    ) -> dict[int, torch.Tensor]:
         """Run the draft once on the example inputs and note the spec and the storage of every value; returns the outputs by id.
 
         Buffers that the model changes are copied first: observing leaves the model as it was.
@@ -203,6 +210,7 @@ class Draft:
         Args:
             before: asked before each call of the body, when all calls ahead of it are noted; the calls it returns become part of the
                 body there, and it may change the arguments of the call it was asked about to what they make.
+            around: runs each call.
         """
         written = {value for node in self.nodes for value in node.mutates()}
         self.specs, self.storage = {}, {}
@@ -215,14 +223,14 @@ class Draft:
         outputs = self.output_values()
         with torch.inference_mode():
             for node in self.prologue:
-                self._run(node, tensors)
+                self._run(node, tensors, around)
             last: dict[int, Node] = {value: node for node in self.nodes for value in node.reads()}
             kept = {*outputs, *self.constants, *self.inputs}
             body: list[Node] = []
             for node in self.nodes:
                 read = node.reads()
                 for item in (*before(node), node):
-                    self._run(item, tensors)
+                    self._run(item, tensors, around)
                     body.append(item)
                 for value in read:
                     if last[value] is node and value not in kept:
@@ -235,8 +243,13 @@ class Draft:
         self.specs[value] = spec_of(tensor)
         self.storage[value] = owner
 
-    def _run(self, node: Node, tensors: dict[int, torch.Tensor]) -> None:
-        made = call(node, tensors.__getitem__)
+    def _run(
+        self,
+        node: Node,
+        tensors: dict[int, torch.Tensor],
+        around: Around,
+    ) -> None:
+        made = around(node, tensors, lambda: call(node, tensors.__getitem__))
         given = [(value, tensors[value]) for value in node.reads()]
         for value, item in zip(node.outputs, made, strict=True):
             if value >= 0:

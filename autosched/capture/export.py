@@ -16,6 +16,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
 from autosched.capture.build import build_program
+from autosched.capture.custom import run_twice
 from autosched.capture.draft import Constant, Draft, Node, spec_of
 from autosched.capture.passes.batch_norm import whole_batch_norms
 from autosched.capture.passes.views import loosen_views
@@ -84,6 +85,8 @@ def capture(
             model on a CPU can be captured for a GPU that this process never touches.
         lowering: what an operator is; by default what ``rewrite`` says. Not one of ``WHOLE``: ``pipeline.inductor_capture`` does those.
 
+    A custom operator is captured where its namespace is trusted (``core.custom_operators.trusting``), as an operator of its own.
+
     Raises:
         UnsupportedGraph: if the model cannot be captured or scheduled, naming the operator, its source line and what to do.
         UsageError: for a lowering of ``WHOLE``.
@@ -125,13 +128,13 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def _observe(draft: Draft) -> None:
     try:
         try:
-            draft.observe()
+            draft.observe(around=run_twice)
         except RuntimeError as error:
             if "view size is not compatible" not in str(error):
                 raise
             # Export guessed another layout than a kernel gives: a view there is a copy here, as it is in eager mode.
             loosen_views(draft)
-            draft.observe()
+            draft.observe(around=run_twice)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         short_of_memory = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in first

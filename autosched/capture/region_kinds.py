@@ -9,6 +9,7 @@ import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.traffic import is_view
+from autosched.core.custom_operators import is_custom
 from autosched.core.graph import TensorSpec
 
 # Calls that Inductor writes as loops of its own, beside those that PyTorch tags as pointwise.
@@ -74,7 +75,8 @@ def opaque(spec: TensorSpec) -> bool:
 
 def _refused(node: Node) -> bool:
     name = node.kind.partition("::")[2]
-    return any(word in name for word in _NEVER)
+    # What a custom operator is called, or tagged, says nothing of what a compiler makes of it.
+    return is_custom(node.kind) or any(word in name for word in _NEVER)
 
 
 def _owns_outputs(node: Node, draft: Draft) -> bool:

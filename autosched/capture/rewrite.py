@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autosched.capture.custom import layouts_of, restore_custom_layouts
 from autosched.capture.draft import Draft
 from autosched.capture.passes.attention import settle_masks
 from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
@@ -75,6 +76,7 @@ def rewrite_draft(draft: Draft, target: str = "", lowering: Lowering = Lowering.
     kind = target or draft.device.type
     reports: list[RewriteReport] = []
     layouts = [draft.specs[leaf.value] if isinstance(leaf, Ref) else None for leaf in draft.output_leaves]
+    owed = layouts_of(draft)
     stale = False
     for item in PASSES:
         if item.only_on and item.only_on != kind:
@@ -87,6 +89,11 @@ def rewrite_draft(draft: Draft, target: str = "", lowering: Lowering = Lowering.
         reports.append(RewriteReport(item.name, applied))
         logger.debug("%s applied %d times", item.name, applied)
     if stale:
+        draft.observe()
+    copied = restore_custom_layouts(draft, owed)
+    if owed:
+        reports.append(RewriteReport("restore_custom_layouts", copied))
+    if copied:
         draft.observe()
     restored = restore_output_layout(draft, layouts)
     reports.append(RewriteReport("restore_output_layout", restored))

@@ -14,15 +14,16 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
 from autosched.capture.sources import source_of, source_of_traceback
+from autosched.core.custom_operators import BUILT_IN, is_custom, trusted, why_unfit
 from autosched.core.errors import UnsupportedGraph
 
-ALLOWED_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "mkl", "autosched"})
 _PICKS_BY_VALUE = frozenset(
     {
         "aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::nonzero_numpy", "aten::masked_select", "aten::_unique2",
         "aten::unique_dim", "aten::unique_consecutive", "aten::bincount", "aten::repeat_interleave.Tensor", "aten::equal",
     }
 )  # fmt: skip
+_BACKENDS = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 _EFFECT_FREE_CHECKS = ("aten::_assert", "aten::sym_", "aten::_functional_assert", "aten::_functional_sym")
 
 
@@ -74,10 +75,19 @@ def no_nested_padding(model: torch.nn.Module) -> Iterator[None]:
 
 
 def composites(graph: torch.fx.Graph) -> dict[OpOverload[..., Any], Any]:
-    """Decompositions of the custom operators that are written in PyTorch's own, which export would keep whole."""
+    """Decompositions of the custom operators that are written in PyTorch's own, which export would keep whole.
+
+    A trusted one that has a kernel of its own beside stays whole: its owner has something better there.
+    """
     targets = {node.target for node in graph.nodes if isinstance(node.target, OpOverload)}
     key = torch._C.DispatchKey.CompositeImplicitAutograd
-    custom = [target for target in targets if target.namespace not in ALLOWED_NAMESPACES and target.has_kernel_for_dispatch_key(key)]
+    custom = [
+        target
+        for target in targets
+        if target.namespace not in BUILT_IN
+        and target.has_kernel_for_dispatch_key(key)
+        and not (target.namespace in trusted() and any(target.has_kernel_for_dispatch_key(item) for item in _BACKENDS))
+    ]
     # Not their method decompose(), which export replaces by what stands in this table.
     return {target: partial(target._op_dk, key) for target in custom}
 
@@ -101,8 +111,8 @@ def require_schedulable(node: torch.fx.Node) -> None:
     if isinstance(target, HigherOrderOperator) and str(target).startswith("auto_functionalized"):
         name = getattr(node.args[0], "_name", "an operator")
         raise UnsupportedGraph(
-            f"{name} at {place} is a custom operator that changes its arguments; expected PyTorch's own operators. Write it "
-            "with those, or capture the model around it."
+            f"{name} at {place} is a custom operator that changes its arguments; expected one that leaves them as they are, in any "
+            "namespace. Return new tensors, or capture the model around it."
         )
     if isinstance(target, HigherOrderOperator):
         raise UnsupportedGraph(
@@ -114,16 +124,24 @@ def require_schedulable(node: torch.fx.Node) -> None:
     name = target._schema.name
     if name in _PICKS_BY_VALUE or f"{name}.{target._schema.overload_name}" in _PICKS_BY_VALUE or _is_symbolic(node.meta.get("val")):
         raise UnsupportedGraph(f"{name} at {place} makes a number or a shape that depends on the data. {_DATA}")
-    if target.namespace not in ALLOWED_NAMESPACES:
-        raise UnsupportedGraph(
-            f"{name} at {place} is a custom operator; expected one of the namespaces {sorted(ALLOWED_NAMESPACES)}. Register it with "
-            "CompositeImplicitAutograd, written in PyTorch's own operators, or capture the model around it."
-        )
+    if is_custom(name):
+        _require_fit(target, f"{name} at {place}")
     if torch.Tag.nondeterministic_seeded in target.tags and _draws(target, node):
         raise UnsupportedGraph(
             f"{name} at {place} draws random numbers, so no two runs agree and no schedule can be checked; expected a deterministic model. "
             "Call model.eval(), or pass the random tensor as an input."
         )
+
+
+def _require_fit(target: OpOverload[..., Any], what: str) -> None:
+    if target.namespace not in trusted():
+        raise UnsupportedGraph(
+            f"{what} is a custom operator; expected one of the namespaces {sorted(BUILT_IN | trusted())}. Trust its own with "
+            f"custom_operators=({target.namespace!r},) (--custom-operators {target.namespace}), or register it with "
+            "CompositeImplicitAutograd, written in PyTorch's own operators."
+        )
+    if reason := why_unfit(target._schema):
+        raise UnsupportedGraph(f"{what} is a custom operator that {reason}.")
 
 
 _DATA = "Expected shapes fixed by the example inputs. Compute it outside the model, or pad to a fixed size."
@@ -175,6 +193,11 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
     first = (described[0] if described else type(error).__name__).rstrip(".")
     where = f" at {place} ({code})" if place else ""
     kind = type(error).__name__
+    if kind == "UnsupportedOperatorException" or "fake impl" in str(error):
+        return UnsupportedGraph(
+            f"the model cannot be captured{where}: an operator has no fake implementation ({first}). Expected one that makes outputs of "
+            "the right shape without computing them; register it with torch.library.register_fake."
+        )
     if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):
         return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {_DATA}")
     return UnsupportedGraph(f"the model cannot be captured{where}: torch.export refuses it with {kind}: {first}. {_advice(str(error))}")
@@ -182,6 +205,7 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
 
 # Words of export's own refusals, and what helps.
 _ADVICE = (
+    ("output has alias annotations", "Return a copy from that operator, and delete the annotation"),
     ("cache_utils", "Call the model with use_cache=False"),
     ("not a known type", "Register the container with torch.export.register_dataclass, or return a tuple or a dictionary"),
     ("ScriptModule", "Give the Python module that was scripted or traced, or convert it with torch.export's TS2EPConverter"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autosched.cli.options import FileArgument, JsonOption, SeedOption
+from autosched.cli.options import CustomOperatorsOption, FileArgument, JsonOption, SeedOption, names_in
 from autosched.cli.printing import emit, live_progress
 from autosched.cli.shapes import ChosenBatchOption, ShapeOption
 
@@ -18,15 +18,17 @@ def bench(
     rounds: Annotated[int, typer.Option(min=5, help="Interleaved rounds.")] = 40,
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
+    custom_operators: CustomOperatorsOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Measure a tuned schedule against the sequential one and against the model as it comes, interleaved; every shape by default."""
     from autosched import pipeline, zoo
+    from autosched.core.custom_operators import trusting
 
     bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
-    with live_progress() as progress:
+    with trusting(names_in(custom_operators)), live_progress() as progress:
         result = pipeline.bench(file, loaded.model, rounds=rounds, seed=seed, shape=shape, batch=batch, progress=progress)
     if json:
         emit(result)
@@ -39,14 +41,17 @@ def check(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Also check it against this model.")] = None,
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
+    custom_operators: CustomOperatorsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Say whether a tuned schedule fits this machine: exact, degraded or incompatible, with a line for each difference."""
     from autosched import pipeline, zoo
+    from autosched.core.custom_operators import trusting
 
     bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model, dtype=bundle.dtype, seed=bundle.seed) if model is not None else None
-    result = pipeline.check(file, loaded.model if loaded is not None else None, shape=shape, batch=batch)
+    with trusting(names_in(custom_operators)):
+        result = pipeline.check(file, loaded.model if loaded is not None else None, shape=shape, batch=batch)
     if json:
         emit(result)
     else:
@@ -61,15 +66,18 @@ def trace(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the trace.")] = Path("trace.json"),
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
+    custom_operators: CustomOperatorsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a tuned schedule once with time stamps and write a timeline for Perfetto (ui.perfetto.dev)."""
     from autosched import pipeline, zoo
+    from autosched.core.custom_operators import trusting
 
     pipeline.check_writable(output)
     bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
-    result = pipeline.trace(file, loaded.model, output, shape=shape, batch=batch)
+    with trusting(names_in(custom_operators)):
+        result = pipeline.trace(file, loaded.model, output, shape=shape, batch=batch)
     if json:
         emit(result)
     else:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autosched.cli.options import JsonOption, SeedOption
+from autosched.cli.options import CustomOperatorsOption, JsonOption, SeedOption, names_in
 from autosched.cli.printing import emit, live_progress
 
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto (CUDA if there is a GPU).")]
@@ -33,6 +33,7 @@ def collect(
             "--cost-model", metavar="DIR", help="A folder of 'autosched train'; half of the pairs are then those it is least sure of."
         ),
     ] = None,
+    custom_operators: CustomOperatorsOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -44,6 +45,7 @@ def collect(
     """
     from autosched import zoo
     from autosched.config import parse_seconds
+    from autosched.core.custom_operators import trusting
     from autosched.device.registry import device_named
     from autosched.pipeline import collecting
 
@@ -52,7 +54,7 @@ def collect(
     names = models or [entry.name for entry in zoo.names() if not entry.package]
     loaded = [zoo.load(name, seed=seed) for name in names]
     subjects = [collecting.Subject(item.name, item.model, item.args, item.kwargs) for item in loaded]
-    with live_progress() as progress:
+    with trusting(names_in(custom_operators)), live_progress() as progress:
         result = collecting.collect(
             subjects,
             output,

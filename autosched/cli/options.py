@@ -21,6 +21,10 @@ CostModelOption = Annotated[
     Path | None,
     typer.Option("--cost-model", metavar="DIR", help="A folder of 'autosched train'; default: the one trained on this machine, if any."),
 ]
+CustomOperatorsOption = Annotated[
+    str | None,
+    typer.Option("--custom-operators", metavar="NAMES", help="Namespaces of custom operators that may run, such as mylib or mylib,other."),
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 RewriteOption = Annotated[
     bool, typer.Option("--rewrite/--no-rewrite", help="Fold, simplify and fuse operators first; --no-rewrite is --lowering aten.")
@@ -34,3 +38,12 @@ ModelArgument = Annotated[
     typer.Argument(metavar="MODEL", help="torchvision:NAME, timm:NAME, transformers:NAME, autosched:NAME, module:function or FILE.pt2."),
 ]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A tuned schedule, written by 'autosched tune'.")]
+
+
+def names_in(text: str | None) -> tuple[str, ...]:
+    """The names of a comma-separated list; none of nothing.
+
+    >>> names_in("mylib, other")
+    ('mylib', 'other')
+    """
+    return tuple(name for part in (text or "").split(",") if (name := part.strip()))

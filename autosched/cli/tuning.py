@@ -11,6 +11,7 @@ from autosched.cli.options import (
     BatchOption,
     BudgetOption,
     CostModelOption,
+    CustomOperatorsOption,
     DeviceOption,
     DtypeOption,
     EffortOption,
@@ -19,6 +20,7 @@ from autosched.cli.options import (
     ModelArgument,
     RewriteOption,
     SeedOption,
+    names_in,
 )
 from autosched.cli.printing import live_progress, show_report
 from autosched.cli.shapes import BatchesOption, parse_batches, tune_several
@@ -39,6 +41,7 @@ def tune(
     lowering: LoweringOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run has measured.")] = False,
     cost_model: CostModelOption = None,
+    custom_operators: CustomOperatorsOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -49,17 +52,19 @@ def tune(
     """
     from autosched import pipeline, zoo
     from autosched.config import parse_seconds
+    from autosched.core.custom_operators import parse_namespaces
     from autosched.device.compiled_baseline import from_zoo
 
     budget_s = parse_seconds(budget) if budget is not None else None
     if output is not None:
         pipeline.check_writable(output)
     batches = parse_batches(batch)
+    trusted = parse_namespaces(names_in(custom_operators))
     pipeline.check_request(device, effort, budget_s, lowering)
     if len(batches) > 1:
         tune_several(
             model, batches, output, json, device=device, effort=effort, budget_s=budget_s, seed=seed, rewrite=rewrite, fresh=fresh,
-            lowering=lowering, dtype=dtype, cost_model=cost_model,
+            lowering=lowering, dtype=dtype, cost_model=cost_model, custom_operators=trusted,
         )  # fmt: skip
         return
     (size,) = batches
@@ -80,6 +85,7 @@ def tune(
             dtype=dtype,
             source=from_zoo(model, batch=size, dtype=dtype, seed=seed),
             cost_model=cost_model,
+            custom_operators=trusted,
             progress=progress,
         )
     report = tuned.report
@@ -102,6 +108,7 @@ def compare(
     lowering: LoweringOption = None,
     compiled: Annotated[bool, typer.Option("--compiled/--no-compiled", help="Measure torch.compile too, in its own process.")] = True,
     cost_model: CostModelOption = None,
+    custom_operators: CustomOperatorsOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -111,9 +118,11 @@ def compare(
     """
     from autosched import pipeline, zoo
     from autosched.config import parse_seconds
+    from autosched.core.custom_operators import parse_namespaces
     from autosched.device.compiled_baseline import from_zoo
 
     budget_s = parse_seconds(budget) if budget is not None else None
+    trusted = parse_namespaces(names_in(custom_operators))
     names = [name.strip() for name in strategies.split(",") if name.strip()] if strategies is not None else None
     pipeline.check_request(device, effort, budget_s, lowering, names)
     loaded = zoo.load(model, batch=batch, dtype=dtype, seed=seed)
@@ -133,6 +142,7 @@ def compare(
             name=loaded.name,
             source=from_zoo(model, batch=batch, dtype=dtype, seed=seed),
             cost_model=cost_model,
+            custom_operators=trusted,
             progress=progress,
         )
     show_report(report, json)

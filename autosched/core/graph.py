@@ -15,6 +15,7 @@ from functools import cached_property
 
 import msgspec
 
+from autosched.core.custom_operators import is_custom
 from autosched.core.errors import InvalidGraph
 from autosched.core.program import Argument, Call, Many, Ref
 
@@ -118,7 +119,7 @@ class Operator:
         """The main call's operator name, for example ``aten::convolution``."""
         heaviest = self.calls[0]
         for call in self.calls:
-            if any(word in call.target for word in ("conv", "mm", "linear", "attention", "lstm")):
+            if is_custom(call.target) or any(word in call.target for word in ("conv", "mm", "linear", "attention", "lstm")):
                 heaviest = call
                 break
         return heaviest.target.partition(".")[0]

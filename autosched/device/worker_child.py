@@ -18,6 +18,7 @@ from types import ModuleType
 
 from autosched.core.errors import IllegalSchedule
 from autosched.core.records import Failure, FailureKind
+from autosched.device.registrations import register_there
 from autosched.device.worker_messages import BOARD, LENGTH, Answer, Broken, Done, Ready, Request, pack, read_request
 from autosched.runtime.orphans import die_with
 
@@ -47,6 +48,7 @@ class Channel:
             die_with(parent)
         threading.Thread(target=self._read, name="autosched-worker-requests", daemon=True).start()
         self.plugin = _load_plugin(Path(plugin)) if plugin else None
+        register_there(sys.argv[5])
 
     def beat(self, item: int) -> None:
         """Show progress, and what is worked on now (-1: nothing in particular). Costs less than a microsecond."""

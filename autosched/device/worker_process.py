@@ -20,6 +20,7 @@ from pathlib import Path
 
 import autosched
 from autosched.core.records import FailureKind
+from autosched.device.registrations import describe_registrations
 from autosched.device.worker_messages import BOARD, LENGTH
 
 _LOG_BYTES = 65536
@@ -45,6 +46,11 @@ class ChildProcess:
         module: module whose ``main()`` is the process.
         folder: private folder, shared with the process.
         plugin: a Python file the process runs first. For tests that inject faults; nothing a user or a bundle can reach sets it.
+
+    The process imports what registers the custom operators trusted now, and trusts them.
+
+    Raises:
+        UsageError: as ``registrations.describe_registrations``.
     """
 
     def __init__(self, module: str, folder: Path, *, plugin: Path | None = None) -> None:
@@ -52,6 +58,7 @@ class ChildProcess:
         board.write_bytes(BOARD.pack(0, -1))
         with board.open("r+b") as file:
             self._board = mmap.mmap(file.fileno(), BOARD.size)
+        registrations = describe_registrations()
         # A source checkout may not be installed, and may not come before site-packages: its own datasets/ would hide another's.
         root = str(Path(autosched.__file__).resolve().parent.parent)
         code = f"import sys; sys.path.append({root!r}); from {module} import main; main()"
@@ -59,7 +66,7 @@ class ChildProcess:
         log, log_theirs = os.pipe()
         # The parent-death signal fires when the *thread* that started the process ends, so only a main thread may ask for it.
         tied = threading.current_thread() is threading.main_thread()
-        arguments = [str(answers_theirs), str(board), str(os.getpid() if tied else 0), str(plugin or "")]
+        arguments = [str(answers_theirs), str(board), str(os.getpid() if tied else 0), str(plugin or ""), registrations]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", code, *arguments],

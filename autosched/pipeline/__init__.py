@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autosched.capture.call_check import require_call
+from autosched.core.custom_operators import trusting
 from autosched.core.progress import Progress, Silent
 from autosched.core.variants import Lowering
 from autosched.pipeline.budget import budget_for
@@ -45,6 +46,7 @@ def tune(
     source: ModelSource | None = None,
     cost_model: Path | None = None,
     progress: Progress | None = None,
+    custom_operators: Sequence[str] = (),
 ) -> Tuned:
     """Measure a model's operators, search schedules, verify the best on the device, and keep the winner.
 
@@ -67,6 +69,8 @@ def tune(
         source: where another process can build the same model, for the ``torch.compile`` baseline; else the exported program is compiled.
         cost_model: predicts the pairs that are not measured; ``None`` for the one trained on this machine, or one that ships for it.
         progress: told where the job is.
+        custom_operators: namespaces of operators outside PyTorch that may be captured and run, such as ``("mylib",)`` for ``mylib::norm``:
+            each an operator of its own, which must be functional and deterministic.
 
     Raises:
         AutoschedError: every error a user can cause; its class says which.
@@ -79,7 +83,8 @@ def tune(
         device, effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name or type(model).__name__, dtype,
         source, cost_model,
     )  # fmt: skip
-    outcome = _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite)
+    with trusting(custom_operators):
+        outcome = _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite)
     tuned = Tuned(outcome, options)
     kept = remember(tuned)
     tuned.report = dataclasses.replace(tuned.report, cached=str(kept) if kept is not None else None)
@@ -103,6 +108,7 @@ def compare(
     source: ModelSource | None = None,
     cost_model: Path | None = None,
     progress: Progress | None = None,
+    custom_operators: Sequence[str] = (),
 ) -> TuneReport:
     """Measure every strategy and baseline side by side in one run: nothing is left out, so it may take longer than its budget.
 
@@ -134,7 +140,8 @@ def compare(
         cost_model,
         complete=True,
     )
-    return _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite).report
+    with trusting(custom_operators):
+        return _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite).report
 
 
 def _run(

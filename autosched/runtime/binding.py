@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from autosched.core.custom_operators import trusted, trusting
 from autosched.core.errors import IncompatibleArtifact
 from autosched.core.program import InputSpec, Program
 from autosched.runtime.agreement import models_answer, require_agreement
@@ -36,9 +37,12 @@ class Binder:
     Args:
         label: of the bundle, for messages.
         frozen: as in ``ModelWatch``.
+
+    Whenever a schedule is bound, now or after a change of the model, the custom operators are trusted that are trusted when this is made.
     """
 
     def __init__(self, model: torch.nn.Module, device: torch.device, label: str, *, frozen: bool = False) -> None:
+        self._trusted = trusted()
         self.model = model
         self._device = device
         self._label = label
@@ -64,6 +68,10 @@ class Binder:
         )
 
     def _bind(self, bundle: Bundle, plan: Plan, *, verify: bool) -> Bound:
+        with trusting(self._trusted):
+            return self._bind_trusting(bundle, plan, verify=verify)
+
+    def _bind_trusting(self, bundle: Bundle, plan: Plan, *, verify: bool) -> Bound:
         program, device = bundle.program, self._device
         # The watch first: a change while the weights are read is then seen at the next call.
         watch = ModelWatch(self.model, program, frozen=self._frozen)

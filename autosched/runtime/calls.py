@@ -1,6 +1,7 @@
 """One call of a program as a callable on slots: which operators may run, and the shortest way to run them.
 
-Programs come from bundles, and bundles come from strangers: only operators of the allow-list resolve.
+Programs come from bundles, and bundles come from strangers: only operators of the allow-list resolve, and functional ones of the
+namespaces that the caller trusts (``core.custom_operators``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from autosched.core.custom_operators import BUILT_IN, trusted, why_unfit
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Argument, Call, Many, NonFinite, Ref, TorchLiteral
 from autosched.runtime.direct import binding_of
@@ -17,7 +19,6 @@ from autosched.runtime.direct import binding_of
 Slots = list[Any]
 Kernel = Callable[[Slots], None]
 
-_NAMESPACES = frozenset({"aten", "mkldnn", "mkl", "prims", "autosched"})
 # Reading files, printing, and changing what memory a tensor means have no place in a captured model.
 _REFUSED = frozenset(
     {"from_file", "_print", "set_", "set_data", "resize_", "resize_as_", "_resize_output_", "set_source", "pin_memory", "_pin_memory"}
@@ -28,19 +29,28 @@ def resolve(target: str) -> Callable[..., Any]:
     """The operator overload called ``namespace::name.overload``.
 
     Raises:
-        UnsupportedGraph: if it is not on the allow-list, or this PyTorch does not have it.
+        UnsupportedGraph: if it is neither on the allow-list nor of a trusted namespace, or does not exist here, or is a custom operator
+            that no schedule can hold.
     """
     namespace, separator, rest = target.partition("::")
     name, dot, overload = rest.rpartition(".")
-    if not separator or not dot or namespace not in _NAMESPACES or name in _REFUSED or name.startswith("__"):
-        raise UnsupportedGraph(
-            f"operator {target!r} may not run from a schedule; expected one of {sorted(_NAMESPACES)}. Capture the model again."
-        )
-    packet = getattr(getattr(torch.ops, namespace), name, None)
+    custom = namespace not in BUILT_IN
+    if not separator or not dot or (custom and namespace not in trusted()) or name in _REFUSED or name.startswith("__"):
+        advice = f"If you trust {namespace!r}, give custom_operators=({namespace!r},)." if custom else "Capture the model again."
+        raise UnsupportedGraph(f"operator {target!r} may not run from a schedule; expected one of {sorted(BUILT_IN | trusted())}. {advice}")
+    packet = getattr(getattr(torch.ops, namespace, None), name, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket) or overload not in packet.overloads():  # type: ignore[no-untyped-call]
+        if custom:
+            raise UnsupportedGraph(
+                f"operator {target!r} is not registered in this process; expected the namespace {namespace!r} to hold it. Import the "
+                "package that registers it first."
+            )
         raise UnsupportedGraph(f"operator {target!r} does not exist in torch {torch.__version__}; tune again with this version.")
-    found: Callable[..., Any] = getattr(packet, overload)
-    return found
+    found: Any = getattr(packet, overload)
+    if custom and (reason := why_unfit(found._schema)):
+        raise UnsupportedGraph(f"custom operator {target!r} {reason}.")
+    resolved: Callable[..., Any] = found
+    return resolved
 
 
 def compile_call(call: Call, device: torch.device) -> Kernel:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 
+from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.binding import Binder
@@ -41,6 +42,7 @@ def load(
     max_shapes: int = 8,
     prepare: Literal["all", "first-use"] = "all",
     frozen: bool = False,
+    custom_operators: Sequence[str] = (),
 ) -> LoadedModel:
     """Bind a bundle to the model it was made for.
 
@@ -64,6 +66,8 @@ def load(
         prepare: ``all`` binds and verifies every shape now, up to ``max_shapes``; ``first-use`` each at its first call.
         frozen: you vouch that the model's modules and weights stay as they are, and nothing looks at every one of them at each call;
             after a change, ``refresh()`` reads them again. Training mode and hooks are looked at all the same.
+        custom_operators: namespaces of operators outside PyTorch that the bundle may run, such as ``("mylib",)`` for ``mylib::norm``; the
+            package that registers them must be imported. A bundle that needs another namespace is not used.
 
     Returns:
         A callable with the model's signature; see :class:`LoadedModel`. Its ``report()`` says what is ready and what memory it takes.
@@ -81,7 +85,8 @@ def load(
         raise UsageError(f"prepare is {prepare!r}; expected 'all' or 'first-use'")
     facts = _Facts(label_of(source), strict)
     try:
-        table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen)
+        with trusting(custom_operators):
+            table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen)
         if prepare == "all":
             _warm(table, model, facts)
     except AutoschedError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from autosched.core.custom_operators import is_custom
 from autosched.core.graph import Operator, OpGraph, kernel_signature
 from autosched.core.program import Call, Program
 from autosched.core.variants import Lowering, Variant
@@ -115,7 +116,7 @@ def _is_view(call: Call, graph: OpGraph) -> bool:
 
 
 def _compilable(call: Call, graph: OpGraph) -> bool:
-    if call.target.startswith(_LIBRARY_NAMESPACES):
+    if call.target.startswith(_LIBRARY_NAMESPACES) or is_custom(call.target):
         return False
     specs = [graph.values[value].spec for value in (*call.reads(), *(item for item in call.outputs if item >= 0))]
     return all(len(spec.strides) == len(spec.shape) for spec in specs)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
+from autosched.core.custom_operators import is_custom, trusted
+from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import ConstantSource, Program
+from autosched.core.program_json import decode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.bundle_format import Bundle, printable
+from autosched.runtime.calls import resolve
 from autosched.runtime.host_key import numerics_key
 
 
@@ -57,6 +63,7 @@ def check_bundle(
     """Compare a bundle's key with a host and, if given, a model.
 
     A device or a setting that changes numerics makes it incompatible, as does a parameter with another name, shape or dtype.
+    So does a custom operator whose namespace the caller does not trust, that is not registered here, or that no schedule can hold.
     Another version of torch or of a library makes it degraded, as does a parameter laid out otherwise in memory.
 
     Args:
@@ -68,12 +75,40 @@ def check_bundle(
     found += [Difference(Compatibility.DEGRADED, f"software {line}") for line in bundle.key.software.differences(software)]
     here = SoftwareKey(numerics if numerics is not None else numerics_key(bundle.key.device.kind))
     found += [Difference(Compatibility.INCOMPATIBLE, f"setting {line}") for line in SoftwareKey(bundle.key.numerics).differences(here)]
+    found += [Difference(Compatibility.INCOMPATIBLE, line) for line in _custom_operators(bundle.program)]
     if model is not None:
         found += _model_differences(bundle.program, model)
     found.sort(key=lambda difference: _RANK[difference.compatibility])
     found = [Difference(item.compatibility, printable(item.line)) for item in found]
     worst = found[0].compatibility if found else Compatibility.EXACT
     return Verdict(worst, tuple(found))
+
+
+def _custom_operators(program: Program) -> list[str]:
+    calls = [*program.prologue, *(call for operator in program.graph.operators for call in operator.calls)]
+    if program.source:
+        # One that cannot be read is refused when it is bound.
+        with contextlib.suppress(msgspec.MsgspecError):
+            source = decode_program(program.source.encode())
+            calls += [*source.prologue, *(call for operator in source.graph.operators for call in operator.calls)]
+    needed: dict[str, list[str]] = {}
+    for target in sorted({call.target for call in calls if is_custom(call.target)}):
+        needed.setdefault(target.partition("::")[0], []).append(target)
+    lines: list[str] = []
+    for namespace, targets in needed.items():
+        if namespace not in trusted():
+            shown = ", ".join(targets[:3]) + (f" and {len(targets) - 3} more" if len(targets) > 3 else "")
+            lines.append(
+                f"custom operators: it runs {shown}, and the namespace {namespace!r} is not trusted here; if you trust it, give "
+                f"custom_operators=({namespace!r},) (--custom-operators {namespace})"
+            )
+            continue
+        for target in targets:
+            try:
+                resolve(target)
+            except UnsupportedGraph as error:
+                lines.append(f"custom operators: {error}")
+    return lines
 
 
 def _model_differences(program: Program, model: torch.nn.Module) -> list[Difference]:

@@ -231,11 +231,11 @@ def test_a_view_that_the_real_layout_does_not_allow_is_a_copy(monkeypatch):
 
     real, calls = Draft.observe, []
 
-    def observe(draft):
+    def observe(draft, **options):
         calls.append([node.kind for node in draft.nodes])
         if "aten::view" in calls[-1]:
             raise RuntimeError("view size is not compatible with input tensor's size and stride")
-        return real(draft)
+        return real(draft, **options)
 
     monkeypatch.setattr(Draft, "observe", observe)
     x = torch.randn(2, 3)

@@ -9,6 +9,7 @@ import torch
 from autosched.capture.draft import Draft, Node, iterate_regions
 from autosched.capture.passes.timing import rough_us
 from autosched.capture.traffic import is_view
+from autosched.core.custom_operators import is_custom
 from autosched.core.graph import topological
 
 # A call on fewer elements takes about as long as launching it: what runs beside what no longer matters, how many launches does.
@@ -69,8 +70,9 @@ class _Regions:
         return bool(working) and all(torch.Tag.pointwise in node.op.tags and not node.mutates() for node in working)
 
     def _touches(self, region: Sequence[Node], written: set[int]) -> bool:
-        # Where memory changes in place, order is not only a matter of data: leave those operators as they are.
-        return any(self._draft.storage[value] in written for node in region for value in node.reads())
+        # Where memory changes in place, order is not only a matter of data; and what a custom operator's tags promise is its owner's
+        # word: leave those operators as they are.
+        return any(is_custom(node.kind) or any(self._draft.storage[value] in written for value in node.reads()) for node in region)
 
     def _elements(self, region: Sequence[Node]) -> int:
         return max((self._draft.specs[value].elements for node in region for value in node.outputs if value >= 0), default=0)

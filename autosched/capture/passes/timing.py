@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.traffic import bytes_read, bytes_written
+from autosched.core.custom_operators import known_kind
 
 # Orders of magnitude of one core (bytes and elements each microsecond); only the comparison of path lengths uses them.
 _BYTES_EACH_US = 10_000
@@ -26,7 +27,7 @@ def products_us(calls: Sequence[Node], draft: Draft) -> float:
 
 
 def _products(node: Node, draft: Draft) -> int:
-    if not any(word in node.kind for word in ("conv", "mm", "linear", "matmul")):
+    if not any(word in known_kind(node.kind) for word in ("conv", "mm", "linear", "matmul")):
         return 0
     values = [value for value in node.outputs if value >= 0]
     reads = node.reads()

@@ -5,15 +5,23 @@ from __future__ import annotations
 import torch
 
 from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.output_layout import format_of
 from autosched.capture.traffic import is_view
+from autosched.core.custom_operators import is_custom
 
 # These look at strides: they compute something else where the tensors before them are laid out in another way.
 _STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::view_as_complex", "aten::_reshape_alias", "aten::unfold"})
 
 
 def depends_on_strides(draft: Draft) -> bool:
-    """Whether some call computes by the strides of what it reads, so that no layout may change."""
-    return any(node.kind in _STRIDE_SENSITIVE or node.target == "aten::view.dtype" for node in draft.nodes)
+    """Whether some call computes by the strides of what it reads, so that no layout may change.
+
+    A custom operator may, but is given them back (``capture.custom.restore_custom_layouts``), if they are those of a format.
+    """
+    if any(node.kind in _STRIDE_SENSITIVE or node.target == "aten::view.dtype" for node in draft.nodes):
+        return True
+    given = {value for node in draft.nodes if is_custom(node.kind) for value in node.reads()} - draft.fixed_values() - set(draft.inputs)
+    return any(format_of(draft.specs[value]) is None for value in given)
 
 
 def loosen_views(draft: Draft) -> int:
