@@ -94,7 +94,11 @@ def capture(
     chosen = lowering if lowering is not None else Lowering.REWRITTEN if rewrite else Lowering.ATEN
     if chosen in WHOLE:
         raise UsageError(f"capture() got the lowering {chosen}, which needs the compiler of the device; use pipeline.inductor_capture")
-    draft = draft_of(model, args, kwargs)
+    return lower_draft(draft_of(model, args, kwargs), chosen, target)
+
+
+def lower_draft(draft: Draft, chosen: Lowering, target: str = "") -> Captured:
+    """A draft of :func:`draft_of` in the lowering ``chosen``, not one of ``WHOLE``; it is changed. Target, errors: as :func:`capture`."""
     structure = structure_of(draft)
     reports: tuple[RewriteReport, ...] = ()
     if chosen is not Lowering.ATEN:

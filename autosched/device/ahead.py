@@ -1,8 +1,11 @@
-"""Compiling a whole model ahead, in a process that can be ended: whoever compiles it next finds what was done in Inductor's cache."""
+"""Compiling a whole model ahead, in processes that can be ended: whoever compiles it next finds what was done in Inductor's cache."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -11,14 +14,16 @@ from autosched.core.decoding import decode_json
 from autosched.core.errors import WorkerLost
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
-from autosched.core.records import FailureKind
 from autosched.core.variants import Lowering
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_messages import Broken, ExtraAnswer, ExtraRequest
+from autosched.runtime.inductor_modes import Mode
 from autosched.runtime.inductor_unfinished import remove_unfinished
+from autosched.runtime.region_pool import worker_count
 
 MODULE = "autosched.device.ahead_main"
 AHEAD = "compile-ahead"
+_GRACE_S = 60.0
 
 
 class AheadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +46,14 @@ class AheadResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class NotCompiled:
+    """Why the code of a whole model is not to be had; ``timed_out`` where only time was missing."""
+
+    reason: str
+    timed_out: bool = False
+
+
 def compile_ahead(
     source: Program,
     constants: Mapping[int, torch.Tensor],
@@ -48,40 +61,77 @@ def compile_ahead(
     threads: Sequence[int],
     limit_s: float,
     lowering: Lowering = Lowering.INDUCTOR,
-) -> str:
-    """Compile ``source`` as a whole in a process of its own.
+) -> NotCompiled | None:
+    """Compile ``source`` as a whole in processes of its own: one for each number of threads, at once, where there are cores and memory for
+    that and nothing is chosen by timing; else one for all.
 
     Args:
         source: a program of ATen calls, as ``pipeline.inductor_capture.lower_inductor`` gets it.
         constants: tensor of each of its bindings, by value index.
         device: what it is compiled for.
         threads: the numbers of threads that code is wanted for, most first; on a GPU they mean nothing.
-        limit_s: seconds after which the process is ended.
+        limit_s: seconds after which the processes are ended.
         lowering: one of ``WHOLE``: Inductor's mode. In one that times kernels, nothing else should run on the device.
 
     Returns:
-        Why the lowering is not to be had, or empty: then compiling it here takes little time.
+        Why the lowering is not to be had, or ``None``: then compiling it here takes little time.
     """
-    worker = Worker(MODULE, timeout_s=limit_s)
+    at_once = len(threads) > 1 and not Mode(lowering).autotuned and worker_count(2 * len(threads)) >= len(threads)
+    shares = [(count,) for count in threads] if at_once else [tuple(threads)]
+    # Their own limit is only for a process that cannot be ended.
+    workers = [Worker(MODULE, timeout_s=2 * limit_s + _GRACE_S) for _ in shares]
+    end_s = time.monotonic() + limit_s
     try:
-        program_file = worker.folder / "program.json"
+        folder = workers[0].folder
+        program_file = folder / "program.json"
         program_file.write_bytes(encode_program(source))
         tensors = {str(value): tensor.detach().cpu() for value, tensor in constants.items()}
-        constants_file = worker.write_tensors("constants.safetensors", tensors)
+        constants_file = workers[0].write_tensors("constants.safetensors", tensors)
         home, precision = str(torch.device(device)), torch.get_float32_matmul_precision()
-        body = AheadBody(str(program_file), str(constants_file), home, tuple(threads), lowering.value, precision)
-        for answer in worker.ask(ExtraRequest(AHEAD, msgspec.Raw(msgspec.json.encode(body)))):
-            if isinstance(answer, Broken):
-                return answer.failure.detail
-            if isinstance(answer, ExtraAnswer) and answer.name == AHEAD:
-                return decode_json(answer.body, AheadResult).reason
-        return "the compiling process gave no answer"
-    except WorkerDied as death:
-        remove_unfinished()
-        if death.failure.kind is FailureKind.TIMEOUT:
-            return f"Inductor had not compiled the whole model after {limit_s:.0f} s; raise --budget"
-        return f"the process that compiled the whole model ended: {death.failure.detail}"
+        bodies = [AheadBody(str(program_file), str(constants_file), home, share, lowering.value, precision) for share in shares]
+        for worker in workers:
+            # By this thread: it is what the process ends with.
+            worker.start()
+        return _first_reason(workers, bodies, end_s, limit_s)
     except (ValueError, WorkerLost) as error:
-        return f"the model cannot be compiled in another process: {error}"
+        return NotCompiled(f"the model cannot be compiled in another process: {error}")
     finally:
-        worker.close()
+        for worker in workers:
+            worker.close()
+
+
+class _Reason(Exception):
+    """Why a process cannot have the code."""
+
+
+def _first_reason(workers: Sequence[Worker], bodies: Sequence[AheadBody], end_s: float, limit_s: float) -> NotCompiled | None:
+    with ThreadPoolExecutor(len(workers)) as pool:
+        asked = [pool.submit(_compile, worker, body) for worker, body in zip(workers, bodies, strict=True)]
+        try:
+            done, pending = wait(asked, timeout=max(0.0, end_s - time.monotonic()), return_when=FIRST_EXCEPTION)
+            errors = [error for item in done if (error := item.exception()) is not None]
+        finally:
+            # Also at an interrupt. Each thread sees its process's end, and ends.
+            for worker, item in zip(workers, asked, strict=True):
+                if not item.done():
+                    worker.stop()
+    if pending or errors:
+        remove_unfinished()
+    for error in errors:
+        if isinstance(error, _Reason):
+            return NotCompiled(str(error))
+        if isinstance(error, WorkerDied):
+            return NotCompiled(f"the process that compiled the whole model ended: {error.failure.detail}")
+        raise error
+    return NotCompiled(f"Inductor had not compiled the whole model after {limit_s:.0f} s", timed_out=True) if pending else None
+
+
+def _compile(worker: Worker, body: AheadBody) -> None:
+    reason = "the compiling process gave no answer"
+    for answer in worker.ask(ExtraRequest(AHEAD, msgspec.Raw(msgspec.json.encode(body)))):
+        if isinstance(answer, Broken):
+            reason = answer.failure.detail
+        elif isinstance(answer, ExtraAnswer) and answer.name == AHEAD:
+            reason = decode_json(answer.body, AheadResult).reason
+    if reason:
+        raise _Reason(reason)

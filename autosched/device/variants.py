@@ -12,6 +12,9 @@ from autosched.device.worker_messages import PrepareRegionsRequest, RegionAnswer
 from autosched.runtime.region_compile import Refused
 from autosched.runtime.regions import RegionLibrary
 
+NO_TIME = "there was no time left to compile it"
+"""The reason for what could be had with more time."""
+
 
 @runtime_checkable
 class VariantSession(Protocol):
@@ -66,7 +69,7 @@ def compile_regions(
         if operator in request.skip or request.variant not in regions.variants(operator):
             continue
         if time.monotonic() >= deadline:
-            regions.stop_compiling("there was no time left to compile it")
+            regions.stop_compiling(NO_TIME)
         beat(operator)
         made = regions.kernel(operator, request.width, request.variant)
         yield RegionAnswer(operator, made.reason if isinstance(made, Refused) else "")

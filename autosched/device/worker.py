@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -120,6 +121,13 @@ class Worker:
         path = self.folder / name
         write_tensors(path, tensors)
         return path
+
+    def stop(self) -> None:
+        """End the process although another thread waits for its answer, which then gets :class:`WorkerDied`."""
+        if (pid := self.pid) is not None:
+            # Only the signal: whoever waits gives back what the process had.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the process and remove its files. May be called twice; a later request starts anew."""

@@ -159,6 +159,7 @@ def _run(
     from autosched.pipeline.contest import run_contest
     from autosched.pipeline.granularity import REPLAY, coarser_note, considered
     from autosched.pipeline.job import Job
+    from autosched.pipeline.left_out import left_out_sentence
     from autosched.pipeline.replaying import open_device
 
     clock = StageClock(progress)
@@ -170,5 +171,6 @@ def _run(
     else:
         outcome = Job(model, args, kwargs, dataclasses.replace(options, lowering=choice.lowerings[0]), clock).run()
         note = coarser_note(outcome.report)
-    notes = (*outcome.report.notes, note) if note else outcome.report.notes
+    said = [note, left_out_sentence(outcome.left_out, options.budget.total_s)]
+    notes = (*outcome.report.notes, *filter(None, said))
     return dataclasses.replace(outcome, report=dataclasses.replace(outcome.report, notes=notes, stages=clock.times()))

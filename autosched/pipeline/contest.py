@@ -2,8 +2,9 @@
 
 What may be spent. ``Budget.total_s`` counts from when the first lowering is ready and covers all of this. ``Budget.compile_share`` of it is
 for the lowerings that a compiler has a part in: half of that for the first of them, what is left then for the other. A region of ``fused``
-that is not begun in time stays calls; Inductor's code for the whole model is compiled in a process that is ended when its time is over.
-Nothing is begun with less than ``LEAST_COMPILE_S`` left, and its capture and the start of its process must fit into the share too.
+that is not begun in time stays calls; Inductor's code for the whole model is compiled in processes that are ended when their time is over,
+and not begun where it cannot be done in it (see ``attempts``). Nothing is begun with less than ``LEAST_COMPILE_S`` left, and its capture
+and the start of its process must fit into the share too.
 Where compiled baselines are measured, Inductor's code is made after them, once, in the mode of the fastest (see ``adopting``); like the
 baselines themselves it is not in the budget then, and ``fused`` has the whole share.
 Everything after that goes to the contenders (see ``qualification``), normally one; where compiling took longer than its share, the job
@@ -36,10 +37,12 @@ from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.budget import SOLO_SHARE
 from autosched.pipeline.granularity import COMPILED, Considered
 from autosched.pipeline.job import Job, require_strategies
+from autosched.pipeline.left_out import LeftOut, after
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.memory import open_journal
 from autosched.pipeline.options import Options, Outcome
-from autosched.pipeline.preparing import Prepared, prepare
+from autosched.pipeline.original import Original
+from autosched.pipeline.preparing import NotHad, Prepared, prepare
 from autosched.pipeline.qualification import Qualified, contenders, enter, qualify, why_dropped
 from autosched.pipeline.references import Yardstick
 from autosched.pipeline.replaying import open_device
@@ -65,11 +68,20 @@ class _Course:
 
     rows: dict[str, LoweringRow]
     ledger: Ledger = field(default_factory=Ledger)
+    left_out: list[LeftOut] = field(default_factory=list)
     errors: list[AutoschedError] = field(default_factory=list)
 
     def note(self, lowering: str, **changes: Any) -> None:
         """Change the row of ``lowering``."""
         self.rows[lowering] = dataclasses.replace(self.rows[lowering], **changes)
+
+    def lacked(self, what: str, more_s: float) -> None:
+        """``what`` was left out, for which the budget is short of ``more_s`` seconds."""
+        self.left_out = [*after(self.left_out, [LeftOut(what, max(more_s, 0.0))])]
+
+    def no_code(self, lowering: str, found: NotHad) -> None:
+        """``lowering`` is out for want of time, or because its code cannot be used."""
+        self.note(lowering, outcome=LoweringOutcome.FAILED if found.needs_s is None else LoweringOutcome.SKIPPED, why=found.why)
 
     def failed(self, lowering: str, error: AutoschedError) -> None:
         """``lowering`` is out."""
@@ -101,25 +113,28 @@ def run_contest(
         stack.callback(rivals.close)
         after_rivals = options.compiled and Lowering.INDUCTOR in choice.lowerings
         turns = [lowering for lowering in choice.lowerings if not (after_rivals and lowering is Lowering.INDUCTOR)]
-        ready, begin = _prepared(stack, model, args, kwargs, options, turns, device, progress, course)
+        original = Original(model, args, kwargs)
+        ready, begin = _prepared(stack, original, options, turns, device, progress, course)
         if not ready and after_rivals:
             after_rivals = False
-            ready, begin = _prepared(stack, model, args, kwargs, options, (Lowering.INDUCTOR,), device, progress, course)
+            ready, begin = _prepared(stack, original, options, (Lowering.INDUCTOR,), device, progress, course)
         if not ready:
             raise course.errors[0]
         yardstick = Yardstick(model, args, kwargs, options.seed)
         if after_rivals:
             since = time.monotonic()
-            share_s = options.budget.compile_share * options.budget.total_s
-            ready += _adopted(stack, ready, rivals, yardstick, (model, args, kwargs, device, progress), course, share_s)
+            ready += _adopted(stack, ready, rivals, yardstick, (original, device, progress), course, options)
             # Neither the compilers of baselines nor choosing kernels as they do is in the budget.
             begin += time.monotonic() - since
         field_of = _qualified(ready, options, begin, device, progress, course) if len(ready) > 1 else []
         queue, able = _queue(ready, field_of)
         if able > 1 and (left_s := _spare_s(options, begin)) < able * _WORTHWHILE * options.budget.total_s:
-            why = f"{max(left_s, 0.0):.0f} s were left for tuning, enough for one lowering; raise --budget"
+            why = f"{max(left_s, 0.0):.0f} s were left for tuning, enough for one lowering"
+            # Of what is spent by now nothing becomes more.
+            lacks_s = (time.monotonic() - begin) / (1.0 - _DUEL - able * _WORTHWHILE) - options.budget.total_s
             for prepared in queue[1:able]:
                 course.note(prepared.lowering, outcome=LoweringOutcome.DROPPED, why=why)
+                course.lacked(f"tuning {prepared.lowering} as well", lacks_s)
             able = 1
         outcomes: list[Outcome] = []
         for place, prepared in enumerate(queue):
@@ -142,9 +157,7 @@ def run_contest(
 
 def _prepared(
     stack: contextlib.ExitStack,
-    model: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
+    original: Original,
     options: Options,
     lowerings: Sequence[Lowering],
     device: Device,
@@ -161,22 +174,28 @@ def _prepared(
         compilers = sum(item in COMPILED for item in lowerings[place:])
         limit_s = left_s / max(1, compilers)
         if ready:
-            # Its capture and the start of its process, which no limit ends, are within the share too.
-            limit_s = min(limit_s, left_s - ready[0].prepared_s)
+            # Its capture and the start of its process, which no limit ends, are within the share too; the model is exported but once.
+            limit_s = min(limit_s, left_s - max(ready[0].prepared_s - original.export_s, 0.0))
         # The first one is what there is without a choice: it is had whatever it takes, but for regions beyond their time.
         if ready and compiled and limit_s < LEAST_COMPILE_S:
-            course.note(lowering, why=_too_short(limit_s))
+            why = f"{max(limit_s, 0.0):.1f} s of the budget were left for compiling it; at least {LEAST_COMPILE_S:.0f} s are needed"
+            course.note(lowering, why=why)
+            course.lacked(f"the lowering {lowering}", _lacking_s(options, LEAST_COMPILE_S - limit_s))
             continue
         try:
-            found = prepare(lowering, model, args, kwargs, device, progress, limit_s=max(limit_s, 0.0) if compiled else None)
+            found = prepare(lowering, original, device, progress, limit_s=max(limit_s, 0.0) if compiled else None)
         except AutoschedError as error:
             course.failed(lowering, error)
             continue
-        if isinstance(found, str):
-            course.note(lowering, outcome=LoweringOutcome.FAILED, why=found)
+        if isinstance(found, NotHad):
+            course.no_code(lowering, found)
+            if found.needs_s is not None:
+                course.lacked(f"the lowering {lowering}", _lacking_s(options, found.needs_s - limit_s))
             continue
         stack.callback(found.session.close)
         course.note(lowering, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
+        for item in found.left_out:
+            course.lacked(item.what, _lacking_s(options, item.more_s))
         if not ready:
             begin = time.monotonic()
             progress.stage("other lowerings", options.budget.total_s)
@@ -189,14 +208,13 @@ def _adopted(
     ready: Sequence[Prepared],
     rivals: Rivals,
     yardstick: Yardstick,
-    call: tuple[torch.nn.Module, Sequence[Any], Mapping[str, Any] | None, Device, Progress],
+    call: tuple[Original, Device, Progress],
     course: _Course,
-    share_s: float,
+    options: Options,
 ) -> list[Prepared]:
     """Inductor's code in the mode of the fastest compiled baseline, or in its defaults where that cannot be had; nothing if neither can.
 
-    Args:
-        share_s: seconds for what no baseline has compiled.
+    What no baseline has compiled gets the compilers' share of the budget.
     """
     captured = ready[0].captured
     fastest = fastest_mode(rivals.ready(captured, yardstick.of(captured.program).outputs[0]))
@@ -204,13 +222,16 @@ def _adopted(
         course.rows.setdefault(lowering.value, LoweringRow(lowering.value, LoweringOutcome.SKIPPED))
         # Compiling what a baseline has compiled before takes no longer than that did.
         known = fastest.measured and lowering is fastest.lowering
+        limit_s = compile_limit_s(PREPARE_TIMEOUT_S) if known else options.budget.compile_share * options.budget.total_s
         try:
-            found = prepare(lowering, *call, limit_s=compile_limit_s(PREPARE_TIMEOUT_S) if known else share_s)
+            found = prepare(lowering, *call, limit_s=limit_s)
         except AutoschedError as error:
             course.failed(lowering.value, error)
             continue
-        if isinstance(found, str):
-            course.note(lowering.value, outcome=LoweringOutcome.FAILED, why=found)
+        if isinstance(found, NotHad):
+            course.no_code(lowering, found)
+            if found.needs_s is not None and not known:
+                course.lacked(f"the lowering {lowering}", _lacking_s(options, found.needs_s - limit_s))
             continue
         stack.callback(found.session.close)
         course.note(lowering.value, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
@@ -220,10 +241,9 @@ def _adopted(
     return []
 
 
-def _too_short(limit_s: float) -> str:
-    return (
-        f"{max(limit_s, 0.0):.1f} s of the budget were left for compiling it; at least {LEAST_COMPILE_S:.0f} s are needed. Raise --budget"
-    )
+def _lacking_s(options: Options, compile_s: float) -> float:
+    """What the budget is short of for so many more seconds of compiling."""
+    return compile_s / options.budget.compile_share
 
 
 def _qualified(
@@ -358,7 +378,7 @@ def _reported(kept: Outcome, outcomes: Sequence[Outcome], rows: Sequence[Lowerin
         failures=course.ledger.failures + sum(outcome.report.failures for outcome in outcomes),
         search_s=took_s,
     )
-    return dataclasses.replace(kept, report=report)
+    return dataclasses.replace(kept, report=report, left_out=after(course.left_out, kept.left_out))
 
 
 def _kept_us(report: TuneReport) -> float | None:

@@ -15,6 +15,7 @@ from autosched.pipeline.candidates import Candidate
 from autosched.pipeline.collecting import scope_row
 from autosched.pipeline.graph_proofs import stress_capture
 from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
+from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.memory import remember_runs, timed_schedules
 from autosched.pipeline.options import Outcome
 from autosched.pipeline.proving import Entry
@@ -98,10 +99,9 @@ def _admitted(run: Run, proved: Sequence[Entry], ranking: Sequence[str]) -> tupl
         key=lambda entry: (place.get(entry.key, len(place)), entry.candidates[0].predicted_us, entry.key),
     )
     count = run.timetable.rows(min(LEAST_ROWS, len(proved)), len(proved)) - len(static)
-    if left_out := [candidate.name for entry in others[count:] for candidate in entry.candidates]:
-        run.ledger.notes.append(
-            f"{len(left_out)} strategies were left out of the final comparison for want of time: {', '.join(left_out)}; raise --budget"
-        )
+    if absent := [candidate.name for entry in others[count:] for candidate in entry.candidates]:
+        what = f"{len(absent)} strategies in the final comparison ({', '.join(absent)})"
+        run.ledger.left_out.append(LeftOut(what, run.timetable.more_rows_s(len(proved), refine=run.options.refine)))
     return (*static, *others[:count])
 
 
@@ -164,7 +164,7 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     trace = None if isinstance(traced, Failure) else traced
     planned = simulate(costs.problem, kept)
     ends = tuple(map(float, planned.start_us)), tuple(map(float, planned.end_us))
-    return Outcome(report, run.captured, kept, run.device, trace, ends, _alone(costs, kept))
+    return Outcome(report, run.captured, kept, run.device, trace, ends, _alone(costs, kept), tuple(run.ledger.left_out))
 
 
 def _report(run: Run, costs: Costs, field: Field, judgement: Judgement, rows: Sequence[StrategyRow]) -> TuneReport:

@@ -36,10 +36,10 @@ class Considered:
 def considered(asked: str | None, *, rewrite: bool, kind: str) -> Considered:
     """The lowerings of a job.
 
-    On a CPU with a C++ compiler those are rewritten, inductor and fused; on a GPU with Triton fused, inductor and rewritten; without a
+    On a CPU with a C++ compiler those are rewritten, fused and inductor; on a GPU with Triton fused, inductor and rewritten; without a
     compiler, rewritten alone. Where compiled baselines are measured, inductor gives way to the mode of the fastest of them
-    (see ``adopting``). The first is what there is without a choice; the first of the compiled ones has the most time to compile. On
-    a CPU that is Inductor's, one compilation for a whole model where each region costs seconds of the C++ compiler.
+    (see ``adopting``). The first is what there is without a choice. ``fused`` comes before ``inductor``: it is worth something whenever its
+    compiler is stopped, and leaves the rest of the time to a compilation that is worth nothing until it is finished.
 
     Args:
         asked: a lowering's name, ``auto``, or ``None`` for ``auto``.
@@ -60,7 +60,7 @@ def considered(asked: str | None, *, rewrite: bool, kind: str) -> Considered:
         return Considered((Lowering.REWRITTEN,), rows, chosen=True)
     if kind == "cuda":
         return Considered((Lowering.FUSED, Lowering.INDUCTOR, Lowering.REWRITTEN), (), chosen=True)
-    return Considered((Lowering.REWRITTEN, Lowering.INDUCTOR, Lowering.FUSED), (), chosen=True)
+    return Considered((Lowering.REWRITTEN, Lowering.FUSED, Lowering.INDUCTOR), (), chosen=True)
 
 
 def coarser_note(report: TuneReport) -> str:

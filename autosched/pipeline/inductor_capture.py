@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from autosched.capture.build import build_program
+from autosched.capture.draft import Draft
 from autosched.capture.export import Captured, draft_of
 from autosched.capture.rewrite import rewrite_draft
 from autosched.capture.structure import structure_of
@@ -55,15 +56,12 @@ def capture_inductor(
     Raises:
         UnsupportedGraph: if the model cannot be captured in any lowering.
     """
-    source, device = inductor_source(model, args, kwargs, target=target)
+    source, device = inductor_source(draft_of(model, args, kwargs), target=target)
     return lower_inductor(source, device, mode)
 
 
-def inductor_source(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, target: str = ""
-) -> tuple[Captured, torch.device]:
-    """What :func:`lower_inductor` compiles for ``model``, and the device it is for. Arguments, errors: as :func:`capture_inductor`."""
-    draft = draft_of(model, args, kwargs)
+def inductor_source(draft: Draft, *, target: str = "") -> tuple[Captured, torch.device]:
+    """What :func:`lower_inductor` compiles for the model of ``draft`` (changed here), and the device it is for: ``target`` as there."""
     structure = structure_of(draft)
     device = torch.device(target) if target else draft.device
     rewrites = rewrite_draft(draft, device.type) if device.type != "cpu" else ()

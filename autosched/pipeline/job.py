@@ -29,10 +29,12 @@ from autosched.pipeline.diary import Diary, question_of
 from autosched.pipeline.final import decide
 from autosched.pipeline.granularity import REPLAY
 from autosched.pipeline.graph_proofs import audit_note, launch_facts
+from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
 from autosched.pipeline.memory import Measured, choose_model, open_journal, prediction_note
 from autosched.pipeline.options import Options, Outcome
-from autosched.pipeline.preparing import Prepared, prepare
+from autosched.pipeline.original import Original
+from autosched.pipeline.preparing import NotHad, Prepared, prepare
 from autosched.pipeline.proving import OUT_OF_TIME, STATIC, Prover
 from autosched.pipeline.references import Yardstick
 from autosched.pipeline.refine import TUNED, Refined, refine
@@ -108,13 +110,13 @@ class Job:
             return self._tuned(run, rivals)
 
     def _prepared(self, device: Device) -> Prepared:
-        lowering, call = self._options.lowering, (self._model, self._args, self._kwargs, device, self._progress)
+        lowering, call = self._options.lowering, (Original(self._model, self._args, self._kwargs), device, self._progress)
         found = prepare(lowering, *call)
-        if isinstance(found, str):
-            self._ledger.notes.append(f"lowering fused instead of {lowering}: {found}")
+        if isinstance(found, NotHad):
+            self._ledger.notes.append(f"lowering fused instead of {lowering}: {found.why}")
             found = prepare(Lowering.FUSED, *call)
             # Only Inductor's own code is ever refused.
-            assert not isinstance(found, str)
+            assert isinstance(found, Prepared)
         return found
 
     def _own_rivals(self, device: Device) -> Rivals:
@@ -218,9 +220,9 @@ def _prove(run: Run, candidates: Sequence[Candidate], failures: dict[str, Failur
             failures.update({candidate.name: answer for candidate in group})
         run.progress.update(done=done + 1, total=len(groups), measured=run.ledger.measurements, failed=run.ledger.failures)
     if unproved:
-        run.ledger.notes.append(
-            f"{len(unproved)} strategies were not proved or measured for want of time: {', '.join(unproved)}; raise --budget"
-        )
+        more_s = run.timetable.more_proofs_s(len(unproved), len(groups) + len(STATIC), refine=run.options.refine)
+        what = f"proving and measuring {len(unproved)} strategies ({', '.join(unproved)})"
+        run.ledger.left_out.append(LeftOut(what, more_s))
 
 
 def _set_pace(run: Run, static: Sequence[Candidate]) -> None:

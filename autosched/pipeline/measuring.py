@@ -20,6 +20,7 @@ from autosched.costmodel.table import make_cost_table
 from autosched.datasets.facts import DISTURBED, DeviceFacts, LaunchFacts, device_facts, stolen_share
 from autosched.datasets.journal import Journal
 from autosched.device.base import Pair, Session
+from autosched.pipeline.left_out import LeftOut
 
 # Pairs go to the device in small lots, so that a kill or the end of the budget loses little; the first one tells how long they take.
 _LOT = 8
@@ -44,6 +45,7 @@ class Ledger:
     measurements: int = 0
     failures: int = 0
     notes: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
 
     def count(self, answer: object) -> None:
         """Count one answer of the device."""

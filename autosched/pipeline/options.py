@@ -13,6 +13,7 @@ from autosched.core.variants import Lowering
 from autosched.device.base import Device
 from autosched.device.compiled_baseline import ModelSource
 from autosched.pipeline.budget import Budget
+from autosched.pipeline.left_out import LeftOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything a job leaves behind. ``planned_us`` are starts and ends, ``solo_us`` times alone, by operator."""
+    """Everything a job leaves behind. ``planned_us`` are starts and ends, ``solo_us`` times alone, by operator; ``left_out``: for want of
+    time."""
 
     report: TuneReport
     captured: Captured
@@ -57,3 +59,4 @@ class Outcome:
     trace: ScheduleRecord | None
     planned_us: tuple[tuple[float, ...], tuple[float, ...]]
     solo_us: tuple[float, ...]
+    left_out: tuple[LeftOut, ...] = ()

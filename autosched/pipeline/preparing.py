@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from autosched.capture.export import Captured, capture
+from autosched.capture.export import Captured, lower_draft
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.progress import Progress
 from autosched.core.variants import WHOLE, Lowering
 from autosched.device.ahead import compile_ahead
 from autosched.device.base import Device, Session, StartsEarly
+from autosched.pipeline.attempts import Attempts
+from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.original import Original
 from autosched.pipeline.variants import Refusals, compile_variants
 from autosched.runtime.audit import changes_callers_memory
 from autosched.runtime.inductor_modes import Mode
@@ -33,6 +34,7 @@ class Prepared:
         notes: what a reader of the report should know of it.
         prepared_s: seconds it took.
         refused: compiled variants that cannot be had in this run.
+        left_out: what there was no time to compile, with the seconds of compiling that it lacked.
     """
 
     captured: Captured
@@ -41,6 +43,7 @@ class Prepared:
     notes: tuple[str, ...]
     prepared_s: float
     refused: Refusals = frozenset()
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def lowering(self) -> str:
@@ -48,35 +51,48 @@ class Prepared:
         return self.captured.program.lowering
 
 
-def capture_as(
-    lowering: Lowering,
-    model: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    kind: str,
-    limit_s: float | None = None,
-) -> Captured | str:
-    """Capture for a device of ``kind``, or say why Inductor's code cannot be used.
+@dataclass(frozen=True, slots=True)
+class NotHad:
+    """Why a lowering is not to be had; ``needs_s`` is the time (seconds) that compiling it needs, where only that is missing."""
+
+    why: str
+    needs_s: float | None = None
+
+
+def capture_as(lowering: Lowering, original: Original, device: Device, limit_s: float | None = None) -> Captured | NotHad:
+    """Capture for ``device``, or say why Inductor's code cannot be used.
 
     Args:
-        limit_s: seconds that Inductor may take for the whole model; it then compiles in a process of its own, which is ended after that.
+        limit_s: seconds that Inductor may take for the whole model; it then compiles in processes of its own, which are ended after that,
+            and is not begun where it is known not to finish.
 
     Raises:
         UnsupportedGraph: if the model cannot be captured.
     """
+    kind = device.key.kind
     if lowering not in WHOLE:
-        captured = capture(model, tuple(args), kwargs, target=kind, lowering=lowering)
+        captured = lower_draft(original.draft(), lowering, kind)
         _require_pure(captured)
         return captured
     from autosched.pipeline.inductor_capture import inductor_source, lower_inductor
 
-    source, device = inductor_source(model, tuple(args), kwargs, target=kind)
+    source, home = inductor_source(original.draft(), target=kind)
+    attempts = Attempts(source.program, lowering, device)
     if limit_s is not None:
+        needs_s = attempts.needs_s(original.export_s)
+        if needs_s > limit_s:
+            return NotHad(f"Inductor would take more than {needs_s:.0f} s for the whole model here, and {limit_s:.0f} s were left", needs_s)
         threads = sorted({torch.get_num_threads(), 1}, reverse=True) if kind == "cpu" else [1]
-        if why := compile_ahead(source.program, source.constants, device, threads, limit_s, lowering):
-            return why
-    found = lower_inductor(source, device, Mode(lowering))
-    return found if isinstance(found, Captured) else found.reason
+        if why := compile_ahead(source.program, source.constants, home, threads, limit_s, lowering):
+            if why.timed_out:
+                attempts.unfinished(limit_s)
+                return NotHad(why.reason, max(attempts.needs_s(original.export_s), limit_s))
+            return NotHad(why.reason)
+    found = lower_inductor(source, home, Mode(lowering))
+    if not isinstance(found, Captured):
+        return NotHad(found.reason)
+    attempts.finished()
+    return found
 
 
 def _require_pure(captured: Captured) -> None:
@@ -89,16 +105,9 @@ def _require_pure(captured: Captured) -> None:
 
 
 def prepare(
-    lowering: Lowering,
-    model: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    device: Device,
-    progress: Progress,
-    *,
-    limit_s: float | None = None,
-) -> Prepared | str:
-    """Capture ``model`` in ``lowering``, open it on ``device`` and compile what it needs; or why that cannot be had.
+    lowering: Lowering, original: Original, device: Device, progress: Progress, *, limit_s: float | None = None
+) -> Prepared | NotHad:
+    """Capture a model in ``lowering``, open it on ``device`` and compile what it needs; or why that cannot be had.
 
     Args:
         limit_s: seconds for compiling: a region that is not begun by then runs call by call, and Inductor's code for the whole model that
@@ -109,8 +118,8 @@ def prepare(
     """
     begin = time.monotonic()
     progress.stage(f"capture, {lowering}")
-    captured = _captured_early(device, lowering, model, args, kwargs, limit_s)
-    if isinstance(captured, str):
+    captured = _captured_early(device, lowering, original, limit_s)
+    if isinstance(captured, NotHad):
         return captured
     ledger = Ledger()
     progress.stage(f"starting the worker, {lowering}")
@@ -122,25 +131,18 @@ def prepare(
     except BaseException:
         session.close()
         raise
-    return Prepared(captured, device, session, tuple(ledger.notes), time.monotonic() - begin, refused)
+    return Prepared(captured, device, session, tuple(ledger.notes), time.monotonic() - begin, refused, tuple(ledger.left_out))
 
 
-def _captured_early(
-    device: Device,
-    lowering: Lowering,
-    model: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    limit_s: float | None,
-) -> Captured | str:
+def _captured_early(device: Device, lowering: Lowering, original: Original, limit_s: float | None) -> Captured | NotHad:
     """As ``capture_as``, while the measuring process imports what it needs."""
     if not isinstance(device, StartsEarly):
-        return capture_as(lowering, model, args, kwargs, device.key.kind, limit_s)
+        return capture_as(lowering, original, device, limit_s)
     device.start_early(timeout_s=_TIMEOUT_S)
-    captured: Captured | str = ""
+    captured: Captured | NotHad | None = None
     try:
-        captured = capture_as(lowering, model, args, kwargs, device.key.kind, limit_s)
+        captured = capture_as(lowering, original, device, limit_s)
     finally:
-        if isinstance(captured, str):
+        if not isinstance(captured, Captured):
             device.drop_early()
     return captured

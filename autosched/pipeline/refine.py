@@ -19,6 +19,7 @@ from autosched.device.base import Session
 from autosched.pipeline.budget import Budget
 from autosched.pipeline.candidates import Candidate, make_candidate
 from autosched.pipeline.diary import Diary, KeptBench
+from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.proving import Entry, Prover
 from autosched.pipeline.timetable import Pace, Timetable
@@ -177,9 +178,10 @@ def _first_round(
     most = max(candidates, len(proved))
     count = timetable.loop_candidates(seconds, most)
     if not count:
-        ledger.notes.append("there was no time for the device loop; raise --budget")
+        ledger.left_out.append(LeftOut("the device loop", timetable.more_loop_s(seconds, most)))
     elif count < most:
-        ledger.notes.append(f"the device loop had the time for {count} candidates of {most}; raise --budget for more")
+        what = f"{most - count} of the {most} candidates that a round of the device loop may have"
+        ledger.left_out.append(LeftOut(what, timetable.more_loop_s(seconds, most)))
     return (proved if count == most else _most_likely(proved, count)), min(count, candidates)
 
 

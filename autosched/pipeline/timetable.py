@@ -108,8 +108,7 @@ class Timetable:
         """How many schedules the final comparison has the time for, between ``least`` and ``most``."""
         if self.unbounded or self.pace.turn_s <= 0.0:
             return most
-        each_s = self.pace.turn_s * (LEAST_ROUNDS + 1)
-        return max(least, min(most, math.floor((self.left_s() - self.verdict_s(0)) / each_s)))
+        return max(least, min(most, math.floor((self.left_s() - self.verdict_s(0)) / self._row_s())))
 
     def search_until_s(self, least_rows: int) -> float:
         """When the search must be over: it gets a share of what is free."""
@@ -130,7 +129,7 @@ class Timetable:
 
     def loop_candidates(self, seconds: float, most: int) -> int:
         """How many candidates the device loop can prove and halve in ``seconds``, at most ``most``; 0 if too few to be worth it."""
-        each_s = self.pace.proof_s + _LOOP_TURNS * self.pace.turn_s
+        each_s = self._candidate_s()
         found = most if each_s <= 0.0 else min(most, math.floor(max(seconds, 0.0) / each_s))
         return found if found >= _LEAST_LOOP else 0
 
@@ -140,9 +139,29 @@ class Timetable:
         after_s = self.pace.proof_s + (8 + 3 * 16) * self.pace.turn_s
         return most if each_s <= 0.0 else max(0, min(most, math.floor((seconds - after_s) / each_s)))
 
+    def more_proofs_s(self, unproved: int, rows: int, *, refine: bool) -> float:
+        """What the budget is short of for so many more proofs, and for all those ``rows`` in the final comparison."""
+        return max(unproved * self.pace.proof_s / (_PROOF_SHARE if refine else 1.0), self.more_rows_s(rows, refine=refine))
+
+    def more_rows_s(self, rows: int, *, refine: bool) -> float:
+        """What it is short of for so many in the final comparison."""
+        wanted_s = self.verdict_s(rows)
+        # The device loop takes all but a share.
+        return max(0.0, wanted_s / _FINAL_SHARE - self.total_s if refine else wanted_s - self.left_s())
+
+    def more_loop_s(self, seconds: float, candidates: int) -> float:
+        """What it is short of for a device loop of so many candidates, which has ``seconds``; proofs share what is added."""
+        return max(0.0, max(candidates, _LEAST_LOOP) * self._candidate_s() - seconds) / _PROOF_SHARE
+
     def extend(self, seconds: float) -> None:
         """Put the end off by ``seconds`` that are not the budget's."""
         self.end_s += seconds
+
+    def _row_s(self) -> float:
+        return self.pace.turn_s * (LEAST_ROUNDS + 1)
+
+    def _candidate_s(self) -> float:
+        return self.pace.proof_s + _LOOP_TURNS * self.pace.turn_s
 
     def _verdict_s(self, rows: int, rounds: int) -> float:
         # The anchor stands twice in every round.

@@ -21,7 +21,8 @@ from autosched.core.schedule import Schedule
 from autosched.core.variants import Variant, variant_signature
 from autosched.datasets.journal import Journal
 from autosched.device.base import Session
-from autosched.device.variants import VariantSession
+from autosched.device.variants import NO_TIME, VariantSession
+from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger, rounds_within
 from autosched.runtime.region_pieces import UNCOMPILED, has_variants, variants_of
 from autosched.search.loop import Bench
@@ -79,7 +80,8 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
     """Compile every variant of every operator once, so that no measurement waits for a compiler; what cannot be had is noted.
 
     Args:
-        limit_s: seconds for all of them together; what is not begun by then runs call by call. ``None`` for as long as it takes.
+        limit_s: seconds for all of them together; what is not begun by then runs call by call, and ``ledger`` says how many more seconds
+            it would have taken. ``None`` for as long as it takes.
     """
     if not isinstance(session, VariantSession) or not has_variants(program, _kind(session)):
         return frozenset()
@@ -101,6 +103,11 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
         shared = f" ({compiled} compiled by {processes} processes)" if compiled and processes > 1 else ""
         ledger.notes.append(f"compiled regions were ready after {time.monotonic() - begin:.1f} s{shared}")
     ledger.notes += _refusal_notes(program, kind, reasons)[:_MOST_NOTES]
+    late = {operator for (operator, _), reason in reasons.items() if NO_TIME in reason}
+    if late and limit_s is not None:
+        wanted = sum(len(variants_of(operator, program.graph, kind, program.lowering)) > 1 for operator in program.graph.operators)
+        done = max(wanted - len(late), 1)
+        ledger.left_out.append(LeftOut(f"compiling {len(late)} of {wanted} operators of {program.lowering}", limit_s * len(late) / done))
     return frozenset(lost)
 
 

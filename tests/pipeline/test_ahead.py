@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import pytest
 import torch
 from torch import nn
 
+from autosched.capture.export import Captured
 from autosched.core.variants import Lowering
 from autosched.device import ahead
+from autosched.device.cpu import CpuDevice
 from autosched.device.worker import Worker
-from autosched.pipeline import inductor_capture
-from autosched.pipeline.preparing import capture_as
+from autosched.pipeline import attempts, inductor_capture
+from autosched.pipeline.original import Original
+from autosched.pipeline.preparing import NotHad, capture_as
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler"),
@@ -39,11 +43,52 @@ def test_what_does_not_fit_in_the_time_is_given_up_and_its_process_is_ended(monk
 
     monkeypatch.setattr(ahead, "Worker", Seen)
     monkeypatch.setattr(inductor_capture, "lower_inductor", too_late)
+    monkeypatch.setattr(attempts, "EXPORTS", {})
     net, args = model()
-    why = capture_as(Lowering.INDUCTOR, net, args, None, "cpu", limit_s=0.05)
-    assert isinstance(why, str)
-    assert "Inductor had not compiled the whole model after" in why
-    assert [worker.pid for worker in started] == [None]
+    why = capture_as(Lowering.INDUCTOR, Original(net, args, None), CpuDevice(), limit_s=0.05)
+    assert isinstance(why, NotHad)
+    assert "Inductor had not compiled the whole model after" in why.why
+    assert why.needs_s is not None
+    assert started
+    assert not any(worker.pid for worker in started)
+
+
+def test_widths_are_compiled_at_once_unless_there_is_one_core_or_kernels_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[tuple[int, ...]]] = []
+    monkeypatch.setattr(Worker, "start", lambda worker: None)
+    monkeypatch.setattr(ahead, "_first_reason", lambda workers, bodies, *rest: asked.append([body.threads for body in bodies]))
+    net, args = model()
+    source = inductor_capture.inductor_source(Original(net, args, None).draft())[0]
+    for lowering, processes in ((Lowering.INDUCTOR, 2), (Lowering.INDUCTOR, 1), (Lowering.MAX_AUTOTUNE, 2)):
+        monkeypatch.setattr(ahead, "worker_count", lambda jobs, processes=processes: processes)
+        assert ahead.compile_ahead(source.program, source.constants, "cpu", (4, 1), 10.0, lowering) is None
+    assert asked == [[(4,), (1,)], [(4, 1)], [(4, 1)]]
+
+
+def test_a_reason_of_one_process_ends_the_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What cannot be used for one number of threads is not waited for with another."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(ahead, "worker_count", lambda jobs: 2)
+    ended = threading.Event()
+    stopped: list[Worker] = []
+
+    def compile_one(worker: Worker, body: ahead.AheadBody) -> None:
+        if body.threads == (1,):
+            raise ahead._Reason("its code is not understood")
+        assert ended.wait(60.0)
+
+    def stop(worker: Worker) -> None:
+        stopped.append(worker)
+        ended.set()
+
+    monkeypatch.setattr(Worker, "start", lambda worker: None)
+    monkeypatch.setattr(Worker, "stop", stop)
+    monkeypatch.setattr(ahead, "_compile", compile_one)
+    net, args = model()
+    source = inductor_capture.inductor_source(Original(net, args, None).draft())[0]
+    found = ahead.compile_ahead(source.program, source.constants, "cpu", (4, 1), 60.0)
+    assert found == ahead.NotCompiled("its code is not understood")
+    assert len(stopped) == 1
 
 
 def test_a_process_that_dies_is_a_reason_and_leaves_nothing_unfinished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -53,18 +98,19 @@ def test_a_process_that_dies_is_a_reason_and_leaves_nothing_unfinished(monkeypat
     unfinished.touch()
     monkeypatch.setattr(ahead, "MODULE", "autosched.device.no_such_module")
     net, args = model()
-    why = capture_as(Lowering.INDUCTOR, net, args, None, "cpu", limit_s=30.0)
-    assert isinstance(why, str)
-    assert "compiled the whole model ended" in why or "cannot be compiled in another process" in why
+    why = capture_as(Lowering.INDUCTOR, Original(net, args, None), CpuDevice(), limit_s=30.0)
+    assert isinstance(why, NotHad)
+    assert "compiled the whole model ended" in why.why or "cannot be compiled in another process" in why.why
+    assert why.needs_s is None
     assert not unfinished.exists()
 
 
 def test_what_fits_is_captured_like_without_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     net, args = model()
-    found = capture_as(Lowering.INDUCTOR, net, args, None, "cpu", limit_s=200.0)
-    assert not isinstance(found, str), found
-    again = capture_as(Lowering.INDUCTOR, net, args, None, "cpu")
-    assert not isinstance(again, str)
+    found = capture_as(Lowering.INDUCTOR, Original(net, args, None), CpuDevice(), limit_s=200.0)
+    assert isinstance(found, Captured), found
+    again = capture_as(Lowering.INDUCTOR, Original(net, args, None), CpuDevice())
+    assert isinstance(again, Captured)
     assert found.program.lowering == "inductor"
     assert found.program.graph.hash == again.program.graph.hash

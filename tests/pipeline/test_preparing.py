@@ -12,11 +12,14 @@ from torch import nn
 from autosched.capture.export import capture
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Program
+from autosched.core.program_json import encode_program
 from autosched.core.progress import Silent
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.schedule import Schedule
 from autosched.core.variants import Lowering
-from autosched.pipeline import preparing
+from autosched.pipeline import original, preparing
+from autosched.pipeline.original import Original
+from autosched.pipeline.preparing import NotHad
 from tests.conformance.session_double import SessionDouble
 
 
@@ -45,7 +48,7 @@ class Device:
 
 
 def prepared(device: Device) -> Any:
-    return preparing.prepare(Lowering.ATEN, nn.ReLU(), (torch.ones(2),), None, device, Silent())  # type: ignore[arg-type]
+    return preparing.prepare(Lowering.ATEN, Original(nn.ReLU(), (torch.ones(2),), None), device, Silent())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -74,13 +77,38 @@ def test_the_process_starts_before_the_capture_and_is_the_sessions(capturing: An
 
 
 def test_a_capture_that_is_refused_or_breaks_leaves_no_process(capturing: Any) -> None:
-    device = capturing("its code is not understood")
-    assert prepared(device) == "its code is not understood"
+    device = capturing(NotHad("its code is not understood"))
+    assert prepared(device) == NotHad("its code is not understood")
     assert device.asked[1:] == ["capture", "drop"]
     device = capturing(UnsupportedGraph("no"))
     with pytest.raises(UnsupportedGraph):
         prepared(device)
     assert device.asked[1:] == ["capture", "drop"]
+
+
+def test_a_model_is_exported_once_for_all_its_lowerings(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported: list[object] = []
+    draft_of = original.draft_of
+
+    def counted(*call: Any) -> Any:
+        exported.append(call[0])
+        return draft_of(*call)
+
+    monkeypatch.setattr(original, "draft_of", counted)
+    net, args = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval(), (torch.randn(1, 3, 8, 8),)
+    shared = Original(net, args, None)
+    assert shared.export_s == 0.0
+    device = Device()
+    for lowering in (Lowering.REWRITTEN, Lowering.FUSED, Lowering.ATEN, Lowering.REWRITTEN):
+        found = preparing.capture_as(lowering, shared, device)  # type: ignore[arg-type]
+        alone = capture(net, args, lowering=lowering, target="cpu")
+        # What rewriting does to one draft must not show in the next.
+        assert not isinstance(found, NotHad)
+        assert found.program.graph.hash == alone.program.graph.hash
+        assert encode_program(found.program) == encode_program(alone.program)
+        assert found.structure == alone.structure
+    assert exported == [net]
+    assert shared.export_s > 0.0
 
 
 class Counter(nn.Module):
@@ -97,5 +125,5 @@ class Counter(nn.Module):
 def test_a_model_that_updates_a_buffer_is_refused_before_anything_is_measured() -> None:
     device = Device()
     with pytest.raises(UnsupportedGraph, match=r"changes a buffer in place \(operator write_calls\)"):
-        preparing.prepare(Lowering.ATEN, Counter(), (torch.ones(2),), None, device, Silent())  # type: ignore[arg-type]
+        preparing.prepare(Lowering.ATEN, Original(Counter(), (torch.ones(2),), None), device, Silent())  # type: ignore[arg-type]
     assert device.asked[1:] == ["drop"]

@@ -38,6 +38,7 @@ from autosched.pipeline.contest import run_contest
 from autosched.pipeline.granularity import Considered
 from autosched.pipeline.job import Job
 from autosched.pipeline.judge import LEAST_DUEL, LEAST_ROUNDS
+from autosched.pipeline.left_out import LeftOut, left_out_sentence
 from autosched.pipeline.options import Options
 from autosched.pipeline.preparing import Prepared
 from tests.conformance.session_double import SessionDouble
@@ -113,6 +114,7 @@ class Found:
     report: TuneReport
     session: Slow
     took_s: float
+    left_out: tuple[LeftOut, ...]
 
 
 Tuning = Callable[..., Found]
@@ -136,7 +138,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tuning:
         prepared = Prepared(captured, Device(), session, (), 0.0)  # type: ignore[arg-type]
         begin_s = clock()
         outcome = Job(model, args, None, options, Silent(), prepared).run()
-        return Found(outcome.report, session, clock() - begin_s)
+        return Found(outcome.report, session, clock() - begin_s, outcome.left_out)
 
     return run
 
@@ -177,9 +179,9 @@ def contest_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Pre
         preset = budget_for("quick")
         budget = dataclasses.replace(preset, search=dataclasses.replace(preset.search, evaluations=300))
         options = Options("cpu", "quick", budget, 0, Lowering.REWRITTEN, True, None, True, False, "m")
-        choice = Considered((Lowering.REWRITTEN, Lowering.INDUCTOR, Lowering.FUSED), (), chosen=True)
+        choice = Considered((Lowering.REWRITTEN, Lowering.FUSED, Lowering.INDUCTOR), (), chosen=True)
         outcome = run_contest(model, args, None, options, choice, Silent())
-        return Found(outcome.report, sessions[0], clock() - ready_s[0])
+        return Found(outcome.report, sessions[0], clock() - ready_s[0], outcome.left_out)
 
     return run
 
@@ -191,7 +193,7 @@ def timed(report: TuneReport) -> list[str]:
 def test_a_fast_model_leaves_nothing_out_and_ends_early(tuned: Tuning) -> None:
     found = tuned(0.001, 0.0005)
     assert found.took_s < 60.0
-    assert not any("want of time" in note or "no time" in note or "had the time" in note for note in found.report.notes)
+    assert found.left_out == ()
     assert {"sequential", "sequential_wide", "opara", "ios", "portfolio", "tuned"} <= set(timed(found.report))
 
 
@@ -221,8 +223,9 @@ def test_with_no_time_at_all_the_least_verdict_is_whole(tuned: Tuning) -> None:
     duels = [rounds for schedules, rounds in found.session.asked if len(schedules) == 3 and schedules[1] == schedules[2]]
     assert sum(duels) >= LEAST_DUEL
     assert found.report.chosen not in ("sequential", "sequential_wide")
-    assert any("want of time" in note for note in found.report.notes)
-    assert any("no time for the device loop" in note for note in found.report.notes)
+    left_out = {item.what.partition(" (")[0]: item.more_s for item in found.left_out}
+    assert any(what.startswith("proving and measuring") for what in left_out)
+    assert left_out["the device loop"] > 0.0
 
 
 @pytest.mark.parametrize("total_s", [0.0, 10.0, 20.0, 60.0])
@@ -244,8 +247,20 @@ def test_a_table_of_everything_leaves_nothing_out(tuned: Tuning) -> None:
 def test_who_was_measured_fastest_before_is_in_a_final_that_has_little_room(tuned: Tuning) -> None:
     found = tuned(0.05, 0.2, total_s=45.0)
     assert "tuned" in timed(found.report)
-    left_out = next(note for note in found.report.notes if "left out of the final comparison" in note)
-    assert not any(f" {name}," in left_out or f" {name};" in left_out for name in timed(found.report))
+    left_out = next(item.what for item in found.left_out if "in the final comparison" in item.what)
+    assert not set(left_out.partition("(")[2].removesuffix(")").split(", ")) & set(timed(found.report))
+
+
+@pytest.mark.parametrize(("proof_s", "turn_s"), [(0.3, 0.06), (0.1, 0.1), (1.0, 0.05)])
+def test_the_budget_that_is_named_includes_what_was_left_out(tuned: Tuning, proof_s: float, turn_s: float) -> None:
+    found = tuned(proof_s, turn_s, total_s=20.0)
+    assert found.left_out
+    sentence = left_out_sentence(found.left_out, 20.0)
+    named_s = float(sentence.partition("--budget ")[2].partition("s ")[0])
+    again = tuned(proof_s, turn_s, total_s=named_s)
+    assert set(timed(found.report)) < set(timed(again.report))
+    assert not [item.what for item in again.left_out if "strategies" in item.what]
+    assert "tuned" in timed(again.report)
 
 
 @pytest.mark.parametrize("rest_s", [2.0, 5.0, 10.0, 15.0])
@@ -261,8 +276,9 @@ def test_a_contest_of_lowerings_ends_with_its_budget(contest_of: Callable[[Prepa
 def test_a_lowering_whose_capture_alone_needs_what_is_left_is_not_begun(contest_of: Callable[[Preparing], Found]) -> None:
     found = contest_of(Preparing(100.0, 15.0))
     outcomes = {row.lowering: row.outcome for row in found.report.lowerings}
-    assert outcomes["fused"] is LoweringOutcome.SKIPPED
-    assert outcomes["inductor"] is not LoweringOutcome.SKIPPED
+    assert outcomes["inductor"] is LoweringOutcome.SKIPPED
+    assert outcomes["fused"] is not LoweringOutcome.SKIPPED
+    assert "the lowering inductor" in [item.what for item in found.left_out]
     found = contest_of(Preparing(100.0, 40.0))
     outcomes = {row.lowering: row.outcome for row in found.report.lowerings}
     assert outcomes["inductor"] is outcomes["fused"] is LoweringOutcome.SKIPPED
