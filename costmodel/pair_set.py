@@ -69,7 +69,7 @@ def pair_set(store: Store) -> PairSet:
         if pair.key not in report.excluded and first in place and last in place:
             usable.append((pair, place[first], place[last]))
     if not usable:
-        found = "; ".join(report.lines()) or "it is empty"
+        found = "; ".join(report.lines()) or "it has no pairs"
         raise UsageError(f"{store.folder} holds no usable pair ({found}); expected measured pairs: run 'autosched collect' into it")
     records = [pair.record for pair, _, _ in usable]
     variance = np.asarray([pair_variance(record.count, record.contamination) for record in records])

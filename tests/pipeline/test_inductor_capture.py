@@ -31,6 +31,7 @@ from autosched.runtime.program_check import check_program
 from autosched.runtime.trees import output_tensors, unflatten_inputs, unflatten_outputs
 from autosched.runtime.widths import WidePrograms
 from tests.conformance.bundles import evidence_for
+from tests.conformance.compiling import compiling
 from tests.conformance.graphs import random_placement
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
@@ -91,19 +92,8 @@ def _models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, 
 
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is compiled here is kept here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOSCHED_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with compiling(tmp_path_factory.mktemp("cache"), threads=1):
         yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Code is written for the number of threads there is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _captured(name: str) -> tuple[nn.Module, Captured]:

@@ -26,6 +26,7 @@ from autosched.runtime.inductor_compile import Compiled, compile_whole
 from autosched.runtime.inductor_modes import Mode
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.region_store import RegionStore
+from tests.conformance.compiling import compiling
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 
@@ -56,13 +57,8 @@ def source_of(seed: int) -> tuple[Program, dict[int, torch.Tensor]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One thread, because code is written for the number there is, and what is compiled here is kept here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOSCHED_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with compiling(tmp_path_factory.mktemp("cache"), threads=1):
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from autosched.runtime.inductor_modes import Mode, mode_of
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.plan import make_plan
 from autosched.runtime.widths import WidePrograms
+from tests.conformance.compiling import compiling
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler"),
@@ -44,12 +45,8 @@ class Two(nn.Module):
 
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOSCHED_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with compiling(tmp_path_factory.mktemp("cache"), threads=2):
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
