@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
 
 EMULATED = torch.cuda.is_available() and torch.cuda.get_device_name().startswith("Emulated")
 pytestmark = pytest.mark.skipif(not EMULATED, reason="runs on the emulated device only: use run.py")
@@ -295,6 +297,14 @@ def test_operators_have_their_values() -> None:
     assert torch.allclose(torch.nn.functional.linear(x, weight).cpu(), torch.nn.functional.linear(x.cpu(), weight.cpu()))
     assert torch.equal(x.sum(1).relu().cpu(), x.cpu().sum(1).relu())
     assert (x[x > 0] > 0).all()
+
+
+def test_an_operator_has_its_value_beside_a_mode() -> None:
+    """As Inductor calls them to time them. ``bmm`` is one whose kernel is written in Python from PyTorch 2.13 on."""
+    x, y = torch.randn(2, 3, 4, device="cuda"), torch.randn(2, 4, 5, device="cuda")
+    with FakeTensorMode(), no_dispatch():
+        made = torch.bmm(x, y)
+    assert torch.allclose(made.cpu(), torch.bmm(x.cpu(), y.cpu()))
 
 
 def test_a_replay_computes_what_the_inputs_are_then() -> None:

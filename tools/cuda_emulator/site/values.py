@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import triton_values
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 _LIBRARIES: list[torch.library.Library] = []
 _state = threading.local()
@@ -182,7 +183,11 @@ class _Operator:
         if any(i < len(args) and isinstance(args[i], (int, float, complex)) for i in self.tensors):
             like = next((item.dtype for item in args if isinstance(item, torch.Tensor)), None)
             args = [_wrapped(item, like) if i in self.tensors else item for i, item in enumerate(args)]
-        return self.original.call_boxed(keys, *args, **kwargs)
+        if not torch._C._len_torch_dispatch_stack():
+            return self.original.call_boxed(keys, *args, **kwargs)
+        # PyTorch 2.13 has kernels in Python (``torch._native``), and beside a mode such a kernel is looked up by name: it finds this one.
+        with _disable_current_modes():
+            return self.original.call_boxed(keys, *args, **kwargs)
 
     def _give(self, args: Any, kwargs: Any, outputs: list[Any], seed: int) -> None:
         twins, named = pytree.tree_map(_twin, (args, kwargs))
