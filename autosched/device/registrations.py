@@ -67,7 +67,7 @@ def register_there(text: str) -> None:
     wanted = decode_json(text.encode(), Registrations)
     sys.path.extend(entry for entry in wanted.path if entry not in sys.path)
     for library in wanted.libraries:
-        torch.ops.load_library(library)
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     for module in wanted.modules:
         try:
             importlib.import_module(module)

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from autosched.capture.build import build_program
 from autosched.capture.export import Captured, draft_of
 from autosched.capture.rewrite import rewrite_draft
+from autosched.core.custom_operators import trusting
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.graph import OpGraph
 from autosched.core.schedule import make_schedule, sequential
@@ -70,6 +71,7 @@ class _Check:
     def __init__(self, made: Made) -> None:
         self.model = made.model
         self.calls = [(made.args, made.kwargs), _varied((made.args, made.kwargs), 1)]
+        self.custom_operators = made.custom_operators
         self.stage = "model"
         self.operators = 0
         self.worst = 0.0
@@ -146,7 +148,8 @@ def check(build: Build) -> Found:
     except Exception as error:
         return Found(BROKEN, f"{type(error).__name__}: {_first(error)}", seconds=time.perf_counter() - began)
     try:
-        outcome, reason = _stages(one, expected)
+        with trusting(one.custom_operators):
+            outcome, reason = _stages(one, expected)
     except _Wrong as wrong:
         outcome, reason = WRONG, str(wrong)
     except UnsupportedGraph as error:
@@ -200,7 +203,7 @@ def _loaded(one: _Check, data: bytes, expected: list[_Answer]) -> str:
     """Why the loaded model falls back, if it does."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        loaded = load(data, one.model)
+        loaded = load(data, one.model, custom_operators=one.custom_operators)
         if loaded.report().scheduled:
             one.agree(loaded, expected, "loaded")
     reasons = [str(item.message) for item in said if issubclass(item.category, FallbackWarning)]

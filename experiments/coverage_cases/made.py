@@ -16,6 +16,7 @@ class Made:
     Args:
         training: leave the model in training mode.
         lively: give parameters that are all alike values that differ.
+        custom_operators: namespaces that are trusted.
     """
 
     model: torch.nn.Module
@@ -23,6 +24,7 @@ class Made:
     kwargs: dict[str, Any] = field(default_factory=dict)
     training: bool = False
     lively: bool = True
+    custom_operators: tuple[str, ...] = ()
 
 
 Build = Callable[[], Made]

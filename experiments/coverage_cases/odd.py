@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from functools import partial
@@ -54,7 +55,7 @@ def _function(name: str, inputs: Callable[[], tuple[Any, ...]] = _x, **options: 
 
 def _build(kind: type[nn.Module], inputs: Callable[[], tuple[Any, ...]], options: dict[str, Any]) -> Made:
     kwargs = options["kwargs"]() if "kwargs" in options else {}
-    return Made(kind(), inputs(), kwargs, options.get("training", False), options.get("lively", True))
+    return Made(kind(), inputs(), kwargs, options.get("training", False), options.get("lively", True), options.get("custom_operators", ()))
 
 
 class Linear(nn.Module):
@@ -831,12 +832,27 @@ def bump(x: torch.Tensor) -> None:
     x.add_(1)
 
 
+@library.custom_op("coverage::tick", mutates_args=())
+def tick(x: torch.Tensor) -> torch.Tensor:
+    """A custom operator that gives something else each time."""
+    return x + next(_ticks)
+
+
+@tick.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+_ticks = itertools.count()
+
+
 _fragment = library.Library("coverage", "FRAGMENT")
 _fragment.define("thrice(Tensor x) -> Tensor")
 _fragment.impl("thrice", lambda x: x * 3, "CompositeImplicitAutograd")
 
 
-@_case("custom-operator")
+@_case("custom-operator-not-trusted")
+@_case("custom-operator", custom_operators=("coverage",))
 class CustomOperator(Linear):
     def forward(self, x: Any) -> Any:
         return twice(self.layer(x)) + 1
@@ -848,12 +864,18 @@ class Decomposing(Linear):
         return torch.ops.coverage.thrice(self.layer(x))
 
 
-@_case("custom-operator-in-place")
+@_case("custom-operator-in-place", custom_operators=("coverage",))
 class CustomInPlace(Linear):
     def forward(self, x: Any) -> Any:
         y = self.layer(x)
         bump(y)
         return y
+
+
+@_case("custom-operator-not-deterministic", custom_operators=("coverage",))
+class CustomTick(Linear):
+    def forward(self, x: Any) -> Any:
+        return tick(self.layer(x))
 
 
 @_case("hooks")

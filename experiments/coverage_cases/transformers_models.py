@@ -150,4 +150,5 @@ def _build(name: str, options: dict[str, Any], inputs: _Inputs) -> Made:
     import transformers
 
     kind = getattr(transformers, name)
-    return Made(kind(kind.config_class(**options)), (), inputs())
+    # Its mixtures of experts call an operator of its own.
+    return Made(kind(kind.config_class(**options)), (), inputs(), custom_operators=("transformers",))

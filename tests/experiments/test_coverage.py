@@ -101,6 +101,20 @@ def test_a_rerun_skips_what_is_done_and_forgets_a_line_cut_short(tmp_path: Path)
     assert coverage._wanted("a:1", ["a:*"], finished)
 
 
+@pytest.mark.parametrize(
+    ("name", "outcome", "reason"),
+    [
+        ("odd:custom-operator", "works", ""),
+        ("odd:custom-operator-not-trusted", "refused", "custom_operators=('coverage',)"),
+        ("odd:custom-operator-in-place", "refused", "changes its arguments"),
+        ("odd:custom-operator-not-deterministic", "refused", "two results for the same tensors"),
+    ],
+)
+def test_custom_operators_are_taken_where_they_are_trusted_and_fit(name: str, outcome: str, reason: str) -> None:
+    found = checking.check(coverage.cases(("odd",))[name])
+    assert (found.outcome, reason in found.reason) == (outcome, True), found.reason
+
+
 def test_the_table_counts_and_gives_reasons(tmp_path: Path) -> None:
     path = tmp_path / "coverage.json"
     assert coverage_table(path) == "(not recorded yet)"

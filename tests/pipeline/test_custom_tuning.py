@@ -28,6 +28,7 @@ from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.kernels import bind
 from autosched.runtime.verdict import check_bundle
 from tests.conformance.bundles import evidence_for
+from tests.conformance.command import run
 from tests.conformance.custom_operators import NAMESPACE, Branches
 
 MODULE = "tests.conformance.custom_operators"
@@ -62,6 +63,18 @@ def test_it_is_tuned_saved_checked_and_loaded(tuned: Tuned, model: nn.Module, tm
     x = torch.randn(8, 32)
     with torch.no_grad():
         torch.testing.assert_close(loaded(x), model(x))
+
+
+def test_the_command_line_trusts_what_it_is_told_to(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "model.autosched")
+    tuned.save(path)
+    assert run("check", path) == 4
+    assert "--custom-operators testlib" in capsys.readouterr().out
+    assert run("check", path, "--custom-operators", "other, testlib") == 0
+    capsys.readouterr()
+    assert run("check", path, "--custom-operators", "testlib::mode") == 2
+    assert "'testlib::mode'" in capsys.readouterr().err
+    assert run("tune", "autosched:toy", "--device", "cpu", "--custom-operators", "a b") == 2
 
 
 def test_without_trust_it_is_refused_before_anything_is_measured(model: nn.Module) -> None:
