@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.costmodel.baselines import Constant, NoInterference
-from autosched.costmodel.composition import finish_times
+from autosched.costmodel.composition import finish_times, room_of
 from autosched.costmodel.conformal import some
 from autosched.costmodel.design import design, log_targets, take_labels
 from autosched.costmodel.features import PAIR_FEATURES
@@ -35,6 +34,23 @@ class Composition:
     model_mape_pct: float
     no_interference_mape_pct: float
     sequential_mape_pct: float
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedGroup:
+    """A recorded group of ``k`` and what is predicted of its pairs.
+
+    Args:
+        row: the record.
+        alone_us: time alone of all repeats of each, microseconds, in order of start.
+        first, last, room: as ``composition.finish_times`` takes them.
+    """
+
+    row: GroupRow
+    alone_us: tuple[float, ...]
+    first: Floats
+    last: Floats
+    room: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +173,13 @@ def permutation_importance(model: PairModel, pairs: PairSet, *, seed: int) -> tu
     return tuple(sorted(found, key=lambda item: -item[1]))
 
 
-def composition(model: PairModel, query: PairQuery, groups: Sequence[GroupRow], store: Store) -> tuple[Composition, ...]:
-    """Predict when the last of each group is done, from its pairs; by size of the group."""
+def predicted_groups(model: PairModel, query: PairQuery, groups: Sequence[GroupRow], store: Store) -> Iterator[PredictedGroup]:
+    """What ``model`` says of the pairs in each group; groups with an operator that ``query`` does not have are passed over."""
     place: dict[tuple[str, str, int], int] = {}
     scopes = {row.scope: row.facts.name for row in store.scopes()}
     for index, (kernel, device) in enumerate(zip(query.kernels, query.kernel_device.tolist(), strict=True)):
         place[query.devices[device].name, kernel.signature, kernel.width] = index
-    errors: dict[int, list[tuple[float, ...]]] = {}
+    room = room_of(query.kernels, query.devices, query.kernel_device)
     for row in groups:
         group = row.record
         keys = [(scopes.get(row.scope, ""), name, width) for name, width in zip(group.signatures, group.widths, strict=True)]
@@ -176,13 +192,19 @@ def composition(model: PairModel, query: PairQuery, groups: Sequence[GroupRow], 
         answer = model.predict(asked)
         first, last = np.ones((size, size)), np.ones((size, size))
         first[a, b], last[b, a] = answer.slowdown_first, answer.slowdown_last
-        truth = group.together_us
         # Each member was repeated, so what is composed is its repeats in a row.
-        alone_us = [once * times for once, times in zip(group.solo_us, group.repeats, strict=True)]
-        device = query.devices[int(query.kernel_device[members[0]])]
-        cores = math.inf if device.kind == "cuda" else device.units
-        guess = float(finish_times(alone_us, first, last, widths=group.widths, cores=cores).max())
-        errors.setdefault(size, []).append(tuple(abs(value - truth) / truth for value in (guess, max(alone_us), sum(alone_us))))
+        alone_us = tuple(once * times for once, times in zip(group.solo_us, group.repeats, strict=True))
+        yield PredictedGroup(row, alone_us, first, last, room[members])
+
+
+def composition(model: PairModel, query: PairQuery, groups: Sequence[GroupRow], store: Store) -> tuple[Composition, ...]:
+    """Predict when the last of each group is done, from its pairs; by size of the group."""
+    errors: dict[int, list[tuple[float, ...]]] = {}
+    for group in predicted_groups(model, query, groups, store):
+        truth = group.row.record.together_us
+        guess = float(finish_times(group.alone_us, group.first, group.last, room=group.room).max())
+        rivals = (guess, max(group.alone_us), sum(group.alone_us))
+        errors.setdefault(len(group.alone_us), []).append(tuple(abs(value - truth) / truth for value in rivals))
     return tuple(
         Composition(size, len(rows), *(float(np.mean([row[part] for row in rows]) * 100) for part in range(3)))
         for size, rows in sorted(errors.items())

@@ -16,6 +16,7 @@ from autosched.core.errors import NoFeasibleCandidate, UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, Failure, PairRecord, SoloRecord
 from autosched.costmodel.analytic import AnalyticModel
+from autosched.costmodel.composition import room_of
 from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairModel, PairQuery
 from autosched.datasets.choices import independence
 from autosched.datasets.facts import DISTURBED, DeviceFacts, KernelFacts, LaunchFacts, kernel_facts, stolen_share, with_observed_peaks
@@ -98,6 +99,7 @@ def make_cost_table(
         fixed_us=fixed_us,
         max_lanes=max_lanes,
         measured_pairs=measured,
+        room=room_of(rows.facts, (device,), np.zeros(len(rows.facts), dtype=np.int64)),
     )
 
 

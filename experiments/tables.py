@@ -115,6 +115,7 @@ TABLES = {
     "fused-cpu": lambda: tables_fused.fused_table(HERE / "results" / "cpu" / "fused"),
     "search-quality": lambda: tables_search.quality_table(HERE / "results" / "sim" / "quality.json"),
     "search-speed": lambda: tables_search.speed_table(HERE / "results" / "sim" / "speed.json"),
+    "composition-cpu": lambda: included(HERE / "results" / "cpu" / "composition.txt"),
     "train-cpu": lambda: included(HERE / "results" / "cpu" / "train.txt"),
 }
 

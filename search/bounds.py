@@ -50,13 +50,15 @@ def configuration_bound_us(problem: Problem, lanes: int, *, most_columns: int = 
     column = 0
     for members in _antichains(problem, lanes, most_columns):
         for order in itertools.permutations(members):
+            part = problem.shares(int(problem.kernel[index, 0]) for index in order)
             for place, index in enumerate(order):
                 kernel = problem.kernel[index, 0]
                 slowdown = 1.0
                 for other_place, other in enumerate(order):
                     if other != index:
                         excess = problem.excess_first if place < other_place else problem.excess_last
-                        slowdown += float(excess[kernel, problem.kernel[other, 0]])
+                        slowdown += part[other_place] * float(excess[kernel, problem.kernel[other, 0]])
+                slowdown /= part[place]
                 rows.append(index)
                 columns.append(column)
                 rates.append(1.0 / max(slowdown, MIN_SLOWDOWN))

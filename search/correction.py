@@ -1,8 +1,8 @@
 """Measured schedules correct the cost table: what the model got wrong where the search looked is what must be repaired.
 
-Each traced operator gives one equation: the work it did, ``sum over intervals of length / S`` with ``S = 1 + sum of the excesses`` of what
-ran beside it then, is its time alone. The equations are linearised in the logarithms of the slowdowns and swept a few times by
-Kaczmarz projections; no slowdown may leave a band around what it was before.
+Each traced operator gives one equation: the work it did, ``sum over intervals of length / S`` with ``S`` what the simulator makes of
+what ran beside it then (``fluid.py``), is its time alone. The equations are linearised in the logarithms of the slowdowns and swept a
+few times by Kaczmarz projections; no slowdown may leave a band around what it was before.
 
 *Source:* Kaczmarz, "Angenäherte Auflösung von Systemen linearer Gleichungen", Bull. Acad. Pol. Sci. Lett. A 35, 1937; with relaxation.
 """
@@ -56,18 +56,29 @@ _Pair = tuple[int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
+class _Interval:
+    """A time in which the same operators ran: the pairs that slowed one of them, the part of the room that each of the others got then,
+    and its own part (``costmodel.composition``)."""
+
+    length_us: float
+    pairs: tuple[_Pair, ...]
+    parts: tuple[float, ...]
+    own_part: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Equation:
-    """One operator's run: for each interval its length and the pairs that slowed it then."""
+    """One operator's run."""
 
     operator: int
     kernel: int
     duration_us: float
-    intervals: tuple[tuple[float, tuple[_Pair, ...]], ...]
+    intervals: tuple[_Interval, ...]
 
     @property
     def overlapped_us(self) -> float:
         """Time with company."""
-        return sum(length for length, pairs in self.intervals if pairs)
+        return sum(interval.length_us for interval in self.intervals if interval.pairs)
 
 
 class _Tables:
@@ -163,12 +174,14 @@ def _equations(problem: Problem, schedule: Schedule, trace: Trace) -> list[_Equa
         others = others[others != index]
         earlier = (start[index] < start[others]) | ((start[index] == start[others]) & (rank[index] < rank[others]))
         cuts = np.unique(np.clip(np.concatenate([start[others], end[others], [start[index], end[index]]]), start[index], end[index]))
-        intervals: list[tuple[float, tuple[_Pair, ...]]] = []
+        intervals: list[_Interval] = []
         for left, right in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
             middle = 0.5 * (left + right)
             beside = np.flatnonzero((start[others] <= middle) & (end[others] > middle))
             pairs = tuple((int(kernels[index]), int(kernels[others[place]]), bool(earlier[place])) for place in beside)
-            intervals.append((right - left, pairs))
+            in_order = sorted([index, *others[beside].tolist()], key=lambda item: (start[item], rank[item]))
+            part = dict(zip(in_order, problem.shares(int(kernels[item]) for item in in_order), strict=True))
+            intervals.append(_Interval(right - left, pairs, tuple(part[item] for item in others[beside].tolist()), part[index]))
         found.append(_Equation(index, int(kernels[index]), duration, tuple(intervals)))
     return found
 
@@ -185,8 +198,9 @@ def _correct_solo(tables: _Tables, equations: Sequence[_Equation]) -> None:
         tables.solo_us[kernel] = min(max(wanted, old / limits.solo_band), old * limits.solo_band)
 
 
-def _summed(tables: _Tables, pairs: Sequence[_Pair]) -> float:
-    return max(MIN_SLOWDOWN, 1.0 + sum(tables.slowdown(pair) - 1.0 for pair in pairs))
+def _summed(tables: _Tables, interval: _Interval) -> float:
+    excess = sum(part * (tables.slowdown(pair) - 1.0) for pair, part in zip(interval.pairs, interval.parts, strict=True))
+    return max(MIN_SLOWDOWN, (1.0 + excess) / interval.own_part)
 
 
 def _project(tables: _Tables, equation: _Equation) -> None:
@@ -195,11 +209,12 @@ def _project(tables: _Tables, equation: _Equation) -> None:
         return
     work = 0.0
     gradient: dict[_Pair, float] = {}  # of the work done, with the opposite sign, in the logarithm of each slowdown
-    for length, pairs in equation.intervals:
-        summed = _summed(tables, pairs)
-        work += length / summed / solo
-        for pair in pairs:
-            gradient[pair] = gradient.get(pair, 0.0) + length / (summed * summed) * tables.slowdown(pair) / solo
+    for interval in equation.intervals:
+        summed = _summed(tables, interval)
+        work += interval.length_us / summed / solo
+        for pair, part in zip(interval.pairs, interval.parts, strict=True):
+            steepness = part / interval.own_part * tables.slowdown(pair)
+            gradient[pair] = gradient.get(pair, 0.0) + interval.length_us / (summed * summed) * steepness / solo
     norm = sum(value * value for value in gradient.values()) + 1e-2
     step = tables.limits.relaxation * (work - 1.0) / norm
     tables.move((pair, step * value) for pair, value in gradient.items())
@@ -208,10 +223,11 @@ def _project(tables: _Tables, equation: _Equation) -> None:
 def _sensitivity(tables: _Tables, equation: _Equation) -> dict[_Pair, float]:
     """Microseconds by which the operator gets longer for each unit of the logarithm of each slowdown, to first order."""
     found: dict[_Pair, float] = {}
-    for length, pairs in equation.intervals:
-        summed = _summed(tables, pairs)
-        for pair in pairs:
-            found[pair] = found.get(pair, 0.0) + length * tables.slowdown(pair) / summed
+    for interval in equation.intervals:
+        summed = _summed(tables, interval)
+        for pair, part in zip(interval.pairs, interval.parts, strict=True):
+            steepness = part / interval.own_part * tables.slowdown(pair)
+            found[pair] = found.get(pair, 0.0) + interval.length_us * steepness / summed
     return found
 
 

@@ -3,6 +3,8 @@
 Operators on one lane run in launch order. Running operator ``a`` advances at rate ``1 / S(a)`` with
 ``S(a) = 1 + sum over b beside it of (slowdown of a by b - 1)``, where the slowdown is ``slowdown_first`` if ``a`` started before
 ``b`` and ``slowdown_last`` if it started after. The sum is exact for processor sharing (k equal saturating operators: ``S = k``).
+Where three or more that run want more room than the device has (``CostTable.room``), the earlier ones have it: the excesses are weighed
+by, and ``S`` is divided by, the part that each gets (``costmodel/composition.py`` has the formula, and composes groups the same way).
 An operator starts at the latest of: its lane's last end plus the launch gap, the end of each predecessor on its lane, and the end of
 each predecessor elsewhere plus the cross-lane latency. Extra edges count as predecessors. If another operator runs at that moment, it
 starts ``concurrent_gap_us`` later.
@@ -59,6 +61,7 @@ class FluidState:
     start_us: list[float] = field(default_factory=list)
     lane_of: list[int] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
+    short: bool = False  # whether one of those that run gets less room than it would beside one other
 
     def __post_init__(self) -> None:
         count = self.problem.count
@@ -71,7 +74,7 @@ class FluidState:
 
     def copy(self) -> FluidState:
         """An independent state that goes on from here."""
-        twin = FluidState(self.problem, self.lanes, self.time_us, self.started)
+        twin = FluidState(self.problem, self.lanes, self.time_us, self.started, short=self.short)
         twin.slots = [
             None
             if slot is None
@@ -134,27 +137,48 @@ class FluidState:
 
     def _start(self, chosen: _Slot) -> None:
         problem = self.problem
-        for slot in self.slots:
-            if slot is not None and slot.sequence >= 0:
-                chosen.slowdown += float(problem.excess_last[chosen.kernel, slot.kernel])
-                slot.slowdown += float(problem.excess_first[slot.kernel, chosen.kernel])
+        running = self._running()
+        for slot in running:
+            chosen.slowdown += float(problem.excess_last[chosen.kernel, slot.kernel])
+            slot.slowdown += float(problem.excess_first[slot.kernel, chosen.kernel])
         chosen.sequence = self.started
         self.started += 1
         self.start_us[chosen.operator] = self.time_us
+        self._share_room([*running, chosen])
 
     def _finish(self, chosen: _Slot, lane: int) -> None:
         problem = self.problem
         self.slots[lane] = None
-        running: list[_Slot] = [slot for slot in self.slots if slot is not None and slot.sequence >= 0]
+        running = self._running()
         for slot in running:
             excess = problem.excess_first if slot.sequence < chosen.sequence else problem.excess_last
             slot.slowdown -= float(excess[slot.kernel, chosen.kernel])
         if len(running) == 1:
             running[0].slowdown = 1.0  # adding and subtracting must leave no dust
+        self._share_room(running)
         self.end_us[chosen.operator] = self.time_us
         self.lane_free_us[lane] = self.time_us
         for after in problem.successors(chosen.operator):
             self.pending[after] -= 1
+
+    def _running(self) -> list[_Slot]:
+        """What has started and not finished, in order of start."""
+        return sorted((slot for slot in self.slots if slot is not None and slot.sequence >= 0), key=lambda slot: slot.sequence)
+
+    def _share_room(self, running: list[_Slot]) -> None:
+        """Where one of these gets less room than it would beside one other, set all slowdowns by what each gets; else leave the sums."""
+        problem = self.problem
+        part = problem.shares(slot.kernel for slot in running)
+        was_short, self.short = self.short, min(part, default=1.0) < 1.0
+        if not (self.short or was_short):
+            return
+        for place, slot in enumerate(running):
+            total = 1.0
+            for other_place, other in enumerate(running):
+                if other is not slot:
+                    excess = problem.excess_last if other_place < place else problem.excess_first
+                    total += part[other_place] * float(excess[slot.kernel, other.kernel])
+            slot.slowdown = total / part[place]
 
 
 def simulate(problem: Problem, schedule: Schedule) -> Simulation:

@@ -12,6 +12,7 @@ saturation terms are this project's and are fitted, not proven.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -278,15 +279,24 @@ def pair_costs(
     quiet = np.ones((count, count))
     alone = CostTable((1,), np.arange(count, dtype=np.int32)[:, None], np.zeros(count), quiet, quiet, 0.0, 0.0, 0.0, 2)
     problem = Problem.from_arrays([[] for _ in range(count)], alone)
-    solo = np.array([_run_pair(problem, kernels, (row,))[0] for row in range(count)])
+    solo = np.array([_run_together(problem, kernels, (row,))[0] for row in range(count)])
     first, last = np.ones((count, count)), np.ones((count, count))
     for a in range(count):
         for b in range(count):
-            first[a, b], last[b, a] = _pair_slowdowns(_run_pair(problem, kernels, (a, b)), float(solo[a]), float(solo[b]))
+            first[a, b], last[b, a] = _pair_slowdowns(_run_together(problem, kernels, (a, b)), float(solo[a]), float(solo[b]))
     return CostTable(widths, operator_kernel, solo, first, last, launch_gap_us, cross_lane_us, fixed_us, max_lanes)
 
 
-def _run_pair(problem: Problem, kernels: BlockKernels, rows: tuple[int, ...]) -> list[float]:
+def group_ends_us(kernels: BlockKernels, rows: Sequence[int]) -> list[float]:
+    """When each of some kernels is done that start together, in the order given, on as many lanes: microseconds."""
+    count = len(rows)
+    quiet = np.ones((1, 1))
+    nothing = CostTable((1,), np.zeros((count, 1), dtype=np.int32), np.zeros(1), quiet, quiet, 0.0, 0.0, 0.0, count)
+    problem = Problem.from_arrays([[] for _ in range(count)], nothing)
+    return _run_together(problem, kernels, tuple(rows))
+
+
+def _run_together(problem: Problem, kernels: BlockKernels, rows: tuple[int, ...]) -> list[float]:
     import dataclasses
 
     count = len(rows)

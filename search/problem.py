@@ -5,7 +5,7 @@ One value joins the operator graph (who waits for whom) and the cost table (how 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +15,11 @@ from autosched.core.costs import CostTable
 from autosched.core.errors import InvalidGraph, UsageError
 from autosched.core.graph import OpGraph, topological
 from autosched.core.schedule import Schedule, make_schedule
+from autosched.costmodel.composition import shares
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
-KernelArrays = tuple[Ints, Ints, Ints, Ints, Ints, Floats, Floats, Floats, Floats]
+KernelArrays = tuple[Ints, Ints, Ints, Ints, Ints, Floats, Floats, Floats, Floats, Floats]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +33,7 @@ class Problem:
         succ_ptr, succ_idx: CSR of successors, the same shapes.
         kernel: int32 ``[n, n_widths]``: row of the kernel matrices for each operator and width index.
         solo_us: float64 ``[n_kernels]``, time alone in microseconds.
+        room: float64 ``[n_kernels]``, as in ``CostTable``; length 0 where no three kernels could want more than the device has.
         excess_first: float64 ``[n_kernels, n_kernels]``, ``slowdown_first - 1``.
         excess_last: float64 ``[n_kernels, n_kernels]``, ``slowdown_last - 1``.
         latency_us: float64 ``[4]``: gap between operators of a lane, latency of a wait across lanes, once for each run, put-off of an
@@ -49,6 +51,7 @@ class Problem:
     succ_idx: Ints
     kernel: Ints
     solo_us: Floats
+    room: Floats
     excess_first: Floats
     excess_last: Floats
     latency_us: Floats
@@ -93,6 +96,7 @@ class Problem:
             succ_idx=succ_idx,
             kernel=np.ascontiguousarray(costs.kernel, dtype=np.int32),
             solo_us=np.ascontiguousarray(costs.solo_us, dtype=np.float64),
+            room=_scarce_room(costs),
             excess_first=np.ascontiguousarray(costs.slowdown_first - 1.0, dtype=np.float64),
             excess_last=np.ascontiguousarray(costs.slowdown_last - 1.0, dtype=np.float64),
             latency_us=np.array([costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us], dtype=np.float64),
@@ -131,10 +135,15 @@ class Problem:
             self.succ_idx,
             self.kernel,
             self.solo_us,
+            self.room,
             self.excess_first,
             self.excess_last,
             self.latency_us,
         )
+
+    def shares(self, kernels: Iterable[int]) -> list[float]:
+        """The part of its room that each of some kernels gets that run together, in order of start (``costmodel.composition.shares``)."""
+        return shares([float(self.room[kernel]) for kernel in kernels]) if len(self.room) else [1.0 for _ in kernels]
 
     def predecessors(self, index: int) -> list[int]:
         """Operators that ``index`` waits for, ascending."""
@@ -213,6 +222,13 @@ class Problem:
 def one_wide_lane(lane: Sequence[int] | Ints, width_index: Sequence[int] | Ints) -> Ints:
     """``lane`` with every operator wider than the narrowest width on lane 0: int32 ``[n]``."""
     return np.where(np.asarray(width_index) > 0, 0, np.asarray(lane)).astype(np.int32)
+
+
+def _scarce_room(costs: CostTable) -> Floats:
+    """The kernels' room if any three could want more than there is; else length 0, which spares the simulators to look at it."""
+    if costs.room is None or 3.0 * float(costs.room.max(initial=0.0)) <= 1.0:
+        return np.zeros(0)
+    return np.ascontiguousarray(costs.room, dtype=np.float64)
 
 
 def _csr(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:

@@ -57,6 +57,7 @@ def save_problem(problem: Problem, path: Path, *, provenance: str) -> None:
         "slowdown_first": _short(costs.slowdown_first[pick]),
         "slowdown_last": _short(costs.slowdown_last[pick]),
         "constants": np.array(constants, dtype=np.float64),
+        "room": np.zeros(0) if costs.room is None else costs.room[used],
         "demand": problem.demand.astype(np.float32),
         "memory_bound": problem.memory_bound,
     }
@@ -74,6 +75,8 @@ def load_problem(path: Path) -> SavedProblem:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
             found = {name: data[name] for name in _ARRAYS}
+            # Files from before there was room in cost tables do not say: nothing is concluded then.
+            room = data["room"] if "room" in data and len(data["room"]) else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} holds no problem: {error}; expected a file that save_problem wrote") from error
     if int(found["schema"]) > SCHEMA:
@@ -83,7 +86,7 @@ def load_problem(path: Path) -> SavedProblem:
         costs = CostTable(
             tuple(int(width) for width in found["widths"]), np.ascontiguousarray(found["kernel"], dtype=np.int32),
             found["solo_us"].astype(np.float64), found["slowdown_first"].astype(np.float64), found["slowdown_last"].astype(np.float64),
-            gap, cross, fixed, int(lanes), measured, concurrent,
+            gap, cross, fixed, int(lanes), measured, concurrent, room=room,
         )  # fmt: skip
         ends = found["pred_ptr"].tolist()
         indices = found["pred_idx"].tolist()

@@ -57,7 +57,8 @@ class Evaluator:
 
     def ends_us(self) -> Floats:
         """End of each operator in the last evaluation: float64 ``[n]``."""
-        return self._floats[1 + 4 * self.lanes :].copy()
+        first = 1 + 4 * self.lanes
+        return self._floats[first : first + self.problem.count].copy()
 
 
 def simulate(problem: Problem, schedule: Schedule) -> Simulation:

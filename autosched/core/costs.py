@@ -32,6 +32,8 @@ class CostTable:
             time cost each other (the interpreter's lock on a CPU).
         variant: int32 ``[n_operators, n_widths]``: the variant (see ``Schedule``) that the times are of, and that a schedule made from this
             table runs; ``None`` for 0 everywhere.
+        room: float64 ``[n_kernels]``: share (0 to 1) of the device's cores or block slots that each kernel takes, 0 where that is not
+            known; ``None`` for 0 everywhere. Pairs show what two share; this says what three and more do.
     """
 
     widths: tuple[int, ...]
@@ -46,6 +48,7 @@ class CostTable:
     measured_pairs: float = 0.0
     concurrent_gap_us: float = 0.0
     variant: NDArray[np.int32] | None = None
+    room: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         kernels = len(self.solo_us)
@@ -63,6 +66,8 @@ class CostTable:
             raise UsageError("solo_us holds values that are negative or not finite; drop the records that made them")
         if not np.isfinite(self.concurrent_gap_us) or self.concurrent_gap_us < 0:
             raise UsageError(f"concurrent_gap_us is {self.concurrent_gap_us}; expected a finite number, at least 0")
+        if self.room is not None and (self.room.shape != (kernels,) or not ((self.room >= 0) & (self.room <= 1)).all()):
+            raise UsageError(f"room has shape {self.room.shape}, or values outside 0 to 1; expected [{kernels}] shares of the device")
         if self.max_lanes < 1:
             raise UsageError(f"max_lanes is {self.max_lanes}; expected at least 1")
 

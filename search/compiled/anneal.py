@@ -13,7 +13,7 @@ from autosched.search.compiled.splitmix import next_uniform
 
 @compiled(f"i8({ARRAYS},i8,i4[:,::1],i4[:,::1],{F1},{F1},{I1},{F1},{F1},i8,i8,i8,u8[::1],{F1},{I1})")
 def anneal_steps(  # type: ignore[no-untyped-def]
-    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
     lanes, current, best, values, bound, widths, moves, temperatures, first_step, steps, total_steps, random_state,
     floats, scratch,
 ):  # fmt: skip
@@ -21,7 +21,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
     fewer where hardly any move changes anything).
 
     Args:
-        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency: ``Problem.arrays``.
         lanes: lane slots.
         current, best: int32 ``[5, n]``: launch order, place in it, lane, width index, extra wait. Updated.
         values: float64 ``[2]``: makespan of ``current`` and of ``best``, microseconds. Updated.
@@ -95,7 +95,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             exchange_tails(order, lane_of, width_index, old_place, old_lane, tail)
         limit = values[0] - temperature * np.log(max(next_uniform(random_state), 1e-300))
         value = evaluate(
-            pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+            pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
             lanes, order, lane_of, width_index, wait, bound, limit, floats, no_starts, scratch,
         )  # fmt: skip
         simulated += 1

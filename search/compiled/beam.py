@@ -24,7 +24,7 @@ def prefix_key(floats, ints, lanes, count, words):  # type: ignore[no-untyped-de
 
 @compiled(f"i8({ARRAYS},{F1},{I1},i8,i8,i8,i8,i8,i8[::1])")
 def extend(  # type: ignore[no-untyped-def]
-    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
     floats, ints, lanes, used, operator, width, hold, words,
 ):  # fmt: skip
     """One decision of a beam: commit, then go on to the next decision (past the next finish if ``hold``). Returns ``prefix_key``."""
@@ -32,14 +32,14 @@ def extend(  # type: ignore[no-untyped-def]
     commit(floats, ints, lanes, count, used, operator, width, kernel, solo, pred_ptr, pred_idx, latency)
     go_on = hold
     while go_on or (ints[2] < count and (ints[4] == 0 or idle_lanes(ints, lanes, used) == 0)):
-        advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last, latency)
+        advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, excess_first, excess_last, latency)
         go_on = 0
     return prefix_key(floats, ints, lanes, count, words)
 
 
 @compiled(f"i8({ARRAYS},{F1},{I1},i8,i8,{F1},{I1},{I1},i8)")
 def branches(  # type: ignore[no-untyped-def]
-    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
     floats, ints, lanes, used, priority, widths, out, most,
 ):  # fmt: skip
     """List the decisions of one state: triples (operator, width index, hold) in ``out``; returns how many.

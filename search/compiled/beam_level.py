@@ -33,13 +33,13 @@ def prefix_bound(floats, ints, lanes, count, used, kernel, solo, bottom):  # typ
 
 @compiled(f"i8({ARRAYS},{F2},i4[:,::1],i8,i8,i8,{F1},{F1},{I1},i8,i8[::1],i8[:,::1],{F1},{F1},{I1})")
 def expand_level(  # type: ignore[no-untyped-def]
-    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
     beam_floats, beam_ints, states, lanes, used, bottom, priority, widths, most, words, children, scores, floats, ints,
 ):  # fmt: skip
     """List every child of every state of a beam, scored by ``prefix_bound``; returns how many there are.
 
     Args:
-        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency: ``Problem.arrays``.
         beam_floats, beam_ints: rows of ``states`` prefixes.
         states, lanes, used: prefixes in the beam, lane slots, lanes used.
         bottom: float64 ``[n]``, longest path to the end, microseconds.
@@ -54,7 +54,7 @@ def expand_level(  # type: ignore[no-untyped-def]
     out = np.empty(6 * most * widths.shape[0] + 6, dtype=np.int32)
     for state in range(states):
         options = branches(
-            pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+            pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
             beam_floats[state], beam_ints[state], lanes, used, priority, widths, out, most,
         )  # fmt: skip
         for option in range(options):
@@ -65,7 +65,7 @@ def expand_level(  # type: ignore[no-untyped-def]
             for place in range(ints.shape[0]):
                 ints[place] = beam_ints[state, place]
             key = extend(
-                pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+                pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
                 floats, ints, lanes, used, out[3 * option], out[3 * option + 1], out[3 * option + 2], words,
             )  # fmt: skip
             children[found, 0] = state

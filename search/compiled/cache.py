@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 I1 = "i4[::1]"
 F1 = "f8[::1]"
 F2 = "f8[:,::1]"
-ARRAYS = f"{I1},{I1},{I1},{I1},i4[:,::1],{F1},{F2},{F2},{F1}"
+ARRAYS = f"{I1},{I1},{I1},{I1},i4[:,::1],{F1},{F1},{F2},{F2},{F1}"
 """``Problem.arrays``."""
 
 inlined = cast(Callable[[Function], Function], numba.njit(inline="always", error_model="numpy"))

@@ -11,13 +11,13 @@ from autosched.search.compiled.layout import UNREACHED
 
 @compiled(f"void({ARRAYS},i8,{I1},{I1},{I1},{I1},{F1},{I1},{I1},i8,{F1})")
 def enumerate_schedules(  # type: ignore[no-untyped-def]
-    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
     lanes, best_order, best_lane, width_index, wait, floats, scratch, stack, most, result,
 ):  # fmt: skip
     """Simulate every launch order with every assignment to alike lanes, depth first.
 
     Args:
-        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency: ``Problem.arrays``.
         lanes: lane slots.
         best_order, best_lane: int32 ``[n]``, overwritten with the best schedule.
         width_index, wait: as in ``evaluate``.
@@ -66,7 +66,7 @@ def enumerate_schedules(  # type: ignore[no-untyped-def]
         lane_of[operator] = lane
         if level == count - 1:
             value = evaluate(
-                pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+                pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
                 lanes, order, lane_of, width_index, wait, no_bound, result[0], floats, no_starts, scratch,
             )  # fmt: skip
             result[1] += 1.0

@@ -5,11 +5,12 @@ from __future__ import annotations
 from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
 from autosched.search.compiled.lanes import queue_operators, release
 from autosched.search.compiled.layout import MIN_SLOWDOWN, UNREACHED
+from autosched.search.compiled.room import leave, share_room, weigh
 
 
 @compiled(f"f8({ARRAYS},i8,{I1},{I1},{I1},{I1},{F1},f8,{F1},{F1},{I1})")
 def evaluate(  # type: ignore[no-untyped-def]
-    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
     lanes, order, lane_of, width_index, wait, bound, limit, floats, start_us, scratch,
 ):  # fmt: skip
     """Makespan of one schedule in microseconds, or ``UNREACHED`` once it must exceed ``limit``.
@@ -18,13 +19,13 @@ def evaluate(  # type: ignore[no-untyped-def]
     ``advance_to_finish`` is the same arithmetic for prefix states.
 
     Args:
-        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency: ``Problem.arrays``.
         lanes: lane slots.
         order, lane_of, width_index: int32 ``[n]``.
         wait: int32 ``[n]``, one more operator to wait for, or -1.
         bound: float64 ``[n]``, least time from an operator's start to the end of the run; zeros if not known.
         limit: give up above this makespan.
-        floats: a state's float row, overwritten; its last ``n`` hold the end of each operator.
+        floats: a state's float row, overwritten; it then holds the end of each operator.
         start_us: float64 ``[n]``, overwritten with starts (or length 0: not wanted).
         scratch: int32 ``[scratch_row(n, K)]``, overwritten; its last ``n + 1`` hold what each operator's start waited for (-1 nothing), and
             the operator that finished last.
@@ -38,13 +39,15 @@ def evaluate(  # type: ignore[no-untyped-def]
     remaining = floats[1 + lanes : 1 + 2 * lanes]
     slowdown = floats[1 + 2 * lanes : 1 + 3 * lanes]
     free = floats[1 + 3 * lanes : 1 + 4 * lanes]
-    end = floats[1 + 4 * lanes :]
+    end = floats[1 + 4 * lanes : 1 + 4 * lanes + count]
+    part = floats[1 + 4 * lanes + count :]
     running = scratch[:lanes]  # operator on the lane, -1 none
     row = scratch[lanes : 2 * lanes]
     sequence = scratch[2 * lanes : 3 * lanes]  # place among starts, -1 while it waits, -2 once put off
     rank = scratch[3 * lanes : 4 * lanes]
     cursor = scratch[4 * lanes : 5 * lanes]
     heads = scratch[5 * lanes : 6 * lanes + 1]
+    turn = scratch[6 * lanes + 1 : 7 * lanes + 1]  # lanes that run, in order of start
     rest = scratch[7 * lanes + 1 :]
     queue = rest[:count]
     place_of = rest[count : 2 * count]
@@ -59,6 +62,9 @@ def evaluate(  # type: ignore[no-untyped-def]
     time = 0.0
     started = 0
     finished = 0
+    limited = lanes > 2 and room.shape[0] > 0  # whether room has to be looked at
+    active = 0  # how many run, if so
+    short = 0  # 1 while one of them gets less room than it would beside one other
     while finished < count:
         best = UNREACHED
         best_lane = -1
@@ -147,6 +153,13 @@ def evaluate(  # type: ignore[no-untyped-def]
             slowdown[best_lane] = own
             sequence[best_lane] = started
             started += 1
+            if limited:
+                turn[active] = best_lane
+                active += 1
+                if active > 2:
+                    short = share_room(turn, active, row, room, part)
+                    if short == 1:
+                        weigh(turn, active, row, part, excess_first, excess_last, slowdown)
             continue
         done = running[best_lane]
         since = sequence[best_lane]
@@ -165,6 +178,13 @@ def evaluate(  # type: ignore[no-untyped-def]
                 last = lane
         if others == 1:
             slowdown[last] = 1.0
+        if limited:
+            active = leave(turn, active, best_lane)
+            if active > 2 or short == 1:
+                was_short = short
+                short = share_room(turn, active, row, room, part)
+                if short == 1 or was_short == 1:
+                    weigh(turn, active, row, part, excess_first, excess_last, slowdown)
         end[done] = time
         free[best_lane] = time
         finished += 1

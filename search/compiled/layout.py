@@ -3,9 +3,11 @@ the numbers that both halves of the search share. Needs no compiler.
 
 A *state* is one float row and one int row (offsets below), so that copying a prefix is two memory copies. With ``K`` lanes and ``n``
 operators the float row holds: time; then for each lane start, remaining, slowdown, free-since (all microseconds but the third); then
-the end of each operator. The int row holds: starts so far, placed so far, finished so far, last finished operator, length of the ready
-list, three unused; for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off), launch rank; for
-each operator pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready list.
+the end of each operator; then for each lane its part of the room (scratch). The int row holds: starts so far, placed so far, finished so
+far, last finished operator, length of the ready list, how many run, 1 while one of those gets less room than it would beside one other,
+one unused; for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off), launch rank; for each
+operator pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready list; then the lanes
+that run, in order of start.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ UNREACHED = 1e300
 MIN_SLOWDOWN = 0.25
 """Below this no sum of measured speed-ups is believed: noise around 1.0 must never make time stand still."""
 ROOM_DUST = 1e-9
-"""Rounding errors of free room that the block simulation overlooks."""
+"""Rounding errors of free room that the simulations overlook."""
+LEAST_SHARE = 1e-3
+"""``costmodel.composition.LEAST_SHARE``, here because compiled code holds the numbers of this folder only."""
 
 
 def float_row(count: int, lanes: int) -> int:
     """Length of a state's float row."""
-    return 1 + 4 * lanes + count
+    return 1 + 5 * lanes + count
 
 
 def int_row(count: int, lanes: int) -> int:
     """Length of a state's int row."""
-    return HEADER + 4 * lanes + 6 * count
+    return HEADER + 5 * lanes + 6 * count
 
 
 def scratch_row(count: int, lanes: int) -> int:

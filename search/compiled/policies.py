@@ -9,13 +9,13 @@ from autosched.search.compiled.prefix import advance_to_finish, commit, idle_lan
 
 @compiled(f"f8({ARRAYS},{F1},{I1},i8,{F1},{F1},{I1},i8)")
 def list_finish(  # type: ignore[no-untyped-def]
-    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
     floats, ints, lanes, priority, policy, fastest, narrow,
 ):  # fmt: skip
     """Complete a prefix by list scheduling; the makespan in microseconds. The rows then hold the whole schedule.
 
     Args:
-        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency: ``Problem.arrays``.
         floats, ints: a state's rows, after ``reset_state`` or any number of commits.
         lanes: lane slots.
         priority: float64 ``[n]``, higher goes first, microseconds.
@@ -61,6 +61,6 @@ def list_finish(  # type: ignore[no-untyped-def]
                 break
             commit(floats, ints, lanes, count, used, chosen, chosen_width, kernel, solo, pred_ptr, pred_idx, latency)
             idle -= 1
-        if advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last, latency) == -2:
+        if advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, excess_first, excess_last, latency) == -2:
             return UNREACHED
     return floats[0] + latency[2]

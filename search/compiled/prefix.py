@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from autosched.search.compiled.cache import F1, F2, I1, compiled
 from autosched.search.compiled.layout import HEADER, MIN_SLOWDOWN, UNREACHED
+from autosched.search.compiled.room import leave, share_room, weigh
 
 
 @compiled(f"void({F1},{I1},i8,i8,i8,i8,i8,i4[:,::1],{F1},{I1},{I1},{F1})")
@@ -68,9 +69,11 @@ def commit(  # type: ignore[no-untyped-def]
             break
 
 
-@compiled(f"i8({F1},{I1},i8,i8,{I1},{I1},{F2},{F2},{F1})")
-def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_first, excess_last, latency):  # type: ignore[no-untyped-def]
+@compiled(f"i8({F1},{I1},i8,i8,{I1},{I1},{F1},{F2},{F2},{F1})")
+def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, excess_first, excess_last, latency):  # type: ignore[no-untyped-def]
     """Go on until an operator has finished and its successors that became ready are listed; -2 if nothing is placed."""
+    base = HEADER + 4 * lanes
+    limited = lanes > 2 and room.shape[0] > 0
     while True:
         time = floats[0]
         best = UNREACHED
@@ -120,6 +123,16 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_fir
             floats[1 + 2 * lanes + best_lane] = slowdown
             ints[HEADER + 2 * lanes + best_lane] = ints[0]
             ints[0] += 1
+            if limited:
+                turn = ints[base + 6 * count :]
+                turn[ints[5]] = best_lane
+                ints[5] += 1
+                if ints[5] > 2:
+                    row = ints[HEADER + lanes : HEADER + 2 * lanes]
+                    part = floats[1 + 4 * lanes + count :]
+                    ints[6] = share_room(turn, ints[5], row, room, part)
+                    if ints[6] == 1:
+                        weigh(turn, ints[5], row, part, excess_first, excess_last, floats[1 + 2 * lanes : 1 + 3 * lanes])
             continue
         operator = ints[HEADER + best_lane]
         sequence = ints[HEADER + 2 * lanes + best_lane]
@@ -137,10 +150,19 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, excess_fir
                 last_running = lane
         if running == 1:
             floats[1 + 2 * lanes + last_running] = 1.0
+        if limited:
+            turn = ints[base + 6 * count :]
+            ints[5] = leave(turn, ints[5], best_lane)
+            if ints[5] > 2 or ints[6] == 1:
+                row = ints[HEADER + lanes : HEADER + 2 * lanes]
+                part = floats[1 + 4 * lanes + count :]
+                was_short = ints[6]
+                ints[6] = share_room(turn, ints[5], row, room, part)
+                if ints[6] == 1 or was_short == 1:
+                    weigh(turn, ints[5], row, part, excess_first, excess_last, floats[1 + 2 * lanes : 1 + 3 * lanes])
         floats[1 + 4 * lanes + operator] = floats[0]
         floats[1 + 3 * lanes + best_lane] = floats[0]
         break
-    base = HEADER + 4 * lanes
     ints[2] += 1
     ints[3] = operator
     for place in range(succ_ptr[operator], succ_ptr[operator + 1]):

@@ -12,13 +12,13 @@ from autosched.search.compiled.splitmix import next_uniform
 
 @compiled(f"void({ARRAYS},i8,i4[:,::1],i4[:,::1],{F1},{I1},i8,u8[::1],{F1},{I1})")
 def random_schedules(  # type: ignore[no-untyped-def]
-    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
     lanes, current, best, value, widths, trials, random_state, floats, scratch,
 ):  # fmt: skip
     """Draw ``trials`` schedules and keep the best: each next operator from all that are ready, lanes and widths uniformly.
 
     Args:
-        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency: ``Problem.arrays``.
+        pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency: ``Problem.arrays``.
         lanes: lane slots.
         current, best: int32 ``[5, n]``: launch order, scratch, lane, width index, extra wait (-1). ``best`` is updated.
         value: float64 ``[1]``: makespan of ``best``, microseconds. Updated.
@@ -55,7 +55,7 @@ def random_schedules(  # type: ignore[no-untyped-def]
                     ready[waiting] = after
                     waiting += 1
         makespan = evaluate(
-            pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, excess_first, excess_last, latency,
+            pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
             lanes, current[0], current[2], current[3], current[4], no_bound, value[0], floats, no_starts, scratch,
         )  # fmt: skip
         if makespan < value[0]:

@@ -19,6 +19,12 @@ def with_concurrent_gap(problem: Problem, gap_us: float) -> Problem:
     return Problem.make(problem.graph, dataclasses.replace(problem.costs, concurrent_gap_us=gap_us))
 
 
+def with_room(problem: Problem, seed: int) -> Problem:
+    """Kernels that take from nothing to all of the device."""
+    room = np.random.default_rng(seed).choice([0.0, 0.2, 0.5, 0.7, 1.0], size=len(problem.solo_us))
+    return Problem.make(problem.graph, dataclasses.replace(problem.costs, room=room))
+
+
 def random_schedule(problem: Problem, seed: int, lanes: int) -> Schedule:
     rng = np.random.default_rng(seed)
     order = random_order(problem, rng)
@@ -36,6 +42,8 @@ def random_schedule(problem: Problem, seed: int, lanes: int) -> Schedule:
 def test_the_compiled_simulator_equals_the_reference(seed: int, count: int, lanes: int, widths: tuple[int, ...]) -> None:
     problem = synthetic.random_problem(seed, count, widths=widths, max_lanes=lanes)
     problem = with_concurrent_gap(problem, 2.5 * (seed % 2))
+    if seed % 3:
+        problem = with_room(problem, seed)
     schedule = random_schedule(problem, seed, lanes)
     assert simulate.simulate(problem, schedule) == fluid.simulate(problem, schedule)
 
@@ -53,6 +61,8 @@ def test_what_a_list_policy_predicts_is_what_the_exported_schedule_takes(
     seed: int, count: int, lanes: int, alpha: float, gate: float, wide_below: float
 ) -> None:
     problem = with_concurrent_gap(synthetic.random_problem(seed, count, widths=(1, 2), max_lanes=lanes), 2.5 * (seed % 2))
+    if seed % 3:
+        problem = with_room(problem, seed)
     decoder = Decoder(problem, lanes, np.array([0, 1], dtype=np.int32))
     candidate = decoder.decode(Policy(alpha=alpha, gate=gate, wide_below=wide_below))
     exported = candidate.schedule(problem)

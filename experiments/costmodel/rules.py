@@ -1,0 +1,260 @@
+"""How pair slowdowns are composed to three and more at once: several rules, on recorded groups and on a made-up GPU.
+
+    python experiments/costmodel/rules.py                # datasets/data/cpu_*, into experiments/results/cpu/composition.txt; a minute
+    python experiments/costmodel/rules.py STORE --out FOLDER
+    python experiments/costmodel/rules.py --smoke
+
+Recorded groups are composed from pairs that a model predicts which has not seen their model family. The made-up GPU dispatches thread
+blocks (``search/leftover.py``) and its pairs are exact: what is left is the error of composing. Its columns are simulated, not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(ROOT))
+
+from autosched.costmodel.analytic import AnalyticModel  # noqa: E402
+from autosched.costmodel.baselines import NoInterference  # noqa: E402
+from autosched.costmodel.composition import shares  # noqa: E402
+from autosched.costmodel.evaluate import predicted_groups  # noqa: E402
+from autosched.costmodel.model import Floats, PairModel  # noqa: E402
+from autosched.costmodel.pair_set import pair_set  # noqa: E402
+from autosched.datasets.store import Store  # noqa: E402
+from autosched.datasets.synthetic import synthetic_store  # noqa: E402
+from autosched.search.leftover import group_ends_us, pair_costs  # noqa: E402
+from autosched.search.synthetic import random_block_kernels  # noqa: E402
+from experiments.costmodel import wholes  # noqa: E402
+from experiments.costmodel.held_out import recorded_store  # noqa: E402
+
+Rule = Callable[[Floats, Floats], Floats]
+"""Slowdowns of those that run together, in order of start, from their excess over 1 beside each other (``[k, k]``) and their room."""
+
+STRENGTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+"""What a correction learned from groups may be: slower by this much for each device's worth of room that is wanted beyond one."""
+
+CHOSEN = "room in order of start, excess of those that have it"
+
+
+def crowding(room: Floats) -> float:
+    """Room that is wanted over what there is, at least 1, as far as no two of these show it."""
+    return max(1.0, float(room.sum())) / max(1.0, float(np.sort(room)[-2:].sum()))
+
+
+def at_once(room: Floats) -> float:
+    """The share of the others that runs beside one of them at any time, if all take equal turns."""
+    others = len(room) - 1
+    return min(1.0, max(1.0, (others + 1) / crowding(room) - 1.0) / others) if others else 1.0
+
+
+def summed(excess: Floats, room: Floats) -> Floats:
+    return 1.0 + excess.sum(axis=1)
+
+
+def summed_in_turns(excess: Floats, room: Floats) -> Floats:
+    return summed(excess, room) * crowding(room)
+
+
+def largest_in_turns(excess: Floats, room: Floats) -> Floats:
+    return (1.0 + excess.max(axis=1)) * crowding(room)
+
+
+def beside_in_turns(excess: Floats, room: Floats) -> Floats:
+    return (1.0 + at_once(room) * excess.sum(axis=1)) * crowding(room)
+
+
+def mean_rate_in_turns(excess: Floats, room: Floats) -> Floats:
+    count = len(room)
+    if count == 1:
+        return np.ones(1)
+    rates = np.where(np.eye(count, dtype=np.bool_), 0.0, 1.0 / (1.0 + excess)).sum(axis=1) / (count - 1)
+    return crowding(room) / rates
+
+
+def in_order_summed(excess: Floats, room: Floats) -> Floats:
+    return summed(excess, room) / np.asarray(shares(room.tolist()))
+
+
+def in_order(excess: Floats, room: Floats) -> Floats:
+    part = np.asarray(shares(room.tolist()))
+    return (1.0 + excess @ part) / part
+
+
+def bounded(excess: Floats, room: Floats) -> Floats:
+    """``in_order``, and three or more never take longer together than one after the other."""
+    slowdowns = in_order(excess, room)
+    return slowdowns * min(1.0, float((1.0 / slowdowns).sum())) if len(room) > 2 else slowdowns
+
+
+def corrected(strength: float) -> Rule:
+    return lambda excess, room: in_order(excess, room) * (1.0 + strength * (crowding(room) - 1.0))
+
+
+RULES: dict[str, Rule] = {
+    "sum of excess (processor sharing)": summed,
+    "sum of excess, and equal turns on the cores": summed_in_turns,
+    "largest excess, equal turns": largest_in_turns,
+    "excess of those that have their turn, equal turns": beside_in_turns,
+    "mean rate over the pairs, equal turns": mean_rate_in_turns,
+    "room in order of start, sum of excess": in_order_summed,
+    CHOSEN: in_order,
+    "the same, and never longer than one after the other": bounded,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Operators that ran together: times alone, excess beside each other (``[k, k]``), room, when each was done, and whose they are."""
+
+    alone_us: Floats
+    excess: Floats
+    room: Floats
+    end_us: Floats
+    together_us: float
+    family: str
+
+
+def ends(case: Case, rule: Rule) -> Floats:
+    """When ``rule`` says that each is done: float64 ``[k]``, microseconds."""
+    left = case.alone_us.copy()
+    found = np.zeros(len(left))
+    active = np.arange(len(left))
+    now = 0.0
+    while len(active):
+        slowdown = rule(case.excess[np.ix_(active, active)], case.room[active])
+        waits = left[active] * slowdown
+        step = float(waits.min())
+        now += step
+        left[active] -= step / slowdown
+        ended = waits <= step * (1.0 + 1e-12)
+        found[active[ended]] = now
+        active = active[~ended]
+    return found
+
+
+def excess_of(first: Floats, last: Floats) -> Floats:
+    order = np.arange(len(first))
+    excess = np.where(order[:, None] < order[None, :], first, last) - 1.0
+    np.fill_diagonal(excess, 0.0)
+    return excess
+
+
+def recorded(store: Store, seed: int) -> dict[str, list[Case]]:
+    """The groups of a store by who predicted their pairs, each without its own model family."""
+    pairs = pair_set(store)
+    learned = wholes.without_each_family(pairs, "xgboost", seed)
+    rivals: dict[str, dict[str, PairModel]] = {
+        "xgboost": learned,
+        "analytic": dict.fromkeys(learned, AnalyticModel()),
+        "no interference": dict.fromkeys(learned, NoInterference()),
+    }
+    found: dict[str, list[Case]] = {}
+    for name, models in rivals.items():
+        for family, model in models.items():
+            for group in predicted_groups(model, pairs.query, [row for row in store.groups() if row.family == family], store):
+                record = group.row.record
+                excess = excess_of(group.first, group.last)
+                case = Case(np.asarray(group.alone_us), excess, group.room, np.asarray(record.finish_us), record.together_us, family)
+                found.setdefault(name, []).append(case)
+    return found
+
+
+def made_up(devices: int, groups: int, seed: int) -> list[Case]:
+    """Random groups on made-up GPUs whose pairs are known exactly; a device counts as a family."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for device in range(devices):
+        kernels = random_block_kernels(rng, 30)
+        costs = pair_costs(kernels, np.arange(30, dtype=np.int32)[:, None])
+        room = np.minimum(1.0, kernels.blocks / kernels.capacity)
+        for size in (3, 4, 6, 8):
+            for _ in range(groups):
+                members = rng.choice(30, size, replace=False)
+                index = np.ix_(members, members)
+                end_us = np.asarray(group_ends_us(kernels, members.tolist()))
+                excess = excess_of(costs.slowdown_first[index], costs.slowdown_last[index])
+                found.append(Case(costs.solo_us[members], excess, room[members], end_us, float(end_us.max()), str(device)))
+    return found
+
+
+def error_pct(cases: Sequence[Case], rule: Rule, size: int) -> float:
+    """Mean absolute error of the time together, percent."""
+    return float(np.mean([abs(ends(case, rule).max() / case.together_us - 1.0) for case in cases if len(case.room) == size]) * 100)
+
+
+def each_end_pct(cases: Sequence[Case], rule: Rule) -> float:
+    """Median absolute error of when each operator is done, percent."""
+    return float(np.median(np.concatenate([np.abs(ends(case, rule) / case.end_us - 1.0) for case in cases])) * 100)
+
+
+def learned_error_pct(cases: Sequence[Case], sizes: Sequence[int]) -> list[float]:
+    """``error_pct`` for each size, of ``corrected`` with the strength that is best on the groups of all other families."""
+    off = {strength: [abs(ends(case, corrected(strength)).max() / case.together_us - 1.0) for case in cases] for strength in STRENGTHS}
+    found = []
+    for case_number, case in enumerate(cases):
+        others = [number for number, other in enumerate(cases) if other.family != case.family]
+        best = min(STRENGTHS, key=lambda strength: sum(off[strength][number] for number in others))
+        found.append(off[best][case_number])
+    return [float(np.mean([value for value, case in zip(found, cases, strict=True) if len(case.room) == size]) * 100) for size in sizes]
+
+
+def as_text(groups: dict[str, list[Case]], gpu: list[Case], label: str) -> str:
+    """The table, as Markdown."""
+    models, sizes = list(groups), (3, 4, 6, 8)
+    measured = sorted({len(case.room) for cases in groups.values() for case in cases})
+    header = [f"{name}, {size}" for name in models for size in measured]
+    header += [f"{models[0]}, each end"] if models else []
+    header += [f"simulated GPU, {size}" for size in sizes]
+    lines = ["| rule | " + " | ".join(header) + " |", "|---|" + "---:|" * len(header)]
+    for name, rule in RULES.items():
+        values = [error_pct(groups[model], rule, size) for model in models for size in measured]
+        values += [each_end_pct(groups[models[0]], rule)] if models else []
+        values += [error_pct(gpu, rule, size) for size in sizes]
+        lines.append(f"| {'**' + name + '**' if name == CHOSEN else name} | " + " | ".join(f"{value:.1f}" for value in values) + " |")
+    values = [value for model in models for value in learned_error_pct(groups[model], measured)]
+    cells = [f"{value:.1f}" for value in values] + (["-"] if models else []) + [f"{value:.1f}" for value in learned_error_pct(gpu, sizes)]
+    lines.append("| the same, corrected by groups of other families | " + " | ".join(cells) + " |")
+    counts = ", ".join(f"{sum(len(case.room) == size for case in next(iter(groups.values())))} of {size}" for size in measured)
+    footer = (
+        f"Mean error of the time together, percent; *each end*: median error of when each operator is done. Measured groups of {label}: "
+        f"{counts or 'none'}, pairs predicted without their model family. *Simulated GPU*: thread blocks dispatched in order, exact pairs, "
+        "nothing measured."
+    )
+    return "\n".join([*lines, "", footer]) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", nargs="?", type=Path)
+    parser.add_argument("--out", type=Path, default=None, help="folder of composition.txt; default: experiments/results/")
+    parser.add_argument("--device", default="cpu", help="whose recorded store to take if none is named: cpu or h200")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args(arguments)
+    place = options.store or (None if options.smoke else recorded_store(options.device))
+    if place is None and not options.smoke:
+        parser.error("no runs are recorded here: make them with experiments/costmodel/collect.py, name a store, or use --smoke")
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Store.open(place) if place is not None else synthetic_store(Path(scratch) / "simulated", kernels=10, pairs=40)
+        label = ", ".join(sorted({row.facts.name for row in store.scopes()})) + ("" if place is not None else " (simulated, not measured)")
+        gpu = made_up(1, 2, options.seed) if options.smoke else made_up(12, 25, options.seed)
+        text = as_text(recorded(store, options.seed), gpu, label)
+    out = options.out or (None if options.smoke or options.store else ROOT / "experiments" / "results" / options.device)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "composition.txt").write_text(text)
+    sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
