@@ -51,7 +51,6 @@ class _Partition:
         self._place = {node: place for place, node in enumerate(node for region in self.members.values() for node in region)}
         written = {draft.storage[value] for region in self.members.values() for node in region for value in node.mutates()}
         self.kind = {index: kind_of(region, draft, written) for index, region in self.members.items()}
-        self._leaves = set(draft.output_values())
         home = {value: index for index, region in self.members.items() for node in region for value in node.outputs if value >= 0}
         self.before: dict[int, set[int]] = {index: set() for index in self.members}
         self.after: dict[int, set[int]] = {index: set() for index in self.members}

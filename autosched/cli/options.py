@@ -19,7 +19,7 @@ BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size of the 
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.")]
 CostModelOption = Annotated[
     Path | None,
-    typer.Option("--cost-model", metavar="DIR", help="A folder of 'autosched train'; default: the one trained on this machine, if any."),
+    typer.Option("--cost-model", metavar="DIR", help="A folder of 'autosched train'; default: the one that 'autosched doctor' names."),
 ]
 CustomOperatorsOption = Annotated[
     str | None,

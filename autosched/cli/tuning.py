@@ -35,7 +35,9 @@ def tune(
     dtype: DtypeOption = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write the schedule to a file too; it is kept in the cache either way."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write the schedule to a file; the cache keeps it too if the machine was quiet enough."
+        ),
     ] = None,
     rewrite: RewriteOption = True,
     lowering: LoweringOption = None,

@@ -143,7 +143,6 @@ class _FreeTracker:
             owner = graph.values[storage]
             if owner.role in (ValueRole.INTERMEDIATE, ValueRole.INTERNAL) and storage not in outputs:
                 self._uses[storage] = uses
-        self._launched: set[int] = set()
         self._pending: dict[int, list[int]] = {}  # allocating lane -> storages whose users are all launched
         self._remaining = {storage: len(uses) for storage, uses in self._uses.items()}
         self._of_operator: dict[int, list[int]] = {}

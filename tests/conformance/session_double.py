@@ -25,7 +25,6 @@ class SessionDouble:
         self.limits = Limits(max_lanes, (1, 2), (0,), True, 1.0, 5.0, 10.0)
         self.comparisons: dict[tuple[int, ...], Comparison | Failure] = {}
         self.asked_solo = 0
-        self.asked_pairs: list[Pair] = []
         self.compared: list[Schedule] = []
         self._truth = truth
         self._noise = noise
@@ -43,7 +42,6 @@ class SessionDouble:
         raise NotImplementedError("set in a subclass that knows its program")
 
     def pairs(self, pairs: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
-        self.asked_pairs += pairs
         raise NotImplementedError("set in a subclass that knows its program")
 
     def groups(self, groups: Sequence[Group], *, repeats: int) -> list[GroupRecord | Failure]:
