@@ -7,7 +7,7 @@
 Needs a CUDA build of PyTorch with Triton, and no GPU: Inductor gets fake tensors and the properties of an H200, choices between
 templates are made by their names instead of by measuring, and nothing is launched. Which attention is chosen is asked of the device in
 C++, so a model with attention needs one, real or emulated (``python tools/cuda_emulator/run.py -- python -P tools/inductor_cuda.py ...``).
-What is private in PyTorch here was so in 2.11. The configuration is the package's own; so is the code that asks Inductor.
+What is private in PyTorch here was so in 2.11 and 2.13. The configuration is the package's own; so is the code that asks Inductor.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import torch
 
 from autosched import zoo
+from autosched.capture import rewrite
 from autosched.capture.export import capture
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Program
@@ -285,7 +286,10 @@ def main() -> int:
     parser.add_argument("--cubins", action="store_true", help="build every Triton kernel for sm_90")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--row-major", action="store_true", help="of the program as it is before its layouts are chosen")
     given = parser.parse_args()
+    if given.row_major:
+        rewrite.PASSES = tuple(item for item in rewrite.PASSES if item.name != "channels_last")
     for name in given.models:
         made = zoo.load(name, batch=given.batch, dtype=given.dtype)
         refused: list[str] = []

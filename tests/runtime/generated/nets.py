@@ -2,8 +2,10 @@
 
 To write the texts anew, with a CUDA build of PyTorch and from the checkout's root (no GPU is needed):
 
-    HERE=tests.runtime.generated.nets; OUT="-o tests/runtime/generated"
+    HERE=tests.runtime.generated.nets; OUT="--row-major -o tests/runtime/generated"
     python tools/cuda_emulator/run.py -- python -P tools/inductor_cuda.py $HERE:branches $HERE:block $HERE:odds $OUT
+    python tools/cuda_emulator/run.py -- python -P tools/inductor_cuda.py $HERE:branches --lowering max_autotune $OUT
+    python tools/cuda_emulator/run.py -- python -P tools/inductor_cuda.py $HERE:branches --lowering max_autotune_combo $OUT
     python -P tools/inductor_cuda.py $HERE:epilogue --lowering fused --variant tuned_templates $OUT
 """
 
