@@ -26,7 +26,10 @@ def write_plots(evaluation: Evaluation, curve: tuple[CurvePoint, ...], path: Pat
     sizes = [f"{item.rows} rows" for item in bins]
     predicted, measured = [item.predicted_mean for item in bins], [item.measured_mean for item in bins]
     page.add_trace(figures.Scatter(x=predicted, y=measured, mode="markers+lines", text=sizes, name="mean of bin"), row=1, col=1)
-    page.add_trace(figures.Scatter(x=predicted, y=predicted, mode="lines", name="equal"), row=1, col=1)
+    page.add_trace(figures.Scatter(x=predicted, y=predicted, mode="lines", line={"dash": "dot"}, name="equal"), row=1, col=1)
+    # Most slowdowns are near 1, and a few are twenty times that.
+    page.update_xaxes(type="log", title_text="predicted slowdown", row=1, col=1)
+    page.update_yaxes(type="log", title_text="measured slowdown (dotted: as predicted)", row=1, col=1)
     classes = sorted(evaluation.by_class)
     page.add_trace(figures.Bar(x=classes, y=[evaluation.by_class[name].mean_abs_log for name in classes], name="class"), row=1, col=2)
     top = evaluation.importance[:12]
@@ -35,8 +38,12 @@ def write_plots(evaluation: Evaluation, curve: tuple[CurvePoint, ...], path: Pat
         points = [point for point in curve if point.model == model]
         x, y = [point.pairs for point in points], [point.metrics.mean_abs_log for point in points]
         page.add_trace(figures.Scatter(x=x, y=y, mode="markers+lines", name=model), row=2, col=2)
+    page.update_yaxes(title_text="mean |log error|", row=1, col=2)
+    page.update_yaxes(title_text="rise of mean |log error|", row=2, col=1)
+    page.update_xaxes(title_text="pairs", row=2, col=2)
+    page.update_yaxes(title_text="mean |log error|, held-out rows", row=2, col=2)
     title = f"cost model {evaluation.model}: {evaluation.rows} rows"
     if evaluation.simulated:
         title += f", {evaluation.simulated} of them SIMULATED"
-    page.update_layout(title=title, showlegend=False)
+    page.update_layout(title=title, showlegend=False, height=1000)
     path.write_text(page.to_html(include_plotlyjs=True, full_html=True), encoding="utf-8")

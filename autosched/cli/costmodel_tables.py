@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 _METRICS = (
     "rows",
-    "con- ten- ded",
+    "contended",
     "MAPE %",
-    "con- ten- ded MAPE %",
-    "con- ten- ded median APE %",
+    "contended MAPE %",
+    "contended median APE %",
     "rank corr.",
     "span MAPE %",
     "90 % holds",
@@ -58,7 +58,7 @@ def print_evaluation(found: Evaluation, console: Console) -> None:
         _print(
             console,
             "whole schedules, no pair of them measured",
-            ("model", "graphs", "sched- ules", "span MAPE %", "bias %", "rank corr.", "regret of its choice %", "of a blind choice %"),
+            ("model", "graphs", "schedules", "span MAPE %", "bias %", "rank corr.", "regret of its choice %", "of a blind choice %"),
             [
                 (
                     row.model, str(row.graphs), str(row.schedules), f"{row.mape_pct:.1f}", f"{row.bias_pct:+.1f}",
@@ -95,11 +95,11 @@ def _cells(row: Metrics) -> tuple[str, ...]:
 
 
 def _print(console: Console, title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    # Fits 80 columns: no frame, and headings in several lines (at a space after a hyphen too) where there is no room for one.
+    # Fits 80 columns: no frame, and headings in several lines of short words where there is no room for one.
     wide = console.width >= 120
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=not wide)
     for place, heading in enumerate(headings):
-        shown = heading.replace("- ", "") if wide else heading
+        shown = heading if wide else heading.replace("contended", "cont.").replace("schedules", "sched.")
         table.add_column(shown, justify="right" if place else "left", no_wrap=not place)
     for row in rows:
         table.add_row(*row)

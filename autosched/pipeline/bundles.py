@@ -280,7 +280,7 @@ class TraceResult:
 
     def summary(self) -> str:
         """For people."""
-        where = f"{self.operators} operators on {self.lanes} lanes over {self.span_us:,.0f} us"
+        where = f"{self.operators} operators on {self.lanes} lane{'s' if self.lanes != 1 else ''} over {self.span_us:,.0f} us"
         return f"{where} written to {self.trace}; open it at ui.perfetto.dev"
 
 
