@@ -17,6 +17,7 @@ from autosched.core.program_json import encode_program
 from autosched.core.variants import Lowering
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_messages import Broken, ExtraAnswer, ExtraRequest
+from autosched.runtime.float32 import matmul_precision
 from autosched.runtime.inductor_modes import Mode
 from autosched.runtime.inductor_unfinished import remove_unfinished
 from autosched.runtime.region_pool import worker_count
@@ -87,7 +88,7 @@ def compile_ahead(
         program_file.write_bytes(encode_program(source))
         tensors = {str(value): tensor.detach().cpu() for value, tensor in constants.items()}
         constants_file = workers[0].write_tensors("constants.safetensors", tensors)
-        home, precision = str(torch.device(device)), torch.get_float32_matmul_precision()
+        home, precision = str(torch.device(device)), matmul_precision(torch.device(device).type)
         bodies = [AheadBody(str(program_file), str(constants_file), home, share, lowering.value, precision) for share in shares]
         for worker in workers:
             # By this thread: it is what the process ends with.

@@ -20,11 +20,12 @@ def models_answer(program: Program, model: torch.nn.Module, inputs: Sequence[tor
         return model(*args, **kwargs)
 
 
-def require_agreement(program: Program, outputs: Sequence[torch.Tensor], answer: Any, label: str) -> float:
+def require_agreement(program: Program, outputs: Sequence[torch.Tensor], answer: Any, label: str, *, rounded: bool = False) -> float:
     """The largest absolute difference between a schedule's outputs and the model's answer.
 
     Args:
         outputs: in the order of ``program.graph.outputs``.
+        rounded: as for ``numerics.compare``.
 
     Raises:
         IncompatibleArtifact: saying what differs, if it is more than the tolerance.
@@ -33,7 +34,7 @@ def require_agreement(program: Program, outputs: Sequence[torch.Tensor], answer:
     if not _same_containers(result, answer):
         raise IncompatibleArtifact(label, ["it returns other containers or other plain values than the model"])
     # After the output structure, which decides which tensors are returned, and how often.
-    agreement = compare(output_tensors(result), output_tensors(answer))
+    agreement = compare(output_tensors(result), output_tensors(answer), rounded=rounded)
     if not agreement.within_tolerance:
         raise IncompatibleArtifact(label, [f"it computes something else than the model: {agreement.reason}"])
     return agreement.max_abs_error

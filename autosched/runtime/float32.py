@@ -60,13 +60,32 @@ def full_convolutions() -> Iterator[None]:
             item.fp32_precision = precision
 
 
+def rounds_float32() -> bool:
+    """Whether products or convolutions on a GPU may round float32."""
+    return convolutions_rounded() or matmul_precision("cuda") != "highest"
+
+
 @contextlib.contextmanager
 def full_float32() -> Iterator[None]:
-    """Products too. For a process of ours: what it was set to is put back as the older interface says it."""
-    before = torch.get_float32_matmul_precision()
+    """As :func:`full_convolutions`, and products too."""
+    with full_convolutions(), _full_products():
+        yield
+
+
+@contextlib.contextmanager
+def _full_products() -> Iterator[None]:
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        products = _backends.cuda.matmul
+        separate, products.fp32_precision = str(products.fp32_precision), "ieee"
+        try:
+            yield
+        finally:
+            products.fp32_precision = separate
+        return
     torch.set_float32_matmul_precision("highest")
     try:
-        with full_convolutions():
-            yield
+        yield
     finally:
         torch.set_float32_matmul_precision(before)

@@ -17,6 +17,7 @@ from autosched.capture.passes.identities import same_layout
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.calls import compile_call
+from autosched.runtime.float32 import full_float32
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
@@ -148,7 +149,7 @@ def test_every_tensor_of_a_program_has_the_strides_it_was_captured_with(build: t
     device = torch.device("cuda:0")
     bound = bind(found.program, {value: tensor.to(device) for value, tensor in found.constants.items()}, device)
     values = found.program.graph.values
-    with torch.inference_mode():
+    with torch.inference_mode(), full_float32():
         slots = bound.new_slots([x.to(device)])
         for operator in found.program.graph.operators:
             for call in operator.calls:
@@ -173,6 +174,7 @@ def test_regions_of_a_net_compile_with_the_layouts_of_its_program() -> None:
         inputs = random_inputs(found.program, 0, rig.bound.device)
         made = rig.measurer.reference(inputs, make_plan(graph, dataclasses.replace(sequential(graph), variant=chosen)))
         assert regions.refusals == ()
-        assert compare([item.cpu() for item in made], [item.cpu() for item in rig.measurer.reference(inputs)]).within_tolerance
+        by_calls = rig.measurer.reference(inputs)
+        assert compare([item.cpu() for item in made], [item.cpu() for item in by_calls], rounded=True).within_tolerance
     finally:
         rig.close()

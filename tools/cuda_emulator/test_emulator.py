@@ -307,6 +307,25 @@ def test_an_operator_has_its_value_beside_a_mode() -> None:
     assert torch.allclose(made.cpu(), torch.bmm(x.cpu(), y.cpu()))
 
 
+def test_float32_is_rounded_to_tf32_where_pytorch_lets_it() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 16, 8, 8), torch.randn(4, 16, 3, 3)
+    exact = torch.conv2d(x.double(), weight.double()).float()
+
+    def error() -> float:
+        return float((torch.conv2d(x.cuda(), weight.cuda()).cpu() - exact).abs().max())
+
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = True
+        assert 1e-4 < error() < 1e-1
+        torch.backends.cudnn.allow_tf32 = False
+        assert error() < 1e-4
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    assert before  # as PyTorch is set when nobody sets anything
+
+
 def test_a_replay_computes_what_the_inputs_are_then() -> None:
     x = torch.zeros(4, device="cuda")
     capture = Capture()

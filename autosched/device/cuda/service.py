@@ -65,8 +65,9 @@ from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.cuda_bindings import GraphBindings
 from autosched.runtime.cuda_graph import failure_of
 from autosched.runtime.cuda_lanes import CaptureOptions
+from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.numerics import compare
-from autosched.runtime.plan import FreeRule, make_plan
+from autosched.runtime.plan import FreeRule, Plan, make_plan
 from autosched.runtime.streams import Tensor
 
 Item = TypeVar("Item")
@@ -254,7 +255,7 @@ class CudaService:
                 worst = max(worst, agreement.max_abs_error)
                 if not agreement.within_tolerance and bench.exact is not None:
                     exact = bench.exact(lambda tensors=tensors: measurer.reference(tensors, plan))  # type: ignore[misc]
-                    agreement = compare([tensor.cpu() for tensor in exact], wanted)
+                    agreement = compare([tensor.cpu() for tensor in exact], wanted, rounded=_compiled(measurer, plan))
                 within = within and agreement.within_tolerance
         except Exception as error:
             return CompareAnswer(failure=failure_of(error, "comparing with the model"))
@@ -291,6 +292,12 @@ class CudaService:
                 made = describe(error)
             failed = isinstance(made, Failure)
             yield wrap_answer(ProfileResult(operator, None, made) if failed else ProfileResult(operator, made))  # type: ignore[arg-type]
+
+
+def _compiled(measurer: CudaMeasurer, plan: Plan) -> bool:
+    """Whether a plan runs compiled code, which keeps the rounding that it was compiled with."""
+    bound = measurer.program
+    return any(step.variant for step in plan.steps) or (isinstance(bound, BoundProgram) and bool(bound.program.source))
 
 
 def _captured(bench: Bench, body: CapturedBody) -> CapturedResult:

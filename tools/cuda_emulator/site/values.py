@@ -150,6 +150,26 @@ _ELSEWHERE: dict[str, Callable[..., Any]] = {
 }
 
 
+# Operators that round what they multiply to TF32, by the setting that lets them.
+_CONVOLUTIONS = ("cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution_relu", "cudnn_convolution_add_relu")
+_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_addmm_activation": (1, 2)}
+
+
+def _rounded_arguments(name: str) -> tuple[int, ...]:
+    """Which arguments of an operator that is launched now are rounded, if they are float32."""
+    if name in _CONVOLUTIONS:
+        return (0, 1) if torch.backends.cudnn.conv.fp32_precision == "tf32" else ()
+    return _PRODUCTS.get(name, ()) if torch.backends.cuda.matmul.fp32_precision == "tf32" else ()
+
+
+def _to_tf32(item: Any) -> Any:
+    """With the ten bits of mantissa that TF32 keeps of 23."""
+    if not isinstance(item, torch.Tensor) or item.dtype != torch.float32:
+        return item
+    bits = torch.empty_like(item).copy_(item).view(torch.int32)
+    return bits.add_(0x1000).bitwise_and_(~0x1FFF).view(torch.float32)
+
+
 class _Operator:
     """One overload's override."""
 
@@ -195,6 +215,7 @@ class _Operator:
         if not any(isinstance(item, torch.Tensor) and item.numel() for item in pytree.tree_leaves((targets, twins, named))):
             return
         compute = _ELSEWHERE.get(self.name, self.overload)
+        rounded = _rounded_arguments(self.name)
 
         if self.name == "_assert_async":
             compute = _assert_or_break
@@ -204,7 +225,8 @@ class _Operator:
                 if isinstance(item, torch.Generator):
                     item.manual_seed(seed)
             with torch.inference_mode():
-                made = _as_list(compute(*twins, **named))
+                given = [_to_tf32(item) if place in rounded else item for place, item in enumerate(twins)]
+                made = _as_list(compute(*given, **named))
                 for target, value in zip(pytree.tree_leaves(targets), pytree.tree_leaves(made), strict=False):
                     if isinstance(target, torch.Tensor) and isinstance(value, torch.Tensor) and target.shape == value.shape:
                         target.copy_(value)

@@ -1,0 +1,99 @@
+"""Schedules whose GPU rounds float32: judged without the rounding, and not let off what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosched.capture.export import capture
+from autosched.core.errors import IncompatibleArtifact
+from autosched.runtime import binding
+from autosched.runtime.binding import Binder
+
+Outputs = list[torch.Tensor]
+
+
+class _Device:
+    """A GPU that rounds: what the model and its operators return is a little off, each in its own way, unless the rounding is off."""
+
+    def __init__(self) -> None:
+        self.rounds = True
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        self.rounds = False
+        try:
+            yield
+        finally:
+            self.rounds = True
+
+    def off(self, exact: torch.Tensor, sign: float) -> torch.Tensor:
+        return exact + sign * 2e-3 * exact.abs().max() if self.rounds else exact
+
+
+class _Model(nn.Module):
+    def __init__(self, device: _Device) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.device = device
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        exact: torch.Tensor = self.linear(x)
+        return self.device.off(exact, 1.0)
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
+    device = _Device()
+    torch.manual_seed(0)
+    model, x = _Model(device).eval(), torch.randn(4, 8)
+    with device.full():
+        program = capture(model, (x,)).program
+    monkeypatch.setattr(binding, "full_float32", device.full)
+    monkeypatch.setattr(binding, "rounds_float32", lambda: device.rounds)
+
+    def run(inputs: Sequence[torch.Tensor], factor: float = 1.0) -> Outputs:
+        with torch.no_grad():
+            return [device.off(factor * model.linear(inputs[0]), -1.0)]
+
+    def judge(*, kind: str = "cuda", function: float = 1.0, graph: float = 1.0, compiled: bool = False) -> float:
+        bound: Any = SimpleNamespace(device=torch.device(kind), run=lambda inputs: run(inputs, function))
+        bundle: Any = SimpleNamespace(program=program, schedule=SimpleNamespace(variant=(int(compiled),)))
+        with torch.no_grad():
+            answer = model(x)
+        binder: Any = SimpleNamespace(_label="the schedule", model=model)
+        return Binder._agree(binder, bundle, bound, run([x], function * graph), [x], answer)
+
+    return judge
+
+
+def test_what_is_apart_by_rounding_alone_agrees(judged: Callable[..., float]) -> None:
+    assert 1e-3 < judged() < 1e-1
+
+
+def test_a_cpu_rounds_nothing(judged: Callable[..., float]) -> None:
+    with pytest.raises(IncompatibleArtifact, match="something else than the model"):
+        judged(kind="cpu")
+
+
+@pytest.mark.parametrize("factor", [1.003, 0.99])
+def test_another_function_is_no_rounding(judged: Callable[..., float], factor: float) -> None:
+    with pytest.raises(IncompatibleArtifact, match="something else than the model"):
+        judged(function=factor)
+
+
+def test_compiled_code_may_be_apart_by_its_own_rounding_and_no_more(judged: Callable[..., float]) -> None:
+    judged(function=1.003, compiled=True)
+    with pytest.raises(IncompatibleArtifact, match="something else than the model"):
+        judged(function=1.05, compiled=True)
+
+
+def test_a_graph_that_computes_something_else_than_its_operators_is_refused(judged: Callable[..., float]) -> None:
+    with pytest.raises(IncompatibleArtifact, match="than its operators in order"):
+        judged(graph=1.003)
