@@ -38,11 +38,12 @@ def describe_registrations() -> str:
     """Those of the namespaces trusted now, as text for :func:`register_there`.
 
     Raises:
-        UsageError: if the main program registers one, which another process cannot import.
+        UsageError: if the main program registers one, which another process cannot import, or nothing says who registers them.
     """
     namespaces = sorted(trusted())
     if not namespaces:
         return ""
+    libraries = [str(path) for path in sorted(getattr(torch.ops, "loaded_libraries", ()))]
     modules = {namespace: sorted({module for module in _modules_of(namespace) if module}) for namespace in namespaces}
     for namespace, found in modules.items():
         if "__main__" in found:
@@ -50,7 +51,12 @@ def describe_registrations() -> str:
                 f"the custom operators of {namespace!r} are registered by the main program, which a measuring process cannot import; "
                 "expected a module. Move them to a file of their own and import that."
             )
-    libraries = [str(path) for path in sorted(getattr(torch.ops, "loaded_libraries", ()))]
+        if not found and not libraries and _exists(namespace):
+            raise UsageError(
+                f"nothing says which module registers the custom operators of {namespace!r}, and a measuring process must import it; expected "
+                "a fake implementation of one (torch.library.register_fake) or the Library object in a module, or a shared library loaded "
+                "with torch.ops.load_library. Register it so."
+            )
     path = [os.path.abspath(entry) for entry in sys.path]
     every = dict.fromkeys(module for found in modules.values() for module in found)
     return msgspec.json.encode(Registrations(tuple(namespaces), tuple(every), tuple(libraries), tuple(path))).decode()
@@ -95,6 +101,12 @@ def _modules_of(namespace: str) -> Iterator[str]:
         kernel = getattr(getattr(entry, "fake_impl", None), "kernel", None)
         if name.startswith(prefix) and kernel is not None:
             yield files.get(os.path.abspath(str(getattr(kernel, "source", "")).rpartition(":")[0]), "")
+
+
+def _exists(namespace: str) -> bool:
+    """Whether this process has operators of ``namespace``."""
+    names = getattr(torch._C, "_dispatch_get_all_op_names", list)()
+    return any(str(name).startswith(f"{namespace}::") for name in names)
 
 
 def _table(module: str, name: str) -> dict[str, object]:

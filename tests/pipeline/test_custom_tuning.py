@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from torch import nn
+from torch import library, nn
 
 import autosched
 from autosched import pipeline
@@ -142,6 +142,14 @@ def test_what_another_process_imports_is_found_and_nothing_where_nobody_is_trust
         found = msgspec.json.decode(describe_registrations(), type=Registrations)
     assert found.namespaces == ("nobody", NAMESPACE)
     assert found.modules == (MODULE,)
+
+
+def test_operators_that_nobody_is_seen_to_register_are_refused_with_what_to_do() -> None:
+    hidden = library.Library("hiddenlib", "FRAGMENT")
+    hidden.define("one(Tensor x) -> Tensor")
+    hidden.impl("one", lambda x: torch.empty_like(x), "Meta")
+    with trusting(["hiddenlib"]), pytest.raises(UsageError, match=r"'hiddenlib'.*register_fake"):
+        describe_registrations()
 
 
 _MAIN = """
