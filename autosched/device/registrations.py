@@ -53,9 +53,9 @@ def describe_registrations() -> str:
             )
         if not found and not libraries and _exists(namespace):
             raise UsageError(
-                f"nothing says which module registers the custom operators of {namespace!r}, and a measuring process must import it; expected "
-                "a fake implementation of one (torch.library.register_fake) or the Library object in a module, or a shared library loaded "
-                "with torch.ops.load_library. Register it so."
+                f"nothing says which module registers the custom operators of {namespace!r}, and a measuring process must import it; "
+                "expected a fake implementation of one (torch.library.register_fake) or the Library object in a module, or a shared "
+                "library loaded with torch.ops.load_library. Register it so."
             )
     path = [os.path.abspath(entry) for entry in sys.path]
     every = dict.fromkeys(module for found in modules.values() for module in found)
@@ -105,8 +105,8 @@ def _modules_of(namespace: str) -> Iterator[str]:
 
 def _exists(namespace: str) -> bool:
     """Whether this process has operators of ``namespace``."""
-    names = getattr(torch._C, "_dispatch_get_all_op_names", list)()
-    return any(str(name).startswith(f"{namespace}::") for name in names)
+    names: list[str] = getattr(torch._C, "_dispatch_get_all_op_names", list)()
+    return any(name.startswith(f"{namespace}::") for name in names)
 
 
 def _table(module: str, name: str) -> dict[str, object]:

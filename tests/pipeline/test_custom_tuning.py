@@ -147,7 +147,7 @@ def test_what_another_process_imports_is_found_and_nothing_where_nobody_is_trust
 def test_operators_that_nobody_is_seen_to_register_are_refused_with_what_to_do() -> None:
     hidden = library.Library("hiddenlib", "FRAGMENT")
     hidden.define("one(Tensor x) -> Tensor")
-    hidden.impl("one", lambda x: torch.empty_like(x), "Meta")
+    hidden.impl("one", torch.empty_like, "Meta")
     with trusting(["hiddenlib"]), pytest.raises(UsageError, match=r"'hiddenlib'.*register_fake"):
         describe_registrations()
 
