@@ -265,7 +265,7 @@ def pair_costs(
     fixed_us: float = 5.0,
     max_lanes: int = 4,
 ) -> CostTable:
-    """The cost table that perfect pair measurements of these kernels would give.
+    """The cost table that perfect pair measurements of these kernels would give, and their launches.
 
     Each pair starts together, in both launch orders. With ``a`` and ``b`` ending at ``ta`` and ``tb``: the one that ends first is slowed by
     its end over its time alone; the other by that same end over the work it had done by then.
@@ -284,7 +284,8 @@ def pair_costs(
     for a in range(count):
         for b in range(count):
             first[a, b], last[b, a] = _pair_slowdowns(_run_together(problem, kernels, (a, b)), float(solo[a]), float(solo[b]))
-    return CostTable(widths, operator_kernel, solo, first, last, launch_gap_us, cross_lane_us, fixed_us, max_lanes)
+    room = np.minimum(1.0, kernels.blocks / kernels.capacity)
+    return CostTable(widths, operator_kernel, solo, first, last, launch_gap_us, cross_lane_us, fixed_us, max_lanes, room=room)
 
 
 def group_ends_us(kernels: BlockKernels, rows: Sequence[int]) -> list[float]:

@@ -51,6 +51,15 @@ def pair(first: str, last: str, slow_first: float, slow_last: float, *, count: i
 make_cost_table = partial(full_cost_table, launch_gap_us=1.0, cross_lane_us=2.0, fixed_us=3.0, max_lanes=2, device=CPU)
 
 
+def test_the_table_says_what_share_of_the_cores_each_kernel_takes() -> None:
+    graph = fork(("a", "b"))
+    table = make_cost_table(graph, solos(graph, (1, 2)), [], widths=(1, 2))
+    assert table.room is not None
+    assert table.room[table.kernel].tolist() == [[0.5, 1.0]] * 3
+    with pytest.raises(UsageError, match="room"):
+        dataclasses.replace(table, room=table.room + 1.0)
+
+
 def test_equal_operators_share_a_row_and_the_analytic_prior_fills_it() -> None:
     graph = fork(("a", "b", "a"))
     table = make_cost_table(graph, solos(graph, (1, 2), a=8.0), [], widths=(1, 2))

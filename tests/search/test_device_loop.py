@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autosched.core.costs import CostTable
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import violations
@@ -19,7 +20,7 @@ from autosched.search.loop import LoopSettings, LoopState, search_on_device
 from autosched.search.portfolio import Proposal, difference, proposals
 from autosched.search.priorities import by_path
 from autosched.search.problem import Problem
-from autosched.search.simulate import makespan_us
+from autosched.search.simulate import makespan_us, simulate
 from autosched.search.strategy import STRATEGIES, SearchContext, baselines
 from tests.conformance.strategy_suite import flat_costs
 from tests.search.bench_double import FakeBench, Killed
@@ -157,6 +158,20 @@ def test_correction_from_traces_brings_predictions_nearer_to_the_device() -> Non
             return statistics.mean(abs(makespan_us(table, item) / true - 1.0) for item, true in zip(found, truth, strict=True))
 
         assert error(better) < error(problem)
+
+
+def test_a_queue_for_room_is_no_reason_to_correct() -> None:
+    # Three narrow operators on two cores: the third waits, as the simulator says, and nothing of that is a pair's doing.
+    quiet = np.ones((3, 3))
+    kernel = np.arange(3, dtype=np.int32)[:, None]
+    costs = CostTable((1,), kernel, np.full(3, 10.0), quiet, quiet, 0.0, 0.0, 0.0, 3, room=np.full(3, 0.5))
+    problem = Problem.from_arrays([[], [], []], costs)
+    schedule = problem.schedule(range(3), range(3))
+    run = simulate(problem, schedule)
+    assert max(run.end_us) > 19.0
+    corrected = correct_with_traces(problem, [(schedule, Trace(run.start_us, run.end_us))])
+    assert corrected.slowdown_first == pytest.approx(quiet, rel=0.01)
+    assert corrected.slowdown_last == pytest.approx(quiet, rel=0.01)
 
 
 def test_correction_stays_within_its_band() -> None:

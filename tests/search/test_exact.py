@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -67,8 +69,11 @@ def test_cp_sat_finds_the_optimum_without_interference() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_bounds_are_below_the_optimum(seed: int) -> None:
-    problem = synthetic.random_problem(seed, 7, max_lanes=3)
+@pytest.mark.parametrize("room", [None, 0.5])
+def test_bounds_are_below_the_optimum(seed: int, room: float | None) -> None:
+    problem = synthetic.random_problem(seed, 7, shape="wide" if room else "layered", max_lanes=3)
+    if room is not None:
+        problem = Problem.make(problem.graph, dataclasses.replace(problem.costs, room=np.full(len(problem.solo_us), room)))
     optimum = exact.brute_force(problem, 3).best.makespan_us
     pytest.importorskip("scipy")
     assert critical_path_bound_us(problem) <= optimum

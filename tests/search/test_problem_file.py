@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,19 @@ def test_a_problem_of_a_thousand_operators_is_a_small_file(tmp_path: Path) -> No
     save_problem(problem, tmp_path / "p.npz", provenance="")
     assert (tmp_path / "p.npz").stat().st_size < 1_000_000  # 421 different kernels, random costs: the worst case
     assert load_problem(tmp_path / "p.npz").problem.count == 1264
+
+
+def test_room_is_kept_and_a_file_from_before_there_was_room_says_nothing_of_it(tmp_path: Path) -> None:
+    problem = synthetic.random_problem(5, 20)
+    room = np.linspace(0.0, 1.0, len(problem.solo_us))
+    roomy = synthetic.Problem.make(problem.graph, dataclasses.replace(problem.costs, room=room))
+    save_problem(roomy, tmp_path / "p.npz", provenance="")
+    used = np.unique(problem.kernel)
+    assert load_problem(tmp_path / "p.npz").problem.room.tolist() == room[used].tolist()
+    with np.load(tmp_path / "p.npz") as data:
+        older = {name: data[name] for name in data.files if name != "room"}
+    np.savez_compressed(tmp_path / "old.npz", allow_pickle=False, **older)
+    assert load_problem(tmp_path / "old.npz").problem.costs.room is None
 
 
 def test_kernels_nobody_uses_are_left_out(tmp_path: Path) -> None:
