@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from filelock import FileLock
 from autosched.core.decoding import decode_json
 from autosched.core.errors import IncompatibleArtifact, UsageError
 from autosched.core.records import DeviceKey, Failure, PairRecord, SoftwareKey, SoloRecord
+from autosched.runtime.scratch import remove_abandoned_files
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +239,7 @@ class Journal:
         aside.write_bytes(b"".join(damaged))
         bad = set(damaged)
         kept = [line for line in self._path.read_bytes().splitlines(keepends=True) if line not in bad]
+        remove_abandoned_files(self._path.parent, re.compile(rf"{re.escape(self._path.name)}\.new-\d+"))
         fresh = self._path.with_name(f"{self._path.name}.new-{os.getpid()}")
         with fresh.open("wb") as file:
             file.write(b"".join(kept))

@@ -12,6 +12,7 @@ import io
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,8 +35,11 @@ from autosched.datasets.schema import (
     SoloRow,
     arrow_schema,
 )
+from autosched.runtime.scratch import remove_abandoned_files
 
 logger = logging.getLogger(__name__)
+
+_HALF_WRITTEN = re.compile(r"\..+\.\d+\.new")
 
 
 class Store:
@@ -207,7 +211,8 @@ def union(folders: Iterable[Path], into: Path) -> Store:
 
 
 def write_atomically(place: Path, content: bytes) -> None:
-    """Readers see the whole file or none; after return it survives a power cut."""
+    """Readers see the whole file or none; after return it survives a power cut. What a killed process had begun is removed."""
+    remove_abandoned_files(place.parent, _HALF_WRITTEN)
     fresh = place.with_name(f".{place.name}.{os.getpid()}.new")
     with fresh.open("wb") as file:
         file.write(content)

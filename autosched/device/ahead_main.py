@@ -19,6 +19,7 @@ from autosched.device.worker_messages import Answer, ExtraAnswer, ExtraRequest, 
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.inductor_bind import Refused, record
 from autosched.runtime.inductor_modes import Mode
+from autosched.runtime.scratch import compilers_write_into
 
 
 def handle(request: Request) -> Iterator[Answer]:
@@ -30,6 +31,7 @@ def handle(request: Request) -> Iterator[Answer]:
 
 
 def _compiled(body: AheadBody) -> str:
+    compilers_write_into(Path(body.program_file).parent)
     program = decode_program(Path(body.program_file).read_bytes())
     home = torch.device(body.device)
     constants = {int(name): tensor.to(home) for name, tensor in read_tensors(Path(body.constants_file)).items()}

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import tempfile
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,13 +18,13 @@ from autosched.core.records import Failure
 from autosched.device.worker_messages import Answer, Broken, Done, Ready, Request, pack, read_answer
 from autosched.device.worker_process import ChildDied, ChildProcess
 from autosched.device.worker_tensors import write_tensors
+from autosched.runtime.scratch import Scratch, remove_abandoned_folders
 
 _log = logging.getLogger(__name__)
 
 # A bare death says that the machine is at fault; one with a candidate in hand, that the candidate may be.
 MAX_BARE_DEATHS = 3
 MAX_BLAMED_DEATHS = 12
-_PREFIX = "autosched-"
 
 
 class WorkerDied(Exception):
@@ -62,7 +61,7 @@ class Worker:
         self._start_timeout_s = start_timeout_s
         self._opening = tuple(opening)
         self._plugin = plugin
-        self._folder: _Folder | None = None
+        self._folder: Scratch | None = None
         self._child: ChildProcess | None = None
         self._is_open = False
         self._bare_deaths = 0
@@ -72,7 +71,7 @@ class Worker:
     def folder(self) -> Path:
         """Private folder for files that the process reads; in shared memory if there is some, removed by :meth:`close`."""
         if self._folder is None:
-            self._folder = _Folder()
+            self._folder = _scratch()
         return self._folder.path
 
     @property
@@ -136,7 +135,7 @@ class Worker:
             child.close()
         folder, self._folder = self._folder, None
         if folder is not None:
-            folder.remove()
+            folder.close()
 
     def _ready_child(self) -> ChildProcess:
         if self._child is not None and not self._child.alive:
@@ -189,17 +188,12 @@ class Worker:
             child.kill()
 
 
-class _Folder:
-    """A folder only we can read, named after this process so that a later one can remove it if we are killed."""
-
-    def __init__(self) -> None:
-        base = _shared_memory()
-        _sweep(base)
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
-        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, True)
-
-    def remove(self) -> None:
-        self._finalizer()
+def _scratch() -> Scratch:
+    """In shared memory if there is room; what a killed process has left is taken away from both places."""
+    shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())
+    base = _shared_memory()
+    remove_abandoned_folders(disk if base == shared else shared)
+    return Scratch(base)
 
 
 def _shared_memory() -> Path:
@@ -210,22 +204,3 @@ def _shared_memory() -> Path:
         if usage.free > max(usage.total // 4, 1 << 30):
             return shared
     return Path(tempfile.gettempdir())
-
-
-def _sweep(base: Path) -> None:
-    """Remove the folders of processes that no longer exist."""
-    with contextlib.suppress(OSError):
-        for folder in base.glob(f"{_PREFIX}*-*"):
-            owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-            if owner.isdigit() and folder.is_dir() and folder.stat().st_uid == os.getuid() and not _exists(int(owner)):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -24,6 +24,7 @@ from autosched.device.worker_messages import Answer, Broken, CompileAnswer, Comp
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.inductor_modes import mode_options
 from autosched.runtime.numerics import compare
+from autosched.runtime.scratch import compilers_write_into
 
 
 class _Service:
@@ -48,6 +49,7 @@ class _Service:
     def _compile(self, request: CompileRequest) -> Answer:
         if (why := _missing_compiler()) is not None:
             return Broken(Failure(FailureKind.UNAVAILABLE, why))
+        compilers_write_into(Path(request.tensors_file).parent)
         model, args, kwargs, references = load_call(request)
         self._threads = request.threads
         torch.set_num_threads(request.threads)

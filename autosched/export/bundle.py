@@ -9,6 +9,7 @@ import io
 import math
 import os
 import platform
+import re
 import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ from autosched.runtime.bundle_format import (
     shape_file,
 )
 from autosched.runtime.host_key import numerics_key
+from autosched.runtime.scratch import remove_abandoned_files
 
 if TYPE_CHECKING:
     import torch
@@ -146,6 +148,7 @@ def write_bundle(path: str | os.PathLike[str], bundle: Bundle, *more: Bundle) ->
 
 
 def _replace_atomically(target: Path, data: bytes) -> None:
+    remove_abandoned_files(target.parent, re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.part"))
     # In the same folder: a rename is atomic only within one file system.
     name = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from autosched.core.errors import AutoschedError
 from autosched.export.bundle import write_bundle
 from autosched.runtime.bundle_format import Bundle
-from autosched.runtime.cache import key_of, warn_once
+from autosched.runtime.cache import SUFFIX, key_of, warn_once
+from autosched.runtime.scratch import remove_abandoned_files
+
+_HALF_WRITTEN = re.compile(rf"\.[0-9a-f-]+{re.escape(SUFFIX)}\.[0-9a-f]{{16}}\.part")
 
 
 def keep(folder: str | os.PathLike[str], bundle: Bundle) -> Path | None:
@@ -26,6 +30,7 @@ def keep(folder: str | os.PathLike[str], bundle: Bundle) -> Path | None:
     target = Path(folder) / key_of(bundle).filename
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned_files(target.parent, _HALF_WRITTEN)
         return write_bundle(target, bundle)
     except (OSError, AutoschedError) as error:
         warn_once(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -32,6 +32,7 @@ from autosched.device.base import Device, Limits
 from autosched.pipeline.candidates import Candidate
 from autosched.pipeline.judge import Times
 from autosched.pipeline.schedule_runs import limits_row, schedule_row
+from autosched.runtime.scratch import Scratch
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,15 @@ def open_journal(device: Device, *, fresh: bool, private: bool) -> Journal:
         except OSError as error:
             # A job must not fail for want of a place to remember in; it only cannot be resumed.
             _log.warning("measurements are not kept: %s cannot be written (%s); set AUTOSCHED_CACHE to a folder that can", path, error)
-    return Journal.open(Path(tempfile.mkdtemp(prefix="autosched-")) / path.name, scope)
+    return _private_journal(path.name, scope)
+
+
+def _private_journal(name: str, scope: Scope) -> Journal:
+    """Gone with its object, and if this process is killed, with the next one."""
+    scratch = Scratch()
+    journal = Journal.open(scratch.path / name, scope)
+    weakref.finalize(journal, scratch.close)
+    return journal
 
 
 def choose_model(key: DeviceKey, explicit: Path | None = None) -> ChosenModel:

@@ -17,7 +17,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from autosched.core.decoding import decode_json
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.inductor_unfinished import remove_unfinished
 from autosched.runtime.region_worker import Job, Opening, Result
+from autosched.runtime.scratch import Scratch
 
 _log = logging.getLogger(__name__)
 
@@ -95,8 +95,7 @@ def compile_apart(
         plugin: a Python file that each process runs first. For tests that inject faults; nothing a user or a bundle can reach sets it.
     """
     limit_s = region_limit_s(REGION_LIMIT_S) if limit_s is None else limit_s
-    with tempfile.TemporaryDirectory(prefix="autosched-regions-") as name:
-        folder = Path(name)
+    with Scratch() as folder:
         lock = folder / "turn"
         lock.touch()
         opening_file = folder / "opening.json"

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from autosched.core.decoding import decode_json
+from autosched.runtime.scratch import remove_abandoned_files
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ WHOLE = "whole-"  # keys of whole programs, as a compiler wrote them, begin with
 MOST_BYTES = 256 << 20
 _MOST_ENTRY_BYTES = 16 << 20
 _NAME = re.compile(r"[0-9a-f]{40}\.json|\.new-.*")
+_HALF_WRITTEN = re.compile(r"\.new-.*")
 _KEPT_SHARE = 0.8  # of the bytes allowed, after files were removed: so that the next one removes none
 
 
@@ -121,7 +123,8 @@ class RegionStore:
         return found
 
     def _prune(self) -> None:
-        """Remove what was not used for longest, also what an interrupted process left, if there is too much."""
+        """Remove what an interrupted process left, and what was not used for longest if there is too much."""
+        remove_abandoned_files(self._folder, _HALF_WRITTEN)
         with contextlib.suppress(OSError):
             found = [(entry.stat(follow_symlinks=False), entry.path) for entry in os.scandir(self._folder)]
             total = sum(status.st_size for status, _ in found)

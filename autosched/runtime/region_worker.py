@@ -25,6 +25,7 @@ import msgspec
 
 from autosched.core.decoding import decode_json
 from autosched.runtime.orphans import die_with
+from autosched.runtime.scratch import compilers_write_into
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -192,6 +193,7 @@ def main() -> None:
             data = data[output.write(data) :]
 
     opening = decode_json(opening_file.read_bytes(), Opening)
+    compilers_write_into(opening_file.parent)
     try:
         if plugin:
             _run_plugin(Path(plugin))

@@ -353,6 +353,7 @@ def test_folders_of_dead_processes_are_removed() -> None:
     left = _shared_memory() / f"autosched-{ended.pid}-left"
     mine = _shared_memory() / f"autosched-{os.getpid()}-mine"
     left.mkdir()
+    (left / ".held").touch()
     mine.mkdir()
     try:
         worker = Worker("autosched.device.worker_main", timeout_s=1)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import enum
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,6 +19,7 @@ from autosched.core.records import Failure
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.captured import NodeKind
 from autosched.runtime.cuda_bindings import GraphBindings, KernelNode
+from autosched.runtime.scratch import Scratch
 
 _COLD_COPIES = 5
 
@@ -132,8 +131,8 @@ def _kernels_of_profiler(measurer: CudaMeasurer, operator: int) -> tuple[tuple[K
         with measurer.backend.on(measurer.capturer.streams.named("warm-up")):
             measurer.program.kernels[operator](slots)
         measurer.backend.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
+    with Scratch() as folder:
+        path = folder / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     return read_trace(events)

@@ -1,0 +1,256 @@
+"""What a killed process leaves behind is taken away by the next one, and nothing that somebody still uses."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.core.schedule import sequential
+from autosched.datasets.store import write_atomically
+from autosched.export.cache import keep
+from autosched.pipeline.memory import open_journal
+from autosched.runtime.region_store import RegionStore
+from autosched.runtime.scratch import Scratch, remove_abandoned_files
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches
+
+ROOT = str(Path(__file__).resolve().parents[2])
+LONG_AGO_S = 2 * 3600.0
+
+
+class Device:
+    """Never opened."""
+
+    key = DeviceKey("cpu", "double", ())
+    software = SoftwareKey((("torch", "0"),))
+
+
+def killed(then: str, *arguments: str) -> str:
+    """Run ``then`` in a process that prints a line and is killed while it waits; the line."""
+    code = f"import sys; sys.path.append({ROOT!r})\n{then}\nsys.stdout.flush(); import time; time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-P", "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    return line
+
+
+def ended() -> int:
+    """The number of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def aged(path: Path) -> Path:
+    """``path``, last written long ago."""
+    os.utime(path, (time.time() - LONG_AGO_S,) * 2)
+    return path
+
+
+MAKE = "from pathlib import Path; from autosched.runtime.scratch import Scratch; made = Scratch(Path(sys.argv[1])); print(made.path)"
+
+
+def test_the_folder_of_a_killed_process_goes_with_the_next_one_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    left = Path(killed(MAKE, str(tmp_path)))
+    (left / "inside").mkdir()
+    assert left.is_dir()
+    mine = Scratch(tmp_path)
+    assert not left.exists()
+    assert mine.path.stat().st_mode & 0o077 == 0
+    other = Scratch(tmp_path)
+    assert mine.path.is_dir()
+    mine.close()
+    mine.close()
+    with other as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_forgotten_goes_with_its_object(tmp_path: Path) -> None:
+    path = Scratch(tmp_path).path
+    gc.collect()
+    assert not path.exists()
+
+
+def test_a_process_elsewhere_with_a_number_unknown_here_keeps_its_folder(tmp_path: Path) -> None:
+    """Containers may share the folder and not the numbers."""
+    theirs = tmp_path / f"autosched-{ended()}-theirs"
+    theirs.mkdir()
+    with (theirs / ".held").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        Scratch(tmp_path).close()
+        assert theirs.exists()
+    Scratch(tmp_path).close()
+    assert not theirs.exists()
+
+
+def test_a_folder_that_is_only_being_made_stays(tmp_path: Path) -> None:
+    young, old = tmp_path / f"autosched-{ended()}-young", tmp_path / f"autosched-{ended()}-old"
+    for folder in (young, old):
+        folder.mkdir()
+    aged(old)
+    Scratch(tmp_path).close()
+    assert young.exists()
+    assert not old.exists()
+
+
+def test_what_is_not_ours_by_its_name_stays(tmp_path: Path) -> None:
+    others = [tmp_path / name for name in ("autosched-notes", "autosched-99999999x-a", "other-1-a", "autosched-results-1")]
+    for folder in others:
+        folder.mkdir()
+        aged(folder)
+    target = tmp_path / "target"
+    target.mkdir()
+    link = tmp_path / f"autosched-{ended()}-link"
+    link.symlink_to(target)
+    Scratch(tmp_path).close()
+    assert all(folder.exists() for folder in others)
+    assert link.is_symlink()
+    assert target.exists()
+
+
+def test_a_forked_child_does_not_take_its_parents_folder_along(tmp_path: Path) -> None:
+    code = "import os\nchild = os.fork()\nif child == 0: made.close(); os._exit(0)\nos.waitpid(child, 0); print(made.path.is_dir())"
+    assert killed(f"{MAKE.rpartition(';')[0]}\n{code}", str(tmp_path)) == "True"
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder for temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_journal_that_nobody_reads_later_leaves_nothing(private: bool, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_the_way = temporary.parent / "file"
+    in_the_way.write_text("no folder")
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(in_the_way))
+    with open_journal(Device(), fresh=False, private=private) as journal:  # type: ignore[arg-type]
+        assert len(list(temporary.iterdir())) == 1
+    del journal
+    gc.collect()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_journal_of_a_killed_job_goes_with_the_next_one(temporary: Path) -> None:
+    then = (
+        "import tempfile; tempfile.tempdir = sys.argv[1]\n"
+        "from autosched.pipeline.memory import open_journal\nfrom tests.faults.test_leftovers import Device\n"
+        "journal = open_journal(Device(), fresh=False, private=True); print(1)"
+    )
+    assert killed(then, str(temporary)) == "1"
+    [left] = temporary.iterdir()
+    journal = open_journal(Device(), fresh=False, private=True)  # type: ignore[arg-type]
+    assert not left.exists()
+    journal.close()
+
+
+def test_half_written_files_go_when_they_are_old(tmp_path: Path) -> None:
+    name = re.compile(r"\.part-\d+")
+    old, young, other = (tmp_path / item for item in (".part-1", ".part-2", "part-3"))
+    for path in (old, young, other):
+        path.write_text("x")
+    aged(old)
+    aged(other)
+    folder = tmp_path / ".part-4"
+    folder.mkdir()
+    aged(folder)
+    remove_abandoned_files(tmp_path, name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".part-2", ".part-4", "part-3"]
+    remove_abandoned_files(tmp_path / "not there", name)
+
+
+def test_half_a_schedule_in_the_cache_goes_with_the_next_one_kept(tmp_path: Path) -> None:
+    bundle = two_branches_bundle(TwoBranches().eval())
+    kept = keep(tmp_path, bundle)
+    assert kept is not None
+    another = kept.name.replace(kept.name[0], "0" if kept.name[0] != "0" else "1", 1)
+    left = [tmp_path / f".{name}.{'ab' * 8}.part" for name in (kept.name, another)]
+    for path in left:
+        path.write_bytes(b"half")
+    keep(tmp_path, bundle)
+    assert all(path.exists() for path in left)  # somebody may be at it
+    for path in left:
+        aged(path)
+    keep(tmp_path, two_branches_bundle(TwoBranches().eval(), schedule=sequential(bundle.program.graph)))
+    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+
+
+def test_half_a_text_half_a_part_of_runs(tmp_path: Path) -> None:
+    store = tmp_path / "regions"
+    assert RegionStore(store).put("key", "text")
+    aged_text = store / ".new-abc"
+    aged_text.write_bytes(b"half")
+    aged(aged_text)
+    assert RegionStore(store).put("other", "text")
+    assert not aged_text.exists()
+    assert RegionStore(store).get("key") == "text"
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    half = runs / ".part-1.parquet.4711.new"
+    half.write_bytes(b"half")
+    aged(half)
+    write_atomically(runs / "part-2.parquet", b"whole")
+    assert [path.name for path in runs.iterdir()] == ["part-2.parquet"]
+
+
+COMPILER = """
+import subprocess, tempfile
+from pathlib import Path
+from autosched.runtime.scratch import Scratch, compilers_write_into
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from os import environ
+environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+before = cache_dir(), tempfile.gettempdir()
+environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+made = Scratch(Path(sys.argv[1]))
+compilers_write_into(made.path)
+assert (cache_dir(), tempfile.gettempdir()) == before
+compiler = subprocess.Popen([sys.argv[2], "-x", "c++", "-c", "-o", "/dev/null", "-"], stdin=subprocess.PIPE)
+compiler.stdin.write(b"int main() { return 0; }")
+compiler.stdin.flush()
+print(made.path, compiler.pid)
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_what_a_killed_compiler_has_begun_lies_where_it_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere").mkdir()
+    base = tmp_path / "base"
+    base.mkdir()
+    code = f"import sys; sys.path.append({ROOT!r})\n{COMPILER}\nsys.stdout.flush(); import time; time.sleep(600)"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", code, str(base), "g++"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    folder = Path(process.stdout.readline().split()[0])
+    for _ in range(200):
+        if any(path.name.startswith("cc") for path in folder.iterdir()):
+            break
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert any(path.name.startswith("cc") for path in folder.iterdir())
+    assert not any(path.name.startswith("cc") for path in (tmp_path / "elsewhere").iterdir())
+    Scratch(base).close()
+    assert list(base.iterdir()) == []
