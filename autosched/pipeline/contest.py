@@ -1,7 +1,8 @@
 """The job that chooses how coarse operators are: prepare every lowering, time each in order, tune those that can win, keep one.
 
 What may be spent. ``Budget.total_s`` counts from when the first lowering is ready and covers all of this. ``Budget.compile_share`` of it is
-for the lowerings that a compiler has a part in: half of that for the first of them, what is left then for the other. A region of ``fused``
+for the lowerings that a compiler has a part in: half of that for the first of them, what is left then for the other; all of it for the
+first where half is known to be too little for the other. A region of ``fused``
 that is not begun in time stays calls; Inductor's code for the whole model is compiled in processes that are ended when their time is over,
 and not begun where it cannot be done in it (see ``attempts``). Nothing is begun with less than ``LEAST_COMPILE_S`` left, and its capture
 and the start of its process must fit into the share too.
@@ -42,7 +43,7 @@ from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.memory import open_journal
 from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.original import Original
-from autosched.pipeline.preparing import NotHad, Prepared, prepare
+from autosched.pipeline.preparing import NotHad, Prepared, compiling_needs_s, prepare
 from autosched.pipeline.qualification import Qualified, contenders, enter, qualify, why_dropped
 from autosched.pipeline.references import Yardstick
 from autosched.pipeline.replaying import open_device
@@ -171,8 +172,7 @@ def _prepared(
     for place, lowering in enumerate(lowerings):
         compiled = lowering in COMPILED
         left_s = share_s - (time.monotonic() - begin) if ready else share_s
-        compilers = sum(item in COMPILED for item in lowerings[place:])
-        limit_s = left_s / max(1, compilers)
+        limit_s = left_s / (1 + _fitting(lowerings[place + 1 :], left_s, original, device) if compiled else 1)
         if ready:
             # Its capture and the start of its process, which no limit ends, are within the share too; the model is exported but once.
             limit_s = min(limit_s, left_s - max(ready[0].prepared_s - original.export_s, 0.0))
@@ -239,6 +239,15 @@ def _adopted(
             course.note(Lowering.INDUCTOR, outcome=LoweringOutcome.DROPPED, why=fastest.why)
         return [found]
     return []
+
+
+def _fitting(lowerings: Sequence[Lowering], left_s: float, original: Original, device: Device) -> int:
+    """How many of ``lowerings`` a compiler has a part in, and can do it in an equal share of ``left_s``: others get no time set aside."""
+    compiled = [item for item in lowerings if item in COMPILED]
+    each_s = left_s / (1 + len(compiled))
+    if not original.export_s:
+        return len(compiled)
+    return sum(compiling_needs_s(item, original, device) <= each_s for item in compiled)
 
 
 def _lacking_s(options: Options, compile_s: float) -> float:

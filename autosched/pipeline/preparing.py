@@ -13,7 +13,7 @@ from autosched.core.progress import Progress
 from autosched.core.variants import WHOLE, Lowering
 from autosched.device.ahead import compile_ahead
 from autosched.device.base import Device, Session, StartsEarly
-from autosched.pipeline.attempts import Attempts
+from autosched.pipeline.attempts import EXPORTS, Attempts
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.original import Original
@@ -93,6 +93,16 @@ def capture_as(lowering: Lowering, original: Original, device: Device, limit_s: 
         return NotHad(found.reason)
     attempts.finished()
     return found
+
+
+def compiling_needs_s(lowering: Lowering, original: Original, device: Device) -> float:
+    """Seconds below which compiling ``original`` as a whole is not begun, as far as that is known before."""
+    if lowering not in WHOLE or device.key.kind not in EXPORTS:
+        return 0.0
+    from autosched.pipeline.inductor_capture import inductor_source
+
+    source, _ = inductor_source(original.draft(), target=device.key.kind)
+    return Attempts(source.program, lowering, device).needs_s(original.export_s)
 
 
 def _require_pure(captured: Captured) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -131,9 +133,10 @@ class RegionLibrary:
         Args:
             wanted: operators, widths and variants, as for :meth:`kernel`; those that do not exist are passed over.
             beat: called several times a second while other processes compile.
-            limit_s: seconds after which they are ended; what they have not compiled by then is as if it had not been asked for.
+            limit_s: seconds from now after which they are ended; what they have not compiled by then is as if it had not been asked for.
             workers: how many of them; by default as many as ``region_pool.worker_count`` says. 1: none, and nothing is done.
         """
+        end_s = math.inf if limit_s is None else time.monotonic() + limit_s
         with self._lock:
             new = [item for item in dict.fromkeys(wanted) if item[2] not in UNCOMPILED and item not in self._kernels]
             if not new or self._stopped or self._compiler_missing() or not self._settings_digest():
@@ -146,7 +149,11 @@ class RegionLibrary:
                 return
             self.processes = max(self.processes, count)
             keys = list(jobs)
-            for made in compile_apart(self._opening, [jobs[key] for key in keys], count, beat, total_s=limit_s):
+            # Finding out what the compiler can do may have taken seconds, too.
+            left_s = end_s - time.monotonic()
+            if left_s <= 0.0:
+                return
+            for made in compile_apart(self._opening, [jobs[key] for key in keys], count, beat, total_s=left_s):
                 self._take(keys[made.job.number], made)
 
     def _jobs(self, wanted: Sequence[tuple[int, int, int]]) -> dict[str, Job]:

@@ -324,6 +324,25 @@ def test_compiling_has_its_share_and_tuning_the_rest(
     assert 0.25 * budget.total_s <= tuning_s <= budget.total_s
 
 
+def test_no_time_is_set_aside_for_a_compiler_that_cannot_finish_in_it(
+    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: dict[str, float] = {}
+    prepare = contest.prepare
+
+    def limited(lowering: Lowering, *call: Any, limit_s: float | None = None) -> Any:
+        limits[lowering] = limit_s if limit_s is not None else 0.0
+        return prepare(lowering, *call, limit_s=limit_s)
+
+    monkeypatch.setattr(contest, "prepare", limited)
+    bench = Bench(rewritten=Speed(300.0), fused=Speed(100.0), inductor=Speed(200.0))
+    share_s = 0.6 * 60.0
+    for needs_s, fused_s in ((1.0, share_s / 2), (share_s, share_s)):
+        monkeypatch.setattr(contest, "compiling_needs_s", lambda lowering, *call, needs_s=needs_s: needs_s)
+        compare(bench)
+        assert 0.8 * fused_s < limits["fused"] <= fused_s
+
+
 def test_two_jobs_divide_what_is_left_and_leave_a_duel_its_part() -> None:
     options = dataclasses.replace(_options(), budget=budget_for("full", 1000.0))
     begin = time.monotonic()
