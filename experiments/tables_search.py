@@ -69,9 +69,12 @@ def speed_table(path: Path) -> str:
     recorded = _read(path)
     if recorded is None:
         return _MISSING
+    rows = recorded["evaluations"]["rows"]
+    # Older files do not say what it costs to look at room.
+    short = ["random lanes, room short/s", "annealing, room short/s"] if all(len(row) > 7 for row in rows) else []
     rates = _table(
-        ["operators", "lanes", "random lanes/s", "in annealing/s", "block level/s", "plain Python/s"],
-        [[f"{value:,}" for value in row[:6]] for row in recorded["evaluations"]["rows"]],
+        ["operators", "lanes", "random lanes/s", "in annealing/s", "block level/s", "plain Python/s", *short],
+        [[f"{value:,}" for value in (*row[:6], *row[7:])] for row in rows],
     )
     whole = _table(
         ["strategy", "graph", "seconds", "sequential / found", "HEFT / found"],

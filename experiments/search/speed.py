@@ -9,6 +9,7 @@ Seconds are measured here; every makespan is in-model (simulated).
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import subprocess
@@ -42,7 +43,7 @@ _COLD = (
 
 
 def evaluations(*, smoke: bool) -> dict[str, object]:
-    """Fluid evaluations per second: alone with random lanes, inside annealing, in plain Python; and the block simulator."""
+    """Fluid evaluations per second: with random lanes, in annealing, in plain Python, and where room is short; and the block simulator."""
     rows: list[list[object]] = []
     for count, lanes in ((30, 4),) if smoke else ((100, 2), (100, 4), (100, 8), (300, 4), (1000, 4)):
         problem = synthetic.random_problem(1, count, max_lanes=lanes)
@@ -57,10 +58,22 @@ def evaluations(*, smoke: bool) -> dict[str, object]:
         python = _rate(partial(_simulate_in_python, problem, problem.schedule(order, chosen[0])), smoke=smoke)
         blocks, kernels = synthetic.random_block_problem(1, count, max_lanes=lanes)
         block = _rate(partial(_evaluate_all, leftover.BlockEvaluator(blocks, kernels, lanes), order, chosen, narrow), smoke=smoke)
-        rows.append([count, lanes, round(alone), round(annealing), round(block), round(python), annealing / python])
+        crowded = _with_room(problem)
+        short = _rate(partial(_evaluate_all, Evaluator(crowded, lanes), order, chosen, narrow), smoke=smoke)
+        start = Decoder(crowded, lanes, np.array([0], dtype=np.int32)).decode(Policy())
+        queueing = _rate(partial(_anneal, Annealer(crowded, lanes, np.array([0], dtype=np.int32)), start, steps), smoke=smoke)
+        figures = [round(alone), round(annealing), round(block), round(python), annealing / python, round(short), round(queueing)]
+        rows.append([count, lanes, *figures])
     header = ["operators", "lanes", "random lanes/s", "in annealing/s", "block level/s", "plain Python/s", "annealing / Python"]
+    header += ["random lanes, room short/s", "annealing, room short/s"]
     table("Simulated schedules per second, one core", header, rows)
     return {"rows": rows}
+
+
+def _with_room(problem: Problem) -> Problem:
+    """The same where kernels take a share of the device as those of ``synthetic.random_block_kernels`` do: three often lack room."""
+    room = np.minimum(1.0, np.random.default_rng(0).lognormal(mean=-0.9, sigma=1.0, size=len(problem.solo_us)))
+    return Problem.make(problem.graph, dataclasses.replace(problem.costs, room=room))
 
 
 def _evaluate_all(evaluator: Evaluator | leftover.BlockEvaluator, order: Ints, chosen: list[Ints], narrow: Ints) -> int:
