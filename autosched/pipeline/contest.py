@@ -174,8 +174,9 @@ def _prepared(
         left_s = share_s - (time.monotonic() - begin) if ready else share_s
         limit_s = left_s / (1 + _fitting(lowerings[place + 1 :], left_s, original, device) if compiled else 1)
         if ready:
-            # Its capture and the start of its process, which no limit ends, are within the share too; the model is exported but once.
-            limit_s = min(limit_s, left_s - max(ready[0].prepared_s - original.export_s, 0.0))
+            # Its capture and the start of its process, which no limit ends, are within the share too: about what they took the first one,
+            # without its regions. The model is exported but once.
+            limit_s = min(limit_s, left_s - max(ready[0].prepared_s - ready[0].regions_s - original.export_s, 0.0))
         # The first one is what there is without a choice: it is had whatever it takes, but for regions beyond their time.
         if ready and compiled and limit_s < LEAST_COMPILE_S:
             why = f"{max(limit_s, 0.0):.1f} s of the budget were left for compiling it; at least {LEAST_COMPILE_S:.0f} s are needed"

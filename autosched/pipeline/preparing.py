@@ -35,6 +35,7 @@ class Prepared:
         prepared_s: seconds it took.
         refused: compiled variants that cannot be had in this run.
         left_out: what there was no time to compile, with the seconds of compiling that it lacked.
+        regions_s: seconds of ``prepared_s`` in which its regions were compiled.
     """
 
     captured: Captured
@@ -44,6 +45,7 @@ class Prepared:
     prepared_s: float
     refused: Refusals = frozenset()
     left_out: tuple[LeftOut, ...] = ()
+    regions_s: float = 0.0
 
     @property
     def lowering(self) -> str:
@@ -137,11 +139,13 @@ def prepare(
     try:
         # Starts the worker, so that its start is not taken from the budget.
         _ = session.limits
+        compiling = time.monotonic()
         refused = compile_variants(session, captured.program, ledger, progress, limit_s)
     except BaseException:
         session.close()
         raise
-    return Prepared(captured, device, session, tuple(ledger.notes), time.monotonic() - begin, refused, tuple(ledger.left_out))
+    end = time.monotonic()
+    return Prepared(captured, device, session, tuple(ledger.notes), end - begin, refused, tuple(ledger.left_out), end - compiling)
 
 
 def _captured_early(device: Device, lowering: Lowering, original: Original, limit_s: float | None) -> Captured | NotHad:

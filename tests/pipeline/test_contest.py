@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from autosched import pipeline
 from autosched.capture.export import Captured, lower_draft
 from autosched.core.errors import AutoschedError, NoFeasibleCandidate, UnsupportedGraph
 from autosched.core.program import Program
+from autosched.core.progress import Silent
 from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, PairRecord, Samples, SoftwareKey, SoloRecord
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.schedule import Schedule
@@ -487,3 +489,24 @@ def test_what_is_to_be_fresh_is_forgotten_once_before_anything_is_measured(
     monkeypatch.setattr(contest, "run_contest", fresh)
     compare(Bench(rewritten=Speed(300.0), fused=Speed(100.0), inductor=Speed(200.0)))
     assert opened == [True, False, False]
+
+
+def test_what_regions_took_to_compile_is_not_set_aside_for_the_next_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: dict[Lowering, float | None] = {}
+
+    def prepare(lowering: Lowering, *call: Any, limit_s: float | None = None) -> preparing.Prepared:
+        limits[lowering] = limit_s
+        captured: Any = SimpleNamespace(program=SimpleNamespace(graph=(), lowering=str(lowering)))
+        session: Any = SimpleNamespace(close=lambda: None)
+        return preparing.Prepared(captured, Bench(), session, (), 34.0, regions_s=30.0)
+
+    monkeypatch.setattr(contest, "prepare", prepare)
+    monkeypatch.setattr(contest, "_fitting", lambda *given: 0)
+    options = _options()
+    course = contest._Course({name: LoweringRow(name, LoweringOutcome.SKIPPED) for name in (Lowering.FUSED, Lowering.INDUCTOR)})
+    original: Any = SimpleNamespace(export_s=0.0)
+    with contextlib.ExitStack() as stack:
+        ready, _ = contest._prepared(stack, original, options, (Lowering.FUSED, Lowering.INDUCTOR), Bench(), Silent(), course)
+    assert [item.lowering for item in ready] == ["fused", "inductor"]
+    share_s = options.budget.compile_share * options.budget.total_s
+    assert limits[Lowering.INDUCTOR] == pytest.approx(share_s - 4.0, abs=2.0)
