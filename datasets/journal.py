@@ -24,7 +24,7 @@ from filelock import FileLock
 from autosched.core.decoding import decode_json
 from autosched.core.errors import IncompatibleArtifact, UsageError
 from autosched.core.records import DeviceKey, Failure, PairRecord, SoftwareKey, SoloRecord
-from autosched.runtime.scratch import remove_abandoned_files
+from autosched.core.scratch import remove_abandoned_files
 
 logger = logging.getLogger(__name__)
 

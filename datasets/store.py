@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
+from autosched.core.scratch import remove_abandoned_files
 from autosched.datasets.cells import flat, row_of
 from autosched.datasets.migrations import upgraded
 from autosched.datasets.schema import (
@@ -35,7 +36,6 @@ from autosched.datasets.schema import (
     SoloRow,
     arrow_schema,
 )
-from autosched.runtime.scratch import remove_abandoned_files
 
 logger = logging.getLogger(__name__)
 

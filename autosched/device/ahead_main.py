@@ -17,9 +17,9 @@ from autosched.device.ahead import AHEAD, AheadBody, AheadResult
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import Answer, ExtraAnswer, ExtraRequest, Request
 from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.compiler_files import compilers_write_into
 from autosched.runtime.inductor_bind import Refused, record
 from autosched.runtime.inductor_modes import Mode
-from autosched.runtime.scratch import compilers_write_into
 
 
 def handle(request: Request) -> Iterator[Answer]:

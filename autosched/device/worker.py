@@ -15,10 +15,10 @@ import torch
 
 from autosched.core.errors import WorkerLost
 from autosched.core.records import Failure
+from autosched.core.scratch import Scratch, remove_abandoned_folders
 from autosched.device.worker_messages import Answer, Broken, Done, Ready, Request, pack, read_answer
 from autosched.device.worker_process import ChildDied, ChildProcess
 from autosched.device.worker_tensors import write_tensors
-from autosched.runtime.scratch import Scratch, remove_abandoned_folders
 
 _log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, Request, RoundAnswer, RoundRequest
 from autosched.device.worker_tensors import read_tensors
+from autosched.runtime.compiler_files import compilers_write_into
 from autosched.runtime.inductor_modes import mode_options
 from autosched.runtime.numerics import compare
-from autosched.runtime.scratch import compilers_write_into
 
 
 class _Service:

@@ -23,6 +23,7 @@ from autosched.core.errors import UsageError
 from autosched.core.program import Program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.schedule import Schedule
+from autosched.core.scratch import remove_abandoned_files
 from autosched.runtime.bundle_format import (
     EVIDENCE,
     FORMAT,
@@ -46,7 +47,6 @@ from autosched.runtime.bundle_format import (
     shape_file,
 )
 from autosched.runtime.host_key import numerics_key
-from autosched.runtime.scratch import remove_abandoned_files
 
 if TYPE_CHECKING:
     import torch

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from autosched.core.errors import AutoschedError
+from autosched.core.scratch import remove_abandoned_files
 from autosched.export.bundle import write_bundle
 from autosched.runtime.bundle_format import Bundle
 from autosched.runtime.cache import SUFFIX, key_of, warn_once
-from autosched.runtime.scratch import remove_abandoned_files
 
 _HALF_WRITTEN = re.compile(rf"\.[0-9a-f-]+{re.escape(SUFFIX)}\.[0-9a-f]{{16}}\.part")
 

@@ -19,6 +19,7 @@ from autosched.core.decoding import decode_json
 from autosched.core.errors import AutoschedError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, DeviceKey, Failure, PairRecord, ScheduleRecord, SoloRecord
+from autosched.core.scratch import Scratch
 from autosched.costmodel.persist import load_model, read_card
 from autosched.costmodel.table import pairs_that_meet
 from autosched.costmodel.trained import Card, TrainedModel
@@ -32,7 +33,6 @@ from autosched.device.base import Device, Limits
 from autosched.pipeline.candidates import Candidate
 from autosched.pipeline.judge import Times
 from autosched.pipeline.schedule_runs import limits_row, schedule_row
-from autosched.runtime.scratch import Scratch
 
 _log = logging.getLogger(__name__)
 

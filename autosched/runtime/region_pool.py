@@ -28,10 +28,10 @@ import msgspec
 import autosched
 from autosched.config import compile_workers, region_limit_s
 from autosched.core.decoding import decode_json
+from autosched.core.scratch import Scratch
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.inductor_unfinished import remove_unfinished
 from autosched.runtime.region_worker import Job, Opening, Result
-from autosched.runtime.scratch import Scratch
 
 _log = logging.getLogger(__name__)
 

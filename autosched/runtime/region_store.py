@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from autosched.core.decoding import decode_json
-from autosched.runtime.scratch import remove_abandoned_files
+from autosched.core.scratch import remove_abandoned_files
 
 _log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from typing import Any
 import msgspec
 
 from autosched.core.decoding import decode_json
+from autosched.runtime.compiler_files import compilers_write_into
 from autosched.runtime.orphans import die_with
-from autosched.runtime.scratch import compilers_write_into
 
 
 class Opening(msgspec.Struct, frozen=True):

@@ -18,11 +18,11 @@ import pytest
 
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.schedule import sequential
+from autosched.core.scratch import Scratch, remove_abandoned_files
 from autosched.datasets.store import write_atomically
 from autosched.export.cache import keep
 from autosched.pipeline.memory import open_journal
 from autosched.runtime.region_store import RegionStore
-from autosched.runtime.scratch import Scratch, remove_abandoned_files
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
 
@@ -62,7 +62,7 @@ def aged(path: Path) -> Path:
     return path
 
 
-MAKE = "from pathlib import Path; from autosched.runtime.scratch import Scratch; made = Scratch(Path(sys.argv[1])); print(made.path)"
+MAKE = "from pathlib import Path; from autosched.core.scratch import Scratch; made = Scratch(Path(sys.argv[1])); print(made.path)"
 
 
 def test_the_folder_of_a_killed_process_goes_with_the_next_one_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
@@ -215,7 +215,8 @@ def test_half_a_text_half_a_part_of_runs(tmp_path: Path) -> None:
 COMPILER = """
 import subprocess, tempfile
 from pathlib import Path
-from autosched.runtime.scratch import Scratch, compilers_write_into
+from autosched.core.scratch import Scratch
+from autosched.runtime.compiler_files import compilers_write_into
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from os import environ
 environ.pop("TORCHINDUCTOR_CACHE_DIR", None)

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from autosched.core.records import Failure
+from autosched.core.scratch import Scratch
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.captured import NodeKind
 from autosched.runtime.cuda_bindings import GraphBindings, KernelNode
-from autosched.runtime.scratch import Scratch
 
 _COLD_COPIES = 5
 

@@ -72,21 +72,6 @@ def remove_abandoned_files(folder: Path, name: re.Pattern[str]) -> None:
                     os.unlink(entry.path)
 
 
-def compilers_write_into(folder: Path) -> None:
-    """Have the compilers that this process starts put their own temporary files into ``folder``: a killed one leaves them.
-
-    Inductor's cache stays where it is. Private interface, the same in PyTorch 2.11 to 2.13; without it nothing changes.
-    """
-    try:
-        from torch._inductor.runtime.cache_dir_utils import cache_dir
-    except ImportError:
-        return
-    # Its default lies in the folder for temporary files: asked for now, it is settled.
-    cache_dir()
-    tempfile.gettempdir()
-    os.environ["TMPDIR"] = str(folder)
-
-
 def _remove(path: Path, handle: int, owner: int) -> None:
     # A process that was forked has this object too, and not the folder.
     if os.getpid() == owner:
