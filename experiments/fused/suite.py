@@ -7,8 +7,8 @@
 Each lowering is one ``autosched compare`` in a process of its own, in which everything is interleaved; ``torch.compile`` (on a GPU its
 default, max-autotune, and max-autotune with combo kernels and frozen weights; on a CPU with frozen weights) is measured in every
 one of them, so that lowerings can be set against it as well as against each other. ``fused`` is run twice, the second time with all
-regions at hand: the difference of the notes on compiling is what the cache saves. One file for each model:
-``experiments/results/<device>/fused/<model>.json``.
+regions at hand: the difference of the notes on compiling is what the cache saves. One file for each model, written after every run:
+``experiments/results/<device>/fused/<model>.json``; a model whose file lacks a run is measured again, all of it.
 """
 
 from __future__ import annotations
@@ -89,24 +89,35 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run_model(model: str, arguments: argparse.Namespace, lowerings: Sequence[str]) -> dict[str, Any]:
+def runs_of(lowerings: Sequence[str]) -> list[str]:
+    """Names of a model's runs, in order."""
+    return [*lowerings, "fused_again"] if "fused" in lowerings else list(lowerings)
+
+
+def complete(target: Path, lowerings: Sequence[str]) -> bool:
+    """Whether a result has every run that is asked for."""
+    if not target.exists():
+        return False
+    return set(runs_of(lowerings)) <= set(json.loads(target.read_text(encoding="utf-8"))["runs"])
+
+
+def run_model(model: str, arguments: argparse.Namespace, lowerings: Sequence[str], target: Path) -> None:
     """Every lowering of one model, in a cache folder of its own, so that the first run of ``fused`` compiles everything."""
     found: dict[str, Any] = {"environment": environment(), "model": model, "runs": {}}
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="autosched-fused-") as folder:
-        turns = [*lowerings, "fused"] if "fused" in lowerings else list(lowerings)
-        for place, lowering in enumerate(turns):
-            again = place >= len(lowerings)
+        for name in runs_of(lowerings):
+            lowering, again = name.removesuffix("_again"), name.endswith("_again")
             run = LoweredRun(
                 model, arguments.device, arguments.effort, arguments.budget, None, arguments.compiled and not again, lowering=lowering
             )
             kept = {"AUTOSCHED_CACHE": f"{folder}/autosched", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
             report = measure(run, arguments.timeout, kept)
-            name = f"{lowering}_again" if again else lowering
             found["runs"][name] = {"command": run.command()[4:], "summary": summary(report), "report": report}
+            found["took_s"] = round(time.monotonic() - begin, 1)
+            # After every run: a call that is ended keeps those before.
+            target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             print(f"{model} {name}: {outcome(report)}", flush=True)
-    found["took_s"] = round(time.monotonic() - begin, 1)
-    return found
 
 
 def main() -> None:
@@ -130,10 +141,8 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     for model in models:
         target = out / f"{model.replace(':', '_')}.json"
-        if target.exists() and not arguments.again:
-            continue
-        document = run_model(model, arguments, lowerings)
-        target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        if not complete(target, lowerings) or arguments.again:
+            run_model(model, arguments, lowerings, target)
 
 
 if __name__ == "__main__":
