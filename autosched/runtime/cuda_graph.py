@@ -49,7 +49,8 @@ class GraphCapturer:
 
     def __init__(self, backend: StreamBackend, *, reader: GraphReader | None = None, streams: StreamSet | None = None) -> None:
         if not backend.native_allocator():
-            raise DeviceError("the CUDA allocator is not PyTorch's native one; unset PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync")
+            allocator = "remove backend: from PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, and any allocator set with torch.cuda.memory"
+            raise DeviceError(f"the CUDA allocator is not PyTorch's native one; {allocator}")
         self.backend = backend
         self.streams = streams if streams is not None else StreamSet(backend)
         self._gate = ReplayGate(backend)
