@@ -116,6 +116,7 @@ TABLES = {
     "search-quality": lambda: tables_search.quality_table(HERE / "results" / "sim" / "quality.json"),
     "search-speed": lambda: tables_search.speed_table(HERE / "results" / "sim" / "speed.json"),
     "composition-cpu": lambda: included(HERE / "results" / "cpu" / "composition.txt"),
+    "composition-h200": lambda: included(HERE / "results" / "h200" / "composition.txt"),
     "train-cpu": lambda: included(HERE / "results" / "cpu" / "train.txt"),
 }
 
