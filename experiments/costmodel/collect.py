@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ sys.path.append(str(ROOT))
 from autosched import zoo  # noqa: E402
 from autosched.config import parse_seconds  # noqa: E402
 from autosched.core.errors import AutoschedError  # noqa: E402
+from autosched.core.scratch import Scratch  # noqa: E402
 from autosched.device.base import Device  # noqa: E402
 from autosched.device.registry import device_named  # noqa: E402
 from autosched.pipeline.collecting import Aims, CollectResult, Subject, collect  # noqa: E402
@@ -116,8 +116,8 @@ def main() -> None:
     aims = Aims(options.pairs, options.groups, options.schedules)
     if options.smoke:
         models, options.budget, aims, options.keep_disturbed = ["autosched:toy"], "8s", Aims(6, 2, 3), True
-        scratch = Path(tempfile.mkdtemp(prefix="autosched-smoke-"))
-        options.work, options.out = options.work or scratch / "work", options.out or scratch / "data"
+        scratch = Scratch()
+        options.work, options.out = options.work or scratch.path / "work", options.out or scratch.path / "data"
     target = options.out or folder_of(opened)
     work = options.work or ROOT / ".autosched" / "runs" / target.name
     budget_s = parse_seconds(options.budget)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -22,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from autosched.core.scratch import Scratch  # noqa: E402
 from autosched.datasets.store import Store  # noqa: E402
 from autosched.device.registry import device_named  # noqa: E402
 from autosched.pipeline.collecting import Aims  # noqa: E402
@@ -55,9 +55,9 @@ def main() -> int:
     began = time.monotonic()
     models, device, aims = options.models or list(MODELS), "cuda", AIMS
     if options.smoke:
-        scratch = Path(tempfile.mkdtemp(prefix="autosched-smoke-"))
+        scratch = Scratch()
         models, device, aims = ["autosched:toy"], "cpu", Aims(8, 2, 3, probes=True)
-        options.deadline, options.work, options.out = 30.0, scratch / "work", scratch / "data"
+        options.deadline, options.work, options.out = 30.0, scratch.path / "work", scratch.path / "data"
     opened = device_named(device)
     resume(options.work, options.out)
     budget_s = options.deadline - _SPARE_S - (time.monotonic() - began)

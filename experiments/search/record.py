@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from autosched.capture.export import Captured, capture
 from autosched.config import parse_seconds
 from autosched.core.costs import CostTable
 from autosched.core.progress import Silent
+from autosched.core.scratch import Scratch
 from autosched.datasets.facts import device_facts
 from autosched.device.base import Device
 from autosched.device.registry import device_named
@@ -87,7 +87,8 @@ def main() -> None:
     models, budget_s = options.models, parse_seconds(options.budget)
     folder: Path = options.out or HERE.parent / "results" / (options.device if options.measure else "sim") / "problems"
     if options.smoke:
-        models, budget_s, folder = ["autosched:toy"], 1.0, Path(tempfile.mkdtemp(prefix="autosched-problems-"))
+        scratch = Scratch()
+        models, budget_s, folder = ["autosched:toy"], 1.0, scratch.path
     device = device_named(options.device)
     for name in models:
         subject = zoo.load(name)
