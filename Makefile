@@ -25,6 +25,7 @@ test: install
 	$(VENV)/bin/python -m pytest -q -m "not gpu"
 
 # The CUDA side on a machine without a GPU: see tools/cuda_emulator/README.md. Not part of `make test`.
+EMULATOR_TORCH ?= 2.11.*
 EMULATOR_VENV ?= .venv-emulator
 EMULATE = $(EMULATOR_VENV)/bin/python tools/cuda_emulator/run.py
 EMULATED_PYTEST = $(EMULATOR_VENV)/bin/python -m pytest -q -n0 -p no:cacheprovider
@@ -32,7 +33,7 @@ EMULATED = $(EMULATE) -- $(EMULATED_PYTEST)
 
 $(EMULATOR_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(EMULATOR_VENV)
-	$(EMULATOR_VENV)/bin/python -m pip install --quiet 'torch==2.11.*' setuptools
+	$(EMULATOR_VENV)/bin/python -m pip install --quiet 'torch==$(EMULATOR_TORCH)' setuptools
 	$(EMULATOR_VENV)/bin/python -m pip install --quiet -e '.[test]'
 	touch $@
 
