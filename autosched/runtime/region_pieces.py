@@ -18,7 +18,9 @@ from autosched.core.program import Call, Program
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime import cudnn_fused, sm_share
 
-_TEMPLATED = ("conv", "mm", "linear", "matmul")
+TEMPLATED = ("conv", "mm", "linear", "matmul")
+"""What stands in the names of products and convolutions, which Inductor has templates for."""
+
 _LIBRARY_NAMESPACES = ("mkldnn::", "mkl::")
 # Alone, one such call is several loops that a compiler can merge.
 _COMPOSITE = ("norm", "softmax", "gelu", "logsumexp", "var", "std", "glu", "silu", "hardswish")
@@ -98,7 +100,7 @@ def _compiled_variants(operator: Operator, graph: OpGraph, kind: str) -> list[Va
     found: list[Variant] = []
     if len(working) > 1 or any(word in call.target for call in working for word in _COMPOSITE):
         found.append(Variant.COMPILED)
-    if kind == "cuda" and any(word in call.target for call in working for word in _TEMPLATED):
+    if kind == "cuda" and any(word in call.target for call in working for word in TEMPLATED):
         found += [Variant.TUNED_TEMPLATES, Variant.TEMPLATES]
     return found
 

@@ -94,6 +94,19 @@ def test_compiled_regions_compute_what_their_calls_compute_and_are_kept(captured
     assert (mended.compiled, mended.reused) == (1, len(digests) - 1)
 
 
+def test_only_products_and_convolutions_on_a_gpu_may_be_rounded(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = captured.program.graph
+    pieces = [piece for operator in graph.operators for piece in pieces_of(operator, graph)]
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(region_compile, "rounds_float32", lambda: True)
+    rounded = [region_compile.may_round(piece, gpu) for piece in pieces]
+    assert rounded == [piece.calls[0].target != "aten::cumsum.default" for piece in pieces]
+    assert len(set(rounded)) == 2
+    assert not any(region_compile.may_round(piece, CPU) for piece in pieces)
+    monkeypatch.setattr(region_compile, "rounds_float32", lambda: False)
+    assert not any(region_compile.may_round(piece, gpu) for piece in pieces)
+
+
 @needs_compiler
 def test_two_compiled_regions_run_at_the_same_time(captured: Captured, folder: Path) -> None:
     from autosched.runtime.lanes import LaneExecutor
