@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +173,13 @@ def main() -> None:
     if arguments.turn is not None:
         fused = arguments.lowering == "fused"
         program_file = Path(arguments.turn) / "program.json"
-        found = fused_turn(models[0], arguments.device) if fused else inductor_turn(models[0], arguments.device, program_file)
-        print(json.dumps(found), flush=True)
+        try:
+            found = fused_turn(models[0], arguments.device) if fused else inductor_turn(models[0], arguments.device, program_file)
+            print(json.dumps(found), flush=True)
+        except Exception:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
         # At an ordinary end Inductor waits up to five minutes for its own compiling processes, which have nothing left to do.
         os._exit(0)
     out: Path = arguments.out or results_of(arguments.device) / "compile_cost"
@@ -184,7 +190,8 @@ def main() -> None:
         document: dict[str, Any] = {"environment": environment(), "model": model, "lowering": arguments.lowering}
         target = out / f"{arguments.lowering}_{model.replace(':', '_')}.json"
         for names, workers in (("first", "second"), arguments.workers), *([(("serial",), 1)] if arguments.serial else []):
-            with tempfile.TemporaryDirectory(prefix="autosched-cost-") as folder:
+            # What Inductor's own processes still write there outlives the turn.
+            with tempfile.TemporaryDirectory(prefix="autosched-cost-", ignore_cleanup_errors=True) as folder:
                 for name in names:
                     document[name] = turn(model, arguments, folder, workers, end - time.monotonic())
                     print(model, name, json.dumps(document[name]), flush=True)

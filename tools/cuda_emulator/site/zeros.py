@@ -43,7 +43,7 @@ def _answer_zeros(references: Any) -> None:
 def _compare_on_host(numerics: Any) -> None:
     compare = numerics.compare
 
-    def on_host(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> Any:
-        return compare([tensor.cpu() for tensor in outputs], [tensor.cpu() for tensor in references])
+    def on_host(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor], **options: Any) -> Any:
+        return compare([tensor.cpu() for tensor in outputs], [tensor.cpu() for tensor in references], **options)
 
     numerics.compare = on_host
