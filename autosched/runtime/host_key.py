@@ -12,6 +12,7 @@ import torch
 
 import autosched
 from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.runtime.cuda_switches import attention_kernels, half_precision
 from autosched.runtime.float32 import convolutions_rounded, matmul_precision
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -67,6 +68,8 @@ def numerics_key(kind: str = "cpu") -> tuple[tuple[str, str], ...]:
     if kind == "cuda":
         settings["cudnn_benchmark"] = str(torch.backends.cudnn.benchmark)
         settings["cudnn_tf32"] = str(convolutions_rounded())
+        settings["attention"] = ", ".join(attention_kernels())
+        settings["half_precision"] = ", ".join(half_precision())
     return tuple(sorted(settings.items()))
 
 

@@ -53,7 +53,7 @@ def plan_delays(graph: OpGraph, schedule: Schedule, makespan_us: float, rng: ran
     """Which operators to hold back in which capture: each lane as a whole, then random groups that cover every operator.
 
     Args:
-        makespan_us: of an undisturbed run; one delay in a group lasts at least that long.
+        makespan_us: of an undisturbed run; the delays of a group on one lane add up, all of them to at least that long.
     """
     delay_us = max(_SHORTEST_US, makespan_us)
     sets: list[DelaySet] = []

@@ -28,8 +28,10 @@ class SettingsBody(_Body, frozen=True):
     cudnn_allow_tf32: bool
     float32_matmul_precision: str
     device_index: int
-    deterministic: bool = False
-    cudnn_enabled: bool = True
+    deterministic: bool
+    cudnn_enabled: bool
+    attention: tuple[str, ...]
+    half_precision: tuple[str, ...]
 
 
 class CapturedBody(_Body, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from autosched.device.cuda.messages import SettingsBody
+from autosched.runtime.cuda_switches import attention_kernels, half_precision, set_switches
 from autosched.runtime.float32 import convolutions_rounded, matmul_precision
 
 
@@ -18,6 +19,8 @@ def current_settings(index: int) -> SettingsBody:
         device_index=index,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         cudnn_enabled=bool(torch.backends.cudnn.enabled),
+        attention=attention_kernels(),
+        half_precision=half_precision(),
     )
 
 
@@ -27,6 +30,7 @@ def apply_settings(settings: SettingsBody) -> None:
     torch.backends.cudnn.deterministic = settings.cudnn_deterministic
     torch.backends.cudnn.allow_tf32 = settings.cudnn_allow_tf32
     torch.backends.cudnn.enabled = settings.cudnn_enabled
+    set_switches(settings.attention, settings.half_precision)
     torch.set_float32_matmul_precision(settings.float32_matmul_precision)
     if settings.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(settings.deterministic)

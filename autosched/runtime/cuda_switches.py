@@ -1,0 +1,46 @@
+"""What a process lets PyTorch use on a GPU for attention, and for products in half precision; each may change both numbers and times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_cuda: Any = torch.backends.cuda  # its Python side is not typed
+_ATTENTION = ("cudnn", "flash", "math", "mem_efficient")
+_REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+_SPLIT = "_split_k"
+_ACCUMULATION = "allow_fp16_accumulation"
+
+
+def attention_kernels() -> tuple[str, ...]:
+    """Names of the implementations of attention that may be chosen, sorted."""
+    return tuple(name for name in _ATTENTION if getattr(_cuda, f"{name}_sdp_enabled")())
+
+
+def half_precision() -> tuple[str, ...]:
+    """Names of the liberties that products in half precision may take, sorted; those that this PyTorch does not have are left out."""
+    names = (_ACCUMULATION, *(f"{name}{end}" for name in _REDUCTIONS for end in ("", _SPLIT)))
+    return tuple(sorted(name for name in names if _allowed(name)))
+
+
+def set_switches(attention: tuple[str, ...], products: tuple[str, ...]) -> None:
+    """Make this process as another is.
+
+    Args:
+        attention: what :func:`attention_kernels` says there.
+        products: what :func:`half_precision` says there.
+    """
+    for name in _ATTENTION:
+        getattr(_cuda, f"enable_{name}_sdp")(name in attention)
+    for name in _REDUCTIONS:
+        wanted = name in products, f"{name}{_SPLIT}" in products
+        if wanted != (_allowed(name), _allowed(name + _SPLIT)):
+            # Before it knew of the second, PyTorch took the first alone.
+            setattr(_cuda.matmul, name, wanted if hasattr(_cuda.matmul, name + _SPLIT) else wanted[0])
+    if _allowed(_ACCUMULATION) != (_ACCUMULATION in products):
+        setattr(_cuda.matmul, _ACCUMULATION, _ACCUMULATION in products)
+
+
+def _allowed(name: str) -> bool:
+    return bool(getattr(_cuda.matmul, name, False))
