@@ -74,6 +74,11 @@ def main(arguments: list[str] | None = None) -> None:
         code = stopped.code
     except Exception as error:
         code = _typer_exit(error, as_json)
+    finally:
+        if "torch._inductor.async_compile" in sys.modules:
+            from autosched.runtime.inductor_pools import end_pools
+
+            end_pools()
     if code == _INTERRUPTED:
         complain("autosched: interrupted; finished measurements are kept, the same command goes on from them")
     raise SystemExit(code if isinstance(code, int) else 0)
