@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from common import best_of, instances, recorded_problems, run, table, write
 
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule
@@ -29,6 +29,11 @@ from autosched.search.portfolio import Portfolio
 from autosched.search.problem import Problem
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
+
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from experiments.search.common import best_of, instances, recorded_problems, run, table, write
 
 _MOST_OPERATORS = 400
 

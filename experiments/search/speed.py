@@ -18,9 +18,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
-from common import recorded_problems, run, table, write
 
 from autosched.core.schedule import Schedule
 from autosched.search import fluid, leftover, synthetic
@@ -30,6 +30,11 @@ from autosched.search.problem import Ints, Problem
 from autosched.search.problem_file import load_problem
 from autosched.search.simulate import Evaluator
 from autosched.search.strategy import SearchContext
+
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from experiments.search.common import recorded_problems, run, table, write
 
 _COLD = (
     "import time; start = time.perf_counter()\n"
