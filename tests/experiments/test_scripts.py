@@ -16,7 +16,8 @@ SCRIPTS = sorted(path for path in _FOLDER.rglob("*.py") if '__name__ == "__main_
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.relative_to(_FOLDER).as_posix())
 def test_it_says_what_it_takes(script: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    done = subprocess.run([sys.executable, str(script), "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, str(script), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout
     assert not list(tmp_path.iterdir())
