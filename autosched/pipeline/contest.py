@@ -76,9 +76,9 @@ class _Course:
         """Change the row of ``lowering``."""
         self.rows[lowering] = dataclasses.replace(self.rows[lowering], **changes)
 
-    def lacked(self, what: str, more_s: float) -> None:
-        """``what`` was left out, for which the budget is short of ``more_s`` seconds."""
-        self.left_out = [*after(self.left_out, [LeftOut(what, max(more_s, 0.0))])]
+    def lacked(self, what: str, more_s: float, *, told: bool = True) -> None:
+        """``what`` was left out, for which the budget is short of ``more_s`` seconds; ``told`` as in ``LeftOut``."""
+        self.left_out = [*after(self.left_out, [LeftOut(what, max(more_s, 0.0), told)])]
 
     def no_code(self, lowering: str, found: NotHad) -> None:
         """``lowering`` is out for want of time, or because its code cannot be used."""
@@ -196,7 +196,7 @@ def _prepared(
         stack.callback(found.session.close)
         course.note(lowering, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
         for item in found.left_out:
-            course.lacked(item.what, _lacking_s(options, item.more_s))
+            course.lacked(item.what, _lacking_s(options, item.more_s), told=item.told)
         if not ready:
             begin = time.monotonic()
             progress.stage("other lowerings", options.budget.total_s)

@@ -35,6 +35,8 @@ _ROUNDS = 8
 # The median of so few rounds must differ by more than this to mean anything.
 _LEAST_GAIN = 0.01
 _MOST_NOTES = 4
+# Share of the operators that must have been compiled for their rate to say how long the others would take.
+_TELLING = 0.25
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,10 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
     late = {operator for (operator, _), reason in reasons.items() if NO_TIME in reason}
     if late and limit_s is not None:
         wanted = sum(len(variants_of(operator, program.graph, kind, program.lowering)) > 1 for operator in program.graph.operators)
-        done = max(wanted - len(late), 1)
-        ledger.left_out.append(LeftOut(f"compiling {len(late)} of {wanted} operators of {program.lowering}", limit_s * len(late) / done))
+        done = wanted - len(late)
+        what = f"compiling {len(late)} of {wanted} operators of {program.lowering}"
+        # The start of the compilers weighs too much in what the first few took.
+        ledger.left_out.append(LeftOut(what, limit_s * len(late) / max(done, 1), told=done >= _TELLING * wanted))
     return frozenset(lost)
 
 

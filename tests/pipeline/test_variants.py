@@ -11,13 +11,17 @@ from torch import nn
 
 from autosched.capture.export import capture
 from autosched.core.errors import UsageError
+from autosched.core.progress import Silent
 from autosched.core.records import Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
 from autosched.core.report import LoweringOutcome
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.core.variants import Lowering, Variant, lowering_named, variant_signature
 from autosched.device.timing import summarize
+from autosched.device.variants import NO_TIME
 from autosched.pipeline import granularity, variants
 from autosched.pipeline.granularity import Considered, considered
+from autosched.pipeline.left_out import left_out_sentence
+from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.variants import VariantTimes, _chosen, _refusal_notes, try_variants
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
@@ -171,3 +175,35 @@ def test_what_cannot_be_had_is_told_from_what_runs_call_by_call(graph, monkeypat
     assert _refusal_notes(program, "cuda", {(-1, compiled): "there is no Triton"}) == [
         "not compiled, runs call by call: every region: there is no Triton"
     ]
+
+
+@pytest.mark.parametrize(("compiled", "told"), [(2, True), (1, False), (0, False)])
+def test_a_few_operators_do_not_tell_how_long_the_others_take_to_compile(
+    compiled: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Compiler:
+        """Has time for the first ``compiled`` of eight operators."""
+
+        limits = SimpleNamespace(widths=(1,), kind="cpu")
+
+        def prepare_variants(self, columns: object, limit_s: float | None = None) -> tuple[int, int]:
+            return compiled, 1
+
+        def compile_variant(self, width: int, variant: int, limit_s: float | None = None) -> dict[int, str]:
+            return {operator: "" if operator < compiled else NO_TIME for operator in range(8)}
+
+        def solo_variants(self, columns: object, *, repeats: int) -> list[list[SoloRecord | Failure]]:
+            raise AssertionError("nothing is timed here")
+
+    operators = tuple(SimpleNamespace(index=place, name=f"op{place}") for place in range(8))
+    program = SimpleNamespace(graph=SimpleNamespace(operators=operators), lowering=Lowering.FUSED)
+    monkeypatch.setattr(variants, "variants_of", lambda *given: (Variant.CALLS, Variant.COMPILED))
+    monkeypatch.setattr(variants, "has_variants", lambda *given: True)
+    monkeypatch.setattr(variants, "_kind", lambda session: "cpu")
+    ledger = Ledger()
+    variants.compile_variants(Compiler(), program, ledger, Silent(), limit_s=10.0)  # type: ignore[arg-type]
+    (item,) = ledger.left_out
+    assert (item.what, item.told) == (f"compiling {8 - compiled} of 8 operators of fused", told)
+    sentence = left_out_sentence(ledger.left_out, 60.0)
+    assert ("--budget 90s should include all of it" in sentence) is told
+    assert ("--budget above 60s, and this run cannot tell" in sentence) is not told
