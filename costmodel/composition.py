@@ -14,7 +14,7 @@ sharing: ``k`` equal kernels that each fill a resource then take ``k`` times as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -81,15 +81,30 @@ def finish_times(solo_us: Sequence[float], first: Floats, last: Floats, *, room:
     """
     count = len(solo_us)
     taken = np.zeros(count) if room is None else np.asarray(room, dtype=np.float64)
-    left = np.asarray(solo_us, dtype=np.float64).copy()
     excess = np.where(np.arange(count)[:, None] < np.arange(count)[None, :], first, last) - 1.0
     np.fill_diagonal(excess, 0.0)
-    finish = np.zeros(count)
-    active = np.arange(count)
+
+    def slowdown_of(active: Indices) -> Floats:
+        share = np.asarray(shares(taken[active].tolist()))
+        slowdown: Floats = (1.0 + excess[np.ix_(active, active)] @ share) / share
+        return slowdown
+
+    return run_down(solo_us, slowdown_of)
+
+
+def run_down(solo_us: Sequence[float] | Floats, slowdown_of: Callable[[Indices], Floats]) -> Floats:
+    """When each of ``k`` operators is done that all start at once: float64 ``[k]``, microseconds.
+
+    Args:
+        solo_us: times alone.
+        slowdown_of: from the operators that still run, in order of start, how many times as long each of them takes meanwhile.
+    """
+    left = np.asarray(solo_us, dtype=np.float64).copy()
+    finish = np.zeros(len(left))
+    active: Indices = np.arange(len(left))
     now = 0.0
     while len(active):
-        share = np.asarray(shares(taken[active].tolist()))
-        slowdown = (1.0 + excess[np.ix_(active, active)] @ share) / share
+        slowdown = slowdown_of(active)
         waits = left[active] * slowdown
         step = float(waits.min())
         now += step

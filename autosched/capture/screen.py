@@ -196,7 +196,7 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
     if kind == "UnsupportedOperatorException" or "fake impl" in str(error):
         return UnsupportedGraph(
             f"the model cannot be captured{where}: an operator has no fake implementation ({first}). Expected one that makes outputs of "
-            "the right shape without computing them; register it with torch.library.register_fake."
+            "the right shape without computing them; register it with register_fake of PyTorch's library module."
         )
     if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):
         return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {_DATA}")

@@ -1,6 +1,6 @@
 """What a measuring process must import so that the custom operators of this one exist there too.
 
-PyTorch has no list of who registered what, so it is put together from what there is: ``torch.library.custom_op`` knows its function,
+PyTorch has no list of who registered what, so it is put together from what there is: ``custom_op`` knows its function,
 a fake implementation its source line, a ``Library`` stands in a module, shared libraries are listed, and a package may be named like its
 namespace. The only file that reads those private tables; where one is absent, the others are used.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 import torch
+from torch import library
 
 from autosched.core.custom_operators import trust_for_good, trusted
 from autosched.core.decoding import decode_json
@@ -54,7 +55,7 @@ def describe_registrations() -> str:
         if not found and not libraries and _exists(namespace):
             raise UsageError(
                 f"nothing says which module registers the custom operators of {namespace!r}, and a measuring process must import it; "
-                "expected a fake implementation of one (torch.library.register_fake) or the Library object in a module, or a shared "
+                "expected a fake implementation of one (register_fake) or the Library object in a module, or a shared "
                 "library loaded with torch.ops.load_library. Register it so."
             )
     path = [os.path.abspath(entry) for entry in sys.path]
@@ -72,8 +73,8 @@ def register_there(text: str) -> None:
         return
     wanted = decode_json(text.encode(), Registrations)
     sys.path.extend(entry for entry in wanted.path if entry not in sys.path)
-    for library in wanted.libraries:
-        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    for path in wanted.libraries:
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     for module in wanted.modules:
         try:
             importlib.import_module(module)
@@ -94,7 +95,7 @@ def _modules_of(namespace: str) -> Iterator[str]:
         if isinstance(file := getattr(module, "__file__", None), str):
             files.setdefault(os.path.abspath(file), name)
         # By type: what some modules hold answers a question for its class with a warning, or worse.
-        if any(issubclass(type(item), torch.library.Library) and item.ns == namespace for item in list(vars(module).values())):
+        if any(issubclass(type(item), library.Library) and item.ns == namespace for item in list(vars(module).values())):
             yield name
     registered = getattr(getattr(importlib.import_module("torch._library"), "simple_registry", None), "singleton", None)
     for name, entry in dict(getattr(registered, "_data", {})).items():

@@ -25,7 +25,7 @@ sys.path.append(str(ROOT))
 
 from autosched.costmodel.analytic import AnalyticModel  # noqa: E402
 from autosched.costmodel.baselines import NoInterference  # noqa: E402
-from autosched.costmodel.composition import shares  # noqa: E402
+from autosched.costmodel.composition import run_down, shares  # noqa: E402
 from autosched.costmodel.evaluate import predicted_groups  # noqa: E402
 from autosched.costmodel.metrics import spearman  # noqa: E402
 from autosched.costmodel.model import Floats, PairModel  # noqa: E402
@@ -131,20 +131,7 @@ class Case:
 
 def ends(case: Case, rule: Rule) -> Floats:
     """When ``rule`` says that each is done: float64 ``[k]``, microseconds."""
-    left = case.alone_us.copy()
-    found = np.zeros(len(left))
-    active = np.arange(len(left))
-    now = 0.0
-    while len(active):
-        slowdown = rule(case.excess[np.ix_(active, active)], case.room[active])
-        waits = left[active] * slowdown
-        step = float(waits.min())
-        now += step
-        left[active] -= step / slowdown
-        ended = waits <= step * (1.0 + 1e-12)
-        found[active[ended]] = now
-        active = active[~ended]
-    return found
+    return run_down(case.alone_us, lambda active: rule(case.excess[np.ix_(active, active)], case.room[active]))
 
 
 def excess_of(first: Floats, last: Floats) -> Floats:
