@@ -14,7 +14,6 @@ import msgspec
 from autosched.config import regions_dir
 from autosched.core.decoding import decode_json
 from autosched.core.program import Program
-from autosched.core.program_json import encode_program
 from autosched.core.variants import Lowering
 from autosched.device.base import Device
 from autosched.runtime.region_store import WHOLE, RegionStore
@@ -39,8 +38,9 @@ class Attempts:
     """The attempts at one program in one of Inductor's modes on one device."""
 
     def __init__(self, source: Program, lowering: Lowering, device: Device) -> None:
-        about = msgspec.json.encode((lowering.value, device.key, device.software))
-        self._key = f"{WHOLE}attempts-{hashlib.sha256(encode_program(source) + about).hexdigest()}"
+        # Not of the weights: how long a compiler takes does not depend on them, and a model is tuned again after each training.
+        about = msgspec.json.encode((source.graph.hash, lowering.value, device.key, device.software))
+        self._key = f"{WHOLE}attempts-{hashlib.sha256(about).hexdigest()}"
         self._exports = EXPORTS.get(device.key.kind, 0.0)
 
     def needs_s(self, export_s: float) -> float:

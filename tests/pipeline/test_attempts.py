@@ -34,7 +34,8 @@ def a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def attempts(width: int = 8, device: Device | None = None, lowering: Lowering = Lowering.INDUCTOR) -> Attempts:
-    source, _ = inductor_capture.inductor_source(Original(nn.Linear(width, width).eval(), (torch.ones(2, width),), None).draft())
+    """Of the same model with other weights and other example inputs each time."""
+    source, _ = inductor_capture.inductor_source(Original(nn.Linear(width, width).eval(), (torch.randn(2, width),), None).draft())
     return Attempts(source.program, lowering, device or Device())  # type: ignore[arg-type]
 
 
