@@ -15,7 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_memory_of_earlier_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What earlier runs left in the user's cache (measurements, attempts at compiling) must not decide a test, nor tests the user's next tuning."""
+    """What is in the user's cache (measurements, attempts at compiling) must not decide a test, nor a test the user's next tuning."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOSCHED_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
