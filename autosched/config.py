@@ -47,6 +47,15 @@ def compile_limit_s(default_s: float) -> float:
     return _limit_s("AUTOSCHED_COMPILE_LIMIT_S", default_s)
 
 
+def compile_total_s(default_s: float) -> float:
+    """How long all compilers of whole models together may take in one job: ``AUTOSCHED_COMPILE_TOTAL_S`` (seconds), else the default.
+
+    Raises:
+        UsageError: if the variable holds no positive number.
+    """
+    return _limit_s("AUTOSCHED_COMPILE_TOTAL_S", default_s)
+
+
 def region_limit_s(default_s: float) -> float:
     """How long one region may take to compile in a process of its own: ``AUTOSCHED_REGION_LIMIT_S`` (seconds), else the default.
 

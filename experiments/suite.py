@@ -15,7 +15,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
@@ -24,6 +23,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(HERE.parent))
+
+from experiments.calls import LATE, run_to_end, write_json  # noqa: E402
 
 CPU_SUITE = (
     "torchvision:googlenet",
@@ -77,8 +80,6 @@ def results_of(device: str) -> Path:
     """Where figures of a device lie: ``results/cpu``, ``results/h200``, or another GPU's name, so that none stands in another's place."""
     if device != "cuda":
         return HERE / "results" / device
-    # Last, so that the checkout's datasets/ hides nobody's.
-    sys.path.append(str(HERE.parent))
     from autosched.device.registry import device_named
     from experiments.costmodel.shipping import folder_of
 
@@ -121,25 +122,13 @@ def _version(package: str) -> str:
 
 def measure(run: Run, timeout_s: float, extra_environment: dict[str, str] | None = None) -> dict[str, Any]:
     """Run it in a process of its own: the report, or ``{"error": {"message", "exit_code"}}`` (``-1``: it ran out of time)."""
-    # A group of its own, so that the processes it started for measuring end with it.
-    process = subprocess.Popen(
-        run.command(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, **(extra_environment or {})},
-    )
+    ended = run_to_end(run.command(), timeout_s, environment={**os.environ, **(extra_environment or {})})
+    if ended.status is None:
+        return {"error": {"message": f"no result within {timeout_s:.0f} s", "exit_code": LATE}}
     try:
-        out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return {"error": {"message": f"no result within {timeout_s:.0f} s", "exit_code": -1}}
-    try:
-        found: dict[str, Any] = json.loads(out)
+        found: dict[str, Any] = json.loads(ended.out)
     except ValueError:
-        return {"error": {"message": err[-2000:] or "it printed nothing", "exit_code": process.returncode}}
+        return {"error": {"message": ended.err[-2000:] or "it printed nothing", "exit_code": ended.status}}
     return found
 
 
@@ -153,8 +142,7 @@ def record(run: Run, target: Path, timeout_s: float, extra_environment: dict[str
         "took_s": round(time.monotonic() - begin, 1),
         "report": report,
     }
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_json(target, document)
     return document
 
 

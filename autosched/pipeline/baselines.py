@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from autosched.capture.export import Captured
-from autosched.config import compile_limit_s
 from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
@@ -21,9 +20,11 @@ from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S, CudaBaseli
 from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.cuda.settings import current_settings
 from autosched.pipeline.adopting import TORCH_COMPILE
+from autosched.pipeline.compile_time import CompileTime
 from autosched.pipeline.judge import External
 from autosched.runtime.host_key import usable_cores
 
+_CPU_TIMEOUT_S = 600.0
 _PRODUCTS = ("linear", "mm", "matmul")
 
 
@@ -68,6 +69,7 @@ class Rivals:
         self._source = source
         self._progress = progress
         self._stack = contextlib.ExitStack()
+        self.compile_time = CompileTime(PREPARE_TIMEOUT_S if kind == "cuda" else _CPU_TIMEOUT_S)
         self._found: list[External] | None = None
 
     def ready(self, captured: Captured, reference: Sequence[torch.Tensor]) -> list[External]:
@@ -89,7 +91,7 @@ class Rivals:
         found = self._stack.enter_context(eager_externals(self._model, self._args, self._kwargs, self._kind))
         if self._kind == "cuda":
             call = ModelCall(self._source, self._args, self._kwargs, reference) if self._source is not None else None
-            return found + _cuda_externals(self._stack, captured, call, compiled=self._compiled, progress=self._progress)
+            return found + self._cuda_externals(captured, call)
         if not self._compiled or self._kind != "cpu":
             return found
         modes = [Lowering.INDUCTOR, *([Lowering.MAX_AUTOTUNE] if has_products(captured.program) else [])]
@@ -98,46 +100,44 @@ class Rivals:
     def _compiled_on_cpu(self, lowering: Lowering, reference: Sequence[torch.Tensor]) -> External:
         name = TORCH_COMPILE if lowering is Lowering.INDUCTOR else lowering.value
         self._progress.stage(f"baseline {name}")
-        baseline = CompiledBaseline(
-            self._source,
-            self._args,
-            self._kwargs,
-            reference,
-            threads=usable_cores(),
-            model=self._model,
-            timeout_s=compile_limit_s(600.0),
-            min_block_us=SHORTEST_BLOCK_US,
-            lowering=lowering,
-        )
-        self._stack.callback(baseline.close)
-        baseline.prepare()
+        with self.compile_time.turn() as limit_s:
+            baseline = CompiledBaseline(
+                self._source,
+                self._args,
+                self._kwargs,
+                reference,
+                threads=usable_cores(),
+                model=self._model,
+                timeout_s=limit_s,
+                min_block_us=SHORTEST_BLOCK_US,
+                lowering=lowering,
+            )
+            self._stack.callback(baseline.close)
+            baseline.prepare()
         return External(name, baseline.round_us, baseline.max_abs_error)
+
+    def _cuda_externals(self, captured: Captured, model: ModelCall | None) -> list[External]:
+        # The sequential CUDA graph of the same operators is a schedule of ours already.
+        wanted = [kind for kind in BaselineKind if kind is not BaselineKind.CUDA_GRAPH and (self._compiled or kind is BaselineKind.EAGER)]
+        found: list[External] = []
+        for kind in wanted:
+            self._progress.stage(f"baseline {kind}")
+            with self.compile_time.turn() as limit_s:
+                baseline = CudaBaseline(captured.program, captured.constants, kind, current_settings(0), timeout_s=limit_s, model=model)
+                self._stack.callback(baseline.close)
+                prepared = baseline.prepare()
+            if isinstance(prepared, Failure):
+                failure = prepared
+                found.append(External(kind.value, lambda failure=failure: failure))  # type: ignore[misc]
+                continue
+            note = "" if prepared.of_model else f"PyTorch's own baselines got the captured program, not the model: {baseline.why_not_model}"
+            found.append(
+                External(kind.value, baseline.round_us, prepared.max_abs_error, peak_memory_bytes=prepared.peak_memory_bytes, note=note)
+            )
+        return found
 
 
 def has_products(program: Program) -> bool:
     """Whether ``program`` has matrix products: on a CPU the only operators that Inductor has templates for."""
     calls = (call for operator in program.graph.operators for call in operator.calls)
     return any(word in call.target for call in calls for word in _PRODUCTS)
-
-
-def _cuda_externals(
-    stack: contextlib.ExitStack, captured: Captured, model: ModelCall | None, *, compiled: bool, progress: Progress
-) -> list[External]:
-    # The sequential CUDA graph of the same operators is a schedule of ours already.
-    kinds = [kind for kind in BaselineKind if kind is not BaselineKind.CUDA_GRAPH and (compiled or kind is BaselineKind.EAGER)]
-    found: list[External] = []
-    for kind in kinds:
-        progress.stage(f"baseline {kind}")
-        limit_s = compile_limit_s(PREPARE_TIMEOUT_S)
-        baseline = CudaBaseline(captured.program, captured.constants, kind, current_settings(0), timeout_s=limit_s, model=model)
-        stack.callback(baseline.close)
-        prepared = baseline.prepare()
-        if isinstance(prepared, Failure):
-            failure = prepared
-            found.append(External(kind.value, lambda failure=failure: failure))  # type: ignore[misc]
-            continue
-        note = "" if prepared.of_model else f"PyTorch's own baselines got the captured program, not the model: {baseline.why_not_model}"
-        found.append(
-            External(kind.value, baseline.round_us, prepared.max_abs_error, peak_memory_bytes=prepared.peak_memory_bytes, note=note)
-        )
-    return found

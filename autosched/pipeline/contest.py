@@ -24,14 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from autosched.config import compile_limit_s
 from autosched.core.errors import AutoschedError
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.variants import Lowering
 from autosched.device.base import Device
-from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S
 from autosched.device.timing import Ratio, noise_floor_pct, paired_ratio
 from autosched.pipeline.adopting import fastest_mode
 from autosched.pipeline.baselines import Rivals
@@ -223,12 +221,13 @@ def _adopted(
         course.rows.setdefault(lowering.value, LoweringRow(lowering.value, LoweringOutcome.SKIPPED))
         # Compiling what a baseline has compiled before takes no longer than that did.
         known = fastest.measured and lowering is fastest.lowering
-        limit_s = compile_limit_s(PREPARE_TIMEOUT_S) if known else options.budget.compile_share * options.budget.total_s
-        try:
-            found = prepare(lowering, *call, limit_s=limit_s)
-        except AutoschedError as error:
-            course.failed(lowering.value, error)
-            continue
+        with rivals.compile_time.turn() as most_s:
+            limit_s = most_s if known else min(most_s, options.budget.compile_share * options.budget.total_s)
+            try:
+                found = prepare(lowering, *call, limit_s=limit_s)
+            except AutoschedError as error:
+                course.failed(lowering.value, error)
+                continue
         if isinstance(found, NotHad):
             course.no_code(lowering, found)
             if found.needs_s is not None and not known:

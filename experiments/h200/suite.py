@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from autosched.config import parse_seconds  # noqa: E402
-from experiments.suite import Run, outcome, record  # noqa: E402
+from experiments.calls import LEFT, Call, compile_total_s  # noqa: E402
+from experiments.suite import Run, outcome, record, results_of  # noqa: E402
 
 RESULTS = ROOT / "experiments" / "results" / "h200" / "suite"
 CLAIMED = (
@@ -43,13 +43,6 @@ CONTROLS = ("torchvision:resnet50", "torchvision:mobilenet_v2", "torchvision:den
 FURTHER = ("timm:hrnet_w18", "autosched:lstm", "autosched:moe")
 BATCHED = ("torchvision:googlenet", "torchvision:inception_v3", "transformers:bert")
 DTYPES = ("float32", "bfloat16")
-LEFT = 10
-# The end of a process, and the writing of its file.
-_SPARE_S = 8.0
-# Of a run, besides its budget and compiling baselines: importing, capturing three lowerings, starting nine processes, the last rounds.
-_AROUND_S = 110.0
-# Three baselines, and Inductor's code for the lowering in the mode of the fastest of them.
-_COMPILED = 4
 
 
 @dataclass(frozen=True)
@@ -77,7 +70,7 @@ def cases(models: Sequence[str] = (), batches: Sequence[int] = (), dtypes: Seque
                     yield Case(model, batch, dtype)
 
 
-def finished(case: Case, folders: Sequence[Path], window_s: float, *, failures: bool = True) -> bool:
+def finished(case: Case, folders: Sequence[Path], call: Call, *, failures: bool = True) -> bool:
     """Whether a result is there. One that only ran out of time counts if it had all the time that a call can give.
 
     Args:
@@ -87,19 +80,9 @@ def finished(case: Case, folders: Sequence[Path], window_s: float, *, failures: 
         path = folder / case.file
         if path.is_file():
             found = json.loads(path.read_text(encoding="utf-8"))
-            error = found["report"].get("error")
-            late = error is not None and error.get("exit_code") == -1 and found["run"]["limit_s"] < 0.9 * window_s
-            if error is None or (failures and not late):
+            if "error" not in found["report"] or (failures and call.settled(found["report"], found["run"]["limit_s"])):
                 return True
     return False
-
-
-def compile_limit_s(asked_s: float, window_s: float, budget_s: float) -> float:
-    """Seconds for each compilation of a whole model, so that a run in which every one needs all of them still ends within the window.
-
-    A baseline that is late costs its row; a run that is late costs every row.
-    """
-    return max(10.0, min(asked_s, (window_s - budget_s - _AROUND_S) / _COMPILED))
 
 
 def main() -> int:
@@ -107,40 +90,35 @@ def main() -> int:
     parser.add_argument("models", nargs="*")
     parser.add_argument("--batches", type=int, nargs="*", default=[])
     parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=[])
-    parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else RESULTS, help="default: $OUT")
+    parser.add_argument("--out", type=Path, default=None, help="default: $OUT, else experiments/results/<device>/suite")
     parser.add_argument("--done", type=Path, default=RESULTS, help="results of earlier calls, skipped like those in --out")
     parser.add_argument("--deadline", type=float, default=520.0, help="seconds for this call")
     parser.add_argument("--expect", type=float, default=150.0, help="seconds of a run, until one has shown how long it takes")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--effort", default="balanced")
     parser.add_argument("--budget", default="60s", help="of measuring and searching, for each run")
-    parser.add_argument("--compile-limit", type=float, default=150.0, help="most seconds for one torch.compile baseline")
+    parser.add_argument(
+        "--compile-limit", type=float, default=150.0, help="most seconds for one torch.compile baseline; all have what is left"
+    )
     parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--retry", action="store_true", help="run again what failed in earlier calls")
     parser.add_argument("--list", action="store_true", help="say what is done and what is left, and run nothing")
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
-    begin = time.monotonic()
     wanted = list(cases(arguments.models, arguments.batches, arguments.dtypes))
     if arguments.smoke:
         wanted = [Case("autosched:toy", 1, "float32")]
         arguments.device, arguments.effort, arguments.budget, arguments.compiled, arguments.expect = "cpu", "quick", "6s", False, 60.0
-        if arguments.out == RESULTS:
-            parser.error("--smoke needs --out: its figures must not lie among results")
-    window_s = arguments.deadline - _SPARE_S
-    folders = (arguments.out, arguments.done)
-    left = [case for case in wanted if not finished(case, folders, window_s, failures=not arguments.retry)]
+    call = Call(arguments.deadline, expect_s=arguments.expect)
+    out = _folder(parser, arguments)
+    folders = (out, arguments.done)
+    left = [case for case in wanted if not finished(case, folders, call, failures=not arguments.retry)]
     if arguments.list:
         for case in wanted:
-            done = "done" if finished(case, folders, window_s, failures=False) else "failed"
+            done = "done" if finished(case, folders, call, failures=False) else "failed"
             print(f"{'left' if case in left else done:6}  {case.file}")
         return LEFT if left else 0
-    took_s: list[float] = []
-    while left:
-        remaining_s = window_s - (time.monotonic() - begin)
-        # A call's first run has all the time there is: what does not fit into that fits nowhere.
-        if remaining_s < min(1.1 * max(took_s, default=arguments.expect), 0.95 * window_s):
-            break
+    while left and call.fits():
         case = left.pop(0)
         run = Run(
             case.model,
@@ -151,20 +129,31 @@ def main() -> int:
             batch=case.batch,
             dtype=case.dtype,
         )
-        limit_s = compile_limit_s(arguments.compile_limit, window_s, parse_seconds(arguments.budget))
-        limits = {"AUTOSCHED_COMPILE_LIMIT_S": f"{limit_s:.0f}"}
-        document = record(run, arguments.out / case.file, remaining_s, limits)
-        took_s.append(document["took_s"])
+        limit_s = call.left_s
+        total_s = compile_total_s(limit_s, parse_seconds(arguments.budget))
+        limits = {"AUTOSCHED_COMPILE_LIMIT_S": f"{arguments.compile_limit:.0f}", "AUTOSCHED_COMPILE_TOTAL_S": f"{total_s:.0f}"}
+        document = record(run, out / case.file, limit_s, limits)
+        call.took(document["took_s"])
         print(f"{case.file} in {document['took_s']:.0f} s: {outcome(document['report'])}", flush=True)
-        if not finished(case, (arguments.out,), window_s):
+        if not finished(case, (out,), call):
             left.insert(0, case)
             break
-    failed = [case for case in wanted if case not in left and not finished(case, folders, window_s, failures=False)]
+    failed = [case for case in wanted if case not in left and not finished(case, folders, call, failures=False)]
     if failed:
         print(f"failed: {', '.join(case.file for case in failed)}; --retry runs them again", flush=True)
     if left:
         print(f"{len(left)} of {len(wanted)} runs are left, the next is {left[0].file}; call again", flush=True)
     return LEFT if left else 0
+
+
+def _folder(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Path:
+    """Where results go: by default the folder of the device that is measured on, so that a rehearsal never stands in a device's place."""
+    if arguments.out is not None or os.environ.get("OUT"):
+        return Path(arguments.out or os.environ["OUT"])
+    if arguments.smoke:
+        parser.error("--smoke needs --out: its figures must not lie among results")
+    # What is done and what is left is asked where no GPU is as well.
+    return RESULTS if arguments.list else results_of(arguments.device) / "suite"
 
 
 if __name__ == "__main__":

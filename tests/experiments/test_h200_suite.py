@@ -12,8 +12,9 @@ import pytest
 
 from autosched.zoo import names
 from experiments import suite as runs
+from experiments.calls import LEFT, Call
 from experiments.h200 import suite
-from experiments.h200.suite import BATCHED, CLAIMED, CONTROLS, FURTHER, LEFT, Case, cases, compile_limit_s, finished
+from experiments.h200.suite import BATCHED, CLAIMED, CONTROLS, FURTHER, Case, cases, finished
 
 
 def test_the_whole_suite_is_what_the_issue_asks_for() -> None:
@@ -36,14 +37,15 @@ def result(folder: Path, case: Case, error: dict[str, Any] | None = None, limit_
 
 
 def test_a_run_that_only_ran_out_of_time_is_tried_again_with_all_of_it(tmp_path: Path) -> None:
-    case = Case("autosched:toy", 1, "float32")
-    assert not finished(case, [tmp_path], 500.0)
+    case, call = Case("autosched:toy", 1, "float32"), Call(500.0, spare_s=0.0)
+    assert not finished(case, [tmp_path], call)
     result(tmp_path, case, {"message": "no result within 100 s", "exit_code": -1}, limit_s=100)
-    assert not finished(case, [tmp_path], 500.0)
+    assert not finished(case, [tmp_path], call)
     result(tmp_path, case, {"message": "no result within 490 s", "exit_code": -1}, limit_s=490)
-    assert finished(case, [tmp_path], 500.0)
+    assert finished(case, [tmp_path], call)
     result(tmp_path, case, {"message": "unsupported", "exit_code": 2})
-    assert finished(case, [tmp_path / "other", tmp_path], 500.0)
+    assert finished(case, [tmp_path / "other", tmp_path], call)
+    assert not finished(case, [tmp_path], call, failures=False)
 
 
 def test_a_failure_is_named_and_run_again_when_asked(
@@ -75,7 +77,9 @@ def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tup
         def fake(run: runs.Run, target: Path, timeout_s: float, extra: dict[str, str] | None = None) -> dict[str, Any]:
             made.append((target.name, timeout_s))
             assert extra is not None
-            assert float(extra["AUTOSCHED_COMPILE_LIMIT_S"]) > 0
+            # With every compiler as slow as it may be, the run still ends in time, or it could not in any case.
+            total_s = float(extra["AUTOSCHED_COMPILE_TOTAL_S"])
+            assert total_s == 10.0 or total_s + 60.0 < timeout_s - 100.0
             clock[0] += took_s
             over = took_s > timeout_s
             error = {"message": "late", "exit_code": -1} if over else None
@@ -83,7 +87,7 @@ def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tup
             return {"took_s": took_s, "report": {"error": error} if over else {"verdict": "kept"}}
 
         monkeypatch.setattr(suite, "record", fake)
-        monkeypatch.setattr(suite.time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr("time.monotonic", lambda: clock[0])
         monkeypatch.setattr(sys, "argv", ["suite.py", "--out", str(tmp_path / "out"), "--done", str(tmp_path / "done"), *arguments])
         return suite.main(), made
 
@@ -106,15 +110,6 @@ def test_a_run_that_was_cut_short_comes_first_next_time(called: Callable[..., tu
     assert (code, len(made)) == (LEFT, 1)
     code, made = called(600.0, *asked)  # longer than any call: it is given up with the whole window
     assert (code, [name for name, _ in made]) == (0, ["a_2_b1_float32.json"])
-
-
-def test_slow_compilations_still_leave_a_result() -> None:
-    window_s, budget_s = 512.0, 60.0
-    limit_s = compile_limit_s(150.0, window_s, budget_s)
-    assert 60.0 < limit_s < 150.0
-    assert budget_s + 4 * limit_s < window_s - 100.0
-    assert compile_limit_s(40.0, window_s, budget_s) == 40.0
-    assert compile_limit_s(150.0, 60.0, 60.0) > 0.0
 
 
 def test_smoke_never_lands_among_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
