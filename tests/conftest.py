@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# The same examples everywhere and each time, none remembered from an earlier run, and no limit on how slow a busy machine draws them.
+settings.register_profile("suite", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
+
+_SEED = 20_240_229  # like no seed that the code or a test chooses
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -13,9 +24,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--gpu-rehearsal", action="store_true", help="run the bodies of GPU tests on a double with CPU tensors")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Weights and inputs that a test draws without a seed are the same in every run and in every order, those of its fixtures too."""
+    random.seed(_SEED)
+    np.random.seed(_SEED)
+    torch.manual_seed(_SEED)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_memory_of_earlier_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is in the user's cache (measurements, attempts at compiling) must not decide a test, nor a test the user's next tuning."""
+    """What is in the user's cache (measurements, attempts at compiling) must not decide a test, nor a test the user's next tuning.
+
+    Nor do limits that are set where the suite is started.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AUTOSCHED_")]:
+            patch.delenv(name)
         patch.setenv("AUTOSCHED_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -25,6 +25,7 @@ from autosched.pipeline.memory import open_journal
 from autosched.runtime.region_store import RegionStore
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
+from tests.conformance.waiting import wait_until
 
 ROOT = str(Path(__file__).resolve().parents[2])
 LONG_AGO_S = 2 * 3600.0
@@ -244,10 +245,7 @@ def test_what_a_killed_compiler_has_begun_lies_where_it_is_taken_away(tmp_path: 
     )
     assert process.stdout is not None
     folder = Path(process.stdout.readline().split()[0])
-    for _ in range(200):
-        if any(path.name.startswith("cc") for path in folder.iterdir()):
-            break
-        time.sleep(0.05)
+    assert wait_until(lambda: any(path.name.startswith("cc") for path in folder.iterdir()))
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()

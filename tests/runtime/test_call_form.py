@@ -28,7 +28,7 @@ _CALLS = st.tuples(st.lists(_TREES, max_size=2).map(tuple), st.dictionaries(st.s
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_CALLS, _CALLS, st.booleans())
 def test_the_reader_takes_exactly_the_calls_that_the_tree_walk_takes(captured: Call, given_call: Call, same: bool) -> None:
     recorder = Recorder()

@@ -10,7 +10,8 @@ import torch
 
 from autosched.runtime.cpp_kernels import kernels_release_gil
 
-_SLEEPER = """
+# Says that it runs in its second number, waits until its third is set or its milliseconds are over, and says in its first which it was.
+_WAITS = """
 #include <cstdint>
 #include <stdexcept>
 #include <chrono>
@@ -18,61 +19,58 @@ _SLEEPER = """
 extern "C" void kernel(const float* in_ptr0, float* out_ptr0)
 {
     if (in_ptr0[0] < 0) throw std::runtime_error("negative");
-    std::this_thread::sleep_for(std::chrono::milliseconds(static_cast<int64_t>(in_ptr0[0])));
-    out_ptr0[0] = in_ptr0[0] + 1;
+    volatile float* shared = out_ptr0;
+    shared[1] = 1;
+    for (int64_t left_ms = static_cast<int64_t>(in_ptr0[0]); left_ms > 0 && shared[2] == 0; --left_ms)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    out_ptr0[0] = shared[2] == 0 ? -1 : 1;
 }
 """
 
 
-def _build(source: str = _SLEEPER):  # type: ignore[no-untyped-def]
+def _build(source: str = _WAITS):  # type: ignore[no-untyped-def]
     codecache = pytest.importorskip("torch._inductor.codecache")
     with kernels_release_gil() as active:
         kernel = codecache.CppPythonBindingsCodeCache.load_pybinding(["const float*", "float*"], source)
     return active, kernel
 
 
-def _ticks_while(call) -> int:  # type: ignore[no-untyped-def]
-    """How many times another Python thread could run while ``call`` did."""
-    counted = [0]
+def _was_answered(kernel, most_ms: float) -> bool:  # type: ignore[no-untyped-def]
+    """Whether another Python thread could answer the kernel while it ran, for at most ``most_ms``."""
+    made = torch.zeros(3)
+    shared = made.numpy()  # read and written with the lock held, which operators of tensors give up
     done = threading.Event()
 
-    def count() -> None:
-        while not done.is_set():
-            counted[0] += 1
+    def answer() -> None:
+        while shared[1] == 0 and not done.is_set():
             time.sleep(0.001)
+        shared[2] = 1
 
-    thread = threading.Thread(target=count)
+    thread = threading.Thread(target=answer)
     thread.start()
-    time.sleep(0.01)
-    before = counted[0]
-    call()
-    after = counted[0]
+    kernel(torch.tensor([most_ms]), made)
     done.set()
     thread.join()
-    return after - before
+    assert abs(made[0].item()) == 1.0
+    return made[0].item() > 0
 
 
 def test_other_threads_run_while_a_kernel_does() -> None:
     active, kernel = _build()
     assert active
-    made = torch.empty(1)
-    assert _ticks_while(lambda: kernel(torch.tensor([200.0]), made)) >= 2
-    assert made.item() == 201.0
+    assert _was_answered(kernel, 60_000.0)
 
 
 def test_what_a_kernel_throws_is_an_exception() -> None:
     _, kernel = _build()
     with pytest.raises(RuntimeError, match="negative"):
-        kernel(torch.tensor([-1.0]), torch.empty(1))
+        kernel(torch.tensor([-1.0]), torch.zeros(3))
 
 
 def test_kernels_that_divide_integers_keep_the_lock() -> None:
-    source = _SLEEPER.replace("out_ptr0[0] =", "/* mod(a, b) */ out_ptr0[0] =")
+    source = _WAITS.replace("out_ptr0[0] =", "/* mod(a, b) */ out_ptr0[0] =")
     _, kernel = _build(source)
-    made = torch.empty(1)
-    # At most the tick that was under way when the kernel began.
-    assert _ticks_while(lambda: kernel(torch.tensor([200.0]), made)) <= 1
-    assert made.item() == 201.0
+    assert not _was_answered(kernel, 200.0)
 
 
 def test_the_class_is_as_it_was_afterwards() -> None:
