@@ -152,7 +152,7 @@ def test_two_processes_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "j"
     here = str(Path(__file__).parent)
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), name, here]) for name in ("x", "y")]
-    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
     journal = Journal.open(path, SCOPE)
     assert len(journal) == 80
     assert not list(tmp_path.glob("*.corrupt-*"))

@@ -120,7 +120,7 @@ def test_two_processes_at_once_lose_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     root = str(Path(__file__).parents[2])
     writers = [subprocess.Popen([sys.executable, "-P", "-c", WRITER, str(folder), name, root]) for name in ("x", "y")]
-    assert [writer.wait(timeout=100) for writer in writers] == [0, 0]
+    assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
     store = Store.open(folder)
     assert len(store.solo()) == 32
     assert len(store.pairs()) == 32

@@ -182,7 +182,7 @@ def test_a_read_only_folder_serves_what_it_has(tmp_path: Path) -> None:
         other = tmp_path / "copy.autosched"
         other.write_bytes(_DATA)
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _READ_ONLY_KEEP, str(folder), str(other)], capture_output=True, text=True, check=False, timeout=120
+            [sys.executable, "-P", "-c", _READ_ONLY_KEEP, str(folder), str(other)], capture_output=True, text=True, check=False, timeout=300
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "1"
@@ -267,7 +267,7 @@ def test_a_writer_killed_half_way_leaves_the_old_entry(tmp_path: Path) -> None:
     keep(folder, _BUNDLE)
     other = tmp_path / "copy.autosched"
     other.write_bytes(_DATA)
-    done = subprocess.run([sys.executable, "-P", "-c", _KILLED, str(folder), str(other)], capture_output=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-P", "-c", _KILLED, str(folder), str(other)], capture_output=True, check=False, timeout=300)
     assert done.returncode == -9
     found = find(folder, _KEY)
     assert found is not None

@@ -20,10 +20,7 @@ from autosched.pipeline import attempts, inductor_capture
 from autosched.pipeline.original import Original
 from autosched.pipeline.preparing import NotHad, capture_as
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler"),
-    pytest.mark.timeout(300),
-]
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 
 
 def model() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

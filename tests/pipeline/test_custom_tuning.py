@@ -181,7 +181,7 @@ def test_operators_of_the_main_program_are_refused_with_what_to_do(tmp_path: Pat
     script.write_text(_MAIN)
     root = Path(__file__).resolve().parents[2]
     code = f"import runpy, sys; sys.path.append({str(root)!r}); runpy.run_path({str(script)!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(UsageError.__name__)
     assert "'mainlib' are registered by the main program" in done.stdout

@@ -17,10 +17,7 @@ from autosched.export.bundle import encode_bundle
 from autosched.pipeline import Tuned
 from autosched.runtime.bundle_format import read_bundle
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler"),
-    pytest.mark.timeout(300),
-]
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 
 
 class Tiny(nn.Module):

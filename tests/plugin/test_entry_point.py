@@ -73,7 +73,7 @@ def test_compile_is_part_of_the_package() -> None:
 def test_the_plugin_loads_no_part_of_the_tuning_stack(tmp_path: Path) -> None:
     environment = {"AUTOSCHED_CACHE": str(tmp_path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _LEAN], capture_output=True, text=True, env=environment, cwd=_PROJECT.parent, check=False, timeout=240
+        [sys.executable, "-P", "-c", _LEAN], capture_output=True, text=True, env=environment, cwd=_PROJECT.parent, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "lean"

@@ -187,7 +187,7 @@ def test_a_fresh_process_says_which_namespace_is_missing_and_runs_once_it_is_imp
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.append({str(root)!r})\n{_SERVER}", str(path)],
-        capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
+        capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["missing", "True", "exact", "False"]

@@ -25,10 +25,7 @@ from autosched.runtime.plan import make_plan
 from autosched.runtime.widths import WidePrograms
 from tests.conformance.compiling import compiling
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler"),
-    pytest.mark.timeout(300),
-]
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 
 
 class Two(nn.Module):

@@ -229,7 +229,7 @@ def test_loading_imports_no_tuning_stack_and_touches_no_cuda(model: TwoBranches,
         [sys.executable, "-c", f"import sys; sys.path.append({str(root)!r})\n{_LEAN}", str(path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         cwd=root,
         check=False,
     )

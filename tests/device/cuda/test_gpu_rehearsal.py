@@ -18,15 +18,16 @@ def rehearse(*arguments: str) -> tuple[int, str]:
     """Exit code and output of the GPU tests, in a process of their own: their options are the whole run's."""
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", "-m", "gpu", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False, env=environment)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_every_body_that_can_be_rehearsed_passes() -> None:
     # The file on the device as a whole asks the same of the same sessions as the models' does, and costs as much again.
     files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py")) if path.stem != "test_gpu_device"]
-    code, said = rehearse(*files, "--gpu-rehearsal")
+    code, said = rehearse(*files, "--gpu-rehearsal", "--gpu-budget", "3000")
     assert code == 0, said[-4000:]
     passed = re.search(r"(\d+) passed", said)
     assert passed is not None
