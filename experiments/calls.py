@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -42,18 +43,25 @@ class Call:
         deadline_s: seconds it may take in all; infinite where nobody waits.
         spare_s: of these, for writing files and for the end of the process.
         expect_s: seconds of a run, until one has shown how long it takes.
+        longest_s: seconds that no run may take longer than, however much time there is.
     """
 
-    def __init__(self, deadline_s: float, *, spare_s: float = 8.0, expect_s: float = 0.0) -> None:
+    def __init__(self, deadline_s: float, *, spare_s: float = 8.0, expect_s: float = 0.0, longest_s: float = math.inf) -> None:
         self.window_s = deadline_s - spare_s
+        self._longest_s = longest_s
         self._began = time.monotonic()
         self._expect_s = expect_s
         self._took_s: list[float] = []
 
     @property
     def left_s(self) -> float:
-        """Seconds that a run may still take."""
+        """Seconds until the call is over."""
         return self.window_s - (time.monotonic() - self._began)
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that a run which begins now may take."""
+        return min(self._longest_s, self.left_s)
 
     def took(self, seconds: float) -> None:
         """A run took so long."""
@@ -63,10 +71,14 @@ class Call:
         """Whether one more run is worth beginning. A call's first has all the time there is: what does not fit into that fits nowhere."""
         return self.left_s >= min(1.1 * max(self._took_s, default=self._expect_s), 0.95 * self.window_s)
 
+    def had_all(self, limit_s: float) -> bool:
+        """Whether a run that had ``limit_s`` seconds would have no more in another call like this one."""
+        return limit_s >= 0.9 * min(self._longest_s, self.window_s)
+
     def settled(self, report: dict[str, Any], limit_s: float) -> bool:
-        """Whether a report would come out the same in a further call: one that only ran out of time had all that a call can give."""
+        """Whether a report would come out the same in a further call: it is no error, or not that of time, or there is no more time."""
         error = report.get("error")
-        return error is None or error.get("exit_code") != LATE or limit_s >= 0.9 * self.window_s
+        return error is None or error.get("exit_code") != LATE or self.had_all(limit_s)
 
 
 def compile_total_s(left_s: float, budget_s: float) -> float:

@@ -24,6 +24,7 @@ from autosched import zoo  # noqa: E402
 from autosched.config import parse_seconds  # noqa: E402
 from autosched.core.errors import AutoschedError  # noqa: E402
 from autosched.core.scratch import Scratch  # noqa: E402
+from autosched.datasets.store import Store  # noqa: E402
 from autosched.device.base import Device  # noqa: E402
 from autosched.device.registry import device_named  # noqa: E402
 from autosched.pipeline.collecting import Aims, CollectResult, Subject, collect  # noqa: E402
@@ -87,11 +88,11 @@ def measure(
 
 def report(work: Path, target: Path, opened: Device, result: CollectResult | None, unfinished: Sequence[str], **about: object) -> None:
     """Ship what is there and say what it is."""
-    if result is None or not result.solo_rows:
-        sys.exit("nothing was kept: other processes had the cores, or no model could be loaded")
+    if not (work / "solo").is_dir() or not Store.open(work).keys("solo"):
+        sys.exit("nothing was kept: there was no time, other processes had the cores, or no model could be loaded")
     ship(work, target, opened, unfinished=list(unfinished), **about)
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-    print(f"{result.summary()}\nwritten to {target}: {size / 1e6:.2f} MB")
+    print(f"{result.summary() if result else 'no time for more'}\nwritten to {target}: {size / 1e6:.2f} MB")
     if unfinished:
         print(f"not all that was asked for: {', '.join(unfinished)}; the same command goes on")
 

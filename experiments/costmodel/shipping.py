@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -18,6 +17,7 @@ from autosched.datasets.audit import audit
 from autosched.datasets.schema import TABLES
 from autosched.datasets.store import Store, union
 from autosched.device.base import Device
+from experiments.calls import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "datasets" / "data"
@@ -33,8 +33,8 @@ def folder_of(device: Device) -> Path:
 
 
 def resume(work: Path, target: Path) -> None:
-    """Begin from what is shipped already, where nothing has gathered here."""
-    if not work.exists() and (target / "solo").is_dir():
+    """Begin from what is shipped already. Also where something has gathered here: ``ship`` leaves nothing at ``target`` but these rows."""
+    if any((target / table).is_dir() for table in TABLES):
         union([target], work)
 
 
@@ -45,9 +45,14 @@ def ship(work: Path, target: Path, device: Device, **about: object) -> None:
         union([work], Path(scratch) / "one")
         target.mkdir(parents=True, exist_ok=True)
         for table in TABLES:
-            shutil.rmtree(target / table, ignore_errors=True)
+            # Whole beside the old one before that goes: whoever ends this leaves one of them.
+            fresh = target / f".{table}.new"
+            shutil.rmtree(fresh, ignore_errors=True)
             if any((Path(scratch) / "one" / table).iterdir()):
-                shutil.copytree(Path(scratch) / "one" / table, target / table)
+                shutil.copytree(Path(scratch) / "one" / table, fresh)
+            shutil.rmtree(target / table, ignore_errors=True)
+            if fresh.exists():
+                fresh.rename(target / table)
     found = audit(store)
     described = {
         "device": msgspec.to_builtins(device.key),
@@ -62,4 +67,4 @@ def ship(work: Path, target: Path, device: Device, **about: object) -> None:
         "read_with": "pandas.read_parquet(folder / 'pairs'), and likewise the other tables",
         **about,
     }
-    (target / "about.json").write_text(json.dumps(described, indent=1) + "\n")
+    write_json(target / "about.json", described)

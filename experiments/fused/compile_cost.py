@@ -9,7 +9,8 @@
 Every turn is a process of its own; all turns of a model share an empty folder for autosched's, Inductor's and Triton's caches (the serial
 turn has another, and is ended at the deadline). ``fused``: every variant of every operator, for one thread and for all on a CPU.
 ``inductor``: what a server does when it loads a bundle, without its comparisons. One file for each model:
-``experiments/results/<device>/compile_cost/<lowering>_<model>.json``.
+``experiments/results/<device>/compile_cost/<lowering>_<model>.json``; calling it again goes on with what is missing there. Exit status 10:
+something is left.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ import argparse
 import json
 import math
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from experiments.calls import LEFT, Call, run_to_end, write_json  # noqa: E402
 from experiments.suite import environment, results_of  # noqa: E402
 
 LEAST_S = 10.0
@@ -141,23 +141,42 @@ def turn(model: str, arguments: argparse.Namespace, folder: str, workers: int | 
         variables["AUTOSCHED_COMPILE_WORKERS"] = str(workers)
     command = [sys.executable, "-P", __file__, model, "--device", arguments.device, "--lowering", arguments.lowering, "--turn", folder]
     if limit_s < LEAST_S:
-        return {"error": f"not begun: {max(limit_s, 0.0):.0f} s were left"}
-    begin = time.monotonic()
-    # A group of its own, so that the compiling processes it started end with it.
-    process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        out, _ = process.communicate(timeout=limit_s if math.isfinite(limit_s) else None)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return {"error": f"not done in {limit_s:.0f} s", "took_s": time.monotonic() - begin}
-    took_s = time.monotonic() - begin
-    lines = out.strip().splitlines()
-    found: dict[str, Any] = json.loads(lines[-1]) if process.returncode == 0 and lines else {"error": f"status {process.returncode}"}
-    return {**found, "took_s": took_s}
+        return {"error": f"not begun: {max(limit_s, 0.0):.0f} s were left", "late_after_s": 0.0}
+    # What it says for people goes on to where this process says it.
+    ended = run_to_end(command, limit_s, environment=variables)
+    sys.stderr.write(ended.err)
+    if ended.status is None:
+        return {"error": f"not done in {limit_s:.0f} s", "took_s": ended.took_s, "late_after_s": limit_s}
+    lines = ended.out.strip().splitlines()
+    found: dict[str, Any] = json.loads(lines[-1]) if ended.status == 0 and lines else {"error": f"status {ended.status}"}
+    return {**found, "took_s": ended.took_s}
 
 
-def main() -> None:
+def measure(model: str, arguments: argparse.Namespace, target: Path, call: Call) -> bool:
+    """The turns of one model that have no result yet, those that share a cache together; whether all have one now."""
+    document: dict[str, Any] = {"environment": environment(), "model": model, "lowering": arguments.lowering}
+    if target.exists() and not arguments.again:
+        document |= json.loads(target.read_text(encoding="utf-8"))
+
+    def lacks(name: str) -> bool:
+        late_after_s = document[name].get("late_after_s") if name in document else 0.0
+        return late_after_s is not None and not call.had_all(late_after_s)
+
+    together = [(("first", "second"), arguments.workers), *([(("serial",), 1)] if arguments.serial else [])]
+    for names, workers in together:
+        if not any(lacks(name) for name in names):
+            continue
+        # What Inductor's own processes still write there outlives the turn.
+        with tempfile.TemporaryDirectory(prefix="autosched-cost-", ignore_cleanup_errors=True) as folder:
+            for name in names:
+                document[name] = turn(model, arguments, folder, workers, call.limit_s)
+                print(model, name, json.dumps(document[name]), flush=True)
+                # After every turn: a call that is ended keeps those before.
+                write_json(target, document)
+    return not any(lacks(name) for names, _ in together for name in names)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=["timm:nasnetalarge"])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -166,6 +185,7 @@ def main() -> None:
     parser.add_argument("--serial", action="store_true", help="compile once more with one process")
     parser.add_argument("--deadline", type=float, default=None, help="seconds this call may take; by default 520 on a GPU, else no limit")
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--again", action="store_true", help="measure again what has a file")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--turn", default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -183,21 +203,14 @@ def main() -> None:
         # At an ordinary end Inductor waits up to five minutes for its own compiling processes, which have nothing left to do.
         os._exit(0)
     out: Path = arguments.out or results_of(arguments.device) / "compile_cost"
-    out.mkdir(parents=True, exist_ok=True)
     deadline_s = arguments.deadline if arguments.deadline is not None else 520.0 if arguments.device == "cuda" else math.inf
-    end = time.monotonic() + deadline_s
-    for model in models:
-        document: dict[str, Any] = {"environment": environment(), "model": model, "lowering": arguments.lowering}
-        target = out / f"{arguments.lowering}_{model.replace(':', '_')}.json"
-        for names, workers in (("first", "second"), arguments.workers), *([(("serial",), 1)] if arguments.serial else []):
-            # What Inductor's own processes still write there outlives the turn.
-            with tempfile.TemporaryDirectory(prefix="autosched-cost-", ignore_cleanup_errors=True) as folder:
-                for name in names:
-                    document[name] = turn(model, arguments, folder, workers, end - time.monotonic())
-                    print(model, name, json.dumps(document[name]), flush=True)
-                    # After every turn: a call that is ended keeps those before.
-                    target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    call = Call(deadline_s)
+    files = {model: out / f"{arguments.lowering}_{model.replace(':', '_')}.json" for model in models}
+    left = [model for model, target in files.items() if not measure(model, arguments, target, call)]
+    if left:
+        print(f"{len(left)} of {len(models)} models are not done, the next is {left[0]}; call again", flush=True)
+    return LEFT if left else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

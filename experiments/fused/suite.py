@@ -8,15 +8,17 @@ Each lowering is one ``autosched compare`` in a process of its own, in which eve
 default, max-autotune, and max-autotune with combo kernels and frozen weights; on a CPU with frozen weights) is measured in every
 one of them, so that lowerings can be set against it as well as against each other. ``fused`` is run twice, the second time with all
 regions at hand: the difference of the notes on compiling is what the cache saves. One file for each model, written after every run:
-``experiments/results/<device>/fused/<model>.json``; a model whose file lacks a run is measured again, all of it.
+``experiments/results/<device>/fused/<model>.json``; calling it again goes on with the runs that are missing there. Exit status: 0
+everything asked for has a result, 10 something is left for the next call.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from autosched.config import parse_seconds  # noqa: E402
+from autosched.pipeline.budget import budget_for  # noqa: E402
+from experiments.calls import LEFT, Call, compile_total_s, write_json  # noqa: E402
 from experiments.suite import Run, environment, measure, outcome, results_of  # noqa: E402
 
 LOWERINGS = ("rewritten", "fused", "inductor")
@@ -94,33 +99,62 @@ def runs_of(lowerings: Sequence[str]) -> list[str]:
     return [*lowerings, "fused_again"] if "fused" in lowerings else list(lowerings)
 
 
-def complete(target: Path, lowerings: Sequence[str]) -> bool:
-    """Whether a result has every run that is asked for."""
-    if not target.exists():
-        return False
-    return set(runs_of(lowerings)) <= set(json.loads(target.read_text(encoding="utf-8"))["runs"])
+def read(target: Path) -> dict[str, Any]:
+    """What earlier calls found; empty if nothing."""
+    found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+    return found
 
 
-def run_model(model: str, arguments: argparse.Namespace, lowerings: Sequence[str], target: Path) -> None:
-    """Every lowering of one model, in a cache folder of its own, so that the first run of ``fused`` compiles everything."""
-    found: dict[str, Any] = {"environment": environment(), "model": model, "runs": {}}
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="autosched-fused-") as folder:
-        for name in runs_of(lowerings):
-            lowering, again = name.removesuffix("_again"), name.endswith("_again")
-            run = LoweredRun(
-                model, arguments.device, arguments.effort, arguments.budget, None, arguments.compiled and not again, lowering=lowering
-            )
-            kept = {"AUTOSCHED_CACHE": f"{folder}/autosched", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-            report = measure(run, arguments.timeout, kept)
-            found["runs"][name] = {"command": run.command()[4:], "summary": summary(report), "report": report}
-            found["took_s"] = round(time.monotonic() - begin, 1)
-            # After every run: a call that is ended keeps those before.
-            target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-            print(f"{model} {name}: {outcome(report)}", flush=True)
+def open_runs(found: dict[str, Any], lowerings: Sequence[str], call: Call, caches: Path) -> list[str]:
+    """Runs that are still to be made. Two belong together: ``fused_again`` finds what ``fused`` has compiled, or says nothing."""
+    runs = found.get("runs", {})
+    done = [name for name, run in runs.items() if call.settled(run["report"], run.get("limit_s", math.inf))]
+    left = [name for name in runs_of(lowerings) if name not in done]
+    if "fused_again" in left and "fused" not in left and not caches.is_dir():
+        return ["fused", *left]
+    return left
 
 
-def main() -> None:
+def run_model(model: str, arguments: argparse.Namespace, lowerings: Sequence[str], target: Path, call: Call, caches: Path) -> bool:
+    """Every lowering of one model that has no result yet, as far as the call's time goes; whether all have one now.
+
+    They share ``caches``, a folder that is empty at first, so that the first run of ``fused`` compiles everything; it outlives the call
+    where something is left.
+    """
+    found = {} if arguments.again else read(target)
+    left = open_runs(found, lowerings, call, caches)
+    found = {"environment": environment(), "model": model, "runs": {}, "took_s": 0.0, **found}
+    while left and call.fits():
+        name = left.pop(0)
+        lowering, again = name.removesuffix("_again"), name.endswith("_again")
+        if name == "fused":
+            shutil.rmtree(caches, ignore_errors=True)
+        run = LoweredRun(
+            model, arguments.device, arguments.effort, arguments.budget, None, arguments.compiled and not again, lowering=lowering
+        )
+        limit_s = call.limit_s
+        budget_s = budget_for(run.effort, None if run.budget is None else parse_seconds(run.budget)).total_s
+        kept = {"AUTOSCHED_CACHE": f"{caches}/autosched", "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor"}
+        if math.isfinite(limit_s):
+            kept["AUTOSCHED_COMPILE_TOTAL_S"] = f"{compile_total_s(limit_s, budget_s):.0f}"
+        begin = time.monotonic()
+        report = measure(run, limit_s, kept)
+        took_s = time.monotonic() - begin
+        call.took(took_s)
+        found["runs"][name] = {"command": run.command()[4:], "limit_s": round(limit_s), "summary": summary(report), "report": report}
+        found["took_s"] = round(found["took_s"] + took_s, 1)
+        # After every run: a call that is ended keeps those before.
+        write_json(target, found)
+        print(f"{model} {name}: {outcome(report)}", flush=True)
+        if not call.settled(report, limit_s):
+            left.insert(0, name)
+            break
+    if not left:
+        shutil.rmtree(caches, ignore_errors=True)
+    return not left
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--device", default="cpu")
@@ -128,7 +162,10 @@ def main() -> None:
     parser.add_argument("--effort", default="balanced")
     parser.add_argument("--budget", default=None)
     parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--timeout", type=float, default=1500.0)
+    parser.add_argument("--timeout", type=float, default=1500.0, help="most seconds of one run")
+    parser.add_argument("--deadline", type=float, default=None, help="seconds this call may take; by default 520 on a GPU, else no limit")
+    parser.add_argument("--expect", type=float, default=200.0, help="seconds of a run, until one has shown how long it takes")
+    parser.add_argument("--work", type=Path, default=ROOT / ".autosched" / "fused", help="caches of models that are not done yet")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--again", action="store_true", help="measure again what has a file")
     parser.add_argument("--smoke", action="store_true")
@@ -138,12 +175,17 @@ def main() -> None:
     if arguments.smoke:
         models, arguments.effort, arguments.budget, arguments.compiled = ("autosched:toy",), "quick", "6s", False
     out: Path = arguments.out or results_of(arguments.device) / "fused"
-    out.mkdir(parents=True, exist_ok=True)
+    deadline_s = arguments.deadline or (520.0 if arguments.device == "cuda" else math.inf)
+    call = Call(deadline_s, expect_s=arguments.expect, longest_s=arguments.timeout)
+    left = []
     for model in models:
-        target = out / f"{model.replace(':', '_')}.json"
-        if not complete(target, lowerings) or arguments.again:
-            run_model(model, arguments, lowerings, target)
+        name = model.replace(":", "_")
+        if not run_model(model, arguments, lowerings, out / f"{name}.json", call, arguments.work / arguments.device / name):
+            left.append(model)
+    if left:
+        print(f"{len(left)} of {len(models)} models are not done, the next is {left[0]}; call again", flush=True)
+    return LEFT if left else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

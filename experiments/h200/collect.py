@@ -5,13 +5,15 @@
     python experiments/h200/collect.py --smoke           # the CPU, one tiny model; its figures mean nothing
 
 Aims: 500 unique operators, 5,000 pairs of them in both start orders, groups of three and four, repeats for the noise floor. Writes
-``datasets/data/h200/`` and begins from what is there, so calling it again goes on. Exit status: 0 the aims are reached, 10 something is
-left for the next call. ``experiments/h200/costmodel.py`` makes the tables.
+``datasets/data/h200/`` (another GPU's runs go to a folder of its own) and begins from what is there, so calling it again goes on; a call
+that is ended by force keeps what it measured in ``--work``. Exit status: 0 the aims are reached, 10 something is left for the next call.
+``experiments/h200/costmodel.py`` makes the tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
@@ -25,30 +27,39 @@ from autosched.core.scratch import Scratch  # noqa: E402
 from autosched.datasets.store import Store  # noqa: E402
 from autosched.device.registry import device_named  # noqa: E402
 from autosched.pipeline.collecting import Aims  # noqa: E402
+from experiments.calls import LEFT  # noqa: E402
 from experiments.costmodel.collect import SUITE, measure, report  # noqa: E402
-from experiments.costmodel.shipping import DATA, resume  # noqa: E402
+from experiments.costmodel.shipping import folder_of, resume  # noqa: E402
 
 MODELS = (*SUITE, "timm:nasnetalarge", "torchvision:densenet201")
 # 5,000 pairs in both orders over the models, probes first; small graphs allow fewer, so the others get more.
 AIMS = Aims(pairs=1000, groups=40, schedules=16, probes=True)
-LEFT = 10
 _SPARE_S = 20.0
+# Least seconds for one model: loading it, capturing it and starting its process take a good part of them.
+_SHARE_S = 40.0
 
 
-def open_first(models: list[str], work: Path) -> list[str]:
-    """The models with fewest pairs first: a call that ends early must not always measure the same ones."""
-    if not (work / "pairs").is_dir():
-        return models
-    counts = Counter(row.model for row in Store.open(work).pairs())
-    return sorted(models, key=lambda name: counts[name])
+def done_before(target: Path, asked: list[str]) -> set[str]:
+    """Models that reached their aims in earlier calls, as the last one says."""
+    about = target / "about.json"
+    if not about.is_file():
+        return set()
+    said = json.loads(about.read_text(encoding="utf-8"))
+    return {name for name in asked if name in said["models"] and name not in said["unfinished"]}
+
+
+def open_first(models: list[str], work: Path, done: set[str]) -> list[str]:
+    """The models with fewest pairs first, those that are done last: a call that ends early must not always measure the same ones."""
+    counts = Counter(row.model for row in Store.open(work).pairs()) if (work / "pairs").is_dir() else Counter()
+    return sorted(models, key=lambda name: (name in done, counts[name]))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--deadline", type=float, default=520.0, help="seconds this call may take")
-    parser.add_argument("--work", type=Path, default=ROOT / ".autosched" / "runs" / "h200")
-    parser.add_argument("--out", type=Path, default=DATA / "h200")
+    parser.add_argument("--work", type=Path, default=None, help="where runs gather; default: .autosched/runs/<device>")
+    parser.add_argument("--out", type=Path, default=None, help="where they are shipped; default: datasets/data/<device>")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
@@ -59,13 +70,18 @@ def main() -> int:
         models, device, aims = ["autosched:toy"], "cpu", Aims(8, 2, 3, probes=True)
         options.deadline, options.work, options.out = 30.0, scratch.path / "work", scratch.path / "data"
     opened = device_named(device)
-    resume(options.work, options.out)
+    # By the device, so that no rehearsal and no other GPU is taken for an H200.
+    target = options.out or folder_of(opened)
+    work = options.work or ROOT / ".autosched" / "runs" / target.name
+    resume(work, target)
     budget_s = options.deadline - _SPARE_S - (time.monotonic() - began)
-    models = open_first(models, options.work)
-    unfinished, result = measure(
-        models, options.work, device=device, budget_s=budget_s, aims=aims, seed=options.seed, keep_disturbed=options.smoke
-    )
-    report(options.work, options.out, opened, result, unfinished, models=models, seed=options.seed, rehearsal=options.smoke)
+    done = done_before(target, models)
+    models = open_first(models, work, done)
+    # Fewer models with time enough each; the others come first in the next call.
+    now = models[: max(1, int(budget_s / _SHARE_S))]
+    unfinished, result = measure(now, work, device=device, budget_s=budget_s, aims=aims, seed=options.seed, keep_disturbed=options.smoke)
+    unfinished += [name for name in models[len(now) :] if name not in done]
+    report(work, target, opened, result, unfinished, models=models, seed=options.seed, rehearsal=options.smoke)
     return LEFT if unfinished else 0
 
 

@@ -8,7 +8,8 @@ The published code (read at commit 308aaaf) was written for PyTorch 2.0. What ke
 that or, where that is gone, from ``torch.fx.symbolic_trace``; and a kernel is found by its place among ``cudaLaunchKernel`` events, which
 newer CUDA libraries do not always use, so the profiler's trace is rewritten to have one launch of that name for each kernel. Its schedule,
 its streams and its capture are its own. Batch norms stay as they are in it, so the like-for-like rows are of the lowering ``aten``;
-*tuned* is what ``autosched.tune`` keeps by itself.
+*tuned* is what ``autosched.tune`` keeps by itself. A model that has a file is not measured again: calling it again goes on. Exit status 10:
+something is left.
 
 Every contestant copies its input, replays, and hands out its static outputs. ``--smoke`` needs no GPU and no repository: it checks the
 bridge on a small model and writes nothing.
@@ -41,11 +42,13 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from experiments import calls  # noqa: E402
 from experiments.serve.common import interval  # noqa: E402
-from experiments.suite import environment  # noqa: E402
+from experiments.suite import environment, results_of  # noqa: E402
 
-RESULTS = ROOT / "experiments" / "results" / "h200" / "opara"
 MODELS = ("torchvision:googlenet", "autosched:deepfm")
+# Of one model, besides tuning: importing, measuring operators, the published code's own profile, the rounds.
+_AROUND_S = 45.0
 _LAUNCHES = frozenset({"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaLaunchCooperativeKernel"})
 Call = Callable[[], Any]
 
@@ -271,7 +274,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--repository", type=Path, help="a clone of the published code")
-    parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else RESULTS, help="default: $OUT")
+    parser.add_argument("--out", type=Path, default=None, help="default: $OUT, else experiments/results/<device>/opara")
+    parser.add_argument("--deadline", type=float, default=520.0, help="seconds for this call")
+    parser.add_argument("--again", action="store_true", help="measure again what has a file")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--budget", type=float, default=45.0, help="seconds for tuning, for each model")
     parser.add_argument("--seed", type=int, default=0)
@@ -282,19 +287,24 @@ def main() -> int:
         return 0
     if options.repository is None or not torch.cuda.is_available():
         parser.error("needs --repository with a clone of the published code, and a GPU")
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.models:
+    out = options.out or (Path(os.environ["OUT"]) if os.environ.get("OUT") else results_of("cuda") / "opara")
+    call = calls.Call(options.deadline, expect_s=options.budget + _AROUND_S)
+    files = {name: out / f"{name.replace(':', '_')}.json" for name in options.models}
+    left = [name for name in options.models if options.again or not files[name].exists()]
+    while left and call.fits():
+        name = left.pop(0)
         began = time.monotonic()
         found = contest(name, options.repository, options.rounds, options.budget, options.seed)
-        target = options.out / f"{name.replace(':', '_')}.json"
-        target.write_text(
-            json.dumps({"environment": environment(), **found, "took_s": round(time.monotonic() - began, 1)}, indent=1) + "\n"
-        )
+        took_s = time.monotonic() - began
+        call.took(took_s)
+        calls.write_json(files[name], {"environment": environment(), **found, "took_s": round(took_s, 1)})
         for key, row in found["rows"].items():
             print(f"{name}: {key}: {row['median_us']:.1f} us, {row['over_sequential']:.3f}x the sequential graph", flush=True)
         if found["published_failed"]:
             print(f"{name}: the published code did not run: {found['published_failed']}", flush=True)
-    return 0
+    if left:
+        print(f"{len(left)} of {len(options.models)} are left, the next is {left[0]}; call again", flush=True)
+    return calls.LEFT if left else 0
 
 
 if __name__ == "__main__":

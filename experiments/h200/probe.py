@@ -5,7 +5,9 @@
     python experiments/h200/probe.py --out out --smoke           # no GPU: plumbing on a test double; its figures mean nothing
 
 Every probe runs in a process of its own with a time limit, so one that hangs or breaks its context costs only itself. Results go to
-``probes.json`` in the folder given: for each probe its question, the answer in a sentence, and the raw data.
+``probes.json`` in the folder given: for each probe its question, the answer in a sentence, and the raw data. What is answered there is not
+asked again unless it is named or ``--retry`` asks again what failed, so calling it again goes on. Exit status: 0 all are answered, 1 one
+failed, 10 something is left for the next call.
 """
 
 from __future__ import annotations
@@ -22,8 +24,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(ROOT))
+
+from experiments.calls import LEFT, Call, run_to_end, write_whole  # noqa: E402
+
 _LIMIT_S = 75.0
-_TOTAL_S = 520.0
+_LEAST_S = 5.0
 
 # Name, question, environment of its process.
 PROBES: dict[str, tuple[str, dict[str, str]]] = {
@@ -53,53 +60,76 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for probes.json")
     parser.add_argument("--only", nargs="*", choices=[*PROBES], help="names of the probes to run")
+    parser.add_argument("--deadline", type=float, default=520.0, help="seconds for this call")
+    parser.add_argument("--retry", action="store_true", help="ask again what failed in earlier calls")
     parser.add_argument("--smoke", action="store_true", help="no GPU: run what can be run on a test double")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
         _inside(arguments.inside, arguments.out, arguments.smoke)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    call = Call(arguments.deadline, longest_s=_LIMIT_S)
     target = arguments.out / "probes.json"
-    document: dict[str, Any] = {"schema": "autosched.probes/1", "machine": _machine(arguments.smoke), "probes": {}}
-    deadline = time.monotonic() + _TOTAL_S
-    for name in arguments.only or PROBES:
-        begin = time.monotonic()
-        limit_s = min(_LIMIT_S, deadline - begin)
-        found = _run(name, limit_s, arguments.smoke) if limit_s > 5 else {"answer": "not run: no time left", "data": {}, "failed": True}
-        found = {"question": PROBES[name][0], "environment": PROBES[name][1], **found, "took_s": round(time.monotonic() - begin, 2)}
-        document["probes"][name] = found
+    machine = _machine(arguments.smoke)
+    document: dict[str, Any] = {"schema": "autosched.probes/1", "machine": machine, "probes": {}}
+    if target.exists():
+        earlier = json.loads(target.read_text(encoding="utf-8"))
+        if _identity(earlier["machine"]) != _identity(machine):
+            parser.error(f"{target} has the answers of another machine ({_identity(earlier['machine'])}); name another folder")
+        document["probes"] = earlier["probes"]
+    known = document["probes"]
+    left = [name for name in PROBES if name not in known or (arguments.retry and known[name].get("failed"))]
+    left = arguments.only or left
+    while left and call.left_s > _LEAST_S:
+        name, begin, limit_s = left[0], time.monotonic(), call.limit_s
+        found = _run(name, limit_s, arguments.smoke)
+        if found is None and limit_s < _LIMIT_S:
+            break  # the next call gives it all its time
+        found = found or {"answer": f"not answered: no result within {limit_s:.0f} s", "data": {}, "failed": True}
+        known[name] = {
+            "question": PROBES[name][0],
+            "environment": PROBES[name][1],
+            **found,
+            "took_s": round(time.monotonic() - begin, 2),
+            "commit": machine["commit"],
+        }
         # After every probe, so that a time limit on the whole costs only the rest.
-        target.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        sys.stdout.write(f"{name:4} {found['took_s']:6.1f} s  {found['answer']}\n")
-        sys.stdout.flush()
-    return int(any(item.get("failed") for item in document["probes"].values()))
+        document["probes"] = {name: known[name] for name in PROBES if name in known}
+        write_whole(target, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        print(f"{name:4} {known[name]['took_s']:6.1f} s  {found['answer']}", flush=True)
+        left = left[1:]
+    if left:
+        print(f"{len(left)} are left, the next is {left[0]}; call again", flush=True)
+        return LEFT
+    return int(any(item.get("failed") for item in known.values()))
 
 
-def _run(name: str, limit_s: float, smoke: bool) -> dict[str, Any]:
+def _identity(machine: dict[str, Any]) -> dict[str, Any]:
+    """What answers belong to: clocks and temperatures are another with each call."""
+    return {"gpu": machine.get("gpu", "").split(",")[:2], "versions": machine.get("versions"), "smoke": machine["smoke"]}
+
+
+def _run(name: str, limit_s: float, smoke: bool) -> dict[str, Any] | None:
+    """What a probe found, or why it failed; ``None`` if its time was over."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, str(Path(__file__).resolve()), "--inside", name, "--out", str(result), *(["--smoke"] if smoke else [])]
-        environment = {**os.environ, **PROBES[name][1]}
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False, cwd=folder)
-            words = (done.stderr or done.stdout).strip()[-1500:]
-            failed = {
-                "answer": f"not answered: the process ended with status {done.returncode}",
-                "data": {"last_words": words},
-                "failed": True,
-            }
-        except subprocess.TimeoutExpired:
-            failed = {"answer": f"not answered: no result within {limit_s:.0f} s", "data": {}, "failed": True}
+        ended = run_to_end(command, limit_s, environment={**os.environ, **PROBES[name][1]}, folder=Path(folder))
         if result.is_file():
             found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
             return found
-        return failed
+        if ended.status is None:
+            return None
+        words = (ended.err or ended.out).strip()[-1500:]
+        return {
+            "answer": f"not answered: the process ended with status {ended.status}",
+            "data": {"last_words": words},
+            "failed": True,
+        }
 
 
 def _inside(name: str, result: Path, smoke: bool) -> NoReturn:
-    # The checkout comes last, so that its datasets/ hides nobody's; the double is a module of the tests. Under a safe
-    # path this folder is missing too.
-    sys.path += [str(Path(__file__).resolve().parent), str(ROOT / "tests" / "conformance"), str(ROOT)]
+    # The double is a module of the tests. Under a safe path this folder is missing too.
+    sys.path += [str(Path(__file__).resolve().parent), str(ROOT / "tests" / "conformance")]
     import probe_bench
     import probe_questions
 

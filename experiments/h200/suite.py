@@ -129,7 +129,7 @@ def main() -> int:
             batch=case.batch,
             dtype=case.dtype,
         )
-        limit_s = call.left_s
+        limit_s = call.limit_s
         total_s = compile_total_s(limit_s, parse_seconds(arguments.budget))
         limits = {"AUTOSCHED_COMPILE_LIMIT_S": f"{arguments.compile_limit:.0f}", "AUTOSCHED_COMPILE_TOTAL_S": f"{total_s:.0f}"}
         document = record(run, out / case.file, limit_s, limits)

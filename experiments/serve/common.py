@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import sys
@@ -21,6 +20,7 @@ RESULTS = HERE.parent / "results" / "cpu"
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parents[1]))
 
+from experiments.calls import write_json  # noqa: E402
 from experiments.suite import environment, results_of  # noqa: E402
 
 __all__ = ["RESULTS", "bundle_bytes", "bundle_of", "environment", "interval", "percentile", "record", "results_of", "tower"]
@@ -113,6 +113,5 @@ def interval(values: Sequence[float], seed: int = 0, rounds: int = 2000) -> tupl
 
 def record(path: Path, body: dict[str, Any]) -> None:
     """Write a result beside the environment it was taken in."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"environment": environment(), **body}, indent=1) + "\n")
+    write_json(path, {"environment": environment(), **body})
     print(f"written to {path}")

@@ -5,7 +5,8 @@
 
 writes ``experiments/results/<device>/load.json``: seconds from before ``import autosched`` to the end of the first inference, percentiles
 over repeats, and how they divide into stages. The file is written after every model; ``--deadline`` divides its seconds among the models,
-and one whose time is over has fewer repeats. ``--smoke`` takes two repeats of a small model and writes nothing unless told where.
+and one whose time is over has fewer repeats. ``--missing`` goes on where an earlier call was ended. ``--smoke`` takes two repeats of
+a small model and writes nothing unless told where.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,9 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from experiments.calls import run_to_end  # noqa: E402
 from experiments.serve.common import bundle_bytes, interval, percentile, record, results_of, tower  # noqa: E402
 
 MODELS = ("tower:300", "torchvision:googlenet", "timm:hrnet_w18")
+# A repeat has this long, and the first one of a model at least that long however late it is.
+_LONGEST_S, _LEAST_S = 600.0, 60.0
 # What each stage covers, by the function that does it; the rest of ``load`` is ``other``.
 STAGES = ("import", "read", "verdict", "watch", "constants", "pack", "plan", "verify", "first_call")
 
@@ -130,10 +133,10 @@ def measure(name: str, repeats: int, lanes: int, device: str, until: float = mat
                 break
             command = [sys.executable, str(Path(__file__).resolve()), "--child", name, "--bundle", str(bundle)]
             command += ["--device", device]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-            if done.returncode != 0:
-                raise ChildFailed(done.stderr[-2000:] or f"status {done.returncode}")
-            runs.append(json.loads(done.stdout.splitlines()[-1]))
+            done = run_to_end(command, min(_LONGEST_S, max(until - began, _LEAST_S)))
+            if done.status != 0:
+                raise ChildFailed(done.err[-2000:] or (f"status {done.status}" if done.status is not None else "no answer in time"))
+            runs.append(json.loads(done.out.splitlines()[-1]))
             longest_s = max(longest_s, time.monotonic() - began)
     totals = [run["total_s"] for run in runs]
     named = (*STAGES, "other")
@@ -158,6 +161,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--deadline", type=float, default=None, help="seconds this call may take; by default 520 on a GPU, else no limit")
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--missing", action="store_true", help="only models that the file of earlier calls lacks")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--bundle", type=Path, default=None, help=argparse.SUPPRESS)
@@ -170,7 +174,11 @@ def main() -> int:
         models, repeats = ["tower:30"], 2
     deadline_s = arguments.deadline if arguments.deadline is not None else 520.0 if arguments.device == "cuda" else math.inf
     end = time.monotonic() + deadline_s
+    target = None if arguments.smoke and arguments.out is None else arguments.out or results_of(arguments.device) / "load.json"
     cases: list[dict[str, Any]] = []
+    if arguments.missing and target is not None and target.exists():
+        cases = json.loads(target.read_text(encoding="utf-8"))["cases"]
+        models = [name for name in models if name not in {case["model"] for case in cases}]
     failed = 0
     for place, name in enumerate(models):
         now = time.monotonic()
@@ -182,8 +190,8 @@ def main() -> int:
             continue
         cases.append(case)
         print(f"{name}: {case['operators']} operators, median {case['total_s']['p50']:.3f} s of {case['repeats']}", flush=True)
-        if arguments.out is not None or not arguments.smoke:
-            record(arguments.out or results_of(arguments.device) / "load.json", {"cases": cases})
+        if target is not None:
+            record(target, {"cases": cases})
     return 1 if failed else 0
 
 

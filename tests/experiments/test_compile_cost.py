@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.calls import Call
 from experiments.fused import compile_cost
 
 
@@ -25,16 +26,41 @@ def test_every_turn_is_written_and_none_begins_without_time(monkeypatch: pytest.
     written: list[list[str]] = []
 
     def turn(model: str, arguments: argparse.Namespace, folder: str, workers: int | None, limit_s: float) -> dict[str, object]:
-        assert limit_s <= 30.0
+        assert limit_s <= 22.0
         if (tmp_path / "fused_toy.json").exists():
             written.append(sorted(json.loads((tmp_path / "fused_toy.json").read_text())))
         return {"ready_s": 1.0, "workers": workers}
 
     monkeypatch.setattr(compile_cost, "turn", turn)
     monkeypatch.setattr(sys, "argv", ["compile_cost.py", "toy", "--serial", "--deadline", "30", "--out", str(tmp_path)])
-    compile_cost.main()
+    assert compile_cost.main() == 0
     assert [[name for name in ("first", "second", "serial") if name in turns] for turns in written] == [["first"], ["first", "second"]]
     document = json.loads((tmp_path / "fused_toy.json").read_text())
     assert document["serial"]["workers"] == 1
+    written.clear()
+    assert compile_cost.main() == 0
+    assert not written
     monkeypatch.undo()
     assert "not begun" in compile_cost.turn("toy", argparse.Namespace(device="cpu", lowering="fused"), str(tmp_path), None, 1.0)["error"]
+
+
+def test_a_call_that_was_too_short_is_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target, begun = tmp_path / "fused_toy.json", list[str]()
+    asked = argparse.Namespace(device="cpu", lowering="fused", workers=None, serial=True, again=False)
+
+    def turn(model: str, arguments: argparse.Namespace, folder: str, workers: int | None, limit_s: float) -> dict[str, object]:
+        begun.append("serial" if workers == 1 else "together")
+        if len(begun) == 2:
+            return {"error": "not done in 40 s", "late_after_s": 40.0}
+        return {"error": "status 1"} if workers == 1 else {"ready_s": 1.0}
+
+    monkeypatch.setattr(compile_cost, "turn", turn)
+    assert not compile_cost.measure("toy", asked, target, Call(500.0))
+    assert begun == ["together", "together", "serial"]
+    # The second needs what the first one compiled; the serial one failed, which is a result.
+    assert compile_cost.measure("toy", asked, target, Call(500.0))
+    assert begun[3:] == ["together", "together"]
+    # Less than it had all the time there is: another call like this one would come to nothing more.
+    begun.clear()
+    target.unlink()
+    assert compile_cost.measure("toy", asked, target, Call(42.0))

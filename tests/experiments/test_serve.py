@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.calls import Ended
 from experiments.serve import load
 from experiments.tables_serve import serve_table
 
@@ -47,11 +48,12 @@ def test_a_model_whose_time_is_over_has_fewer_repeats_but_one(monkeypatch: pytes
     answer = json.dumps({"total_s": 1.0, "model_s": 0.1, "stages_s": {"import": 0.5, "other": 0.5}, "ready": []})
     ran: list[list[str]] = []
 
-    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+    def run(command: list[str], limit_s: float) -> Ended:
+        assert limit_s >= 60.0
         ran.append(command)
-        return subprocess.CompletedProcess(command, 0, f"{answer}\n", "")
+        return Ended(0, f"{answer}\n", "", 0.0)
 
-    monkeypatch.setattr(load.subprocess, "run", run)
+    monkeypatch.setattr(load, "run_to_end", run)
     assert load.measure("tower:3", 4, 1, "cpu", until=0.0)["repeats"] == 1
     assert load.measure("tower:3", 4, 1, "cpu")["repeats"] == 4
     assert len(ran) == 5
