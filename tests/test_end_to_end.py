@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ import autosched
 from autosched import pipeline, zoo
 from autosched.config import cache_dir
 from tests.conformance.command import run
+from tests.conformance.waiting import wait_until
 
 # A loaded machine may be called unstable (exit code 3); everything else must hold all the same.
 SAID_SOMETHING = (0, 3)
@@ -100,13 +100,15 @@ def test_an_interrupted_job_keeps_its_measurements_and_the_next_goes_on(
     command = [sys.executable, "-P", "-m", "autosched", *asked, "30s"]
     job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journals: list[Path] = []
-    begin = time.monotonic()
-    while time.monotonic() - begin < 120 and not (journals and journals[0].stat().st_size > 0):
+
+    def measured() -> bool:
         assert job.poll() is None, job.stderr.read() if job.stderr else ""
-        time.sleep(0.05)
-        journals = list(tmp_path.glob("measurements/*.jsonl"))
+        journals[:] = tmp_path.glob("measurements/*.jsonl")
+        return bool(journals) and journals[0].stat().st_size > 0
+
+    assert wait_until(measured, within_s=600.0)
     job.send_signal(signal.SIGINT)
-    _, said = job.communicate(timeout=60)
+    _, said = job.communicate(timeout=300)
     assert job.returncode == 130
     assert "the same command goes on" in said
     assert "Traceback" not in said

@@ -95,7 +95,7 @@ def test_a_process_that_dies_is_a_reason_and_leaves_nothing_unfinished(monkeypat
     unfinished.touch()
     monkeypatch.setattr(ahead, "MODULE", "autosched.device.no_such_module")
     net, args = model()
-    why = capture_as(Lowering.INDUCTOR, Original(net, args, None), CpuDevice(), limit_s=30.0)
+    why = capture_as(Lowering.INDUCTOR, Original(net, args, None), CpuDevice(), limit_s=800.0)
     assert isinstance(why, NotHad)
     assert "compiled the whole model ended" in why.why or "cannot be compiled in another process" in why.why
     assert why.needs_s is None
@@ -105,7 +105,7 @@ def test_a_process_that_dies_is_a_reason_and_leaves_nothing_unfinished(monkeypat
 def test_what_fits_is_captured_like_without_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     net, args = model()
-    found = capture_as(Lowering.INDUCTOR, Original(net, args, None), CpuDevice(), limit_s=200.0)
+    found = capture_as(Lowering.INDUCTOR, Original(net, args, None), CpuDevice(), limit_s=800.0)
     assert isinstance(found, Captured), found
     again = capture_as(Lowering.INDUCTOR, Original(net, args, None), CpuDevice())
     assert isinstance(again, Captured)
