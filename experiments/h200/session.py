@@ -1,0 +1,215 @@
+"""Everything that an H200 is wanted for, in order, as far as the given seconds go; call it again until it exits with 0.
+
+    python experiments/h200/session.py --out h200-session --seconds 540      # three of these are half an hour
+    python experiments/h200/session.py --out h200-session --list             # the plan, and what is done and left; runs nothing
+    python experiments/h200/session.py --out somewhere --smoke               # no GPU: every command's own rehearsal; figures mean nothing
+
+Each step is one command of this folder or its neighbours, a process with a time limit of its own. All of them write under ``--out``, go on
+where they were stopped, and may be run by hand as well: the commands stand at the top of their logs, ``logs/<step>.log``. A step first gets
+the seconds of the plan, over all calls together; when every step has had its own, what is left goes to those that are not done. What does
+not fit into the rest of a call waits for the next one, and something shorter goes before it. A step that fails is not run again without
+``--retry``. Exit status: 0 all is done, 1 all has been run and something failed, 10 something is left for the next call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(ROOT))
+
+from experiments.calls import LEFT, Call, run_logged, write_json  # noqa: E402
+
+# Between the time that a command is told and the time at which it is ended; pytest counts from its first test.
+_MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
+_SHOWN_LINES = 8
+_HERE = "import torch; print(torch.cuda.get_device_name(), torch.ones(1, device='cuda').item(), torch.__version__, torch.version.cuda)"
+# Small ones first: with little time many models tell more than one large one.
+_SUITE = (
+    "torchvision:googlenet", "torchvision:squeezenet1_1", "autosched:deepfm", "autosched:randwire", "transformers:bert",
+    "torchvision:resnet50", "transformers:t5", "torchvision:inception_v3", "torchvision:mobilenet_v2", "torchvision:densenet201",
+    "timm:nasnetalarge",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Args:
+        command: after the interpreter; ``{out}`` is the folder of results, ``{seconds}`` what the command may take.
+        plan_s: seconds in all calls together, until every step has had its own.
+        least_s: with less it is not begun.
+        margin_s: of its seconds, how many it is not told of.
+        required: run in every call, and nothing else is where it fails.
+        smoke: options that rehearse it without a GPU; ``None``: it has no rehearsal.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    plan_s: float
+    least_s: float = 30.0
+    margin_s: float = _MARGIN_S
+    required: bool = False
+    smoke: tuple[str, ...] | None = ("--smoke",)
+
+
+def _script(name: str, *options: str) -> tuple[str, ...]:
+    return (str(ROOT / "experiments" / name), *options)
+
+
+def _tests(*names: str) -> tuple[str, ...]:
+    files = [str(ROOT / "tests" / "gpu" / f"test_gpu_{name}.py") for name in names]
+    # Verbose, so that the log of a run that was stopped says what passed; no cache, so that no run knows of another.
+    return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", "--gpu-budget", "{seconds}", *files)
+
+
+def steps(opara: Path | None = None) -> list[Step]:
+    """The plan, the most telling first: what is at its end is what is dropped where time is short.
+
+    Args:
+        opara: a clone of its published code; without one, that comparison is left out.
+    """
+    limits = ("--deadline", "{seconds}")
+    published = [
+        Step("opara", _script("h200/opara.py", "--repository", str(opara), "--out", "{out}/opara", *limits), 130.0, 100.0),
+    ]
+    return [
+        Step("device", ("-P", "-c", _HERE), 40.0, 5.0, required=True, smoke=None),
+        Step("doctor", ("-P", "-m", "autosched", "doctor"), 30.0, 5.0, smoke=()),
+        Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 240.0),
+        Step("rules", _tests("streams", "serving", "layout"), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
+        Step(
+            "suite",
+            _script("h200/suite.py", *_SUITE, "--batches", "1", "--dtypes", "float32", "--out", "{out}/suite", *limits),
+            520.0,
+            300.0,
+        ),
+        Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
+        *(published if opara is not None else []),
+        Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 60.0),
+        Step("tests", _tests("memory", "fuzz", "device", "models", "regions", "inductor"), 260.0, 120.0, _TESTS_MARGIN_S, smoke=()),
+        Step(
+            "compile_cost",
+            _script("fused/compile_cost.py", "--device", "cuda", "--out", "{out}/compile_cost", *limits, "timm:nasnetalarge"),
+            160.0,
+            100.0,
+        ),
+        Step(
+            "fused",
+            _script("fused/suite.py", "--device", "cuda", "--out", "{out}/fused", "--budget", "60s", *limits, "torchvision:googlenet"),
+            250.0,
+            200.0,
+        ),
+        Step("rest", _script("h200/suite.py", "--out", "{out}/suite", *limits), 0.0, 300.0),
+    ]
+
+
+class Diary:
+    """What became of each step in all calls so far, kept in ``session.json``."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self.steps: dict[str, dict[str, Any]] = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+
+    def state(self, step: Step) -> str:
+        """``left``, ``done`` or ``failed``."""
+        return str(self.steps.get(step.name, {}).get("state", "left"))
+
+    def took_s(self, step: Step) -> float:
+        """Seconds in all calls."""
+        return float(self.steps.get(step.name, {}).get("took_s", 0.0))
+
+    def note(self, step: Step, state: str, took_s: float) -> None:
+        """Write down how ``step`` stands."""
+        self.steps[step.name] = {"state": state, "took_s": round(took_s, 1)}
+        write_json(self._target, self.steps)
+
+
+def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step, float]]:
+    """Steps of one call, each with its seconds; asked again after each has been run."""
+    for surplus in (False, True):
+        for step in plan:
+            if step.required:
+                due, planned_s = not surplus, step.plan_s
+            else:
+                due, planned_s = diary.state(step) == "left", step.plan_s - diary.took_s(step)
+            limit_s = call.left_s if surplus else min(call.left_s, planned_s)
+            if due and limit_s >= step.least_s:
+                yield step, limit_s
+
+
+def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool) -> str:
+    """Run one step for at most ``limit_s`` seconds; its state afterwards."""
+    seconds = max(1.0, limit_s - step.margin_s)
+    words = [word.replace("{out}", str(out)).replace("{seconds}", f"{seconds:.0f}") for word in step.command]
+    command = [sys.executable, *words, *((step.smoke or ()) if smoke else ())]
+    log = out / "logs" / f"{step.name}.log"
+    before_s = diary.took_s(step)
+    # Charged beforehand: one that ends this process, too, has had its time.
+    diary.note(step, "left", before_s + limit_s)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"\n{datetime.now(UTC).isoformat(timespec='seconds')} at most {limit_s:.0f} s\n{shlex.join(command)}\n\n")
+    begin = time.monotonic()
+    status = run_logged(command, limit_s, log)
+    state = {0: "done", LEFT: "left", None: "left"}.get(status, "failed")
+    diary.note(step, state, before_s + time.monotonic() - begin)
+    said = "its time was over" if status is None else f"status {status}"
+    print(f"{step.name}: {state} ({said}, {time.monotonic() - begin:.0f} s); {log}", flush=True)
+    for line in log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]:
+        print(f"    {line[:200]}", flush=True)
+    return state
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of everything that is written; the same one in every call")
+    parser.add_argument("--seconds", type=float, default=540.0, help="of this call")
+    parser.add_argument("--only", nargs="*", default=[], help="names of steps; nothing else is run")
+    parser.add_argument("--opara", type=Path, default=None, help="a clone of its published code, to be compared with")
+    parser.add_argument("--retry", action="store_true", help="run again what failed in earlier calls")
+    parser.add_argument("--list", action="store_true", help="say what is done and what is left, and run nothing")
+    parser.add_argument("--smoke", action="store_true", help="no GPU: every command's own rehearsal")
+    arguments = parser.parse_args()
+    plan = steps(arguments.opara.resolve() if arguments.opara is not None else None)
+    if unknown := set(arguments.only) - {step.name for step in plan}:
+        parser.error(f"there is no step {', '.join(sorted(unknown))}; expected some of {', '.join(step.name for step in plan)}")
+    plan = [step for step in plan if step.name in (arguments.only or [step.name]) and (step.smoke is not None or not arguments.smoke)]
+    # Commands are started elsewhere and must find it all the same.
+    out = arguments.out.resolve()
+    diary = Diary(out / "session.json")
+    if arguments.list:
+        for step in plan:
+            print(f"{diary.state(step):6}  {step.name:12}  {diary.took_s(step):4.0f} of {step.plan_s:4.0f} s")
+        return _status(plan, diary)
+    if arguments.retry:
+        for step in plan:
+            if diary.state(step) == "failed":
+                diary.note(step, "left", 0.0)
+    call = Call(arguments.seconds, spare_s=5.0)
+    for step, limit_s in turns(plan, diary, call):
+        if run(step, limit_s, out, diary, smoke=arguments.smoke) != "done" and step.required:
+            print(f"{step.name} is needed by everything else; nothing more is run", flush=True)
+            return 1
+    print(", ".join(f"{step.name} {diary.state(step)}" for step in plan), flush=True)
+    return _status(plan, diary)
+
+
+def _status(plan: Sequence[Step], diary: Diary) -> int:
+    states = {diary.state(step) for step in plan}
+    return LEFT if "left" in states else int("failed" in states)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,167 @@
+"""The session's calls: what is run in which order, for how long, what is kept of a call that is stopped, and the commands themselves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from experiments.calls import LEFT
+from experiments.h200 import session
+from experiments.h200.session import Step
+
+ROOT = Path(__file__).resolve().parents[2]
+Made = list[tuple[str, float]]
+
+
+class Rig:
+    """A session of steps that pretend: each takes what it is told to of its limit and ends with the status it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
+        self.made: Made = []
+        self.now = 0.0
+        self.answers: dict[str, list[tuple[float, int | None]]] = {}
+        self._patch, self.out = monkeypatch, out
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        monkeypatch.setattr(session, "run_logged", self._run)
+
+    def _run(self, command: list[str], limit_s: float, log: Path) -> int | None:
+        name = log.stem
+        self.made.append((name, limit_s))
+        queue = self.answers.get(name, [])
+        takes_s, status = queue.pop(0) if queue else (1.0, 0)
+        self.now += min(takes_s, limit_s)
+        return None if takes_s > limit_s else status
+
+    def call(self, plan: list[Step], *arguments: str) -> tuple[int, Made]:
+        self.made = []
+        self._patch.setattr(session, "steps", lambda opara: plan)
+        self._patch.setattr(sys, "argv", ["session.py", "--out", str(self.out), *arguments])
+        return session.main(), [(name, round(limit_s)) for name, limit_s in self.made]
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rig:
+    return Rig(monkeypatch, tmp_path / "out")
+
+
+def step(name: str, plan_s: float = 100.0, least_s: float = 10.0, *, required: bool = False) -> Step:
+    return Step(name, ("-c", "pass", "{seconds}", "{out}"), plan_s, least_s, required=required)
+
+
+def test_three_calls_do_everything_in_order(rig: Rig) -> None:
+    plan = [step("a"), step("b", 300.0, 200.0), step("c"), step("d")]
+    rig.answers = {"a": [(80.0, 0)], "b": [(290.0, LEFT)], "c": [(90.0, 0)], "d": [(50.0, 0), (50.0, 0)]}
+    # b does not fit behind a, so that c and d go before it.
+    assert rig.call(plan, "--seconds", "245") == (LEFT, [("a", 100), ("c", 100), ("d", 70)])
+    assert rig.call(plan, "--seconds", "305") == (LEFT, [("b", 300)])
+    # Its plan is used up; now it gets what is left over.
+    rig.answers["b"] = [(30.0, 0)]
+    assert rig.call(plan, "--seconds", "305") == (0, [("b", 300)])
+    assert rig.call(plan, "--seconds", "305") == (0, [])
+
+
+def test_what_is_not_done_with_its_share_waits_until_the_others_have_had_theirs(rig: Rig) -> None:
+    plan = [step("a", 100.0), step("b", 100.0)]
+    rig.answers = {"a": [(500.0, 0), (20.0, LEFT)], "b": [(30.0, 0)]}
+    assert rig.call(plan, "--seconds", "205") == (LEFT, [("a", 100), ("b", 100), ("a", 70)])
+
+
+def test_what_failed_is_not_run_again_unless_asked_and_is_said(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = [step("a"), step("b")]
+    rig.answers = {"a": [(5.0, 3), (5.0, 0)]}
+    assert rig.call(plan) == (1, [("a", 100), ("b", 100)])
+    assert "a failed, b done" in capsys.readouterr().out
+    assert rig.call(plan) == (1, [])
+    assert rig.call(plan, "--retry") == (0, [("a", 100)])
+
+
+def test_without_a_device_nothing_else_is_run_and_every_call_asks(rig: Rig) -> None:
+    plan = [step("device", 40.0, 5.0, required=True), step("a")]
+    rig.answers = {"device": [(3.0, 1)]}
+    assert rig.call(plan) == (1, [("device", 40)])
+    assert rig.call(plan) == (0, [("device", 40), ("a", 100)])
+    assert rig.call(plan) == (0, [("device", 40)])
+
+
+def test_a_step_that_ends_the_whole_session_has_had_its_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(command: list[str], limit_s: float, log: Path) -> int:
+        raise KeyboardInterrupt
+
+    plan = [step("a"), step("b")]
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "run_logged", killed)
+        with pytest.raises(KeyboardInterrupt):
+            rig.call(plan)
+    assert json.loads((rig.out / "session.json").read_text())["a"] == {"state": "left", "took_s": 100.0}
+    assert rig.call(plan, "--seconds", "120") == (0, [("b", 100), ("a", 114)])
+
+
+def test_the_list_and_names_of_steps(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = [step("a"), step("b")]
+    assert rig.call(plan, "--only", "b") == (0, [("b", 100)])
+    capsys.readouterr()
+    assert rig.call(plan, "--list") == (LEFT, [])
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["left", "a"], ["done", "b"]]
+    with pytest.raises(SystemExit):
+        rig.call(plan, "--only", "nothing")
+    assert "there is no step nothing; expected some of a, b" in capsys.readouterr().err
+
+
+@pytest.fixture
+def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """A session of real processes."""
+
+    def call(code: str, *arguments: str) -> int:
+        plan = [Step("a", ("-c", code, "{out}", "{seconds}"), 60.0, 1.0)]
+        monkeypatch.setattr(session, "steps", lambda opara: plan)
+        monkeypatch.setattr(sys, "argv", ["session.py", "--out", str(tmp_path / "out"), *arguments])
+        return session.main()
+
+    return call
+
+
+def test_a_command_gets_its_folder_and_seconds_and_its_words_are_logged(
+    real: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert real("import sys; print(sys.argv[1:]); print('oh', file=sys.stderr)", "--seconds", "100", "--smoke") == 0
+    log = (tmp_path / "out" / "logs" / "a.log").read_text()
+    assert str([str(tmp_path / "out"), "48", "--smoke"]) in log
+    assert log.rstrip().endswith("oh")
+    assert "at most 60 s" in log
+    assert "oh" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_every_command_is_one_that_there_is(tmp_path: Path) -> None:
+    plan = session.steps(tmp_path / "clone")
+    names = [item.name for item in plan]
+    assert names[:4] == ["device", "doctor", "probes", "rules"]
+    assert len(set(names)) == len(names)
+    assert "opara" not in [item.name for item in session.steps()]
+    tests = [Path(word) for item in plan for word in item.command if word.endswith(".py") and "/tests/" in word]
+    # All of them, none twice.
+    assert sorted(tests) == sorted((ROOT / "tests" / "gpu").glob("test_gpu_*.py"))
+    for item in plan:
+        assert item.plan_s >= item.least_s or item.plan_s == 0.0
+        if item.command[0].endswith(".py"):
+            words = [word.format(out=tmp_path / "out", seconds=77) for word in item.command]
+            done = subprocess.run([sys.executable, *words, "--help"], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            # argparse shortens names by itself: an option that was renamed would pass by --help alone.
+            assert all(word in done.stdout for word in words if word.startswith("--"))
+    # Together with what no plan counts they fill three calls of nine minutes and no more than a fourth.
+    assert 3 * 535 <= sum(item.plan_s for item in plan) < 4 * 535
+
+
+def test_what_it_starts_is_little(tmp_path: Path) -> None:
+    """It must not hold memory of the device, nor take the time that its steps should have."""
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r}); import experiments.h200.session; "
+        "assert not {'torch', 'pandas', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
