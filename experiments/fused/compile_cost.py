@@ -9,8 +9,8 @@
 Every turn is a process of its own; all turns of a model share an empty folder for autosched's, Inductor's and Triton's caches (the serial
 turn has another, and is ended at the deadline). ``fused``: every variant of every operator, for one thread and for all on a CPU.
 ``inductor``: what a server does when it loads a bundle, without its comparisons. One file for each model:
-``experiments/results/<device>/compile_cost/<lowering>_<model>.json``; calling it again goes on with what is missing there. Exit status 10:
-something is left.
+``experiments/results/<device>/compile_cost/<lowering>_<model>.json``; calling it again goes on with what is missing there. Exit status: 0
+all turns have a result, 1 one failed (``--again`` makes all of them again), 10 something is left for the next call.
 """
 
 from __future__ import annotations
@@ -152,8 +152,12 @@ def turn(model: str, arguments: argparse.Namespace, folder: str, workers: int | 
     return {**found, "took_s": ended.took_s}
 
 
-def measure(model: str, arguments: argparse.Namespace, target: Path, call: Call) -> bool:
-    """The turns of one model that have no result yet, those that share a cache together; whether all have one now."""
+def measure(model: str, arguments: argparse.Namespace, target: Path, call: Call) -> int:
+    """The turns of one model that have no result yet, those that share a cache together.
+
+    Returns:
+        0, 1 if one failed, ``LEFT`` if one is left.
+    """
     document: dict[str, Any] = {"environment": environment(), "model": model, "lowering": arguments.lowering}
     if target.exists() and not arguments.again:
         document |= json.loads(target.read_text(encoding="utf-8"))
@@ -173,7 +177,9 @@ def measure(model: str, arguments: argparse.Namespace, target: Path, call: Call)
                 print(model, name, json.dumps(document[name]), flush=True)
                 # After every turn: a call that is ended keeps those before.
                 write_json(target, document)
-    return not any(lacks(name) for names, _ in together for name in names)
+    if any(lacks(name) for names, _ in together for name in names):
+        return LEFT
+    return int(any("error" in document[name] for names, _ in together for name in names))
 
 
 def main() -> int:
@@ -206,10 +212,10 @@ def main() -> int:
     deadline_s = arguments.deadline if arguments.deadline is not None else 520.0 if arguments.device == "cuda" else math.inf
     call = Call(deadline_s)
     files = {model: out / f"{arguments.lowering}_{model.replace(':', '_')}.json" for model in models}
-    left = [model for model, target in files.items() if not measure(model, arguments, target, call)]
-    if left:
+    ends = {model: measure(model, arguments, target, call) for model, target in files.items()}
+    if left := [model for model, end in ends.items() if end == LEFT]:
         print(f"{len(left)} of {len(models)} models are not done, the next is {left[0]}; call again", flush=True)
-    return LEFT if left else 0
+    return max(ends.values())
 
 
 if __name__ == "__main__":

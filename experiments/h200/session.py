@@ -80,7 +80,7 @@ def steps(opara: Path | None = None) -> list[Step]:
     Args:
         opara: a clone of its published code; without one, that comparison is left out.
     """
-    limits = ("--deadline", "{seconds}")
+    limits, on_cpu = ("--deadline", "{seconds}"), ("--smoke", "--device", "cpu")
     published = [
         Step("opara", _script("h200/opara.py", "--repository", str(opara), "--out", "{out}/opara", *limits), 130.0, 100.0),
     ]
@@ -97,19 +97,21 @@ def steps(opara: Path | None = None) -> list[Step]:
         ),
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
-        Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 60.0),
+        Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 60.0, smoke=on_cpu),
         Step("tests", _tests("memory", "fuzz", "device", "models", "regions", "inductor"), 260.0, 120.0, _TESTS_MARGIN_S, smoke=()),
         Step(
             "compile_cost",
             _script("fused/compile_cost.py", "--device", "cuda", "--out", "{out}/compile_cost", *limits, "timm:nasnetalarge"),
             160.0,
             100.0,
+            smoke=on_cpu,
         ),
         Step(
             "fused",
             _script("fused/suite.py", "--device", "cuda", "--out", "{out}/fused", "--budget", "60s", *limits, "torchvision:googlenet"),
             250.0,
             200.0,
+            smoke=(*on_cpu, "--work", "{out}/caches"),
         ),
         Step("rest", _script("h200/suite.py", "--out", "{out}/suite", *limits), 0.0, 300.0),
     ]
@@ -152,8 +154,8 @@ def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step
 def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool) -> str:
     """Run one step for at most ``limit_s`` seconds; its state afterwards."""
     seconds = max(1.0, limit_s - step.margin_s)
-    words = [word.replace("{out}", str(out)).replace("{seconds}", f"{seconds:.0f}") for word in step.command]
-    command = [sys.executable, *words, *((step.smoke or ()) if smoke else ())]
+    words = [*step.command, *((step.smoke or ()) if smoke else ())]
+    command = [sys.executable, *(word.replace("{out}", str(out)).replace("{seconds}", f"{seconds:.0f}") for word in words)]
     log = out / "logs" / f"{step.name}.log"
     before_s = diary.took_s(step)
     # Charged beforehand: one that ends this process, too, has had its time.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.calls import Call
+from experiments.calls import LEFT, Call
 from experiments.fused import compile_cost
 
 
@@ -55,12 +55,12 @@ def test_a_call_that_was_too_short_is_gone_on_with(monkeypatch: pytest.MonkeyPat
         return {"error": "status 1"} if workers == 1 else {"ready_s": 1.0}
 
     monkeypatch.setattr(compile_cost, "turn", turn)
-    assert not compile_cost.measure("toy", asked, target, Call(500.0))
+    assert compile_cost.measure("toy", asked, target, Call(500.0)) == LEFT
     assert begun == ["together", "together", "serial"]
     # The second needs what the first one compiled; the serial one failed, which is a result.
-    assert compile_cost.measure("toy", asked, target, Call(500.0))
+    assert compile_cost.measure("toy", asked, target, Call(500.0)) == 1
     assert begun[3:] == ["together", "together"]
     # Less than it had all the time there is: another call like this one would come to nothing more.
     begun.clear()
     target.unlink()
-    assert compile_cost.measure("toy", asked, target, Call(42.0))
+    assert compile_cost.measure("toy", asked, target, Call(42.0)) == 1
