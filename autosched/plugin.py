@@ -127,7 +127,7 @@ class ScheduledGraph:
         from autosched.runtime.guard import foreign_mode
 
         home = next((item.device for item in (*static, *args) if hasattr(item, "device")), None)
-        if home is not None and (reason := foreign_mode(home)):
+        if home is not None and (reason := foreign_mode(home.type)):
             # For this call only: the mode belongs to the caller.
             if self._options.strict:
                 raise UnsupportedGraph(f"the graph may not be scheduled: {reason}")

@@ -79,16 +79,37 @@ def _take_leaf(item: Any, leaves: list[Any]) -> bool:
 
 
 def _sequence_taker(kind: type[Any], takers: tuple[_Take, ...]) -> _Take:
+    count = len(takers)
+    if all(take is _take_leaf for take in takers):
+
+        def take_flat(item: Any, leaves: list[Any]) -> bool:
+            if type(item) is not kind or len(item) != count:
+                return False
+            leaves.extend(item)
+            return True
+
+        return take_flat
+
     def take_sequence(item: Any, leaves: list[Any]) -> bool:
         if type(item) is not kind:
             return False
         children: Sequence[Any] = item
-        return len(children) == len(takers) and all(take(child, leaves) for take, child in zip(takers, children, strict=True))
+        return len(children) == count and all(take(child, leaves) for take, child in zip(takers, children, strict=True))
 
     return take_sequence
 
 
 def _dict_taker(keys: list[Any], takers: tuple[_Take, ...]) -> _Take:
+    if all(take is _take_leaf for take in takers):
+
+        def take_flat(item: Any, leaves: list[Any]) -> bool:
+            if type(item) is not dict or list(item) != keys:
+                return False
+            leaves.extend(item.values())
+            return True
+
+        return take_flat
+
     def take_dict(item: Any, leaves: list[Any]) -> bool:
         # The order counts: a model may well go through the values.
         if type(item) is not dict or list(item) != keys:

@@ -145,12 +145,14 @@ class LoadedModel:
             table = self._table
             if table is None:
                 return self._as_it_came(args, kwargs)
-            if reason := foreign_mode(table.device):
+            if reason := foreign_mode(table.kind):
                 return self._step_aside("mode", reason, args, kwargs)
             try:
                 found = table.find(self._signature, args, kwargs)
                 slot, tensors = found.slot, found.tensors
-                _fit(slot, tensors, table.device)
+                if not found.checked:
+                    _fit(slot, tensors, table.device)
+                    found.learn()
             except InputMismatch as error:
                 return self._step_aside("inputs", str(error), args, kwargs, error)
             outcome = table.run(slot, tensors)
@@ -282,12 +284,12 @@ def _error_of(refused: Refused) -> AutoschedError:
     return AutoschedError(f"the schedule may not run: {refused.reason}")
 
 
-def foreign_mode(device: torch.device) -> str:
-    """Why this thread's modes forbid running operators on other threads or from a recording, or nothing."""
+def foreign_mode(kind: str) -> str:
+    """Why this thread's modes forbid running operators on a device of ``kind`` on other threads or from a recording, or nothing."""
     # Not is_compiling(), which is true in every thread while any of them compiles; export and make_fx show as fake inputs or modes.
     if torch.compiler.is_dynamo_compiling() or torch._C._get_tracing_state() is not None:
         return "the call is being traced or compiled"
-    if torch.is_autocast_enabled(device.type):
+    if torch.is_autocast_enabled(kind):
         return "autocast is on, which the schedule was not made for"
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return "a dispatch mode or function transform is active, which lanes would not see"

@@ -19,9 +19,13 @@ from autosched.core.errors import AutoschedError, InputMismatch
 from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import CallReader, answer_maker, expected_key, leaf_key
 from autosched.runtime.prepared import OPERATOR_ERRORS, NoLongerFits, Prepared
+from autosched.runtime.quick_check import QuickCheck, quick_check
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.trees import as_captured, flatten_inputs
+
+# Each that says no takes a little time; modes of the caller's thread make one of their own, as shapes do.
+_MOST_KNOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +117,71 @@ class Slot:
 
 @dataclass(slots=True)
 class Found:
-    """The slot of a call, its tensors in the order of the program's inputs, and what to cut from the outputs, if they were padded."""
+    """Where a call belongs.
+
+    Args:
+        slot: of its shape.
+        tensors: in the order of the program's inputs.
+        size: what to cut from the outputs, if they were padded.
+        checked: whether nothing is left to check of the tensors.
+        form, leaves: what the call was recognised by, if it is not ``checked`` and a like call may be.
+    """
 
     slot: Slot
     tensors: list[torch.Tensor]
     size: int | None = None
+    checked: bool = False
+    form: _Form | None = None
+    leaves: Sequence[Any] = ()
+
+    def learn(self) -> None:
+        """Recognise calls like this at once from now on. Only after every check has passed; ``tensors`` as they then are."""
+        if self.form is not None:
+            self.form.learn(self)
+
+
+class _Form:
+    """Calls with the same containers: the slots they may belong to, and the calls that were checked before."""
+
+    __slots__ = ("_known", "_reader", "_table")
+
+    def __init__(self, input_tree: str) -> None:
+        self._reader = CallReader(input_tree)
+        self._table: dict[tuple[object, ...], Slot] = {}
+        self._known: tuple[tuple[QuickCheck, Slot], ...] = ()
+
+    def add(self, slot: Slot) -> None:
+        """A shape of calls of this form."""
+        self._table[tuple([expected_key(slot.program, leaf) for leaf in slot.program.input_leaves])] = slot
+
+    def look_up(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found | None:
+        """Where a call belongs, if it is of this form and of a shape there is."""
+        if not self._reader.supported:
+            return None
+        leaves = self._reader.read(args, kwargs)
+        if leaves is None:
+            return None
+        try:
+            for quick, slot in self._known:
+                if (tensors := quick.tensors(leaves)) is not None:
+                    return Found(slot, tensors, None, True)
+            slot_found = self._table.get(tuple([leaf_key(leaf) for leaf in leaves]))
+        except (TypeError, RuntimeError):
+            # A tensor whose shape is not made of plain numbers.
+            return None
+        if slot_found is None:
+            return None
+        return Found(slot_found, [leaves[place] for place in slot_found.order], form=self, leaves=leaves)
+
+    def learn(self, found: Found) -> None:
+        """As ``Found.learn``."""
+        prepared = found.slot.prepared
+        # No guard compares where in its storage a tensor begins.
+        if len(self._known) >= _MOST_KNOWN or prepared is None or prepared.offsets_matter:
+            return
+        quick = quick_check(found.leaves, found.slot.order, found.tensors)
+        if quick is not None:
+            self._known = (*self._known, (quick, found.slot))
 
 
 class ShapeTable:
@@ -133,17 +197,18 @@ class ShapeTable:
     def __init__(self, slots: Sequence[Slot], device: torch.device, *, max_shapes: int, padding: Padding | None = None) -> None:
         self.slots = tuple(slots)
         self.device = device
+        # A device makes this anew each time it is asked.
+        self.kind: str = device.type
         self.max_shapes = max_shapes
         self.padding = padding
         self.evictions = 0
         self._bounded = len(self.slots) > max_shapes
         self._recent: OrderedDict[int, Slot] = OrderedDict()
         self._lock = threading.Lock()
-        forms: dict[str, tuple[CallReader, dict[tuple[object, ...], Slot]]] = {}
+        forms: dict[str, _Form] = {}
         for slot in self.slots:
-            program = slot.program
-            _, table = forms.setdefault(program.input_tree, (CallReader(program.input_tree), {}))
-            table[tuple([expected_key(program, leaf) for leaf in program.input_leaves])] = slot
+            tree = slot.program.input_tree
+            forms.setdefault(tree, _Form(tree)).add(slot)
         self._forms = tuple(forms.values())
         self._examples = tuple({slot.program.input_tree: slot.program for slot in reversed(self.slots)}.values())
 
@@ -214,19 +279,9 @@ class ShapeTable:
         return dropped
 
     def _look_up(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found | None:
-        for reader, table in self._forms:
-            if not reader.supported:
-                continue
-            leaves = reader.read(args, kwargs)
-            if leaves is None:
-                continue
-            try:
-                slot = table.get(tuple([leaf_key(leaf) for leaf in leaves]))
-            except (TypeError, RuntimeError):
-                # A tensor whose shape is not made of plain numbers.
-                continue
-            if slot is not None:
-                return Found(slot, [leaves[place] for place in slot.order])
+        for form in self._forms:
+            if (found := form.look_up(args, kwargs)) is not None:
+                return found
         return None
 
     def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:

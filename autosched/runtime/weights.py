@@ -150,7 +150,7 @@ class _Modes:
 
     def changed(self) -> bool:
         try:
-            return any(map(_training_entry, self._tables)) or any(map(_training_of, self._elsewhere))
+            return any(map(_training_entry, self._tables)) or (bool(self._elsewhere) and any(map(_training_of, self._elsewhere)))
         except KeyError:
             return True
 
@@ -208,8 +208,9 @@ class _Settings:
             return (
                 list(map(len, self._tables)) != self._sizes
                 or list(map(type, self._modules)) != self._types
-                or not all(map(is_, map(getitem, self._owners, self._keys), self._values))
-                or list(map(_version_of, self._tensors)) != self._versions
+                # Most models have none of these, and to go over nothing takes its time too.
+                or (bool(self._keys) and not all(map(is_, map(getitem, self._owners, self._keys), self._values)))
+                or (bool(self._tensors) and list(map(_version_of, self._tensors)) != self._versions)
             )
         except KeyError:
             return True
@@ -233,6 +234,8 @@ class _Entries:
         self._names = [*chain.from_iterable(self._tables)]
 
     def changed(self) -> bool:
+        if not self._tables:
+            return False
         values = chain(chain.from_iterable(map(_values_of, self._tables)), (_END,))
         return not all(map(is_, values, self._held)) or [*chain.from_iterable(self._tables)] != self._names
 

@@ -58,7 +58,7 @@ def interleaved(runs: dict[str, Callable[[], Any]], rounds: int, seed: int) -> d
 
 def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
     """The guard's cost for one model."""
-    from autosched.runtime.guard import _fit, _normal, foreign_mode
+    from autosched.runtime.guard import _normal, foreign_mode
     from autosched.runtime.load import load
 
     model, args, kwargs = build(name)
@@ -84,9 +84,8 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
         )
         outputs = prepared.runner(tensors)
         stages = {
-            "mode": lambda: foreign_mode(table.device),
+            "mode": lambda: foreign_mode(table.kind),
             "find": lambda: table.find(loaded._signature, args, kwargs),
-            "fit": lambda: _fit(slot, list(tensors), table.device),
             "watch": prepared.watch.change,
             "answer": lambda: slot.answer([_normal(tensor) for tensor in outputs]),
         }
