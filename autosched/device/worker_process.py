@@ -25,6 +25,7 @@ from autosched.device.worker_messages import BOARD, LENGTH
 
 _LOG_BYTES = 65536
 _POLL_S = 0.25
+_DYING_S = 10.0  # until a process that has closed its pipes is gone: one that used a GPU, or much memory, takes a while
 
 
 class ChildDied(Exception):
@@ -202,7 +203,7 @@ class ChildProcess:
     def _dead(self) -> ChildDied:
         item = self._read_board()[1]
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+            self._process.wait(_DYING_S)
         status = self._process.returncode
         self.kill()
         if status is not None and status < 0:

@@ -42,6 +42,7 @@ _LEAST_JOBS = 4
 _JOBS_EACH = 2
 _WORKER_BYTES = 2 << 30
 _POLL_S = 0.25
+_DYING_S = 10.0  # until a process that has closed its pipes is gone: one that used a GPU, or much memory, takes a while
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -247,7 +248,7 @@ class _Pool:
 
 def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(1.0)
+        process.wait(_DYING_S)
     status = process.returncode
     if status is None or status >= 0:
         return f"it ended with status {status}"
