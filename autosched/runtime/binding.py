@@ -22,6 +22,7 @@ from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.prepared import Bound, Prepared, Runner
 from autosched.runtime.regions import RegionLibrary, region_library
+from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.trees import output_tensors, unflatten_outputs
 from autosched.runtime.weights import ModelWatch
 from autosched.runtime.widths import WidePrograms
@@ -107,19 +108,17 @@ class Binder:
         if operator := changes_callers_memory(program.graph):
             what = "changes an input or a buffer in place, and such a model is not scheduled; return the new value instead"
             raise IncompatibleArtifact(label, [f"operator {operator} {what}"])
-        inputs = random_inputs(program, _SEED, bound.device)
+        inputs, answer = telling_inputs(program, _SEED, bound.device, lambda tensors: models_answer(program, model, tensors))
         in_order, lies = audit_run(bound, inputs)
         if lies:
             raise IncompatibleArtifact(label, [printable(line) for line in lies[:5]])
-        answer = models_answer(program, model, inputs)
         worst = self._agree(bundle, bound, runner(inputs), inputs, answer, in_order)
         if all(_is_telling(program, item) for item in program.inputs):
             return worst
         # Again with inputs that the file has no say in: its own may hide what it computes (all zeros, say).
         plain = dataclasses.replace(program, inputs=tuple(dataclasses.replace(item, mean=0.0, std=1.0) for item in program.inputs))
-        others = random_inputs(plain, _SEED + 1, bound.device)
         try:
-            answer = models_answer(program, model, others)
+            others, answer = telling_inputs(plain, _SEED + 1, bound.device, lambda tensors: models_answer(program, model, tensors))
         except Exception:
             # Inputs unlike the example's may be beyond the model itself.
             return worst
