@@ -1,0 +1,73 @@
+"""The data set's calls: which models come first, and that what was shipped or gathered before is never lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autosched.datasets.store import Store
+from autosched.datasets.synthetic import synthetic_store
+from autosched.device.registry import device_named
+from experiments.costmodel import shipping
+from experiments.costmodel.shipping import folder_of, resume, ship
+from experiments.h200.collect import done_before, open_first
+
+
+def keys(folder: Path) -> set[str]:
+    return Store.open(folder).keys("pairs")
+
+
+def test_what_is_shipped_and_what_is_gathered_are_both_kept(tmp_path: Path) -> None:
+    work, target = tmp_path / "work", tmp_path / "data"
+    one, other = synthetic_store(tmp_path / "one", kernels=6, pairs=10), synthetic_store(work, kernels=8, pairs=10, seed=1)
+    gathered = keys(other.folder)
+    ship(one.folder, target, device_named("cpu"), unfinished=[], models=[])
+    shipped = keys(target)
+    assert shipped == keys(one.folder)
+    assert not shipped <= gathered
+    # Something had gathered when the last call was stopped; the shipped rows are of another one.
+    resume(work, target)
+    ship(work, target, device_named("cpu"), unfinished=["b"], models=["a", "b"])
+    assert keys(target) == shipped | gathered
+    assert json.loads((target / "about.json").read_text())["unfinished"] == ["b"]
+    assert not list(target.glob(".*"))
+
+
+def test_shipping_that_is_stopped_leaves_the_old_rows_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, more = tmp_path / "data", synthetic_store(tmp_path / "more", kernels=8, pairs=20, seed=1)
+    ship(synthetic_store(tmp_path / "one", kernels=6, pairs=10).folder, target, device_named("cpu"))
+    before = {table: Store.open(target).keys(table) for table in ("solo", "pairs")}
+
+    def killed(*given: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shipping.shutil, "copytree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ship(more.folder, target, device_named("cpu"))
+    assert {table: Store.open(target).keys(table) for table in ("solo", "pairs")} == before
+    ship(more.folder, target, device_named("cpu"))
+    assert keys(target) == keys(more.folder)
+
+
+def test_models_that_are_open_come_first_and_those_that_are_done_last(tmp_path: Path) -> None:
+    store = synthetic_store(tmp_path / "work", kernels=6, pairs=10)
+    counts: dict[str, int] = {}
+    for row in store.pairs():
+        counts[row.model] = counts.get(row.model, 0) + 1
+    model = max(counts, key=lambda name: counts[name])
+    assert open_first([model, "new"], store.folder, set()) == ["new", model]
+    assert open_first([model, "new"], store.folder, {"new"}) == [model, "new"]
+    assert open_first([model, "new"], tmp_path / "nothing", set()) == [model, "new"]
+
+
+def test_done_is_what_the_last_call_did_not_leave(tmp_path: Path) -> None:
+    assert done_before(tmp_path, ["a", "b"]) == set()
+    (tmp_path / "about.json").write_text(json.dumps({"models": ["a", "b"], "unfinished": ["b"]}))
+    assert done_before(tmp_path, ["a", "b", "c"]) == {"a"}
+
+
+def test_a_device_that_is_no_h200_has_a_folder_of_its_own() -> None:
+    assert folder_of(device_named("cpu")).name not in ("h200", "")
