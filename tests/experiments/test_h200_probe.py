@@ -1,0 +1,98 @@
+"""The probes' calls: what is asked again, what waits for the next call, and that no rehearsal stands in a device's place."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.calls import LEFT, Ended
+from experiments.h200 import probe
+
+Call = Callable[..., tuple[int, list[tuple[str, float]]]]
+ANSWER = {"answer": "yes", "data": {}}
+FAILED = {"answer": "not answered", "data": {}, "failed": True}
+
+
+@pytest.fixture
+def found() -> dict[str, Any]:
+    """What each probe answers; ``None``: nothing within its time."""
+    return {}
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: dict[str, Any]) -> Call:
+    """Runs the script with probes that pretend to take ``took_s`` each."""
+
+    def call(took_s: float, *arguments: str) -> tuple[int, list[tuple[str, float]]]:
+        made: list[tuple[str, float]] = []
+        clock = [0.0]
+
+        def ask(name: str, limit_s: float, smoke: bool) -> dict[str, Any] | None:
+            made.append((name, limit_s))
+            clock[0] += min(took_s, limit_s)
+            return None if took_s > limit_s else found.get(name, ANSWER)
+
+        monkeypatch.setattr(probe, "_run", ask)
+        monkeypatch.setattr(probe, "_machine", lambda smoke: {"smoke": smoke, "gpu": "H200, 580, 12 C", "versions": {}, "commit": "c"})
+        monkeypatch.setattr("time.monotonic", lambda: clock[0])
+        monkeypatch.setattr(sys, "argv", ["probe.py", "--out", str(tmp_path), *arguments])
+        return probe.main(), made
+
+    return call
+
+
+def test_a_call_goes_on_where_the_last_one_ended(called: Call, tmp_path: Path) -> None:
+    names = list(probe.PROBES)
+    code, made = called(50.0, "--deadline", "128")
+    assert (code, [name for name, _ in made]) == (LEFT, names[:3])
+    assert made[2][1] == pytest.approx(20.0)  # cut short: the third is asked again with all its time
+    known = json.loads((tmp_path / "probes.json").read_text())["probes"]
+    assert list(known) == names[:2]
+    assert known["P1"]["commit"] == "c"
+    code, made = called(1.0)
+    assert (code, [name for name, _ in made]) == (0, names[2:])
+    assert list(json.loads((tmp_path / "probes.json").read_text())["probes"]) == names
+    assert called(1.0) == (0, [])
+
+
+def test_what_failed_is_asked_again_only_if_wished(called: Call, found: dict[str, Any]) -> None:
+    found["P4"] = FAILED
+    assert called(1.0)[0] == 1
+    assert called(1.0) == (1, [])
+    del found["P4"]
+    assert called(1.0, "--retry") == (0, [("P4", 75.0)])
+    assert called(1.0, "--only", "P6", "P1") == (0, [("P6", 75.0), ("P1", 75.0)])
+
+
+def test_a_probe_that_takes_all_its_time_has_failed_and_the_others_go_on(called: Call) -> None:
+    code, made = called(100.0, "--deadline", "300")
+    assert code == LEFT
+    assert len(made) == 4
+    code, made = called(1.0)
+    assert (code, made[0][0]) == (1, list(probe.PROBES)[3])
+
+
+def test_answers_of_another_machine_stay(called: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    called(1.0)
+    before = (tmp_path / "probes.json").read_text()
+    with pytest.raises(SystemExit):
+        called(1.0, "--smoke")
+    assert "has the answers of another machine" in capsys.readouterr().err
+    assert (tmp_path / "probes.json").read_text() == before
+    # Temperatures and clocks make no other machine.
+    assert probe._identity({"smoke": False, "gpu": "H200, 580, 12 C"}) == probe._identity({"smoke": False, "gpu": "H200, 580, 40 C"})
+
+
+def test_a_process_that_breaks_says_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "run_to_end", lambda *given, **options: Ended(-6, "", "illegal address", 1.0))
+    found = probe._run("P1", 10.0, False)
+    assert found is not None
+    assert found["failed"]
+    assert "illegal address" in found["data"]["last_words"]
+    monkeypatch.setattr(probe, "run_to_end", lambda *given, **options: Ended(None, "", "", 10.0))
+    assert probe._run("P1", 10.0, False) is None
