@@ -122,8 +122,10 @@ def _no_colon(name: str) -> UnknownModel:
     path = Path(name)
     if path.suffix == ".py":
         found = f"{name} is a Python file; expected one of its functions, such as {path.stem}:make, that returns (model, example_inputs)."
-    elif path.suffix or path.exists():
+    elif path.exists():
         found = f"{name} is a file of an unknown kind; expected a program saved by torch.export.save (.pt2), or module:function."
+    elif "/" not in name and "." in name:
+        found = f"there is no file {name}, and as a module it lacks a function; expected FILE.pt2, or module:function such as {name}:make."
     else:
         found = f"unknown model {name!r}; did you mean {_closest(name)}?"
     return UnknownModel(f"{found} 'autosched models' lists names and the other forms.")
@@ -221,7 +223,8 @@ def _from_module(name: str, module: str, function: str, options: dict[str, objec
 
 def _find_function(name: str, module: str, function: str) -> Callable[..., Any]:
     if module.endswith(".py"):
-        raise UnknownModel(f"unknown model {name!r}; a module is named without .py: did you mean {module.removesuffix('.py')}:{function}?")
+        dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise UnknownModel(f"unknown model {name!r}; a module is named without .py: did you mean {dotted}:{function}?")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = importlib.import_module(module)

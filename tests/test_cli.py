@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from autosched.core.errors import UsageError
+from autosched.device.compiled_baseline import from_zoo
 from autosched.export.bundle import encode_bundle
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.command import run
@@ -39,6 +41,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["frobnicate"], 2, "frobnicate"),
         (["cache", "frobnicate"], 2, "frobnicate"),
         (["tune", "autosched:toy", "--batch", "0"], 2, "--batch"),
+        (["tune", "no.such.file", "--device", "cpu"], 2, "module:function"),
+        (["tune", "a/folder/models.py:make", "--device", "cpu"], 2, "a.folder.models:make"),
     ],
 )
 def test_a_mistake_ends_in_one_message_and_its_exit_code(
@@ -49,6 +53,27 @@ def test_a_mistake_ends_in_one_message_and_its_exit_code(
     assert printed.out == ""
     assert words in printed.err
     assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize("command", ["tune", "compare"])
+def test_a_cost_model_that_is_not_there_is_said_before_anything_is_captured(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "autosched:toy", "--device", "cpu", "--cost-model", "no/such/model") == 2
+    said = capsys.readouterr().err
+    assert "no/such/model" in said
+    assert "capture" not in said
+
+
+def test_the_compiled_baseline_of_every_batch_size_is_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def stop(*args: object, sources: list[object], **options: object) -> None:
+        seen.extend(sources)
+        raise UsageError("seen")
+
+    monkeypatch.setattr("autosched.pipeline.shapes.tune_shapes", stop)
+    assert run("tune", "autosched:toy", "--device", "cpu", "--batch", "2,1") == 2
+    # Weights that a function draws after its inputs differ from one batch size to the next.
+    assert seen == [from_zoo("autosched:toy", batch=2)] * 2
 
 
 def test_an_error_is_json_when_json_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

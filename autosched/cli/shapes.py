@@ -60,7 +60,8 @@ def tune_several(model: str, batches: tuple[int | None, ...], output: Path | Non
             [item.args for item in loaded],
             [item.kwargs for item in loaded],
             name=loaded[0].name,
-            sources=[from_zoo(model, batch=batch, dtype=dtype, seed=seed) for batch in batches],
+            # Built with the first batch, like the model here: weights that are drawn after the inputs would be others with another.
+            sources=[from_zoo(model, batch=batches[0], dtype=dtype, seed=seed)] * len(batches),
             batches=batches,
             progress=progress,
             **options,

@@ -62,7 +62,7 @@ def tune(
         pipeline.check_writable(output)
     batches = parse_batches(batch)
     trusted = parse_namespaces(names_in(custom_operators))
-    pipeline.check_request(device, effort, budget_s, lowering)
+    pipeline.check_request(device, effort, budget_s, lowering, cost_model=cost_model)
     if len(batches) > 1:
         tune_several(
             model, batches, output, json, device=device, effort=effort, budget_s=budget_s, seed=seed, rewrite=rewrite, fresh=fresh,
@@ -126,7 +126,7 @@ def compare(
     budget_s = parse_seconds(budget) if budget is not None else None
     trusted = parse_namespaces(names_in(custom_operators))
     names = [name.strip() for name in strategies.split(",") if name.strip()] if strategies is not None else None
-    pipeline.check_request(device, effort, budget_s, lowering, names)
+    pipeline.check_request(device, effort, budget_s, lowering, names, cost_model)
     loaded = zoo.load(model, batch=batch, dtype=dtype, seed=seed)
     with live_progress() as progress:
         report = pipeline.compare(

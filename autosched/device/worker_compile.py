@@ -53,6 +53,8 @@ class _Service:
         model, args, kwargs, references = load_call(request)
         self._threads = request.threads
         torch.set_num_threads(request.threads)
+        if not request.source.endswith(".pt2") and (difference := _other_model(model, args, kwargs, references)):
+            return Broken(Failure(FailureKind.MISMATCH, f"{request.source} makes another model in another process: {difference}"))
         start_s = time.monotonic()
         try:
             outputs = self._compile_and_run(model, args, kwargs, Lowering(request.lowering))
@@ -89,6 +91,16 @@ class _Service:
         if self._threads > 1:
             time.sleep(TEAM_SPIN_S)
         return taken_us
+
+
+def _other_model(model: torch.nn.Module, args: Any, kwargs: Any, references: list[torch.Tensor]) -> str:
+    """How the answer of a model that was built here differs from the one given, or nothing.
+
+    Its weights may be drawn by other generators than PyTorch's, for example, which a seed does not reach.
+    """
+    with torch.no_grad():
+        answer = model(*args, **kwargs)
+    return compare([leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)], references).reason
 
 
 def _calls_us(call: Callable[[], Any], calls: int) -> float:

@@ -155,6 +155,7 @@ def _run(
     rewrite: bool,
 ) -> Outcome:
     """One job, or a contest of lowerings where none was asked for."""
+    from autosched.costmodel.persist import read_card
     from autosched.pipeline.clock import StageClock
     from autosched.pipeline.contest import run_contest
     from autosched.pipeline.granularity import REPLAY, coarser_note, considered
@@ -162,6 +163,9 @@ def _run(
     from autosched.pipeline.left_out import left_out_sentence
     from autosched.pipeline.replaying import open_device
 
+    if options.cost_model is not None:
+        # Found out now, not after minutes of capturing and compiling.
+        read_card(options.cost_model)
     clock = StageClock(progress)
     kind = REPLAY if options.device.startswith("replay:") else open_device(options.device).key.kind
     choice = considered(lowering, rewrite=rewrite, kind=kind)

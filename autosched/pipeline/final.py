@@ -19,6 +19,7 @@ from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.memory import remember_runs, timed_schedules
 from autosched.pipeline.options import Outcome
 from autosched.pipeline.proving import Entry
+from autosched.pipeline.references import References
 from autosched.pipeline.replaying import replayed_report
 from autosched.pipeline.rows import strategy_rows
 from autosched.pipeline.run import Costs, Run
@@ -26,6 +27,7 @@ from autosched.pipeline.timetable import LEAST_ROWS
 from autosched.search.simulate import simulate
 
 _TRACE_ROUNDS = 5
+_MOST_NAMES = 3  # of strategies that failed for the same reason
 _DUEL_SHARE = 0.1
 
 
@@ -72,7 +74,7 @@ def decide(
         NoFeasibleCandidate: if no sequential schedule is proved, or none can be timed.
     """
     if not any(entry.is_static for entry in proved):
-        raise NoFeasibleCandidate(f"not even a sequential schedule runs: {_listed(failures)}. Try --no-rewrite, and report the operator.")
+        raise NoFeasibleCandidate(f"not even a sequential schedule runs: {_listed(failures)}. {_what_to_do(run.references)}")
     run.progress.stage("baselines")
     began_s = time.monotonic()
     externals = rivals.ready(run.captured, run.references.outputs[0])
@@ -217,4 +219,19 @@ def _alone(costs: Costs, schedule: Schedule) -> tuple[float, ...]:
 
 
 def _listed(failures: Mapping[str, Failure]) -> str:
-    return "; ".join(f"{name}: {failure.kind}, {failure.detail}" for name, failure in failures.items()) or "no reason given"
+    names: dict[str, list[str]] = {}
+    for name, failure in failures.items():
+        names.setdefault(f"{failure.kind}, {failure.detail}", []).append(name)
+    return "; ".join(f"{_some(who)}: {why}" for why, who in names.items()) or "no reason given"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES])
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+
+
+def _what_to_do(references: References) -> str:
+    answers = (tensor for tensor in references.outputs[0] if tensor.is_floating_point())
+    if any(bool(tensor.float().isnan().any()) for tensor in answers):
+        return "The model's own answer to the example inputs has NaN: give example inputs with which it has none."
+    return "Try --no-rewrite, and report the operator."

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from autosched import zoo
 from autosched.core.records import Failure, FailureKind
 from autosched.device.baselines import EagerBaseline
 from autosched.device.compiled_baseline import CompiledBaseline, ModelSource, from_zoo
@@ -100,6 +101,41 @@ PLUGINS = {
     "killed": HEAD + "it._load_model = lambda request: os.kill(os.getpid(), signal.SIGKILL)\n",
     "hangs": HEAD + "it._load_model = lambda request: time.sleep(1000)\n",
 }
+
+
+ANOTHER_MODEL = f"""{HEAD}
+load = it._load_model
+def with_weights_of_its_own(request):
+    model = load(request)
+    if not request.source.endswith(".pt2"):
+        it.torch.nn.init.normal_(next(model.parameters()))
+    return model
+def as_it_is(self, model, args, kwargs, lowering):
+    self._call = lambda: model(*args, **kwargs)
+    return self._call()
+it._load_model, it._missing_compiler, it._Service._compile_and_run = with_weights_of_its_own, lambda: None, as_it_is
+"""
+
+
+def test_a_source_that_makes_other_weights_gives_way_to_the_model_itself(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(ANOTHER_MODEL)
+    made = zoo.load("autosched:toy")
+    with torch.no_grad():
+        references = [made.model(*made.args)]
+    source = from_zoo("autosched:toy")
+    alone = CompiledBaseline(source, made.args, {}, references, threads=1, plugin=plugin)
+    failure = alone.prepare()
+    alone.close()
+    assert failure is not None
+    assert failure.kind is FailureKind.MISMATCH
+    baseline = CompiledBaseline(source, made.args, {}, references, threads=1, model=made.model, plugin=plugin)
+    try:
+        assert baseline.prepare() is None
+        assert baseline.max_abs_error is not None
+        assert baseline.max_abs_error < 1e-3
+    finally:
+        baseline.close()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""A job that ends without any schedule says why once, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import autosched
+from autosched.core.errors import NoFeasibleCandidate
+
+
+class Blind(torch.nn.Module):
+    """PyTorch's fast path answers NaN for a query that may look at nothing; what it is exported to answers zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.attention(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
+        return found
+
+
+def test_example_inputs_whose_answer_is_nan_are_named_as_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    call = (torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(NoFeasibleCandidate, match="give example inputs") as raised:
+        autosched.tune(Blind().eval(), call, device="cpu", effort="quick", budget_s=2.0, lowering="rewritten")
+    said = str(raised.value)
+    assert said.count("NaN in other places") == 1
+    assert "more: nonfinite" in said
