@@ -118,11 +118,18 @@ def steps(opara: Path | None = None) -> list[Step]:
 
 
 class Diary:
-    """What became of each step in all calls so far, kept in ``session.json``."""
+    """What became of each step in all calls so far, kept in ``session.json``; a rehearsal's is no session's.
 
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self.steps: dict[str, dict[str, Any]] = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+    Raises:
+        ValueError: if the file is of the other kind.
+    """
+
+    def __init__(self, target: Path, *, smoke: bool = False) -> None:
+        found = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {"smoke": smoke, "steps": {}}
+        if found["smoke"] != smoke:
+            raise ValueError(f"{target} is of {'a rehearsal' if found['smoke'] else 'a session on a GPU'}; name another folder")
+        self._target, self._smoke = target, smoke
+        self.steps: dict[str, dict[str, Any]] = found["steps"]
 
     def state(self, step: Step) -> str:
         """``left``, ``done`` or ``failed``."""
@@ -135,7 +142,7 @@ class Diary:
     def note(self, step: Step, state: str, took_s: float) -> None:
         """Write down how ``step`` stands."""
         self.steps[step.name] = {"state": state, "took_s": round(took_s, 1)}
-        write_json(self._target, self.steps)
+        write_json(self._target, {"smoke": self._smoke, "steps": self.steps})
 
 
 def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step, float]]:
@@ -163,13 +170,14 @@ def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool) -> 
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
         file.write(f"\n{datetime.now(UTC).isoformat(timespec='seconds')} at most {limit_s:.0f} s\n{shlex.join(command)}\n\n")
+        said_before = file.tell()
     begin = time.monotonic()
     status = run_logged(command, limit_s, log)
     state = {0: "done", LEFT: "left", None: "left"}.get(status, "failed")
     diary.note(step, state, before_s + time.monotonic() - begin)
     said = "its time was over" if status is None else f"status {status}"
     print(f"{step.name}: {state} ({said}, {time.monotonic() - begin:.0f} s); {log}", flush=True)
-    for line in log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]:
+    for line in log.read_bytes()[said_before:].decode(errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]:
         print(f"    {line[:200]}", flush=True)
     return state
 
@@ -190,7 +198,10 @@ def main() -> int:
     plan = [step for step in plan if step.name in (arguments.only or [step.name]) and (step.smoke is not None or not arguments.smoke)]
     # Commands are started elsewhere and must find it all the same.
     out = arguments.out.resolve()
-    diary = Diary(out / "session.json")
+    try:
+        diary = Diary(out / "session.json", smoke=arguments.smoke)
+    except ValueError as error:
+        parser.error(str(error))
     if arguments.list:
         for step in plan:
             print(f"{diary.state(step):6}  {step.name:12}  {diary.took_s(step):4.0f} of {step.plan_s:4.0f} s")

@@ -97,7 +97,7 @@ def test_a_step_that_ends_the_whole_session_has_had_its_time(rig: Rig, monkeypat
         patch.setattr(session, "run_logged", killed)
         with pytest.raises(KeyboardInterrupt):
             rig.call(plan)
-    assert json.loads((rig.out / "session.json").read_text())["a"] == {"state": "left", "took_s": 100.0}
+    assert json.loads((rig.out / "session.json").read_text())["steps"]["a"] == {"state": "left", "took_s": 100.0}
     assert rig.call(plan, "--seconds", "120") == (0, [("b", 100), ("a", 114)])
 
 
@@ -110,6 +110,14 @@ def test_the_list_and_names_of_steps(rig: Rig, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         rig.call(plan, "--only", "nothing")
     assert "there is no step nothing; expected some of a, b" in capsys.readouterr().err
+
+
+def test_a_rehearsal_and_a_session_never_share_a_folder(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    rig.call([step("a")], "--smoke")
+    with pytest.raises(SystemExit):
+        rig.call([step("a")])
+    assert "is of a rehearsal; name another folder" in capsys.readouterr().err
+    assert not rig.made
 
 
 @pytest.fixture
@@ -133,7 +141,7 @@ def test_a_command_gets_its_folder_and_seconds_and_its_words_are_logged(
     assert str([str(tmp_path / "out"), "48", "--smoke"]) in log
     assert log.rstrip().endswith("oh")
     assert "at most 60 s" in log
-    assert "oh" in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[1:3] == [f"    {[str(tmp_path / 'out'), '48', '--smoke']}", "    oh"]
 
 
 @pytest.mark.slow
