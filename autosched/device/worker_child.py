@@ -25,6 +25,8 @@ from autosched.runtime.orphans import die_with
 COMPILE_S = 1800.0
 """How long a compilation may take before its process counts as hung, in seconds."""
 
+_BEAT_S = 1.0
+
 
 class Channel:
     """The process's end of the conversation. Made once, before anything that may fail."""
@@ -62,7 +64,7 @@ class Channel:
 
         def beat() -> None:
             end_s = time.monotonic() + limit_s
-            while not done.wait(1.0) and time.monotonic() < end_s:
+            while not done.wait(_BEAT_S) and time.monotonic() < end_s:
                 self.beat(-1)
 
         thread = threading.Thread(target=beat, name="autosched-worker-beats", daemon=True)

@@ -7,7 +7,9 @@ from typing import cast
 
 import pytest
 
+from autosched.device import worker_child
 from autosched.device.worker_child import Channel
+from tests.conformance.waiting import wait_until
 
 
 class _Board:
@@ -18,32 +20,33 @@ class _Board:
         self.items.append(item)
 
 
-def _wait(board: _Board, count: int) -> None:
-    deadline = time.monotonic() + 30.0
-    while len(board.items) < count and time.monotonic() < deadline:
-        time.sleep(0.02)
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_child, "_BEAT_S", 0.02)
 
 
 def test_beats_while_the_block_runs_and_not_after() -> None:
     board = _Board()
     with Channel.working(cast(Channel, board), 1000.0):
-        _wait(board, 2)
+        assert wait_until(lambda: len(board.items) >= 2)
     found = len(board.items)
-    assert found >= 2
     assert set(board.items) == {-1}
-    time.sleep(1.2)
+    time.sleep(0.2)
     assert len(board.items) == found
 
 
 def test_no_beats_beyond_the_limit() -> None:
     board = _Board()
     with Channel.working(cast(Channel, board), 0.0):
-        time.sleep(1.3)
+        time.sleep(0.2)
     assert board.items == []
 
 
 def test_beats_end_when_the_block_fails() -> None:
     board = _Board()
     with pytest.raises(KeyError), Channel.working(cast(Channel, board), 1000.0):
+        assert wait_until(lambda: bool(board.items))
         raise KeyError
-    assert board.items == []
+    found = len(board.items)
+    time.sleep(0.2)
+    assert len(board.items) == found
