@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -92,7 +92,7 @@ class Evaluation:
     """Everything ``autosched evaluate`` prints and saves.
 
     ``seen_families`` lists families that were in the training data: errors on them say nothing about unseen models. ``curve`` is that of
-    its training; ``schedules`` is filled in by whoever has a simulator of schedules: ``pipeline.retraining``.
+    its training; ``schedules`` and ``folder``, the model's, are filled in by whoever has a simulator and paths: ``pipeline.retraining``.
     """
 
     model: str
@@ -110,6 +110,7 @@ class Evaluation:
     composition: tuple[Composition, ...]
     schedules: tuple[ScheduleError, ...] = ()
     curve: tuple[CurvePoint, ...] = ()
+    folder: str = ""
 
     def to_json(self) -> bytes:
         """Canonical bytes."""
@@ -153,7 +154,7 @@ def permutation_importance(model: PairModel, pairs: PairSet, *, seed: int) -> tu
     def error(rows: NDArray[np.float32]) -> float | None:
         guess: Floats
         if isinstance(model, XgboostModel):
-            guess = model.predict_rows(rows)
+            guess = model.predict_design(replace(made, rows=rows))
         elif isinstance(model, TorchModel):
             guess = model.predict_rows(rows, made.prior_log)
         else:

@@ -1,12 +1,13 @@
 """Features of kernels and of ordered pairs: one named, versioned vector that every learned model reads.
 
-The set is versioned as a whole: a model stores :data:`FEATURE_SET` and :data:`PAIR_FEATURES` and refuses any other.
+The set is versioned as a whole: a model stores :data:`FEATURE_SET` and :data:`PAIR_FEATURES` and refuses any other that means
+something else on its devices (:func:`readable`).
 Rates are fractions of the device's peak, so that a model carries over to a device it has not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,11 @@ from autosched.core.custom_operators import known_kind
 from autosched.core.errors import UsageError
 from autosched.datasets.facts import DeviceFacts, KernelFacts
 
-FEATURE_SET = 1
-"""Raised whenever the meaning, order or number of features changes."""
+FEATURE_SET = 2
+"""Raised whenever the meaning, order or number of features changes. 2: what the analytic prior says of pairs on a CPU."""
+
+_SAME_SINCE = {"cuda": 1}
+"""By kind of device: the oldest set whose rows are those of today; others than these have changed with the last one."""
 
 _KERNEL = (
     "log_solo_us",
@@ -73,6 +77,7 @@ class KernelColumns:
         width: CPU threads it occupies; 1 on CUDA.
         compute: achieved share (0 to 1) of the device's arithmetic peak.
         bandwidth: achieved share (0 to 1) of the device's memory peak.
+        cache: bytes it moves over the device's last-level cache, at most 4; 0 if unknown.
         units: share (0 to 1) of the device that one run of it occupies while it runs.
         waves: CUDA: grid over resident capacity, may exceed 1. CPU: width over cores.
         matrix: float64 ``[n_kernels, len(kernel features)]``.
@@ -82,6 +87,7 @@ class KernelColumns:
     width: NDArray[np.float64]
     compute: NDArray[np.float64]
     bandwidth: NDArray[np.float64]
+    cache: NDArray[np.float64]
     units: NDArray[np.float64]
     waves: NDArray[np.float64]
     matrix: NDArray[np.float64]
@@ -108,6 +114,7 @@ def kernel_columns(kernels: Sequence[KernelFacts], devices: Sequence[DeviceFacts
     cache = _column([d.cache_bytes for d in devices])[kernel_device]
     compute = np.minimum(1.0, _share(flops / solo, peak))
     bandwidth = np.minimum(1.0, _share(moved / solo, bandwidth_peak))
+    cached = np.minimum(4.0, _share(moved, cache))
     waves = _waves(kernels, devices, kernel_device)
     units = np.minimum(1.0, waves)
     launches = [k.launch for k in kernels]
@@ -121,7 +128,7 @@ def kernel_columns(kernels: Sequence[KernelFacts], devices: Sequence[DeviceFacts
             np.log1p(elements),
             compute,
             bandwidth,
-            np.minimum(4.0, _share(moved, cache)),
+            cached,
             units,
             np.log1p(waves),
             np.where(waves >= 1.0, np.ceil(waves) - waves, 0.0),
@@ -136,7 +143,12 @@ def kernel_columns(kernels: Sequence[KernelFacts], devices: Sequence[DeviceFacts
         ],
         axis=1,
     )
-    return KernelColumns(solo, width, compute, bandwidth, units, waves, matrix)
+    return KernelColumns(solo, width, compute, bandwidth, cached, units, waves, matrix)
+
+
+def readable(feature_set: int, kinds: Iterable[str]) -> bool:
+    """Whether a model of ``feature_set`` that was trained on devices of these kinds still gets the rows it was trained on."""
+    return feature_set == FEATURE_SET or all(_SAME_SINCE.get(kind, FEATURE_SET) <= feature_set < FEATURE_SET for kind in kinds)
 
 
 def pair_rows(
@@ -171,7 +183,7 @@ def pair_rows(
     sums[0] = np.minimum(4.0, sums[0])
     compute = columns.compute[first] + columns.compute[last]
     bandwidth = columns.bandwidth[first] + columns.bandwidth[last]
-    cache = columns.matrix[first, _KERNEL.index("cache_fraction")] + columns.matrix[last, _KERNEL.index("cache_fraction")]
+    cache = columns.cache[first] + columns.cache[last]
     symmetric = [sums[0], compute, bandwidth, cache, np.maximum(compute, bandwidth), first == last]
     device = kernel_device[first]
     facts = [

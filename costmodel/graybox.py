@@ -23,7 +23,7 @@ from autosched.core.decoding import decode_json
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
 from autosched.costmodel.analytic import structural
 from autosched.costmodel.design import log_targets, take, take_labels
-from autosched.costmodel.features import FEATURE_SET, KernelColumns, kernel_columns
+from autosched.costmodel.features import FEATURE_SET, KernelColumns, kernel_columns, readable
 from autosched.costmodel.model import Floats, PairLabels, PairQuery, Prediction, check_labels, point_prediction
 from autosched.costmodel.threads import threads_for
 
@@ -123,7 +123,7 @@ class GrayboxModel:
             saved = decode_json((directory / "graybox.json").read_bytes(), _Saved)
         except (SafetensorError, OSError, msgspec.DecodeError) as error:
             raise ArtifactCorrupt(str(path), str(error)) from error
-        if saved.feature_set != FEATURE_SET:
+        if not readable(saved.feature_set, saved.classes):
             raise IncompatibleArtifact(str(path), [f"feature set: {saved.feature_set} there, {FEATURE_SET} here"])
         expected = {"shared": (len(saved.classes), PER_CLASS), "deviations": (len(saved.kernels), PER_KERNEL)}
         if {name: tensor.shape for name, tensor in tensors.items()} != expected:

@@ -17,7 +17,7 @@ import msgspec
 from autosched.core.decoding import decode_json
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
 from autosched.costmodel.conformal import Conformal
-from autosched.costmodel.features import FEATURE_SET, PAIR_FEATURES
+from autosched.costmodel.features import FEATURE_SET, PAIR_FEATURES, readable
 from autosched.costmodel.model import COST_MODELS
 from autosched.costmodel.trained import Card, TrainedModel
 
@@ -124,14 +124,14 @@ def read_card(folder: Path) -> tuple[str, Card]:
             raise ArtifactCorrupt(str(path), f"it has {size} bytes instead of {expected.bytes}")
         if hashlib.sha256(path.read_bytes()).hexdigest() != expected.sha256:
             raise ArtifactCorrupt(str(path), "its content is not what the manifest promises")
+    card: Card = _decode(folder / "card.json", Card)
     differences = []
-    if manifest.feature_set != FEATURE_SET:
+    if not readable(manifest.feature_set, card.kinds):
         differences.append(f"feature set: {manifest.feature_set} there, {FEATURE_SET} here")
     elif manifest.features != PAIR_FEATURES:
         differences.append(f"features: {', '.join(sorted(set(manifest.features) ^ set(PAIR_FEATURES))) or 'another order'} differ")
     if differences:
         raise IncompatibleArtifact(str(folder), [*differences, "train again on the stored runs with 'autosched train'"])
-    card: Card = _decode(folder / "card.json", Card)
     return manifest.model, card
 
 

@@ -1,4 +1,9 @@
-"""Gradient-boosted trees on log slowdown, with the analytic prediction among the features and monotone where physics demands it."""
+"""Gradient-boosted trees on log slowdown: what the analytic prior leaves over, monotone where physics demands it.
+
+They begin at the prior, so that few rows do not make it worse. What they say of a pair is two numbers that know nothing of each other,
+and beyond the rows they were trained on it is the number of whichever leaf is nearest. So the two are held to what pairs do: see
+:func:`bounded`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
-from autosched.costmodel.design import design, log_targets
+from autosched.costmodel.design import Design, design, log_targets
 from autosched.costmodel.features import PAIR_FEATURES
-from autosched.costmodel.model import Floats, PairLabels, PairQuery, Prediction, check_labels, point_prediction
+from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairLabels, PairQuery, Prediction, check_labels, point_prediction
 from autosched.costmodel.threads import SMALL
 
 if TYPE_CHECKING:
@@ -25,11 +30,16 @@ RISING = (
     "sum_compute",
     "sum_bandwidth",
     "max_saturation",
-    "analytic_log_slowdown",
 )
 """A neighbour that asks for more of a resource never makes a kernel faster; a row can only rise with these."""
 
 ROUNDS = 150
+
+_LEAST_RATE = "autosched_least_rate"
+"""In the file: the bound. Trees of older versions do not have it; they begin at nothing and are not held to anything."""
+
+LEAST_RATE_QUANTILE = 0.05
+"""Of the sums of rates measured in training, the one taken for the least there is; fewer are outliers and noise."""
 
 
 class XgboostModel:
@@ -44,20 +54,25 @@ class XgboostModel:
     def __init__(self, threads: int = 0) -> None:
         self._threads = threads
         self._booster: xgboost.Booster | None = None
+        self._least_rate: float | None = None
 
     def fit(self, query: PairQuery, labels: PairLabels, *, rng: np.random.Generator) -> None:
         """Fit on both directions of every pair, in about a second for a thousand pairs."""
         check_labels(query, labels)
-        made = design(query)
-        self.fit_rows(made.rows, log_targets(labels), np.concatenate([labels.weight, labels.weight]), rng=rng)
+        made, target = design(query), log_targets(labels)
+        self.fit_rows(made.rows, target, np.concatenate([labels.weight, labels.weight]), start=made.prior_log, rng=rng)
+        rates = np.exp(-target[: len(query)]) + np.exp(-target[len(query) :])
+        self._least_rate = min(1.0, float(np.quantile(rates, LEAST_RATE_QUANTILE)))
 
-    def fit_rows(self, rows: NDArray[np.float32], target: Floats, weight: Floats, *, rng: np.random.Generator) -> None:
-        """Fit directional rows: ``rows`` float32 ``[n, n_features]``, ``target`` and ``weight`` ``[n]``."""
+    def fit_rows(
+        self, rows: NDArray[np.float32], target: Floats, weight: Floats, *, rng: np.random.Generator, start: Floats | None = None
+    ) -> None:
+        """Fit directional rows: ``rows`` float32 ``[n, n_features]``; ``target``, ``weight``, and ``start`` where trees begin: ``[n]``."""
         import xgboost
 
         names = list(PAIR_FEATURES)
         threads = self._threads or (1 if len(rows) < SMALL else 0)
-        data = xgboost.DMatrix(rows, label=target, weight=weight, feature_names=names, nthread=threads or None)
+        data = xgboost.DMatrix(rows, label=target, weight=weight, base_margin=start, feature_names=names, nthread=threads or None)
         options = {
             "objective": "reg:pseudohubererror" if len(rows) >= 200 else "reg:squarederror",
             "huber_slope": 0.5,
@@ -78,8 +93,8 @@ class XgboostModel:
             del options["huber_slope"]
         self._booster = xgboost.train(options, data, num_boost_round=ROUNDS)
 
-    def predict_rows(self, rows: NDArray[np.float32]) -> Floats:
-        """Log slowdown of directional rows: float64 ``[n]``.
+    def predict_rows(self, rows: NDArray[np.float32], start: Floats | None = None) -> Floats:
+        """Log slowdown of directional rows: float64 ``[n]``; ``start`` is as in :meth:`fit_rows`.
 
         Raises:
             UsageError: before ``fit``.
@@ -88,19 +103,28 @@ class XgboostModel:
             raise UsageError("the xgboost model was asked before it was fitted; call fit, or use the analytic model")
         if not len(rows):
             return np.zeros(0)
-        answer = self._booster.inplace_predict(rows, validate_features=False)
+        answer = self._booster.inplace_predict(rows, validate_features=False, base_margin=start)
         result: Floats = np.asarray(answer, dtype=np.float64)
         return result
 
     def predict(self, query: PairQuery) -> Prediction:
         """Predict every pair."""
-        slowdowns = np.exp(self.predict_rows(design(query).rows))
-        return point_prediction(query, slowdowns[: len(query)], slowdowns[len(query) :])
+        slowdowns = np.exp(self.predict_design(design(query)))
+        first, last = np.split(np.clip(slowdowns, 1.0, MAX_SLOWDOWN), 2)
+        if self._least_rate is not None:
+            first, last = bounded(first, last, self._least_rate)
+        return point_prediction(query, first, last)
+
+    def predict_design(self, made: Design) -> Floats:
+        """Log slowdown of every row as the trees say it, neither cut nor held to a bound: float64 ``[2n]``."""
+        return self.predict_rows(made.rows, made.prior_log if self._least_rate is not None else None)
 
     def save(self, directory: Path) -> None:
         """Write ``trees.ubj``, XGBoost's own format that stays readable across its releases."""
         if self._booster is None:
             raise UsageError("the xgboost model cannot be saved before it was fitted")
+        if self._least_rate is not None:
+            self._booster.set_attr(**{_LEAST_RATE: repr(self._least_rate)})
         self._booster.save_model(directory / "trees.ubj")
 
     @classmethod
@@ -120,4 +144,29 @@ class XgboostModel:
         if booster.feature_names != list(PAIR_FEATURES):
             raise IncompatibleArtifact(str(path), [f"features: {booster.feature_names} there, {list(PAIR_FEATURES)} here"])
         model._booster = booster
+        model._least_rate = _read_bound(path, booster.attr(_LEAST_RATE))
         return model
+
+
+def bounded(first: Floats, last: Floats, least_rate: float) -> tuple[Floats, Floats]:
+    """Slowdowns of pairs, both made smaller by one factor where together they would be slower than any pair is: ``[n_pairs]`` each.
+
+    ``1 / first + 1 / last`` is how much work gets done while both run, 1 being what one of them alone does. A device does not idle while
+    there is work, so it is at least 1, less what taking turns costs; that is ``least_rate``. Slowdowns stay at 1 or more.
+    *Source:* work conservation, Kleinrock, Queueing Systems II, chapter 3.
+
+    >>> bounded(np.array([5.0, 1.0]), np.array([5.0, 24.0]), 1.0)
+    (array([2., 1.]), array([ 2., 24.]))
+    """
+    factor = np.minimum(1.0, (1.0 / first + 1.0 / last) / least_rate)
+    return first * factor, last * factor
+
+
+def _read_bound(path: Path, written: str | None) -> float | None:
+    try:
+        value = float(written) if written is not None else None
+    except ValueError:
+        value = 0.0
+    if value is not None and not 0.0 < value <= 1.0:
+        raise ArtifactCorrupt(str(path), f"{_LEAST_RATE} is {written!r}; expected a number above 0 and at most 1")
+    return value

@@ -7,13 +7,20 @@ import io
 import json
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from rich.console import Console
 
 from autosched.cli.costmodel import whether_used
 from autosched.cli.costmodel_tables import print_evaluation
+from autosched.costmodel.pair_set import pair_set
+from autosched.costmodel.persist import save_model
+from autosched.costmodel.train import train
+from autosched.costmodel.trained import TrainedModel
+from autosched.costmodel.xgboost_model import XgboostModel
 from autosched.datasets.synthetic import synthetic_store
-from autosched.pipeline import collecting, retraining
+from autosched.pipeline import collecting, memory, retraining
 from tests.conformance.command import run
 
 
@@ -46,6 +53,46 @@ def test_a_model_trained_without_output_is_the_one_that_evaluate_finds(
     assert "runs" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
+def trained_on(model: TrainedModel, kind: str, name: str, families: tuple[str, ...]) -> TrainedModel:
+    """The same model with a card that lets tuning take it on a device of this kind and name."""
+    decision = dataclasses.replace(model.card.decision, chosen=model.name)
+    card = msgspec.structs.replace(model.card, kinds=(kind,), devices=(name,), families=families, simulated=0, decision=decision)
+    return TrainedModel(model.inner, model.intervals, card)
+
+
+def test_evaluate_reads_the_model_that_tuning_reads_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = pair_set(synthetic_store(tmp_path / "elsewhere", families=("alpha", "beta"), kernels=6, pairs=40, seed=1))
+    trees = XgboostModel(threads=1)
+    trees.fit(pairs.query, pairs.labels, rng=np.random.default_rng(0))
+    learned = TrainedModel(trees, None, train(pairs, seed=0, kinds=("xgboost",), curve=False).model.card)
+    own_runs, installed = retraining.places_of("cpu")
+    synthetic_store(own_runs, families=("gamma",), kernels=4, pairs=6, seed=0)
+    shipped = tmp_path / "shipped" / "model"
+    save_model(trained_on(learned, "cpu", "somewhere", ("alpha",)), shipped)
+    monkeypatch.setattr(memory, "_shipped", lambda key: [shipped])
+
+    def evaluated() -> str:
+        assert run("evaluate", "--device", "cpu", "--json") == 0
+        return str(json.loads(capsys.readouterr().out)["folder"])
+
+    assert evaluated() == str(shipped)
+    assert run("evaluate", "--device", "cpu") == 0
+    assert f"the cost model in {shipped}" in capsys.readouterr().out
+    save_model(trained_on(learned, "cpu", "here", ("beta",)), installed)
+    assert evaluated() == str(installed)
+
+
+def test_without_any_model_evaluate_says_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory, "_shipped", lambda key: [])
+    synthetic_store(retraining.places_of("cpu")[0], families=("gamma",), kernels=4, pairs=6, seed=0)
+    assert run("evaluate", "--device", "cpu") == 2
+    assert "'autosched train' makes one" in capsys.readouterr().err
+
+
 def test_training_into_a_folder_of_other_files_is_refused_at_once(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sources = tmp_path / "costmodel"
     sources.mkdir()
@@ -75,7 +122,7 @@ def test_no_cell_of_an_evaluation_is_cut_off_in_a_narrow_terminal(runs: Path, tm
     first = next(iter(found.by_family.values()))
     classes = {"compute x compute": dataclasses.replace(first, rows=12345, contended_rows=12345, mape_pct=123.4)}
     console = Console(width=80, file=io.StringIO())
-    print_evaluation(dataclasses.replace(found, by_class=classes), console)
+    print_evaluation(dataclasses.replace(found, by_class=classes, folder="model"), console)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "compute x compute" in printed
     assert "…" not in printed

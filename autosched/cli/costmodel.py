@@ -123,7 +123,11 @@ def whether_used(chosen: str, output: Path, *, installed: bool) -> str:
 
 def evaluate(
     model: Annotated[
-        Path | None, typer.Argument(metavar="MODELDIR", help="A folder written by 'autosched train'; default: the installed one.")
+        Path | None,
+        typer.Argument(
+            metavar="MODELDIR",
+            help="A folder written by 'autosched train'; default: the one that tuning on this device reads.",
+        ),
     ] = None,
     runs: Annotated[
         Path | None, typer.Argument(metavar="RUNS", help="A store to compare with; default: what tuning jobs measured on this device.")
@@ -141,8 +145,7 @@ def evaluate(
     """
     from autosched.pipeline import retraining
 
-    own_runs, own_model = retraining.places_of(device) if model is None or runs is None else (runs, model)
-    result = retraining.evaluate(model or own_model, runs or own_runs, seed=seed)
+    result = retraining.evaluate(model or retraining.model_of(device), runs or retraining.places_of(device)[0], seed=seed)
     if output is not None:
         from autosched.costmodel.plots import write_plots
 

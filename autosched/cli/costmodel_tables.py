@@ -29,6 +29,9 @@ def print_evaluation(found: Evaluation, console: Console) -> None:
     """Pairs (all, unseen families, by family, by class), groups, whole schedules, calibration, importance."""
     simulated = f"; {found.simulated} pairs SIMULATED" if found.simulated else ""
     floor = "unknown" if found.noise_floor_pct is None else f"{found.noise_floor_pct:.1f} %"
+    if found.folder:
+        # Nothing but the terminal breaks a path.
+        console.print(f"the cost model in {found.folder}", highlight=False, soft_wrap=True)
     console.print(f"{found.rows} rows, noise floor of repeats {floor}{simulated}", highlight=False)
     for title, metrics in (
         ("all rows", found.overall),

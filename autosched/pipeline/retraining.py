@@ -16,7 +16,7 @@ from autosched.costmodel.train import Training
 from autosched.costmodel.train import train as train_model
 from autosched.datasets.store import Store
 from autosched.device.registry import device_named
-from autosched.pipeline.memory import device_digest
+from autosched.pipeline.memory import device_digest, model_in_use
 from autosched.pipeline.schedule_errors import schedule_errors
 
 
@@ -24,6 +24,12 @@ def places_of(device: str) -> tuple[Path, Path]:
     """Where tuning jobs on ``device`` leave their runs, and where they look for a cost model."""
     digest = device_digest(device_named(device).key)
     return runs_dir() / digest, cost_models_dir() / digest
+
+
+def model_of(device: str) -> Path:
+    """The folder of the cost model that tuning on ``device`` reads; where it would take the prior, the place of an installed one."""
+    key = device_named(device).key
+    return model_in_use(key).folder or cost_models_dir() / device_digest(key)
 
 
 def train(
@@ -56,4 +62,5 @@ def evaluate(model: str | os.PathLike[str], folder: str | os.PathLike[str], *, s
     """What a trained model is worth on a store of runs: on pairs, groups and whole schedules."""
     store, trained = Store.open(Path(folder)), load_model(Path(model))
     schedules = schedule_errors(store, {trained.name: lambda family: trained})
-    return dataclasses.replace(evaluate_model(trained, pair_set(store), store, seed=seed), schedules=schedules)
+    found = evaluate_model(trained, pair_set(store), store, seed=seed)
+    return dataclasses.replace(found, schedules=schedules, folder=os.fspath(model))

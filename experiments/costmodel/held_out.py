@@ -12,10 +12,8 @@ model beside the store, where it ships.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +36,7 @@ from autosched.costmodel.persist import save_model  # noqa: E402
 from autosched.costmodel.train import DEFAULT_KINDS, train  # noqa: E402
 from autosched.datasets.splits import Fold, by_operator_family, leave_one_out  # noqa: E402
 from autosched.datasets.store import Store  # noqa: E402
-from autosched.datasets.synthetic import synthetic_store  # noqa: E402
-from experiments.costmodel import wholes  # noqa: E402
+from experiments.costmodel import stores, wholes  # noqa: E402
 
 HEADER = "| model | MAPE % | contended median APE % | contended Spearman | told right % | makespan MAPE % | interval holds % |"
 
@@ -113,12 +110,6 @@ def by_direction(held_out: HeldOut) -> dict[str, float]:
     return {name: float(np.abs(np.log(guess / truth)).mean()) for name, guess, truth in pairs}
 
 
-def recorded_store(kind: str) -> Path | None:
-    """The store that was recorded on a device of ``kind`` and is committed, if there is one."""
-    found = sorted(path for path in (ROOT / "datasets" / "data").glob(f"{kind}*") if (path / "pairs").is_dir())
-    return found[-1] if found else None
-
-
 def examine(store: Store, models: list[str], probe_runs: int, seed: int, keep: Path | None) -> dict[str, Any]:
     """Everything that is told of a store."""
     pairs = pair_set(store)
@@ -171,29 +162,18 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("store", nargs="?", type=Path)
-    parser.add_argument("--out", type=Path, default=None, help="folder of train.txt and costmodel.json; default: experiments/results/")
-    parser.add_argument("--device", default="cpu", help="whose recorded store to take if none is named: cpu or h200")
+    parser = stores.parser_of(__doc__, "train.txt and costmodel.json")
     parser.add_argument("--models", nargs="*", default=list(DEFAULT_KINDS))
     parser.add_argument("--probes", type=int, default=6)
     parser.add_argument("--keep", action="store_true", help="save the trained model as STORE/model")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args(arguments)
-    place = options.store or (None if options.smoke else recorded_store(options.device))
-    if place is None and not options.smoke:
-        parser.error("no runs are recorded here: make them with experiments/costmodel/collect.py, name a store, or use --smoke")
-    with tempfile.TemporaryDirectory() as scratch:
-        rehearsal = Path(scratch) / "simulated"
-        store = Store.open(place) if place is not None else synthetic_store(rehearsal, kernels=10, pairs=40)
-        result = examine(store, options.models, options.probes, options.seed, place / "model" if options.keep and place else None)
+    with stores.chosen(parser, options) as given:
+        keep = given.place / "model" if options.keep and given.place else None
+        result = examine(given.store, options.models, options.probes, options.seed, keep)
     text = as_text(result)
-    out = options.out or (None if options.smoke or options.store else ROOT / "experiments" / "results" / options.device)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "costmodel.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-        (out / "train.txt").write_text(text)
+    if given.out is not None:
+        (given.out / "costmodel.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+        (given.out / "train.txt").write_text(text)
     sys.stdout.write(text)
     return 0
 

@@ -10,9 +10,7 @@ blocks (``search/leftover.py``) and its pairs are exact: what is left is the err
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +29,6 @@ from autosched.costmodel.metrics import spearman  # noqa: E402
 from autosched.costmodel.model import Floats, PairModel  # noqa: E402
 from autosched.costmodel.pair_set import pair_set  # noqa: E402
 from autosched.datasets.store import Store  # noqa: E402
-from autosched.datasets.synthetic import synthetic_store  # noqa: E402
 from autosched.search.anneal import Annealer  # noqa: E402
 from autosched.search.leftover import BlockEvaluator, group_ends_us, pair_costs  # noqa: E402
 from autosched.search.policies import Decoder, Policy  # noqa: E402
@@ -39,8 +36,7 @@ from autosched.search.problem import Problem  # noqa: E402
 from autosched.search.simulate import Evaluator  # noqa: E402
 from autosched.search.strategy import SearchContext  # noqa: E402
 from autosched.search.synthetic import SHAPES, random_block_kernels, random_block_problem  # noqa: E402
-from experiments.costmodel import wholes  # noqa: E402
-from experiments.costmodel.held_out import recorded_store  # noqa: E402
+from experiments.costmodel import stores, wholes  # noqa: E402
 
 Rule = Callable[[Floats, Floats], Floats]
 """Slowdowns of those that run together, in order of start, from their excess over 1 beside each other (``[k, k]``) and their room."""
@@ -297,27 +293,17 @@ def as_text(groups: dict[str, list[Case]], gpu: list[Case], label: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("store", nargs="?", type=Path)
-    parser.add_argument("--out", type=Path, default=None, help="folder of composition.txt; default: experiments/results/")
-    parser.add_argument("--device", default="cpu", help="whose recorded store to take if none is named: cpu or h200")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true")
+    parser = stores.parser_of(__doc__, "composition.txt")
     options = parser.parse_args(arguments)
-    place = options.store or (None if options.smoke else recorded_store(options.device))
-    if place is None and not options.smoke:
-        parser.error("no runs are recorded here: make them with experiments/costmodel/collect.py, name a store, or use --smoke")
-    with tempfile.TemporaryDirectory() as scratch:
-        store = Store.open(place) if place is not None else synthetic_store(Path(scratch) / "simulated", kernels=10, pairs=40)
-        label = ", ".join(sorted({row.facts.name for row in store.scopes()})) + ("" if place is not None else " (simulated, not measured)")
+    with stores.chosen(parser, options) as given:
+        simulated = "" if given.place is not None else " (simulated, not measured)"
+        label = ", ".join(sorted({row.facts.name for row in given.store.scopes()})) + simulated
         gpu = made_up(1, 2, options.seed) if options.smoke else made_up(12, 25, options.seed)
-        text = as_text(recorded(store, options.seed), gpu, label)
+        text = as_text(recorded(given.store, options.seed), gpu, label)
     graphs, evaluations = (1, 500) if options.smoke else (12, 40_000)
     text += schedules_as_text(graphs, options.seed, evaluations=evaluations)
-    out = options.out or (None if options.smoke or options.store else ROOT / "experiments" / "results" / options.device)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "composition.txt").write_text(text)
+    if given.out is not None:
+        (given.out / "composition.txt").write_text(text)
     sys.stdout.write(text)
     return 0
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autosched.core.errors import ArtifactCorrupt, UsageError
 from autosched.costmodel.analytic import AnalyticModel
@@ -16,7 +19,7 @@ from autosched.costmodel.model import COST_MODELS, MAX_SLOWDOWN, PairModel, Pair
 from autosched.costmodel.pair_set import PairSet, pair_set
 from autosched.costmodel.stacked import StackedModel
 from autosched.costmodel.torch_model import TorchModel
-from autosched.costmodel.xgboost_model import RISING, XgboostModel
+from autosched.costmodel.xgboost_model import RISING, XgboostModel, bounded
 from autosched.datasets.facts import DeviceFacts, KernelFacts, LaunchFacts, with_observed_peaks
 from autosched.datasets.synthetic import synthetic_store
 from tests.conformance.costmodel_suite import CostModelSuite
@@ -81,13 +84,15 @@ def ask(a: KernelFacts, b: KernelFacts, device: DeviceFacts) -> tuple[float, flo
 
 def test_threads_beyond_the_cores_share_them() -> None:
     assert ask(kernel("a"), kernel("b"), CPU) == pytest.approx((1.03, 1.03))
-    assert ask(kernel("a", width=4), kernel("b"), CPU) == pytest.approx((1.03 * 5 / 4, 1.03 * 5 / 4))
-    assert ask(kernel("a", width=4), kernel("b", width=4), CPU) == pytest.approx((2.06, 2.06))
+    long, longer = (kernel(name, width=4, solo_us=50_000.0) for name in "cd")
+    assert ask(long, kernel("b"), CPU) == pytest.approx((1.03 * 5 / 4, 1.03 * 5 / 4))
+    assert ask(long, longer, CPU) == pytest.approx((2.06, 2.06))
     assert ask(kernel("a", width=2), kernel("b", width=2), CPU) == pytest.approx((1.03, 1.03))
 
 
-def test_a_wide_kernel_waits_for_the_core_that_a_short_one_holds() -> None:
+def test_a_kernel_waits_for_the_core_that_a_short_one_holds() -> None:
     assert ask(kernel("a"), kernel("b", width=4), CPU) == pytest.approx((1.03, MAX_SLOWDOWN))
+    assert ask(kernel("a", width=4), kernel("b"), CPU) == pytest.approx((1.03, MAX_SLOWDOWN))
     assert ask(kernel("a"), kernel("b", width=3), CPU) == pytest.approx((1.03, 1.03))
     long = kernel("a", solo_us=50_000.0)
     assert ask(long, kernel("b", width=4), CPU) == pytest.approx((1.03 * 5 / 4, 1.03 * 5 / 4))
@@ -100,6 +105,16 @@ def test_memory_beyond_its_peak_slows_only_who_waits_for_it() -> None:
     assert max(ask(streaming, computing, CPU)) < 1.04
 
 
+def test_memory_is_not_short_for_what_stays_in_the_cache() -> None:
+    def at_its_peak(name: str, moved: int) -> KernelFacts:
+        return kernel(name, moved=moved, solo_us=moved / 20_000.0)  # 20 of 20 GB/s
+
+    cached = dataclasses.replace(CPU, cache_bytes=1_000_000)
+    assert ask(at_its_peak("a", 400_000), at_its_peak("b", 500_000), cached) == pytest.approx((1.03, 1.03))
+    assert ask(at_its_peak("a", 600_000), at_its_peak("b", 500_000), cached) == pytest.approx((2.06, 2.06))
+    assert ask(at_its_peak("a", 400_000), at_its_peak("b", 500_000), CPU) == pytest.approx((2.06, 2.06))  # a cache of unknown size
+
+
 def test_on_cuda_the_first_takes_the_slots_and_the_last_waits() -> None:
     full, small = kernel("a", blocks=4000), kernel("b", blocks=20)
     first, last = ask(full, small, GPU)
@@ -110,9 +125,9 @@ def test_on_cuda_the_first_takes_the_slots_and_the_last_waits() -> None:
     assert ask(kernel("d", blocks=440), small, GPU)[1] == pytest.approx(2.0, rel=0.05)
 
 
-def test_an_unknown_kind_of_device_is_answered_by_sharing_not_by_one() -> None:
+def test_on_an_unknown_kind_of_device_one_operator_runs_after_the_other() -> None:
     other = DeviceFacts("npu", "npu", 1, 100.0, 20.0)
-    assert min(ask(kernel("a"), kernel("b"), other)) >= 2.0
+    assert ask(kernel("a"), kernel("b"), other) == pytest.approx((1.03, MAX_SLOWDOWN))
 
 
 def test_unknown_peaks_are_taken_from_what_was_reached_but_not_from_tiny_rates() -> None:
@@ -164,6 +179,31 @@ def test_trees_never_fall_with_a_greedier_neighbour(pairs: PairSet, feature: str
     more = rows.copy()
     more[:, PAIR_FEATURES.index(feature)] += 0.5
     assert (model.predict_rows(more) >= model.predict_rows(rows) - 1e-5).all()
+
+
+@given(st.lists(st.tuples(st.floats(1.0, MAX_SLOWDOWN), st.floats(1.0, MAX_SLOWDOWN)), min_size=1, max_size=8), st.floats(0.5, 1.0))
+def test_two_together_are_never_slower_than_the_slowest_known(pairs: list[tuple[float, float]], least: float) -> None:
+    first, last = np.asarray(pairs).T
+    held_first, held_last = bounded(first, last, least)
+    assert (1.0 / held_first + 1.0 / held_last >= least - 1e-9).all()
+    assert (np.minimum(held_first, held_last) >= 1.0 - 1e-9).all()
+    as_it_was = 1.0 / first + 1.0 / last >= least
+    np.testing.assert_array_equal(held_first[as_it_was], first[as_it_was])
+    np.testing.assert_allclose(held_first / held_last, first / last)
+
+
+def test_trees_are_held_to_what_pairs_did_in_training_and_stay_so_on_disk(pairs: PairSet, tmp_path: Path) -> None:
+    model = XgboostModel(threads=1)
+    count = len(pairs)
+    first, last = np.full(count, 1.6), np.full(count, 1.6)  # 1.25 of what one does alone
+    model.fit(pairs.query, dataclasses.replace(pairs.labels, slowdown_first=first, slowdown_last=last), rng=np.random.default_rng(0))
+    # Trees that believe that both take more than twice as long as the prior says.
+    model.fit_rows(design(pairs.query).rows, np.full(2 * count, 0.8), np.ones(2 * count), rng=np.random.default_rng(0))
+    model.save(tmp_path)
+    for asked in (model, XgboostModel.load(tmp_path)):
+        answer = asked.predict(pairs.query)
+        np.testing.assert_allclose(1.0 / answer.slowdown_first + 1.0 / answer.slowdown_last, 1.0)
+        assert answer.makespan_ratio.max() <= 1.0 + 1e-9
 
 
 def test_six_probe_runs_teach_the_grey_box_a_kernel_it_has_not_seen(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,13 +18,15 @@ from autosched.costmodel.conformal import calibrate
 from autosched.costmodel.crossval import HeldOut, cross_validate, folds_of, some
 from autosched.costmodel.design import take, take_labels
 from autosched.costmodel.evaluate import evaluate
+from autosched.costmodel.features import FEATURE_SET
 from autosched.costmodel.gate import decide
 from autosched.costmodel.metrics import measure
-from autosched.costmodel.model import PairLabels, PairQuery, point_prediction
+from autosched.costmodel.model import MAX_SLOWDOWN, PairLabels, PairQuery, point_prediction
 from autosched.costmodel.pair_set import PairSet, pair_set
-from autosched.costmodel.persist import load_model, save_model
+from autosched.costmodel.persist import load_model, read_card, save_model
 from autosched.costmodel.plots import write_plots
 from autosched.costmodel.train import Training, train
+from autosched.costmodel.trained import TrainedModel
 from autosched.datasets.facts import DeviceFacts, KernelFacts
 from autosched.datasets.store import Store
 from autosched.datasets.synthetic import synthetic_store
@@ -165,7 +168,8 @@ def test_a_kind_of_device_it_never_saw_is_answered_by_the_prior_and_said(trainin
     with caplog.at_level(logging.WARNING):
         answer = training.model.predict(query)
         training.model.predict(query)
-    assert answer.slowdown_last[0] == pytest.approx(2.06)
+    assert answer.slowdown_first[0] == pytest.approx(1.03)
+    assert answer.slowdown_last[0] == MAX_SLOWDOWN
     assert len([record for record in caplog.records if "trained on cuda, not on cpu" in record.getMessage()]) == 1
 
 
@@ -240,7 +244,7 @@ def test_other_versions_are_refused_with_what_differs(training: Training, tmp_pa
     change_manifest(folder, feature_set=999)
     with pytest.raises(IncompatibleArtifact, match="feature set: 999 there"):
         load_model(folder)
-    change_manifest(folder, feature_set=1, features=["one"])
+    change_manifest(folder, feature_set=FEATURE_SET, features=["one"])
     with pytest.raises(IncompatibleArtifact, match="features"):
         load_model(folder)
     change_manifest(folder, schema=99)
@@ -254,6 +258,18 @@ def test_other_versions_are_refused_with_what_differs(training: Training, tmp_pa
         load_model(folder)
     with pytest.raises(UsageError, match="autosched train"):
         load_model(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("kind", "reads"), [("cuda", True), ("cpu", False), ("npu", False)])
+def test_features_of_before_are_read_where_they_mean_the_same(kind: str, reads: bool, training: Training, tmp_path: Path) -> None:
+    card = msgspec.structs.replace(training.model.card, kinds=(kind,))
+    save_model(TrainedModel(training.model.inner, training.model.intervals, card), tmp_path / "model")
+    change_manifest(tmp_path / "model", feature_set=1)
+    if reads:
+        assert read_card(tmp_path / "model")[1].kinds == (kind,)
+    else:
+        with pytest.raises(IncompatibleArtifact, match="feature set: 1 there"):
+            read_card(tmp_path / "model")
 
 
 def test_an_empty_store_is_a_clear_error(tmp_path: Path) -> None:
