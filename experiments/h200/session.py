@@ -8,7 +8,8 @@ Each step is one command of this folder or its neighbours, a process with a time
 where they were stopped, and may be run by hand as well: the commands stand at the top of their logs, ``logs/<step>.log``. A step first gets
 the seconds of the plan, over all calls together; when every step has had its own, what is left goes to those that are not done. What does
 not fit into the rest of a call waits for the next one, and something shorter goes before it. A step that fails is not run again without
-``--retry``. Exit status: 0 all is done, 1 all has been run and something failed, 10 something is left for the next call.
+``--retry``. ``--archive FILE`` keeps all of it in one file as well, and goes on from that where ``--out`` is not there. Exit status: 0 all
+is done, 1 all has been run and something failed, 10 something is left for the next call.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import shlex
 import sys
+import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -182,10 +184,30 @@ def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool) -> 
     return state
 
 
+def pack(out: Path, archive: Path) -> None:
+    """All of ``out`` as one file; whoever ends this leaves the one before."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    part = archive.with_name(f".{archive.name}.part")
+    with tarfile.open(part, "w:gz") as file:
+        for item in sorted(out.iterdir()):
+            file.add(item, item.name)
+    part.replace(archive)
+
+
+def unpack(archive: Path, out: Path) -> None:
+    """What another machine has packed."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as file:
+        file.extractall(out, filter="data")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of everything that is written; the same one in every call")
     parser.add_argument("--seconds", type=float, default=540.0, help="of this call")
+    parser.add_argument(
+        "--archive", type=Path, default=None, help="one file with everything, new after every step; begun from on another machine"
+    )
     parser.add_argument("--only", nargs="*", default=[], help="names of steps; nothing else is run")
     parser.add_argument("--opara", type=Path, default=None, help="a clone of its published code, to be compared with")
     parser.add_argument("--retry", action="store_true", help="run again what failed in earlier calls")
@@ -198,6 +220,8 @@ def main() -> int:
     plan = [step for step in plan if step.name in (arguments.only or [step.name]) and (step.smoke is not None or not arguments.smoke)]
     # Commands are started elsewhere and must find it all the same.
     out = arguments.out.resolve()
+    if arguments.archive is not None and arguments.archive.exists() and not (out / "session.json").exists():
+        unpack(arguments.archive, out)
     try:
         diary = Diary(out / "session.json", smoke=arguments.smoke)
     except ValueError as error:
@@ -212,7 +236,10 @@ def main() -> int:
                 diary.note(step, "left", 0.0)
     call = Call(arguments.seconds, spare_s=5.0)
     for step, limit_s in turns(plan, diary, call):
-        if run(step, limit_s, out, diary, smoke=arguments.smoke) != "done" and step.required:
+        state = run(step, limit_s, out, diary, smoke=arguments.smoke)
+        if arguments.archive is not None:
+            pack(out, arguments.archive)
+        if state != "done" and step.required:
             print(f"{step.name} is needed by everything else; nothing more is run", flush=True)
             return 1
     print(", ".join(f"{step.name} {diary.state(step)}" for step in plan), flush=True)

@@ -120,6 +120,23 @@ def test_a_rehearsal_and_a_session_never_share_a_folder(rig: Rig, capsys: pytest
     assert not rig.made
 
 
+def test_another_machine_goes_on_from_the_archive(rig: Rig, tmp_path: Path) -> None:
+    archive = tmp_path / "kept" / "session.tar.gz"
+    plan = [step("a"), step("b")]
+    rig.answers = {"a": [(90.0, 0)]}
+    (rig.out / "runs" / "pairs").mkdir(parents=True)
+    (rig.out / "runs" / "pairs" / "part").write_text("rows")
+    assert rig.call(plan, "--seconds", "100", "--archive", str(archive)) == (LEFT, [("a", 95)])
+    rig.out = tmp_path / "elsewhere"
+    assert rig.call(plan, "--archive", str(archive)) == (0, [("b", 100)])
+    assert (rig.out / "runs" / "pairs" / "part").read_text() == "rows"
+    assert "a" in {path.stem for path in (rig.out / "logs").iterdir()}
+    # Where there is something already, that is gone on with.
+    rig.answers = {"c": [(1.0, 0)]}
+    assert rig.call([*plan, step("c")], "--archive", str(archive)) == (0, [("c", 100)])
+    assert [path.name for path in archive.parent.iterdir()] == [archive.name]
+
+
 @pytest.fixture
 def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """A session of real processes."""
