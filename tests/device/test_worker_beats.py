@@ -44,9 +44,13 @@ def test_no_beats_beyond_the_limit() -> None:
 
 def test_beats_end_when_the_block_fails() -> None:
     board = _Board()
-    with pytest.raises(KeyError), Channel.working(cast(Channel, board), 1000.0):
+
+    def fails() -> None:
         assert wait_until(lambda: bool(board.items))
         raise KeyError
+
+    with pytest.raises(KeyError), Channel.working(cast(Channel, board), 1000.0):
+        fails()
     found = len(board.items)
     time.sleep(0.2)
     assert len(board.items) == found
