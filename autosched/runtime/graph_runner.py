@@ -23,16 +23,21 @@ class ReplayGate:
         self.lock = threading.Lock()
         self._backend = backend
         self._last: Stream | None = None
+        self._last_handle = 0
 
     def pass_on(self) -> None:
         """Make the current stream wait for whatever stream a graph was launched on last. Call with the lock held."""
-        current = self._backend.current_stream()
+        # Nearly every call comes on the stream of the call before.
+        handle = self._backend.current_handle()
         last = self._last
-        if last is not None and self._backend.handle(last) != self._backend.handle(current):
+        if last is not None and handle == self._last_handle:
+            return
+        current = self._backend.current_stream()
+        if last is not None:
             event = self._backend.new_event()
             self._backend.record(event, last)
             self._backend.wait(current, event)
-        self._last = current
+        self._last, self._last_handle = current, handle
 
     def finish(self) -> None:
         """Wait until the graph launched last has ended. Call with the lock held."""

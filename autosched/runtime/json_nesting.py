@@ -9,7 +9,7 @@ _NO_MARKS = bytes(range(256)).translate(None, b'[]{}"')
 def nests_within(text: bytes, depth: int) -> bool:
     """Whether the brackets of ``text`` outside its strings match, and nest no deeper than ``depth``.
 
-    Of what is no JSON, this holds for the part before the first fault, which is as far as a parser gets: nothing that follows hides a level.
+    Of what is no JSON, this holds for the part before the first fault, which is as far as a parser gets: what follows hides no level.
     """
     # Pairs of backslashes first: what is then left before a quote makes it a part of its string.
     marks = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_ONE_KIND, _NO_MARKS)

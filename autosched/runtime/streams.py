@@ -51,6 +51,9 @@ class StreamBackend(Protocol):
     def current_stream(self) -> Stream:
         """The stream that launches and allocations go to now."""
 
+    def current_handle(self) -> int:
+        """The identity of the current stream, at less cost than the stream."""
+
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
         """Make ``stream`` current."""
 

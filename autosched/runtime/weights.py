@@ -6,13 +6,15 @@ Everything is read at every call, so every reading is one pass of C code over fl
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any
 
 import torch
 
+from autosched.core.parts import parts_of, whole_of
 from autosched.core.program import ConstantSource, Program
 
 _version_of = attrgetter("_version")
@@ -63,16 +65,22 @@ class ModelWatch:
         self._children = _Entries([module._modules for module in plain if module._modules])
         self._childless = [module._modules for module in plain if not module._modules]
         owners: dict[int, dict[str, Any]] = {}
+        # Most modules own several tensors, and to find one by its name walks the whole way to it.
+        owner_of = lru_cache(maxsize=None)(model.get_submodule)
         self._bound: list[tuple[dict[str, Any], str]] = []
+        self._tensors: list[torch.Tensor] = []
         for binding in program.bindings:
             if binding.source is ConstantSource.LITERAL:
                 continue
-            owner_name, _, key = binding.name.rpartition(".")
-            owner = model.get_submodule(owner_name)
+            name, part = _whole_here(binding.name, owner_of)
+            owner_name, _, key = name.rpartition(".")
+            owner = owner_of(owner_name)
             table: dict[str, Any] = owner._parameters if binding.source is ConstantSource.PARAMETER else owner._buffers
             owners[id(table)] = table
             self._bound.append((table, key))
-        self._tensors: list[torch.Tensor] = [table[key] for table, key in self._bound]
+            self._tensors.append(table[key] if part is None else parts_of(table[key])[part])
+        # A parameter may be several tensors; it is replaced as a whole.
+        self._wholes = [table[key] for table, key in self._bound]
         # A sparse tensor has no one place in memory.
         self._placed = [tensor for tensor in self._tensors if tensor.layout is torch.strided]
         if not frozen and any(tensor.is_inference() for tensor in self._tensors):
@@ -106,7 +114,7 @@ class ModelWatch:
         if self._children.changed() or any(self._childless) or self._settings.changed():
             return Change.STRUCTURE
         if self._weights.changed():
-            if any(_replaced(table, key, tensor) for (table, key), tensor in zip(self._bound, self._tensors, strict=True)):
+            if any(_replaced(table, key, tensor) for (table, key), tensor in zip(self._bound, self._wholes, strict=True)):
                 return Change.STRUCTURE
             # A neighbour that the program does not read.
             self._weights.accept()
@@ -131,6 +139,18 @@ def modules_with_a_mode(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         seen.add(module)
         yield module
         pending += module.children()
+
+
+def _whole_here(name: str, owner_of: Callable[[str], torch.nn.Module]) -> tuple[str, int | None]:
+    """The parameter of the model that ``name`` stands for, and which part of it that is; None: all of it."""
+    if (found := whole_of(name)) is None:
+        return name, None
+    try:
+        # A parametrisation of the user's own has the names that export makes up.
+        owner_of(name.rpartition(".")[0])
+    except AttributeError:
+        return found
+    return name, None
 
 
 def _replaced(table: dict[str, Any], key: str, tensor: torch.Tensor) -> bool:

@@ -191,6 +191,9 @@ class FakeCuda:
     def handle(self, stream: FakeStream) -> int:
         return stream.handle
 
+    def current_handle(self) -> int:
+        return self.handle(self.current_stream())
+
     def current_stream(self) -> FakeStream:
         return self._current
 

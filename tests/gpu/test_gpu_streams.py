@@ -55,6 +55,45 @@ def test_streams_repeat_and_stream_sets_do_not() -> None:
     assert len({backend.handle(stream) for stream in taken}) == 18
 
 
+def test_the_current_stream_is_known_by_its_handle_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = open_backend()
+    side = backend.new_stream(0)
+    for ask in (backend._current_handle, None):
+        monkeypatch.setattr(backend, "_current_handle", ask)
+        home = backend.handle(backend.current_stream())
+        assert backend.current_handle() == home
+        with backend.on(side):
+            assert backend.current_handle() == backend.handle(side) != home
+        assert backend.current_handle() == home
+
+
+def test_clones_of_any_tensors_are_their_owners_with_the_same_bits_and_strides() -> None:
+    backend = open_backend()
+    with torch.inference_mode():
+        base = torch.arange(24.0, device=backend.device).reshape(4, 6)
+        tensors = [
+            base,
+            base.t(),
+            base[:, ::2],
+            base[1],
+            base.half(),
+            base.to(torch.int64),
+            base > 3,
+            base[:0],
+            base[0, 0],
+            base[:1].expand(3, 6),
+        ]
+        tensors += [base.neg().reshape(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)]
+    for count in (1, 2, 3, len(tensors)):
+        with torch.no_grad():
+            made = backend.clone(tensors[-count:])
+            expected = [tensor.clone() for tensor in tensors[-count:]]
+        assert [tensor.stride() for tensor in made] == [tensor.stride() for tensor in expected]
+        assert all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(made, expected, strict=True))
+        assert not any(tensor.is_inference() for tensor in made)
+        assert not {tensor.data_ptr() for tensor in made if tensor.numel()} & {tensor.data_ptr() for tensor in tensors}
+
+
 def test_an_allocation_before_the_fork_is_outside_the_pool_and_its_kernel_outside_the_graph() -> None:
     backend = open_backend()
     origin, outside, inside = (backend.new_stream(0) for _ in range(3))

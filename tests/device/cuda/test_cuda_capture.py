@@ -249,6 +249,20 @@ def test_a_call_on_another_stream_waits_for_the_call_before() -> None:
     assert second.clock_us >= 2 * first.clock_us > 0
 
 
+def test_calls_wait_only_where_the_stream_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = diamond()
+    rig = Rig(graph)
+    runner = captured(rig, two_lanes(graph))
+    first, second = rig.cuda.new_stream(0), rig.cuda.new_stream(0)
+    waiting: list[int] = []
+    wait = rig.cuda.wait
+    monkeypatch.setattr(rig.cuda, "wait", lambda stream, event: (waiting.append(stream.handle), wait(stream, event)))
+    for stream in (first, first, second, second, first):
+        with rig.cuda.on(stream):
+            runner(rig.inputs)
+    assert waiting == [second.handle, first.handle]
+
+
 def test_priorities_become_stream_priorities_and_the_lane_stays_in_order() -> None:
     graph = diamond(2, 3)
     count = len(graph)
