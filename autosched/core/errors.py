@@ -82,14 +82,17 @@ class ArtifactCorrupt(ArtifactError):
 
 
 class IncompatibleArtifact(ArtifactError):
-    """A sound file made for something else; ``differences`` holds one line for each differing field, the message the first of them."""
+    """A sound file made for something else; ``differences`` holds one line for each differing field, the message the first of them.
 
-    def __init__(self, path: str, differences: Sequence[str]) -> None:
+    ``what_to_do`` is the message's last line; empty where a difference says it.
+    """
+
+    def __init__(self, path: str, differences: Sequence[str], what_to_do: str = "Tune again here, or use it where it was made.") -> None:
         shown = list(differences[:_MOST_LINES])
         if len(differences) > len(shown):
             shown.append(f"and {len(differences) - len(shown)} more; 'autosched check FILE MODEL' lists them")
         lines = "\n  ".join(shown)
-        super().__init__(f"{path} was made for something else:\n  {lines}\nTune again here, or use it where it was made.")
+        super().__init__(f"{path} was made for something else:\n  {lines}\n{what_to_do}".rstrip())
         self.path = path
         self.differences = tuple(differences)
 

@@ -17,6 +17,7 @@ import torch
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
 from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.core.wrappers import wrapped_in
 from autosched.runtime.binding import Binder
 from autosched.runtime.bundle_format import Bundle, label_of, printable, read_bundles
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, ShapeReport
@@ -155,7 +156,7 @@ def _open(
     device = _home(model, kind)
     if device.type != kind and kind in ("cpu", "cuda"):
         raise IncompatibleArtifact(
-            label, [f"device: tuned on {kind}, but the model is on {device}; move the model, or tune for {device.type}"]
+            label, [f"device: tuned on {kind}, but the model is on {device}; move the model, or tune for {device.type}"], what_to_do=""
         )
     host = _host_keys(kind, device, label)
     facts.verdicts = [check_bundle(bundle, *host, model) for bundle in facts.bundles]
@@ -164,11 +165,16 @@ def _open(
     if switched is not None:
         training = next(name for name, module in model.named_modules() if module is switched) or "the model"
         raise IncompatibleArtifact(
-            label, [f"mode: tuned in eval mode, but {training} is in training mode; call model.eval() before load()"]
+            label, [f"mode: tuned in eval mode, but {training} is in training mode; call model.eval() before load()"], what_to_do=""
         )
     fitting = [verdict.compatibility is not Compatibility.INCOMPATIBLE for verdict in facts.verdicts]
     if not any(fitting) or (facts.strict and not all(fitting)):
-        raise IncompatibleArtifact(label, facts.verdicts[fitting.index(False)].lines)
+        differences = facts.verdicts[fitting.index(False)].lines
+        wrapper, inner = wrapped_in(model)
+        if wrapper:
+            # Every parameter has another name then, which a line for each would hide.
+            differences = (f"model: it is wrapped by {wrapper}; give load() the module itself, model.{inner}", *differences)
+        raise IncompatibleArtifact(label, differences)
     padding = _padding(model, facts) if pad else None
     binder = Binder(model, device, label, frozen=frozen)
     slots: list[Slot] = []

@@ -30,6 +30,13 @@ def test_what_is_no_call_is_refused_at_once(function, model, inputs, words) -> N
         function(model, inputs, device="cpu")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # from importing torch._dynamo
+@pytest.mark.parametrize("function", [autosched.tune, autosched.compile, pipeline.compare], ids=["tune", "compile", "compare"])
+def test_a_model_that_is_compiled_already_is_refused_with_what_to_give(function) -> None:
+    with pytest.raises(UsageError, match=r"Give model\._orig_mod"):
+        function(torch.compile(NET), (ROWS,), device="cpu")
+
+
 def test_each_example_of_several_shapes_is_looked_at() -> None:
     with pytest.raises(UsageError, match=r"example 1 of tune_shapes.*write \(x,\)"):
         autosched.tune_shapes(NET, [(ROWS,), torch.randn(2, 4)], device="cpu")

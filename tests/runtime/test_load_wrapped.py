@@ -1,0 +1,37 @@
+"""What ``load`` says of a model that is the right one but not as it should be: wrapped, or in training mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import autosched
+from autosched.core.errors import IncompatibleArtifact
+from autosched.export.bundle import encode_bundle
+from autosched.runtime.guard import FallbackWarning
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches
+
+
+@pytest.fixture
+def model() -> TwoBranches:
+    return TwoBranches().eval()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # from importing torch._dynamo
+@pytest.mark.parametrize(("wrap", "inner"), [(torch.compile, "model._orig_mod"), (torch.nn.DataParallel, "model.module")])
+def test_a_wrapped_model_is_told_where_the_module_is(model: TwoBranches, wrap: object, inner: str) -> None:
+    bundle = encode_bundle(two_branches_bundle(model))
+    wrapped = wrap(model).eval()  # type: ignore[operator]
+    with pytest.raises(IncompatibleArtifact, match=inner) as raised:
+        autosched.load(bundle, wrapped, strict=True)
+    assert inner in raised.value.differences[0]
+    with pytest.warns(FallbackWarning, match=inner):
+        assert not autosched.load(bundle, wrapped).report().scheduled
+    assert autosched.load(bundle, getattr(wrapped, inner.partition(".")[2]), strict=True).report().scheduled
+
+
+def test_a_model_in_training_mode_is_not_told_to_tune_again(model: TwoBranches) -> None:
+    bundle = encode_bundle(two_branches_bundle(model))
+    with pytest.raises(IncompatibleArtifact, match=r"call model\.eval\(\) before load\(\)$"):
+        autosched.load(bundle, model.train(), strict=True)
