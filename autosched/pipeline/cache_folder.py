@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from autosched.config import cache_dir, cost_models_dir, loops_dir, measurements_dir, regions_dir, runs_dir, schedules_dir, studies_path
 from autosched.core.errors import AutoschedError, UsageError
 from autosched.pipeline.bundles import verdict_here
+from autosched.pipeline.diary import remove_lock_file
 from autosched.runtime.bundle_format import printable, read_bundle
 from autosched.runtime.cache import SUFFIX
 from autosched.runtime.region_store import RegionStore
@@ -256,9 +257,11 @@ def _remove(item: Item) -> str:
         if item.kind is Kind.STUDIES and _job_runs():
             return "a tuning job is running"
         if item.kind in (Kind.MEASUREMENTS, Kind.LOOPS):
-            # The lock's own file stays: two processes must never hold locks of one name in different files.
             with FileLock(f"{item.path}.lock", timeout=_LOCK_S if item.kind is Kind.MEASUREMENTS else 0):
                 item.path.unlink(missing_ok=True)
+                # A journal's stays: jobs wait for it, and must never hold locks of one name in different files.
+                if item.kind is Kind.LOOPS:
+                    remove_lock_file(item.path)
         elif item.path.is_dir():
             # Under another name first: whoever reads meanwhile finds all of it or nothing.
             aside = item.path
@@ -275,11 +278,11 @@ def _remove(item: Item) -> str:
 
 
 def _job_runs() -> bool:
-    """Whether a device loop is under way: it holds the lock of its diary."""
+    """Whether a device loop is under way: it holds the lock of its diary. Locks that nobody holds and that are for nothing go."""
     for path in sorted(loops_dir().glob("*.jsonl.lock")):
         try:
             with FileLock(path, timeout=0):
-                pass
+                remove_lock_file(path.with_suffix(""))
         except Timeout:
             return True
     return False

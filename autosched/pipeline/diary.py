@@ -7,6 +7,7 @@ are compared with each other, so that half of them would be worth nothing. A fin
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -59,6 +60,18 @@ def question_of(*parts: object) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:24]
 
 
+def remove_lock_file(diary: Path) -> None:
+    """Remove the lock file of a diary that is not there any more; only for who holds the lock, and before it is released.
+
+    Who opened the file before it went, and locks it after it went, holds a lock that no newcomer sees. filelock notices (since 3.21) and
+    starts over. Where it does not, or cannot (NFS), two jobs would write one diary: nobody ever waits for this lock, so they must meet
+    within microseconds, and what they mix up is measured again, for a diary without its first line is forgotten.
+    """
+    if not diary.exists():
+        with contextlib.suppress(OSError):
+            Path(f"{diary}.lock").unlink(missing_ok=True)
+
+
 @dataclass(slots=True)
 class Diary:
     """Measurements of one loop by canonical key. ``run`` names the job across interruptions. Use it as a context.
@@ -92,6 +105,8 @@ class Diary:
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
+            if self.path is not None:
+                remove_lock_file(self.path)
             self._lock.release()
 
     @property

@@ -62,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left(folder: Path) -> set[str]:
-    """Files that are there, but for locks, which stay."""
+    """Files that are there, but for locks, of which those of journals stay."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
     return {path.relative_to(folder).as_posix() for path in found}
 
@@ -153,7 +153,9 @@ def test_what_a_running_job_holds_stays(folder: Path) -> None:
         cleared = cache_folder.clear(cache_folder.select(["loops", "studies"]))
         assert {item.path for item in cleared.stayed} == {str(path), str(config.studies_path())}
         assert path.exists()
+    (config.loops_dir() / f"{'a' * 24}.jsonl.lock").touch()  # of a job that ended long ago
     assert cache_folder.clear(cache_folder.select(["loops", "studies"])).stayed == ()
+    assert list(config.loops_dir().iterdir()) == []
     assert not path.exists()
 
 

@@ -107,8 +107,24 @@ def test_a_finished_job_leaves_nothing_and_another_question_begins_anew(tmp_path
     with Diary(path, "another") as other:
         assert not other.resumed
         assert other.run != run
+        assert list(tmp_path.glob("*.lock")), "an interrupted job's lock is gone: two jobs could go on from one diary"
         other.finish()
-    assert not path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_job_takes_its_lock_away_and_not_the_next_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "diary.jsonl"
+    with Diary(path, "q") as first:
+        first.finish()
+    with Diary(path, "q") as second:
+        with Diary(path, "q") as third:
+            third.finish()
+        assert second.path == path
+        assert third.path is None
+        assert (tmp_path / "diary.jsonl.lock").exists()
+        second.add({"key": (1.0,)}, {})
+    with Diary(path, "q") as after:
+        assert after.times_us == {"key": [1.0]}
 
 
 @pytest.mark.parametrize("damage", [b'{"check":"00', b'{"check":"00","entry":{"type":"times"}}\n', b"\xff\xfe\n"])
