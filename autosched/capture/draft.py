@@ -222,19 +222,18 @@ class Draft:
             self._note(value, tensor.clone() if value in written else tensor, value, tensors)
         outputs = self.output_values()
         with torch.inference_mode():
+            last: dict[int, Node] = {value: node for node in (*self.prologue, *self.nodes) for value in node.reads()}
+            kept = {*outputs, *self.constants, *self.inputs}
             for node in self.prologue:
                 self._run(node, tensors, around)
-            last: dict[int, Node] = {value: node for node in self.nodes for value in node.reads()}
-            kept = {*outputs, *self.constants, *self.inputs}
+                _drop(tensors, [value for value in node.reads() if last[value] is node and value not in kept])
             body: list[Node] = []
             for node in self.nodes:
                 read = node.reads()
                 for item in (*before(node), node):
                     self._run(item, tensors, around)
                     body.append(item)
-                for value in read:
-                    if last[value] is node and value not in kept:
-                        tensors.pop(value, None)
+                _drop(tensors, [value for value in read if last[value] is node and value not in kept])
             self.nodes = body
         return {value: tensors[value] for value in outputs}
 
@@ -281,6 +280,11 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def _drop(tensors: dict[int, torch.Tensor], values: Sequence[int]) -> None:
+    for value in values:
+        tensors.pop(value, None)
 
 
 def _follow(value: int, mapping: Mapping[int, int]) -> int:

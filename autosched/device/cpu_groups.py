@@ -13,7 +13,7 @@ import torch
 from autosched.core.records import Failure, GroupRecord
 from autosched.device.base import Group
 from autosched.device.cpu_measure import CpuMeasurer, no_collector
-from autosched.device.cpu_pairs import Loop, all_values, balanced_repeats, loop_of, time_alone
+from autosched.device.cpu_pairs import Loop, balanced_repeats, loop_of, time_alone, values_of
 from autosched.device.requests import group_refusal
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Slots
@@ -34,7 +34,7 @@ def measure_groups(
     """
     rng = np.random.default_rng(seed)
     try:
-        values = all_values(measurer)
+        values = values_of(measurer, {operator for group in groups for operator in group.operators})
     except Exception as error:
         for index in range(len(groups)):
             yield index, None, describe(error)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from autosched.core.graph import Operator
 from autosched.core.records import Failure, PairRecord
 from autosched.core.variants import variant_signature
 from autosched.device.base import Pair
@@ -86,7 +87,7 @@ def measure_pairs(
     """
     rng = np.random.default_rng(seed)
     try:
-        values = all_values(measurer)
+        values = values_of(measurer, {operator for pair in pairs for operator in (pair.first, pair.last)})
     except Exception as error:
         for index in range(len(pairs)):
             yield index, None, describe(error)
@@ -104,14 +105,23 @@ def measure_pairs(
             yield index, record, None
 
 
-def all_values(measurer: CpuMeasurer) -> Slots:
-    """Slots with every value of one run in them: what an operator is given when it runs alone."""
+def values_of(measurer: CpuMeasurer, operators: Collection[int]) -> Slots:
+    """Slots as after one run, with what ``operators`` are given when they run alone; all other values are gone by the end of it."""
+    graph, bound = measurer.graph, measurer.bound
+    touched = {value for index in operators if 0 <= index < len(graph) for value in _touched(graph.operators[index])}
     with torch.inference_mode():
-        slots = measurer.bound.new_slots(measurer.inputs)
-        for kernel in measurer.bound.kernels:
+        slots = bound.new_slots(measurer.inputs)
+        for kernel, frees in zip(bound.kernels, bound.frees, strict=True):
             measurer.beat(-1)
             kernel(slots)
+            for value in frees:
+                if value not in touched:
+                    slots[value] = None
     return slots
+
+
+def _touched(operator: Operator) -> tuple[int, ...]:
+    return (*operator.reads, *operator.mutates, *operator.writes)
 
 
 class Loop:

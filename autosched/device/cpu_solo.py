@@ -117,6 +117,8 @@ def _without_broken(
                     failures[index, place] = describe(error)
                     kernels[index] = _stand_in(bound, index)
                     kernels[index](slots)
+                for value in bound.frees[index]:
+                    slots[value] = None
     finally:
         torch.set_num_threads(before)
     return dataclasses.replace(bound, kernels=tuple(kernels))

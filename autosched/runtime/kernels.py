@@ -5,16 +5,20 @@ A bound program keeps one list of *slots*, one for each value of the table; kern
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
 from autosched.core.graph import Operator, ValueRole
-from autosched.core.program import ConstantSource, Program
+from autosched.core.parts import with_parts
+from autosched.core.program import Call, ConstantSource, Program
+from autosched.core.schedule import sequential
 from autosched.core.variants import WHOLE
 from autosched.runtime.calls import Kernel, Slots, compile_call
+from autosched.runtime.plan import make_plan
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,17 @@ class BoundProgram:
         """Run every operator in the graph's own order on the calling thread: the reference for any schedule."""
         with torch.inference_mode():
             slots = self.new_slots(inputs)
-            for kernel in self.kernels:
+            for kernel, frees in zip(self.kernels, self.frees, strict=True):
                 kernel(slots)
+                for value in frees:
+                    slots[value] = None
             return self.outputs(slots)
+
+    @cached_property
+    def frees(self) -> tuple[tuple[int, ...], ...]:
+        """For each operator, the values that nothing reads after it when operators run in the graph's own order."""
+        graph = self.program.graph
+        return tuple(step.frees for step in make_plan(graph, sequential(graph)).steps)
 
 
 def bind(program: Program, constants: Mapping[int, torch.Tensor], device: torch.device | str | None = None) -> BoundProgram:
@@ -76,10 +88,15 @@ def bind(program: Program, constants: Mapping[int, torch.Tensor], device: torch.
         if binding.value not in constants:
             raise ArtifactCorrupt("the program", f"constant {binding.name} is missing")
         slots[binding.value] = constants[binding.value]
-    with torch.inference_mode():
-        for call in program.prologue:
-            compile_call(call, home)(slots)
     needed = {value for operator in graph.operators for value in (*operator.reads, *operator.mutates)} | set(graph.outputs)
+    prologue = _each_to_its_end(program.prologue, needed)
+    last = {value: place for place, call in enumerate(prologue) for value in (*call.outputs, *call.reads())}
+    with torch.inference_mode():
+        for place, call in enumerate(prologue):
+            compile_call(call, home)(slots)
+            for value in (*call.outputs, *call.reads()):
+                if value >= 0 and last[value] == place and value not in needed:
+                    slots[value] = None
     for value in graph.values:
         if value.index not in needed:
             slots[value.index] = None
@@ -93,8 +110,8 @@ def gather_constants(program: Program, model: torch.nn.Module, literals: Mapping
     Raises:
         IncompatibleArtifact: naming every parameter that is absent or has another shape or dtype.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    buffers = dict(model.named_buffers(remove_duplicate=False))
+    parameters = with_parts(dict(model.named_parameters(remove_duplicate=False)))
+    buffers = with_parts(dict(model.named_buffers(remove_duplicate=False)))
     sources: dict[ConstantSource, Mapping[str, torch.Tensor]] = {
         ConstantSource.PARAMETER: parameters,
         ConstantSource.BUFFER: buffers,
@@ -131,7 +148,9 @@ def random_inputs(program: Program, seed: int, device: torch.device | str = "cpu
     for item in program.inputs:
         spec = program.graph.values[item.value].spec
         dtype: torch.dtype = getattr(torch, spec.dtype)
-        if dtype is torch.bool:
+        if dtype is torch.float4_e2m1fn_x2:
+            tensor = torch.randint(0, 256, spec.shape, generator=generator, dtype=torch.uint8).view(dtype)
+        elif dtype is torch.bool:
             tensor = torch.randint(item.low, item.high + 1, spec.shape, generator=generator).to(torch.bool)
         elif not dtype.is_floating_point and not dtype.is_complex:
             tensor = torch.randint(item.low, item.high + 1, spec.shape, generator=generator).to(dtype)
@@ -143,6 +162,21 @@ def random_inputs(program: Program, seed: int, device: torch.device | str = "cpu
         dense = tensor if overlapping else torch.empty_strided(spec.shape, spec.strides, dtype=dtype).copy_(tensor)
         made.append(dense.to(device))
     return made
+
+
+def _each_to_its_end(prologue: Sequence[Call], needed: Container[int]) -> list[Call]:
+    """The calls in another order that keeps every dependency: a weight is folded and packed before the next one is folded.
+
+    All folded weights together are as large as the model.
+    """
+    made_by = {value: place for place, call in enumerate(prologue) for value in call.outputs}
+    # Where the first value that stays is made of what a call makes.
+    ends = [place if any(value in needed for value in call.outputs) else len(prologue) for place, call in enumerate(prologue)]
+    for place in reversed(range(len(prologue))):
+        for value in prologue[place].reads():
+            if (before := made_by.get(value)) is not None:
+                ends[before] = min(ends[before], ends[place])
+    return [prologue[place] for place in sorted(range(len(prologue)), key=lambda place: (ends[place], place))]
 
 
 def _home(constants: Mapping[int, torch.Tensor]) -> torch.device:

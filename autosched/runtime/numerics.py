@@ -39,15 +39,24 @@ class Agreement:
 
 _EXACT = Tolerance(0.0, 0.0)
 # Rounding units of each dtype (2^-53, 2^-24, 2^-11, 2^-8), times what reordering and folding the weights of some hundred
-# operators may add up to: measured errors of folded convolution nets are one to two orders of magnitude below.
+# operators may add up to: measured errors of folded convolution nets are one to two orders of magnitude below. Eight bits are rounded
+# to after the arithmetic: the relative error is one step (2^-3, 2^-2). Powers of two alone (float8_e8m0fnu) must be equal.
 _TOLERANCES = {
     torch.float64: Tolerance(1e-7, 1e-8),
     torch.complex128: Tolerance(1e-7, 1e-8),
     torch.float32: Tolerance(1e-3, 1e-4),
     torch.complex64: Tolerance(1e-3, 1e-4),
     torch.float16: Tolerance(1e-2, 5e-3),
+    torch.complex32: Tolerance(1e-2, 5e-3),
     torch.bfloat16: Tolerance(5e-2, 2e-2),
+    torch.float8_e4m3fn: Tolerance(0.125, 4e-2),
+    torch.float8_e4m3fnuz: Tolerance(0.125, 4e-2),
+    torch.float8_e5m2: Tolerance(0.25, 8e-2),
+    torch.float8_e5m2fnuz: Tolerance(0.25, 8e-2),
 }
+
+# Elements that are compared at a time: what comparing takes beside the tensors is then some MiB, however large they are.
+_PIECE = 1 << 20
 
 
 def tolerance(dtype: torch.dtype) -> Tolerance:
@@ -55,17 +64,26 @@ def tolerance(dtype: torch.dtype) -> Tolerance:
     return _TOLERANCES.get(dtype, _EXACT)
 
 
-def compare(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor], *, rounded: bool = False) -> Agreement:
+def compare(
+    outputs: Sequence[torch.Tensor],
+    references: Sequence[torch.Tensor],
+    *,
+    rounded: bool = False,
+    coarsest: Sequence[torch.dtype | None] = (),
+) -> Agreement:
     """Compare flattened outputs with flattened references, each against the tolerance of its dtype.
 
     Args:
         rounded: whether factors in float32 were rounded to TF32, which has the mantissa of float16: float32 is then judged as float16 is.
+        coarsest: for each output the dtype that it was rounded to on its way (``rounding.coarsest_of``), if that is known: it is judged
+            as that one, where that allows more. Integers and booleans must be equal whatever they come from.
     """
     if len(outputs) != len(references):
         return _apart(f"{len(outputs)} output tensors; expected {len(references)}")
     bitwise, within, worst, reason = True, True, 0.0, ""
-    for position, (output, reference) in enumerate(zip(outputs, references, strict=True)):
-        one = _compare_one(output, reference, torch.float16 if rounded and reference.dtype == torch.float32 else reference.dtype)
+    ways = coarsest if len(coarsest) == len(references) else (None,) * len(references)
+    for position, (output, reference, way) in enumerate(zip(outputs, references, ways, strict=True)):
+        one = _compare_one(output, reference, _judged_as(reference.dtype, way, rounded))
         bitwise &= one.bitwise
         worst = max(worst, one.max_abs_error)
         if not one.within_tolerance:
@@ -74,43 +92,87 @@ def compare(outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor],
     return Agreement(within, bitwise, worst, reason)
 
 
+def _judged_as(own: torch.dtype, way: torch.dtype | None, rounded: bool) -> Tolerance:
+    if not (own.is_floating_point or own.is_complex):
+        return _EXACT
+    if rounded and own == torch.float32:
+        own = torch.float16
+    return max(tolerance(own), tolerance(way if way is not None else own), key=lambda item: item.of_scale)
+
+
 def _apart(reason: str) -> Agreement:
     return Agreement(False, False, math.inf, reason)
 
 
-def _compare_one(output: torch.Tensor, reference: torch.Tensor, judged_as: torch.dtype) -> Agreement:
+def _compare_one(output: torch.Tensor, reference: torch.Tensor, allowed: Tolerance) -> Agreement:
     if output.shape != reference.shape or output.dtype != reference.dtype:
         return _apart(f"{list(output.shape)} {output.dtype}; expected {list(reference.shape)} {reference.dtype}")
-    allowed = tolerance(judged_as)
     with torch.inference_mode():
         output = output.to(reference.device)
         if reference.is_complex():
             output, reference = torch.view_as_real(output.resolve_conj()), torch.view_as_real(reference.resolve_conj())
+        pieces = _pieces(output, reference)
+        if all(_same_bits(a, b) for a, b in pieces):
+            return Agreement(True, True, 0.0, "")
+        if reference.dtype is torch.float4_e2m1fn_x2:
+            return _apart("values of torch.float4_e2m1fn_x2 differ; expected equality")
         if not reference.is_floating_point():
-            return _compare_exact(output, reference)
-        if not torch.equal(output.isnan(), reference.isnan()):
+            return _compare_exact(pieces)
+        return _compare_finite(pieces, allowed)
+
+
+def _pieces(output: torch.Tensor, reference: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Both cut alike, in the order in which the reference lies in memory, so that flattening copies neither if they are laid out alike."""
+    dims = sorted(range(reference.dim()), key=lambda dim: -reference.stride(dim))
+    flat = [tensor.permute(dims).reshape(-1).split(_PIECE) for tensor in (output, reference)]
+    return [(a, b) for a, b in zip(*flat, strict=True) if b.numel()]
+
+
+def _compare_finite(pieces: list[tuple[torch.Tensor, torch.Tensor]], allowed: Tolerance) -> Agreement:
+    scale = 0.0
+    for given, wanted in pieces:
+        a, b = _computable(given), _computable(wanted)
+        if not torch.equal(a.isnan(), b.isnan()):
             return _apart("NaN in other places than the reference")
-        infinite = reference.isinf()
-        if not torch.equal(output.isinf(), infinite) or not torch.equal(output[infinite], reference[infinite]):
+        infinite = b.isinf()
+        if not torch.equal(a.isinf(), infinite) or not torch.equal(a[infinite], b[infinite]):
             return _apart("infinities in other places than the reference")
-        finite = reference.isfinite()
-        a, b = output[finite].double(), reference[finite].double()
+        _, finite = _finite(b, b)
+        scale = max(scale, float(finite.abs().max()) if finite.numel() else 0.0)
+    worst, farthest, reason = 0.0, -math.inf, ""
+    for given, wanted in pieces:
+        a, b = _finite(given, wanted)
         if b.numel() == 0:
-            return Agreement(True, _same_bits(output, reference), 0.0, "")
+            continue
         error = (a - b).abs()
-        limit = allowed.relative * b.abs() + allowed.of_scale * b.abs().max()
-        worst = float(error.max())
+        limit = b.abs() * allowed.relative + allowed.of_scale * scale
+        worst = max(worst, float(error.max()))
         if bool((error <= limit).all()):
-            return Agreement(True, worst == 0.0 and _same_bits(output, reference), worst, "")
+            continue
         place = int((error - limit).argmax())
-        return Agreement(False, False, worst, f"{float(a[place]):.6g} where the reference has {float(b[place]):.6g} ({reference.dtype})")
+        if (beyond := float(error[place] - limit[place])) > farthest:
+            farthest = beyond
+            reason = f"{float(a[place]):.6g} where the reference has {float(b[place]):.6g} ({wanted.dtype})"
+    return Agreement(not reason, False, worst, reason)
 
 
-def _compare_exact(output: torch.Tensor, reference: torch.Tensor) -> Agreement:
-    if torch.equal(output, reference):
-        return Agreement(True, True, 0.0, "")
-    worst = float((output.double() - reference.double()).abs().max())
-    return Agreement(False, False, worst, f"values of {reference.dtype} differ; expected equality")
+def _finite(given: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in float64, where the second is finite."""
+    given, wanted = _computable(given), _computable(wanted)
+    finite = wanted.isfinite()
+    if not bool(finite.all()):
+        given, wanted = given[finite], wanted[finite]
+    return given.double(), wanted.double()
+
+
+def _computable(tensor: torch.Tensor) -> torch.Tensor:
+    # Nothing is computed, nor asked, of floats of eight bits.
+    return tensor.float() if tensor.element_size() == 1 else tensor
+
+
+def _compare_exact(pieces: list[tuple[torch.Tensor, torch.Tensor]]) -> Agreement:
+    worst = max(float((a.double() - b.double()).abs().max()) for a, b in pieces)
+    return Agreement(False, False, worst, f"values of {pieces[0][1].dtype} differ; expected equality")
 
 
 def _same_bits(output: torch.Tensor, reference: torch.Tensor) -> bool:
