@@ -23,6 +23,12 @@ from autosched.pipeline.preparing import NotHad, capture_as
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 
 
+@pytest.fixture(autouse=True)
+def a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One test's attempts at compiling are not remembered in the next."""
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+
+
 def model() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)).eval(), (torch.randn(4, 8),)
 
