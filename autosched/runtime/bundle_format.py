@@ -54,6 +54,7 @@ from autosched.runtime.bundle_values import (
     shape_file,
 )
 from autosched.runtime.bundle_zip import Limits, corrupt, printable, read_file, unzip
+from autosched.runtime.json_nesting import nests_within
 from autosched.runtime.program_check import check_program
 from autosched.runtime.shapes import call_key, describe_shape
 
@@ -80,9 +81,6 @@ _MAX_JSON_DEPTH = 48
 _MAX_LANES = 128  # planning takes memory in proportion to operators times lanes
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,40}")
 _SHAPE_FILE = re.compile(r"shapes/(0|[1-9][0-9]?)/([a-z]+\.json)")
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKETS = bytes(range(256)).translate(None, b"[]{}")
-_OPEN_SQUARE = bytes.maketrans(b"{}", b"[]")
 
 T = TypeVar("T")
 
@@ -221,11 +219,7 @@ def _check_hashes(entries: Mapping[str, FileEntry], files: Mapping[str, bytes], 
 
 
 def _parse(data: bytes, decode: Callable[[bytes], T], name: str, label: str) -> T:
-    # Strings out, brackets only; each round of the loop removes the innermost level.
-    brackets = _STRING.sub(b"", data).translate(_OPEN_SQUARE, _BRACKETS)
-    for _ in range(_MAX_JSON_DEPTH):
-        brackets = brackets.replace(b"[]", b"")
-    if brackets:
+    if not nests_within(data, _MAX_JSON_DEPTH):
         raise corrupt(label, f"{name} is nested deeper than {_MAX_JSON_DEPTH} levels, or its brackets do not match")
     try:
         return decode(data)

@@ -108,17 +108,34 @@ def _with_tail(function: Callable[..., Any], refs: list[int], tail: tuple[Any, .
     def ternary(slots: Slots) -> None:
         slots[made] = function(slots[first], slots[second], slots[third], *tail, **keywords)
 
+    # Unpacking arguments shows beside a small operator, even where there are none.
+    short = None if keywords else _without_unpacking(function, refs, tail, made)
+    return short or (unary, binary, ternary)[len(refs) - 1]
+
+
+def _without_unpacking(function: Callable[..., Any], refs: list[int], tail: tuple[Any, ...], made: int) -> Kernel | None:
+    first, second, third = (*refs, -1, -1)[:3]
+    one, other = (*tail, None, None)[:2]
+
     def bare_unary(slots: Slots) -> None:
         slots[made] = function(slots[first])
 
     def bare_binary(slots: Slots) -> None:
         slots[made] = function(slots[first], slots[second])
 
-    if len(refs) == 1:
-        return unary if tail or keywords else bare_unary
-    if len(refs) == 2:
-        return binary if tail or keywords else bare_binary
-    return ternary
+    def bare_ternary(slots: Slots) -> None:
+        slots[made] = function(slots[first], slots[second], slots[third])
+
+    def unary_with_one(slots: Slots) -> None:
+        slots[made] = function(slots[first], one)
+
+    def unary_with_two(slots: Slots) -> None:
+        slots[made] = function(slots[first], one, other)
+
+    written = {
+        (1, 0): bare_unary, (2, 0): bare_binary, (3, 0): bare_ternary, (1, 1): unary_with_one, (1, 2): unary_with_two,
+    }  # fmt: skip
+    return written.get((len(refs), len(tail)))
 
 
 def _storer(outputs: tuple[int, ...]) -> Callable[[Slots, Any], None]:
