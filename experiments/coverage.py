@@ -33,7 +33,7 @@ sys.path.append(str(HERE.parent))
 
 from experiments.suite import environment  # noqa: E402
 
-SOURCES = ("odd", "torch_modules", "transformers_models", "timm_families", "torchvision_models")
+SOURCES = ("odd", "low_precision", "torch_modules", "transformers_models", "timm_families", "torchvision_models")
 SMOKE = ("odd:returns-nested-dict", "odd:tied-weights", "odd:branch-on-value", "torch:lstm", "odd:in-place-through-views")
 # The last four come from here: a process that died, that took too long, or that wanted too much memory.
 OUTCOMES = ("works", "falls back", "refused", "wrong", "error", "crash", "timeout", "memory", "broken")

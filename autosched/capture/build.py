@@ -13,6 +13,8 @@ from autosched.capture.traffic import bytes_read, bytes_written, is_view
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
 from autosched.core.program import Binding, Call, InputSpec, Program
 
+_WIDEST = 2**62
+
 
 def build_program(draft: Draft, lowering: str) -> tuple[Program, dict[int, torch.Tensor]]:
     """Number the values, write the calls down, count what they cost.
@@ -149,6 +151,9 @@ def _flops(node: Node, draft: Draft) -> int:
 def _input_spec(value: int, example: torch.Tensor) -> InputSpec:
     if example.numel() == 0:
         return InputSpec(value, 0, 0, 0.0, 0.0)
+    if example.dtype is torch.float4_e2m1fn_x2:
+        # Two numbers in each byte, of which every pattern is one.
+        return InputSpec(value, 0, 255, 0.0, 1.0)
     if example.dtype.is_floating_point:
         wide = example.detach().to(torch.float64)
         # A mask of 0 and -inf is a common input, and has no mean.
@@ -159,4 +164,7 @@ def _input_spec(value: int, example: torch.Tensor) -> InputSpec:
         return InputSpec(value, 0, 0, float(wide.mean()), std)
     if example.dtype.is_complex:
         return InputSpec(value, 0, 0, 0.0, 1.0)
-    return InputSpec(value, int(example.min()), int(example.max()), 0.0, 0.0)
+    # Not every kind of integer can be compared; and what is drawn, and read from a file, stays within 63 bits.
+    wide = example.detach().to(torch.int64) if example.dtype is not torch.uint64 else example.detach().view(torch.int64)
+    low, high = (max(-_WIDEST, min(int(item), _WIDEST)) for item in wide.aminmax())
+    return InputSpec(value, low, high, 0.0, 0.0)

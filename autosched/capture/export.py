@@ -27,6 +27,7 @@ from autosched.capture.screen import (
     is_check,
     no_nested_padding,
     quiet_torch,
+    require_dense_dtypes,
     require_inference,
     require_schedulable,
 )
@@ -34,6 +35,7 @@ from autosched.capture.sources import source_of
 from autosched.capture.structure import structure_of
 from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.namedtuples import register_namedtuples
+from autosched.core.parts import with_parts
 from autosched.core.program import ConstantSource, Program, Ref
 from autosched.core.variants import WHOLE, Lowering
 
@@ -160,6 +162,7 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     draft = _Reader(_export(model, args, given), model).read(args, given)
     draft.remove_dead()
     _observe(draft)
+    require_dense_dtypes(draft)
     return draft
 
 
@@ -251,8 +254,8 @@ class _Reader:
         input_leaves: list[object] = []
         examples: dict[int, torch.Tensor] = {}
         signature = self._exported.graph_signature
-        named_parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        named_buffers = dict(self._model.named_buffers(remove_duplicate=False))
+        named_parameters = with_parts(dict(self._model.named_parameters(remove_duplicate=False)))
+        named_buffers = with_parts(dict(self._model.named_buffers(remove_duplicate=False)))
         for node, spec in zip(nodes, signature.input_specs, strict=True):
             name = spec.target or ""
             if spec.kind is InputKind.USER_INPUT:

@@ -25,6 +25,9 @@ _LOOPS = frozenset(
         "stack", "std", "sum", "to", "tril", "triu", "upsample_bilinear2d", "upsample_nearest2d", "var", "var_mean", "where", "zeros",
         "zeros_like",
     )
+) | frozenset(
+    f"quantized_decomposed::{name}"
+    for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
 )  # fmt: skip
 _ANCHOR_WORDS = ("conv", "mm", "linear", "matmul", "attention", "einsum", "dot")
 # Compiled code would depend on the state of a generator, or on the data.

@@ -8,14 +8,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
+from autosched.capture.draft import Draft
 from autosched.capture.sources import source_of, source_of_traceback
 from autosched.core.custom_operators import BUILT_IN, is_custom, trusted, why_unfit
 from autosched.core.errors import UnsupportedGraph
+from autosched.core.graph import ITEM_BYTES
 
 _PICKS_BY_VALUE = frozenset(
     {
@@ -114,6 +116,17 @@ def require_schedulable(node: torch.fx.Node) -> None:
             f"{name} at {place} is a custom operator that changes its arguments; expected one that leaves them as they are, in any "
             "namespace. Return new tensors, or capture the model around it."
         )
+    if isinstance(target, HigherOrderOperator) and str(target).startswith("triton_kernel_wrapper"):
+        raise UnsupportedGraph(
+            f"{_triton_name(node)} at {place} is a Triton kernel launched by the model itself; expected operators only. Make it one: "
+            "launch it through wrap_triton in a function registered with torch.library.triton_op, and trust its namespace "
+            "(custom_operators)."
+        )
+    if isinstance(target, HigherOrderOperator) and str(target).startswith("flex_attention"):
+        raise UnsupportedGraph(
+            f"{target!s} at {place} takes Python functions that only a compiler makes a kernel of; expected operators only. Use "
+            "torch.nn.functional.scaled_dot_product_attention with a mask, or keep torch.compile for that part."
+        )
     if isinstance(target, HigherOrderOperator):
         raise UnsupportedGraph(
             f"{target!s} at {place} runs one of several sub-graphs, or one sub-graph several times, and cannot be scheduled; expected "
@@ -131,6 +144,38 @@ def require_schedulable(node: torch.fx.Node) -> None:
             f"{name} at {place} draws random numbers, so no two runs agree and no schedule can be checked; expected a deterministic model. "
             "Call model.eval(), or pass the random tensor as an input."
         )
+
+
+def _triton_name(node: torch.fx.Node) -> str:
+    """``the kernel NAME``, by PyTorch's table of the kernels that it saw; less where that cannot be read."""
+    try:
+        from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+        found: Any = kernel_side_table.get_kernel(cast(int, node.kwargs["kernel_idx"]))
+        # An autotuner has the kernel as its function, which has the Python function as its own.
+        while not hasattr(found, "__name__"):
+            found = found.fn
+        return str(found.__name__)
+    except (ImportError, KeyError, AttributeError, AssertionError):
+        return "a kernel"
+
+
+def require_dense_dtypes(draft: Draft) -> None:
+    """Refuse an observed draft in which a tensor has a dtype that no value may have. What export notes is another: it takes quantised
+    tensors for floats.
+
+    Raises:
+        UnsupportedGraph: naming the dtype, and the operator and the source line if it is no input or parameter.
+    """
+    makers = {value: node for node in draft.nodes for value in node.outputs}
+    for value, spec in draft.specs.items():
+        if spec.dtype not in ITEM_BYTES:
+            node = makers.get(value)
+            where = f"{node.kind} at {node.source or 'a place export did not record'} makes" if node else "an input or parameter is"
+            raise UnsupportedGraph(
+                f"{where} a tensor of torch.{spec.dtype}, which cannot be scheduled; expected the dtypes of dense tensors. Keep quantised "
+                "numbers as integers with scales beside them, as torchao and PT2E do."
+            )
 
 
 def _require_fit(target: OpOverload[..., Any], what: str) -> None:
@@ -200,7 +245,8 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
         )
     if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):
         return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {_DATA}")
-    return UnsupportedGraph(f"the model cannot be captured{where}: torch.export refuses it with {kind}: {first}. {_advice(str(error))}")
+    advice = _advice(f"{error} {code}")
+    return UnsupportedGraph(f"the model cannot be captured{where}: torch.export refuses it with {kind}: {first}. {advice}")
 
 
 # Words of export's own refusals, and what helps.
@@ -214,6 +260,12 @@ _ADVICE = (
         "__obj_flatten__",
         "Modules with packed weights (torch.ao.quantization) cannot be exported; quantize with torchao or PT2E, or leave it out",
     ),
+    (
+        "erroneously tracing into a custom kernel",
+        "If it is a Triton kernel, launch it through wrap_triton in a function registered with torch.library.triton_op, and trust its "
+        "namespace (custom_operators)",
+    ),
+    ("torch.nested", "Work on tensors padded to a fixed size, with a mask"),
     ("inference tensor", "Make the model's parameters outside torch.inference_mode"),
     ("fake tensor in the exported program", "Compute no gradients inside the model, and use detach() in place of .data"),
     ("numpy", "Compute with PyTorch what is computed with NumPy"),

@@ -16,6 +16,8 @@ import torch
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 # With the separator: torchvision lies beside torch and is no part of it.
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+# Beside torch too, and like it never where the user's own line is.
+_TRITON = str(Path(torch.__file__).parent.with_name("triton")) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -39,7 +41,7 @@ def source_of_traceback(traceback: TracebackType | None) -> tuple[str, str]:
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
         installed = f"{os.sep}site-packages{os.sep}" in file
-        if not file.startswith((_TORCH, here, "<")) and (installed or not file.startswith(_STANDARD)):
+        if not file.startswith((_TORCH, _TRITON, here, "<")) and (installed or not file.startswith(_STANDARD)):
             code = linecache.getline(file, traceback.tb_lineno).strip()
             found = (f"{_short(file)}:{traceback.tb_lineno}", code)
         traceback = traceback.tb_next

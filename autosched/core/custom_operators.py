@@ -14,8 +14,11 @@ from typing import Any
 
 from autosched.core.errors import UsageError
 
-BUILT_IN = frozenset({"aten", "prims", "mkldnn", "mkl", "autosched"})
+BUILT_IN = frozenset({"aten", "prims", "mkldnn", "mkl", "quantized_decomposed", "autosched"})
 """Namespaces whose operators may run from any schedule."""
+
+ON_IMPORT = {"quantized_decomposed": "torch.ao.quantization.fx._decomposed"}
+"""Those of them that PyTorch registers only when a module of its own is imported, with that module."""
 
 # What launches of Inductor's code are called in a graph; there are no operators of these names.
 _LAUNCHES = "inductor"

@@ -19,10 +19,12 @@ from autosched.core.custom_operators import is_custom
 from autosched.core.errors import InvalidGraph
 from autosched.core.program import Argument, Call, Many, Ref
 
-_ITEM_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,
-    "float32": 4, "float64": 8, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2,
+    "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16, "float4_e2m1fn_x2": 1, "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
 }  # fmt: skip
+"""Bytes of an element of every dtype that a value may have, by name without ``torch.``."""
 
 
 class ValueRole(enum.StrEnum):
@@ -60,7 +62,7 @@ class TensorSpec:
     @property
     def bytes(self) -> int:
         """Bytes of the elements, without padding."""
-        return self.elements * _ITEM_BYTES.get(self.dtype, 4)
+        return self.elements * ITEM_BYTES.get(self.dtype, 4)
 
     @property
     def overlaps(self) -> bool:

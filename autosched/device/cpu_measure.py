@@ -26,6 +26,7 @@ from autosched.runtime.host_key import usable_cores
 from autosched.runtime.lanes import LaneExecutor, LanePool, Trace
 from autosched.runtime.numerics import Agreement, compare
 from autosched.runtime.plan import Plan, Step, make_plan
+from autosched.runtime.rounding import coarsest_of
 from autosched.runtime.widths import WidePrograms
 from autosched.runtime.workspace import peak_live_bytes
 
@@ -205,6 +206,7 @@ class CpuMeasurer:
         executor = self._executor(make_plan(self.graph, schedule))
         one_lane = dataclasses.replace(schedule, lane=(0,) * len(schedule.lane))
         in_order = self._executor(make_plan(self.graph, one_lane))
+        coarsest = coarsest_of(self.graph)
         bitwise, within, worst = True, True, 0.0
         for given, wanted in zip(inputs, references, strict=True):
             self.beat(0)
@@ -212,7 +214,7 @@ class CpuMeasurer:
             got = executor.run([tensor.clone() for tensor in given])
             self.beat(0)
             bitwise = compare(got, in_order.run([tensor.clone() for tensor in given])).bitwise and bitwise
-            agreement = compare(got, wanted)
+            agreement = compare(got, wanted, coarsest=coarsest)
             if (failure := _incomparable(agreement, got, wanted)) is not None:
                 return CompareAnswer(failure=failure)
             within = within and agreement.within_tolerance

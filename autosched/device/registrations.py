@@ -20,6 +20,9 @@ from autosched.core.custom_operators import trust_for_good, trusted
 from autosched.core.decoding import decode_json
 from autosched.core.errors import UsageError
 
+# Registered by PyTorch's own libraries, so they are there wherever it is.
+_OF_TORCH = ("quantized", "_quantized", "onednn")
+
 
 class Registrations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the operators of ``namespaces`` come from.
@@ -52,7 +55,7 @@ def describe_registrations() -> str:
                 f"the custom operators of {namespace!r} are registered by the main program, which a measuring process cannot import; "
                 "expected a module. Move them to a file of their own and import that."
             )
-        if not found and not libraries and _exists(namespace):
+        if not found and not libraries and namespace not in _OF_TORCH and _exists(namespace):
             raise UsageError(
                 f"nothing says which module registers the custom operators of {namespace!r}, and a measuring process must import it; "
                 "expected a fake implementation of one (register_fake) or the Library object in a module, or a shared "

@@ -11,12 +11,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from autosched.core.decoding import decode_json
+from autosched.runtime.tensor_bytes import from_stored, to_stored
 
 
 class _View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to cut a tensor out of the flat piece of memory it lives in."""
 
     flat: str
+    dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
@@ -41,9 +43,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         if span == 0 or place not in stored:
             flat = f"t{len(flats)}"
             # A copy: safetensors refuses tensors that share storage.
-            flats[flat] = plain.as_strided((span,), (1,)).clone()
+            flats[flat] = to_stored(plain.as_strided((span,), (1,)).clone())
             stored[place] = flat
-        views[name] = _View(stored[place], tuple(plain.shape), tuple(plain.stride()))
+        views[name] = _View(stored[place], str(plain.dtype).removeprefix("torch."), tuple(plain.shape), tuple(plain.stride()))
     save_file(flats, path, metadata={"views": msgspec.json.encode(views).decode()})
 
 
@@ -52,4 +54,9 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     with safe_open(path, framework="pt") as file:
         flats = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
         views = decode_json(file.metadata()["views"], dict[str, _View])
-    return {name: flats[view.flat].as_strided(view.shape, view.strides) for name, view in views.items()}
+    return {name: _cut(flats[view.flat], view) for name, view in views.items()}
+
+
+def _cut(flat: torch.Tensor, view: _View) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, view.dtype)
+    return from_stored(flat, view.dtype, (flat.nbytes // dtype.itemsize,)).as_strided(view.shape, view.strides)

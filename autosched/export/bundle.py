@@ -180,6 +180,8 @@ def _encode_literals(shapes: Sequence[Mapping[str, torch.Tensor]]) -> bytes:
     import safetensors.torch
     import torch
 
+    from autosched.runtime.tensor_bytes import to_stored
+
     # Two names may share memory, which the format refuses; each gets its own dense copy.
     dense = [
         {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in literals.items()}
@@ -193,7 +195,7 @@ def _encode_literals(shapes: Sequence[Mapping[str, torch.Tensor]]) -> bytes:
             found[name] = first
         else:
             found.update({f"{index}/{name}": tensor for index, tensor in held.items()})
-    return bytes(safetensors.torch.save(dict(sorted(found.items()))))
+    return bytes(safetensors.torch.save({name: to_stored(tensor) for name, tensor in sorted(found.items())}))
 
 
 def _identical(first: torch.Tensor, other: torch.Tensor) -> bool:

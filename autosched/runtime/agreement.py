@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from autosched.core.errors import IncompatibleArtifact
-from autosched.core.program import Program
+from autosched.core.program import Program, Ref
 from autosched.runtime.numerics import compare
+from autosched.runtime.rounding import coarsest_of
 from autosched.runtime.trees import describe_tree, output_tensors, unflatten_inputs, unflatten_outputs
 
 
@@ -34,10 +35,16 @@ def require_agreement(program: Program, outputs: Sequence[torch.Tensor], answer:
     if not _same_containers(result, answer):
         raise IncompatibleArtifact(label, ["it returns other containers or other plain values than the model"])
     # After the output structure, which decides which tensors are returned, and how often.
-    agreement = compare(output_tensors(result), output_tensors(answer), rounded=rounded)
+    agreement = compare(output_tensors(result), output_tensors(answer), rounded=rounded, coarsest=_coarsest_returned(program))
     if not agreement.within_tolerance:
         raise IncompatibleArtifact(label, [f"it computes something else than the model: {agreement.reason}"])
     return agreement.max_abs_error
+
+
+def _coarsest_returned(program: Program) -> tuple[torch.dtype | None, ...]:
+    """``coarsest_of`` the graph, for each tensor that is returned."""
+    known = dict(zip(program.graph.outputs, coarsest_of(program.graph), strict=True))
+    return tuple(known[leaf.value] for leaf in program.output_leaves if isinstance(leaf, Ref))
 
 
 def _same_containers(result: object, answer: object) -> bool:

@@ -301,8 +301,12 @@ def _check_literal(tensor: torch.Tensor | None, program: Program, value: int, na
 def _lay_out(found: torch.Tensor | None, program: Program, value: int, name: str, label: str) -> torch.Tensor:
     import torch
 
-    tensor = _check_literal(found, program, value, name, label)
+    from autosched.runtime.tensor_bytes import from_stored
+
     spec = program.graph.values[value].spec
+    if found is not None:
+        found = from_stored(found, spec.dtype, spec.shape)
+    tensor = _check_literal(found, program, value, name, label)
     if not spec.strides or tensor.stride() == spec.strides:
         return tensor
     needed = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 0)

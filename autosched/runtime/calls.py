@@ -6,12 +6,13 @@ namespaces that the caller trusts (``core.custom_operators``).
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from autosched.core.custom_operators import BUILT_IN, trusted, why_unfit
+from autosched.core.custom_operators import BUILT_IN, ON_IMPORT, trusted, why_unfit
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Argument, Call, Many, NonFinite, Ref, TorchLiteral
 from autosched.runtime.direct import binding_of
@@ -38,6 +39,8 @@ def resolve(target: str) -> Callable[..., Any]:
     if not separator or not dot or (custom and namespace not in trusted()) or name in _REFUSED or name.startswith("__"):
         advice = f"If you trust {namespace!r}, give custom_operators=({namespace!r},)." if custom else "Capture the model again."
         raise UnsupportedGraph(f"operator {target!r} may not run from a schedule; expected one of {sorted(BUILT_IN | trusted())}. {advice}")
+    if (module := ON_IMPORT.get(namespace)) is not None:
+        importlib.import_module(module)
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket) or overload not in packet.overloads():  # type: ignore[no-untyped-call]
         if custom:

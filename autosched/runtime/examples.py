@@ -14,7 +14,7 @@ def example_of(spec: TensorSpec, device: torch.device, place: int) -> torch.Tens
     dtype: torch.dtype = getattr(torch, spec.dtype)
     with torch.inference_mode(False):
         made = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
-        if not dtype.is_floating_point or 0 in spec.strides:
+        if not dtype.is_floating_point or dtype is torch.float4_e2m1fn_x2 or 0 in spec.strides:
             return made.zero_() if 0 not in spec.strides else torch.zeros_like(made)
         generator = torch.Generator().manual_seed(place)
         return made.copy_(torch.randn(spec.shape, generator=generator).to(dtype))

@@ -94,9 +94,9 @@ def bind(program: Program, constants: Mapping[int, torch.Tensor], device: torch.
     with torch.inference_mode():
         for place, call in enumerate(prologue):
             compile_call(call, home)(slots)
-            for value in (*call.outputs, *call.reads()):
-                if value >= 0 and last[value] == place and value not in needed:
-                    slots[value] = None
+            for touched in (*call.outputs, *call.reads()):
+                if touched >= 0 and last[touched] == place and touched not in needed:
+                    slots[touched] = None
     for value in graph.values:
         if value.index not in needed:
             slots[value.index] = None

@@ -123,9 +123,10 @@ def _compare_one(output: torch.Tensor, reference: torch.Tensor, allowed: Toleran
 
 def _pieces(output: torch.Tensor, reference: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Both cut alike, in the order in which the reference lies in memory, so that flattening copies neither if they are laid out alike."""
-    dims = sorted(range(reference.dim()), key=lambda dim: -reference.stride(dim))
-    flat = [tensor.permute(dims).reshape(-1).split(_PIECE) for tensor in (output, reference)]
-    return [(a, b) for a, b in zip(*flat, strict=True) if b.numel()]
+    strides = reference.stride()
+    dims = sorted(range(reference.dim()), key=lambda dim: -strides[dim])
+    mine, theirs = output.permute(dims).reshape(-1), reference.permute(dims).reshape(-1)
+    return [(mine[begin : begin + _PIECE], theirs[begin : begin + _PIECE]) for begin in range(0, theirs.numel(), _PIECE)]
 
 
 def _compare_finite(pieces: list[tuple[torch.Tensor, torch.Tensor]], allowed: Tolerance) -> Agreement:

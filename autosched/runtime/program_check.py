@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from autosched.core.errors import InvalidGraph
-from autosched.core.graph import OpGraph, TensorSpec, ValueRole
+from autosched.core.graph import ITEM_BYTES, OpGraph, TensorSpec, ValueRole
 from autosched.core.program import Argument, Call, Many, Program, Ref
 
 _MAX_VALUES = 2_000_000
@@ -23,10 +23,6 @@ _MAX_INPUT_BYTES = 2**33  # of all inputs together: load makes random ones
 _MAX_INTEGER = 2**63 - 1
 _MAX_NAME = 4096
 _MAX_TREE_DEPTH = 64
-_DTYPES = frozenset((
-    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
-    "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
-))  # fmt: skip
 # A defaultdict's factory is found by importing the module that the text names; these need no import.
 _DEFAULT_FACTORIES = frozenset(("list", "dict", "set", "tuple", "int", "float", "str", "bool"))
 
@@ -57,8 +53,8 @@ def check_program(program: Program) -> None:
 
 
 def _check_spec(spec: TensorSpec, index: int) -> None:
-    if spec.dtype not in _DTYPES:
-        raise InvalidGraph(f"value {index} has dtype {spec.dtype[:40]!r}; expected one of {sorted(_DTYPES)}")
+    if spec.dtype not in ITEM_BYTES:
+        raise InvalidGraph(f"value {index} has dtype {spec.dtype[:40]!r}; expected one of {sorted(ITEM_BYTES)}")
     if len(spec.shape) > 64 or len(spec.strides) not in (0, len(spec.shape)):
         raise InvalidGraph(f"value {index} has {len(spec.shape)} sizes and {len(spec.strides)} strides; expected as many, or no strides")
     # Sizes are bounded one by one before their product, which would otherwise be a number without end.

@@ -30,6 +30,7 @@ from autosched.runtime.inductor_common import add_calls, first_line, known_optio
 from autosched.runtime.inductor_unfinished import remove_unfinished
 from autosched.runtime.numerics import compare
 from autosched.runtime.region_pieces import TEMPLATED, Piece
+from autosched.runtime.rounding import coarsest_among
 
 Entry = Callable[[list[Any]], Sequence[torch.Tensor]]
 """Takes the piece's reads in a list, which it empties; returns its writes."""
@@ -242,7 +243,8 @@ def _difference(piece: Piece, graph: OpGraph, device: torch.device, examples: Se
         if tuple(tensor.shape) != spec.shape or not same_strides(tensor, spec.strides):
             return f"the compiled code returns strides {tuple(tensor.stride())} for {spec.strides}"
     # Where float32 may be rounded to TF32, libraries and templates round each in their own way, and compiled code has it baked in.
-    agreement = compare(got, wanted, rounded=may_round(piece, device))
+    coarsest = coarsest_among(piece.calls, graph.values, piece.writes)
+    agreement = compare(got, wanted, rounded=may_round(piece, device), coarsest=coarsest)
     return "" if agreement.within_tolerance else f"the compiled code computes something else: {agreement.reason}"
 
 

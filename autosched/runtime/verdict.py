@@ -12,6 +12,7 @@ import torch
 
 from autosched.core.custom_operators import is_custom, trusted
 from autosched.core.errors import UnsupportedGraph
+from autosched.core.parts import with_parts
 from autosched.core.program import ConstantSource, Program
 from autosched.core.program_json import decode_program
 from autosched.core.records import DeviceKey, SoftwareKey
@@ -113,8 +114,8 @@ def _custom_operators(program: Program) -> list[str]:
 
 def _model_differences(program: Program, model: torch.nn.Module) -> list[Difference]:
     own: dict[ConstantSource, Mapping[str, torch.Tensor]] = {
-        ConstantSource.PARAMETER: dict(model.named_parameters(remove_duplicate=False)),
-        ConstantSource.BUFFER: dict(model.named_buffers(remove_duplicate=False)),
+        ConstantSource.PARAMETER: with_parts(dict(model.named_parameters(remove_duplicate=False))),
+        ConstantSource.BUFFER: with_parts(dict(model.named_buffers(remove_duplicate=False))),
     }
     found: list[Difference] = []
     for binding in program.bindings:

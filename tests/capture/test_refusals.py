@@ -1,12 +1,15 @@
 """What cannot be scheduled is refused with the operator, the line and what to do; nothing is printed."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import library, nn
+from torch._higher_order_ops import triton_kernel_wrap
 
 from autosched.capture.export import capture
+from autosched.capture.screen import explain_export_failure, require_schedulable
 from autosched.core.errors import UnsupportedGraph
 
 
@@ -208,3 +211,52 @@ def test_dropout_in_inference_and_attention_without_dropout_are_no_random_operat
             return nn.functional.scaled_dot_product_attention(self.drop(x), x, x)
 
     assert len(capture(Attends().eval(), (torch.randn(1, 2, 4, 8),)).program.graph) == 1
+
+
+class QuantisedTensor(nn.Module):
+    def forward(self, x):
+        return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize()
+
+
+class Jagged(nn.Module):
+    def forward(self, x):
+        return torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged).values()
+
+
+def test_quantised_and_nested_tensors_are_refused_with_what_to_use_instead():
+    with pytest.raises(UnsupportedGraph, match=r"quantize_per_tensor at .*test_refusals.py:\d+ makes a tensor of torch.qint8.*scales"):
+        capture(QuantisedTensor(), (torch.randn(4),))
+    with pytest.raises(UnsupportedGraph, match="padded to a fixed size"):
+        capture(Jagged(), (torch.randn(3, 2),))
+
+
+class Flex(nn.Module):
+    def forward(self, q):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + i - j)
+
+
+def test_flex_attention_is_refused_with_what_to_use_instead():
+    with pytest.raises(UnsupportedGraph, match=r"flex_attention.*scaled_dot_product_attention"):
+        capture(Flex(), (torch.randn(1, 1, 128, 16),))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_triton_kernel_of_the_models_own_is_named_with_what_to_register_it_with(known, monkeypatch):
+    def my_kernel():
+        """What an autotuner of Triton's holds."""
+
+    # Triton itself is not installed with PyTorch for a CPU; export's table of kernels and its operator are there.
+    table = SimpleNamespace(get_kernel=lambda index: SimpleNamespace(fn=SimpleNamespace(fn=my_kernel)))
+    if known:
+        monkeypatch.setattr(triton_kernel_wrap, "kernel_side_table", table)
+    graph = torch.fx.Graph()
+    node = graph.call_function(triton_kernel_wrap.triton_kernel_wrapper_functional, (), {"kernel_idx": 10**6})
+    with pytest.raises(UnsupportedGraph, match=("my_kernel" if known else "a kernel") + " at .*triton_op.*custom_operators"):
+        require_schedulable(node)
+
+
+def test_a_kernel_that_export_runs_into_is_told_to_be_registered():
+    error = RuntimeError("Cannot access data pointer of Tensor. It is likely that we are erroneously tracing into a custom kernel.")
+    assert "torch.library.triton_op" in str(explain_export_failure(error))

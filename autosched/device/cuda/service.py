@@ -68,6 +68,7 @@ from autosched.runtime.cuda_lanes import CaptureOptions
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import FreeRule, Plan, make_plan
+from autosched.runtime.rounding import coarsest_of
 from autosched.runtime.streams import Tensor
 
 Item = TypeVar("Item")
@@ -242,7 +243,7 @@ class CudaService:
         runner = measurer.runner(schedule)
         if isinstance(runner, Failure):
             return CompareAnswer(failure=runner)
-        plan = make_plan(measurer.graph, schedule)
+        plan, coarsest = make_plan(measurer.graph, schedule), coarsest_of(measurer.graph)
         bitwise, within, worst = True, True, 0.0
         try:
             for given, wanted in zip(inputs, references, strict=True):
@@ -251,11 +252,12 @@ class CudaService:
                 alone = measurer.reference(tensors, plan)
                 made = measurer.outputs(runner, tensors)
                 bitwise = bitwise and measurer.backend.same(made, alone)
-                agreement = compare([tensor.cpu() for tensor in made], wanted)
+                agreement = compare([tensor.cpu() for tensor in made], wanted, coarsest=coarsest)
                 worst = max(worst, agreement.max_abs_error)
                 if not agreement.within_tolerance and bench.exact is not None:
                     exact = bench.exact(lambda tensors=tensors: measurer.reference(tensors, plan))  # type: ignore[misc]
-                    agreement = compare([tensor.cpu() for tensor in exact], wanted, rounded=_compiled(measurer, plan))
+                    rounded = _compiled(measurer, plan)
+                    agreement = compare([tensor.cpu() for tensor in exact], wanted, rounded=rounded, coarsest=coarsest)
                 within = within and agreement.within_tolerance
         except Exception as error:
             return CompareAnswer(failure=failure_of(error, "comparing with the model"))
