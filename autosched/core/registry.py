@@ -57,8 +57,11 @@ class Registry(Generic[T]):
         module_name, _, attribute = self._places[name].partition(":")
         try:
             return cast(T, getattr(importlib.import_module(module_name), attribute))
-        except (ImportError, AttributeError) as error:
-            raise UsageError(f"{self._what} {name!r} cannot be loaded from {self._places[name]}: {error}") from error
+        except Exception as error:  # a plugin's module may raise anything
+            raise UsageError(
+                f"{self._what} {name!r} cannot be loaded from {self._places[name]}: {type(error).__name__}: {error}. "
+                "Repair the package that brings it, or uninstall it."
+            ) from error
 
     def _read_plugins(self) -> None:
         if self._plugins_read:

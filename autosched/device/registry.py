@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autosched.core.errors import UnknownName
+from autosched.core.errors import UnknownName, UsageError
 from autosched.core.registry import Registry
 from autosched.device.base import Device
 
@@ -17,13 +17,21 @@ def device_named(name: str) -> Device:
     Raises:
         UnknownName: listing the known names.
         DeviceMissing: if this machine does not have it.
+        UsageError: if what a plugin brings is no device.
     """
     resolved = resolve_auto(name)
     if resolved not in DEVICES.names():
         index = "; a GPU is chosen by the variable CUDA_VISIBLE_DEVICES" if resolved.startswith("cuda:") else ""
         known = ", ".join([*DEVICES.names(), "auto"])
         raise UnknownName(f"unknown device {name!r}; expected {known}, or replay:DIR for recorded runs{index}")
-    return DEVICES.get(resolved)()
+    made = DEVICES.get(resolved)()
+    # Not by asking for them: a device that is not there may raise.
+    if missing := sorted({"key", "software", "open"} - set(dir(made))):
+        raise UsageError(
+            f"device {resolved!r} is a {type(made).__name__} without {', '.join(missing)}; "
+            "expected what autosched.device.base.Device describes"
+        )
+    return made
 
 
 def resolve_auto(name: str) -> str:

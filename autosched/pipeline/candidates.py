@@ -39,18 +39,25 @@ def propose(
     found: list[Candidate] = []
     failures: dict[str, Failure] = {}
     for name in names:
-        strategy = STRATEGIES.get(name)
+        if name not in STRATEGIES.names():
+            STRATEGIES.get(name)  # which raises: a misspelt name is the caller's mistake
         try:
-            schedules = strategy.propose(problem, context.share(context.max_evaluations))
+            found += _proposals(problem, name, context.share(context.max_evaluations), lanes_matter=lanes_matter)
         except Exception as error:  # a plugin's strategy must not end a tuning job
             _log.warning("strategy %s failed: %s", name, error)
             failures[name] = Failure(FailureKind.CRASH, f"{type(error).__name__}: {error}")
-            continue
-        # A published scheduler counts with each of its documented variants (Opara's two launch orders), a search with its best.
-        for place, schedule in enumerate(schedules if strategy.is_baseline else schedules[:1]):
-            variant = name if place == 0 else f"{name}_{place + 1}"
-            found.append(make_candidate(problem, variant, strategy.is_baseline, schedule, lanes_matter=lanes_matter))
     return found, failures
+
+
+def _proposals(problem: Problem, name: str, context: SearchContext, *, lanes_matter: bool) -> list[Candidate]:
+    strategy = STRATEGIES.get(name)
+    schedules = strategy.propose(problem, context)
+    # A published scheduler counts with each of its documented variants (Opara's two launch orders), a search with its best.
+    chosen = enumerate(schedules if strategy.is_baseline else schedules[:1])
+    return [
+        make_candidate(problem, name if place == 0 else f"{name}_{place + 1}", strategy.is_baseline, schedule, lanes_matter=lanes_matter)
+        for place, schedule in chosen
+    ]
 
 
 def make_candidate(problem: Problem, name: str, is_baseline: bool, schedule: Schedule, *, lanes_matter: bool) -> Candidate:

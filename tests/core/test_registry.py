@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from autosched.core.errors import UnknownName, UsageError
@@ -28,4 +30,13 @@ def test_an_entry_that_cannot_be_imported_names_the_cause() -> None:
     registry: Registry[type] = Registry("thing", "autosched.no_such_group")
     registry.add("broken", "no_such_module_at_all:x")
     with pytest.raises(UsageError, match="no_such_module_at_all"):
+        registry.get("broken")
+
+
+def test_a_module_that_raises_anything_when_imported_names_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_plugin_that_raises.py").write_text("raise RuntimeError('no driver of version 3')")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[type] = Registry("thing", "autosched.no_such_group")
+    registry.add("broken", "a_plugin_that_raises:x")
+    with pytest.raises(UsageError, match=r"RuntimeError: no driver of version 3.*uninstall"):
         registry.get("broken")

@@ -113,6 +113,19 @@ def test_an_illegal_schedule_never_reaches_the_device() -> None:
     assert session.compared == []
 
 
+def test_a_strategy_of_a_broken_package_or_with_something_else_than_schedules_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autosched.search.heuristics import wavefront
+    from autosched.search.strategy import STRATEGIES
+
+    monkeypatch.setattr(wavefront, "WAVEFRONT", dataclasses.replace(wavefront.WAVEFRONT, function=lambda made, context: ["a schedule"]))
+    monkeypatch.setitem(STRATEGIES._places, "absent", "no_such_package_anywhere:STRATEGY")
+    context = SearchContext(np.random.default_rng(0), 10)
+    found, failures = propose(problem(), ["wavefront", "absent", "sequential"], context, lanes_matter=True)
+    assert [candidate.name for candidate in found] == ["sequential"]
+    assert set(failures) == {"wavefront", "absent"}
+    assert "no_such_package_anywhere" in failures["absent"].detail
+
+
 def test_a_strategy_that_breaks_is_a_failure_and_an_unknown_one_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from autosched.search.heuristics import wavefront
 
