@@ -88,7 +88,7 @@ def steps(opara: Path | None = None) -> list[Step]:
     ]
     return [
         Step("device", ("-P", "-c", _HERE), 40.0, 5.0, required=True, smoke=None),
-        Step("doctor", ("-P", "-m", "autosched", "doctor"), 30.0, 5.0, smoke=()),
+        Step("doctor", ("-P", "-m", "autosched", "doctor"), 30.0, 5.0, required=True, smoke=()),
         Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 240.0),
         Step("rules", _tests("streams", "serving", "layout"), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
         Step(
