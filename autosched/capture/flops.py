@@ -25,6 +25,14 @@ _PER_INPUT_ELEMENT = {
     "aten::native_group_norm": 8, "aten::group_norm": 8, "aten::rms_norm": 4, "aten::_softmax": 5, "aten::softmax": 5,
     "aten::_log_softmax": 5, "aten::log_softmax": 5,
 }  # fmt: skip
+_PACKED = ("mkldnn::_convolution_pointwise", "mkldnn::_linear_pointwise", "mkl::_mkl_linear")
+# Products of a matrix with integers, which the registry does not have.
+_INTEGER_PRODUCTS = frozenset(
+    {
+        "aten::_int_mm", "aten::_weight_int8pack_mm", "aten::_weight_int4pack_mm", "aten::_weight_int4pack_mm_for_cpu",
+        "aten::_weight_int4pack_mm_with_scales_and_zeros",
+    }
+)  # fmt: skip
 
 
 def count_flops(
@@ -40,7 +48,7 @@ def count_flops(
     name = op._schema.name
     packet = op.overloadpacket
     shapes = [spec.shape for spec in outputs if spec is not None]
-    if name in ("mkldnn::_convolution_pointwise", "mkldnn::_linear_pointwise", "mkl::_mkl_linear"):
+    if name in _PACKED or (name in _INTEGER_PRODUCTS and shapes):
         return _packed_flops(name, args, shapes[0])
     if packet in flop_registry:
         count = cast(Callable[..., int], flop_registry[packet])

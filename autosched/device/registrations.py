@@ -20,9 +20,6 @@ from autosched.core.custom_operators import trust_for_good, trusted
 from autosched.core.decoding import decode_json
 from autosched.core.errors import UsageError
 
-# Registered by PyTorch's own libraries, so they are there wherever it is.
-_OF_TORCH = ("quantized", "_quantized", "onednn")
-
 
 class Registrations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the operators of ``namespaces`` come from.
@@ -48,14 +45,14 @@ def describe_registrations() -> str:
     if not namespaces:
         return ""
     libraries = [str(path) for path in sorted(getattr(torch.ops, "loaded_libraries", ()))]
-    modules = {namespace: sorted({module for module in _modules_of(namespace) if module}) for namespace in namespaces}
+    modules = {namespace: _own_first(_modules_of(namespace)) for namespace in namespaces}
     for namespace, found in modules.items():
         if "__main__" in found:
             raise UsageError(
                 f"the custom operators of {namespace!r} are registered by the main program, which a measuring process cannot import; "
                 "expected a module. Move them to a file of their own and import that."
             )
-        if not found and not libraries and namespace not in _OF_TORCH and _exists(namespace):
+        if not found and not libraries and _exists(namespace):
             raise UsageError(
                 f"nothing says which module registers the custom operators of {namespace!r}, and a measuring process must import it; "
                 "expected a fake implementation of one (register_fake) or the Library object in a module, or a shared "
@@ -86,13 +83,21 @@ def register_there(text: str) -> None:
     trust_for_good(wanted.namespaces)
 
 
+def _own_first(found: Iterator[str]) -> list[str]:
+    """What PyTorch's own modules register for others counts only where nobody else is seen to: they are there after its import anyway."""
+    every = sorted({module for module in found if module})
+    return [module for module in every if not module.startswith("torch.")] or every
+
+
 def _modules_of(namespace: str) -> Iterator[str]:
     prefix = f"{namespace}::"
     if namespace in sys.modules:
         yield namespace
     for name, definition in _table("torch._library.custom_ops", "OPDEFS").items():
         if name.startswith(prefix):
-            yield getattr(getattr(definition, "_init_fn", None), "__module__", "")
+            # triton_op wraps its function in one of PyTorch's own, and gives the user's as the fake implementation.
+            for key in ("_init_fn", "_abstract_fn"):
+                yield getattr(getattr(definition, key, None), "__module__", "")
     files: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         if isinstance(file := getattr(module, "__file__", None), str):

@@ -254,16 +254,17 @@ _CASES["low:quantised-statically"] = _statically
 
 
 def _embedding_bytes() -> Made:
-    return Made(EmbeddingBytes(), (torch.randint(0, 50, (12,)), torch.tensor([0, 4, 9])), lively=False)
+    return Made(EmbeddingBytes(), (torch.randint(0, 50, (12,)),), lively=False, custom_operators=("quantized",))
 
 
 class EmbeddingBytes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.ops.quantized.embedding_bag_byte_prepack(torch.randn(50, 16)))
+        self.register_buffer("offsets", torch.tensor([0, 4, 9]))
 
-    def forward(self, indices: Any, offsets: Any) -> Any:
-        return torch.ops.quantized.embedding_bag_byte_rowwise_offsets(self.table, indices, offsets, False, 0, False, None, None, False)
+    def forward(self, indices: Any) -> Any:
+        return torch.ops.quantized.embedding_bag_byte_rowwise_offsets(self.table, indices, self.offsets, False, 0, False, None, None, False)
 
 
 _CASES["low:embedding-bag-of-bytes"] = _embedding_bytes

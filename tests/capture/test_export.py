@@ -242,3 +242,16 @@ def test_a_view_that_the_real_layout_does_not_allow_is_a_copy(monkeypatch):
     captured = capture(Flattens(), (x,), rewrite=False)
     assert torch.equal(bind(captured.program, captured.constants).run([x])[0], (x * 2).view(-1))
     assert "aten::reshape" in calls[1]
+
+
+@pytest.mark.parametrize("name", ["_int_mm", "_weight_int8pack_mm"])
+def test_a_product_of_integers_counts_as_one_of_floats_does(name):
+    class Product(nn.Module):
+        def forward(self, x, weight, scale):
+            if name == "_int_mm":
+                return torch._int_mm(x.to(torch.int8), weight.t())
+            return torch.ops.aten._weight_int8pack_mm(x, weight, scale)
+
+    given = (torch.randn(8, 64, dtype=torch.bfloat16), torch.randint(-9, 9, (32, 64), dtype=torch.int8), torch.rand(32).bfloat16())
+    operators = capture(Product(), given, rewrite=False).program.graph.operators
+    assert [operator.flops for operator in operators if operator.kind == f"aten::{name}"] == [2 * 8 * 64 * 32]

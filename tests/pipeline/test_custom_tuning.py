@@ -144,6 +144,17 @@ def test_what_another_process_imports_is_found_and_nothing_where_nobody_is_trust
     assert found.modules == (MODULE,)
 
 
+def test_an_operator_that_launches_triton_is_that_of_the_module_with_its_function() -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    doubled.__module__ = MODULE
+    library.triton_op("tritonlib::doubled", doubled, mutates_args={})
+    with trusting(["tritonlib"]):
+        found = msgspec.json.decode(describe_registrations(), type=Registrations)
+    assert found.modules == (MODULE,)
+
+
 def test_operators_that_nobody_is_seen_to_register_are_refused_with_what_to_do() -> None:
     hidden = library.Library("hiddenlib", "FRAGMENT")
     hidden.define("one(Tensor x) -> Tensor")
