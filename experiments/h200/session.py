@@ -84,7 +84,9 @@ def steps(opara: Path | None = None) -> list[Step]:
     """
     limits, on_cpu = ("--deadline", "{seconds}"), ("--smoke", "--device", "cpu")
     published = [
-        Step("opara", _script("h200/opara.py", "--repository", str(opara), "--out", "{out}/opara", *limits), 130.0, 100.0),
+        Step(
+            "opara", _script("h200/opara.py", "--repository", str(opara), "--out", "{out}/opara", "--budget", "30", *limits), 130.0, 100.0
+        ),
     ]
     return [
         Step("device", ("-P", "-c", _HERE), 40.0, 5.0, required=True, smoke=None),
