@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -38,12 +38,14 @@ def whole_of(name: str) -> tuple[str, int] | None:
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The plain tensors that ``tensor`` consists of, in order; none if it is one itself."""
-    if not is_traceable_wrapper_subclass(tensor):
+    # Without a type: such a subclass has other signatures than a tensor, so that a type checker takes it for impossible.
+    whole: Any = tensor
+    if not is_traceable_wrapper_subclass(whole):
         return []
     found: list[torch.Tensor] = []
-    names, _ = cast(Any, tensor).__tensor_flatten__()
+    names, _ = whole.__tensor_flatten__()
     for name in names:
-        inner = getattr(tensor, name)
+        inner = getattr(whole, name)
         if isinstance(inner, torch.Tensor):
             found += parts_of(inner) or [inner]
     return found
