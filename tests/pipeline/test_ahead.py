@@ -24,9 +24,10 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("cl
 
 
 @pytest.fixture(autouse=True)
-def a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One test's attempts at compiling are not remembered in the next."""
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither one test's attempts at compiling nor how long this machine took to export decides whether the next begins."""
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(attempts, "EXPORTS", {})
 
 
 def model() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -46,7 +47,6 @@ def test_what_does_not_fit_in_the_time_is_given_up_and_its_process_is_ended(monk
 
     monkeypatch.setattr(ahead, "Worker", Seen)
     monkeypatch.setattr(inductor_capture, "lower_inductor", too_late)
-    monkeypatch.setattr(attempts, "EXPORTS", {})
     net, args = model()
     why = capture_as(Lowering.INDUCTOR, Original(net, args, None), CpuDevice(), limit_s=0.05)
     assert isinstance(why, NotHad)
