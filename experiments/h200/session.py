@@ -36,6 +36,8 @@ from experiments.calls import LEFT, Call, run_logged, write_json  # noqa: E402
 _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
 _SHOWN_LINES = 8
 _HERE = "import torch; print(torch.cuda.get_device_name(), torch.ones(1, device='cuda').item(), torch.__version__, torch.version.cuda)"
+# Files of tests/gpu on which everything else rests; tests/gpu/conftest.py puts the others in order.
+_RULES = ("streams", "serving", "layout")
 # Small ones first: with little time many models tell more than one large one.
 _SUITE = (
     "torchvision:googlenet", "torchvision:squeezenet1_1", "autosched:deepfm", "autosched:randwire", "transformers:bert",
@@ -82,6 +84,7 @@ def steps(opara: Path | None = None) -> list[Step]:
     Args:
         opara: a clone of its published code; without one, that comparison is left out.
     """
+    everything = {path.stem.removeprefix("test_gpu_") for path in (ROOT / "tests" / "gpu").glob("test_gpu_*.py")}
     limits, on_cpu = ("--deadline", "{seconds}"), ("--smoke", "--device", "cpu")
     published = [
         Step(
@@ -92,7 +95,7 @@ def steps(opara: Path | None = None) -> list[Step]:
         Step("device", ("-P", "-c", _HERE), 40.0, 5.0, required=True, smoke=None),
         Step("doctor", ("-P", "-m", "autosched", "doctor"), 30.0, 5.0, required=True, smoke=()),
         Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 240.0),
-        Step("rules", _tests("streams", "serving", "layout"), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
+        Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
         Step(
             "suite",
             _script("h200/suite.py", *_SUITE, "--batches", "1", "--dtypes", "float32", "--out", "{out}/suite", *limits),
@@ -102,7 +105,7 @@ def steps(opara: Path | None = None) -> list[Step]:
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
         Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 60.0, smoke=on_cpu),
-        Step("tests", _tests("memory", "fuzz", "device", "models", "regions", "inductor"), 260.0, 120.0, _TESTS_MARGIN_S, smoke=()),
+        Step("tests", _tests(*sorted(everything - set(_RULES))), 260.0, 120.0, _TESTS_MARGIN_S, smoke=()),
         Step(
             "compile_cost",
             _script("fused/compile_cost.py", "--device", "cuda", "--out", "{out}/compile_cost", *limits, "timm:nasnetalarge"),
