@@ -113,10 +113,7 @@ class GraphCapturer:
         try:
             with torch.inference_mode(), self.backend.on(stream):
                 for _ in range(passes):
-                    slots = program.new_slots(inputs)
-                    for kernel in program.kernels:
-                        kernel(slots)
-            del slots
+                    program.run(inputs)
             self.backend.synchronize()
         except Exception as error:
             return failure_of(error, "warm-up")

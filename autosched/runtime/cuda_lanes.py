@@ -28,6 +28,9 @@ class Launchable(Protocol):
     def outputs(self, slots: Slots) -> list[Tensor]:
         """The program's outputs."""
 
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs of every operator run in the graph's own order; what nothing reads any more is dropped on the way."""
+
 
 class GraphReader(Protocol):
     """Looks into CUDA graphs, also while they are being captured. Node ids are opaque integers, valid while the graph lives."""

@@ -578,12 +578,16 @@ class FakeProgram:
     def outputs(self, slots: list[FakeTensor | None]) -> list[FakeTensor | None]:
         return [slots[value] for value in self.graph.outputs]
 
-    def run(self, inputs: Sequence[FakeTensor]) -> list[int]:
-        """The reference: every operator in order on one stream, outside any capture."""
+    def run(self, inputs: Sequence[FakeTensor]) -> list[FakeTensor | None]:
+        """Every operator in order on the current stream."""
         slots = self.new_slots(inputs)
         for kernel in self.kernels:
             kernel(slots)
-        return [self.cuda.number(tensor) for tensor in self.outputs(slots) if tensor is not None]
+        return self.outputs(slots)
+
+    def answer(self, inputs: Sequence[FakeTensor]) -> list[int]:
+        """The reference: the numbers of :meth:`run` outside any capture."""
+        return [self.cuda.number(tensor) for tensor in self.run(inputs) if tensor is not None]
 
     def inputs(self, seed: int) -> list[FakeTensor]:
         return [self.cuda.tensor(mix(seed, value), self.graph.values[value].spec.bytes) for value in self.graph.inputs]

@@ -55,6 +55,7 @@ def test_streams_repeat_and_stream_sets_do_not() -> None:
     assert len({backend.handle(stream) for stream in taken}) == 18
 
 
+@pytest.mark.gpu_only(reason="a double's streams have no raw handles")
 def test_the_current_stream_is_known_by_its_handle_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = open_backend()
     side = backend.new_stream(0)

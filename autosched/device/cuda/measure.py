@@ -334,10 +334,7 @@ class CudaMeasurer:
         """The same operators, in the graph's own order, in the variants of ``plan``, on one stream that nothing else uses."""
         program = self.program if plan is None else self.variants.program(plan)
         with torch.inference_mode(), self.backend.on(self.capturer.streams.named("warm-up")):
-            slots = program.new_slots(inputs)
-            for kernel in program.kernels:
-                kernel(slots)
-            outputs = self.backend.clone(program.outputs(slots))
+            outputs = self.backend.clone(program.run(inputs))
         self.backend.synchronize()
         return outputs
 

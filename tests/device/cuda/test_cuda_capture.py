@@ -69,7 +69,7 @@ def test_replay_and_eager_streams_give_the_numbers_of_one_stream(seed: int, rule
     runner = captured(rig, schedule, rule=rule)
     for turn in range(3):
         inputs = rig.program.inputs(turn)
-        wanted = rig.program.run(inputs)
+        wanted = rig.program.answer(inputs)
         assert rig.numbers(runner(inputs)) == wanted
         eager = rig.capturer.run_eager(rig.program, make_plan(graph, schedule, rule), inputs)
         assert rig.numbers(eager) == wanted
@@ -230,11 +230,11 @@ def test_calls_return_clones_and_run_static_returns_buffers() -> None:
     runner = captured(rig, two_lanes(graph))
     first_inputs, second_inputs = rig.program.inputs(5), rig.program.inputs(6)
     kept = runner(first_inputs)
-    wanted = rig.program.run(first_inputs)
+    wanted = rig.program.answer(first_inputs)
     static = runner.run_static(second_inputs)
     assert rig.numbers(kept) == wanted
     assert static == runner.outputs
-    assert rig.numbers(static) == rig.program.run(second_inputs) != wanted
+    assert rig.numbers(static) == rig.program.answer(second_inputs) != wanted
 
 
 def test_a_call_on_another_stream_waits_for_the_call_before() -> None:
@@ -403,7 +403,7 @@ def test_a_loaded_plan_is_captured_audited_and_called() -> None:
     runner = prepare_runner(rig.capturer, rig.program, graph, plan, rig.inputs)
     for seed in range(3):
         inputs = rig.program.inputs(seed)
-        assert rig.numbers(runner(inputs)) == rig.program.run(inputs)
+        assert rig.numbers(runner(inputs)) == rig.program.answer(inputs)
 
 
 def test_workspaces_that_served_graphs_read_are_in_the_pool_of_none_of_them() -> None:
@@ -448,7 +448,7 @@ def test_serving_without_an_audit_is_said_once(caplog: pytest.LogCaptureFixture)
         for seed in range(2):
             runner = prepare_runner(blind, rig.program, graph, plan, rig.inputs)
             inputs = rig.program.inputs(seed)
-            assert rig.numbers(runner(inputs)) == rig.program.run(inputs)
+            assert rig.numbers(runner(inputs)) == rig.program.answer(inputs)
     assert [record.levelname for record in caplog.records if "not audited" in record.message] == ["WARNING"]
 
 
@@ -488,7 +488,7 @@ def test_a_capture_that_others_broke_is_tried_again(times: int) -> None:
         return
     runner = prepare_runner(rig.capturer, rig.program, graph, plan, rig.inputs)
     inputs = rig.program.inputs(2)
-    assert rig.numbers(runner(inputs)) == rig.program.run(inputs)
+    assert rig.numbers(runner(inputs)) == rig.program.answer(inputs)
     assert rig.cuda.abandoned == times
 
 
