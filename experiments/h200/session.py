@@ -94,8 +94,8 @@ def steps(opara: Path | None = None) -> list[Step]:
     return [
         Step("device", ("-P", "-c", _HERE), 40.0, 5.0, required=True, smoke=None),
         Step("doctor", ("-P", "-m", "autosched", "doctor"), 30.0, 5.0, required=True, smoke=()),
-        Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 240.0),
         Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
+        Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 240.0),
         Step(
             "suite",
             _script("h200/suite.py", *_SUITE, "--batches", "1", "--dtypes", "float32", "--out", "{out}/suite", *limits),

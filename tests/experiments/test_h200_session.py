@@ -165,7 +165,7 @@ def test_a_command_gets_its_folder_and_seconds_and_its_words_are_logged(
 def test_every_command_is_one_that_there_is(tmp_path: Path) -> None:
     plan = session.steps(tmp_path / "clone")
     names = [item.name for item in plan]
-    assert names[:4] == ["device", "doctor", "probes", "rules"]
+    assert names[:4] == ["device", "doctor", "rules", "probes"]
     assert len(set(names)) == len(names)
     assert "opara" not in [item.name for item in session.steps()]
     tests = [Path(word) for item in plan for word in item.command if word.endswith(".py") and "/tests/" in word]
