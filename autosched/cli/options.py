@@ -13,7 +13,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on std
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, auto (CUDA if there is a GPU), or replay:DIR for recorded runs.")]
 EffortOption = Annotated[str, typer.Option(help="quick (60 s), balanced (150 s) or full (1200 s of measuring and searching).")]
 BudgetOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Time for measuring and searching instead of --effort's, such as 60s or 5m.")
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Time for measuring and searching instead of --effort's, such as 60s or 5m; torch.compile, where measured, compiles besides.",
+    ),
 ]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size of the example inputs.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.")]
