@@ -19,6 +19,11 @@ from autosched.core.custom_operators import BUILT_IN, is_custom, trusted, why_un
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.graph import ITEM_BYTES
 
+# What makes a Triton kernel an operator.
+_AS_OPERATOR = (
+    "launch it through wrap_triton in a function registered with triton_op of PyTorch's library module, and trust its namespace "
+    "(custom_operators)"
+)
 _PICKS_BY_VALUE = frozenset(
     {
         "aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::nonzero_numpy", "aten::masked_select", "aten::_unique2",
@@ -119,8 +124,7 @@ def require_schedulable(node: torch.fx.Node) -> None:
     if isinstance(target, HigherOrderOperator) and str(target).startswith("triton_kernel_wrapper"):
         raise UnsupportedGraph(
             f"{_triton_name(node)} at {place} is a Triton kernel launched by the model itself; expected operators only. Make it one: "
-            "launch it through wrap_triton in a function registered with torch.library.triton_op, and trust its namespace "
-            "(custom_operators)."
+            f"{_AS_OPERATOR}."
         )
     if isinstance(target, HigherOrderOperator) and str(target).startswith("flex_attention"):
         raise UnsupportedGraph(
@@ -147,7 +151,7 @@ def require_schedulable(node: torch.fx.Node) -> None:
 
 
 def _triton_name(node: torch.fx.Node) -> str:
-    """``the kernel NAME``, by PyTorch's table of the kernels that it saw; less where that cannot be read."""
+    """The kernel's name, by PyTorch's table of the kernels that it saw; ``a kernel`` where that cannot be read."""
     try:
         from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
@@ -262,8 +266,7 @@ _ADVICE = (
     ),
     (
         "erroneously tracing into a custom kernel",
-        "If it is a Triton kernel, launch it through wrap_triton in a function registered with torch.library.triton_op, and trust its "
-        "namespace (custom_operators)",
+        f"If it is a Triton kernel, {_AS_OPERATOR}",
     ),
     ("torch.nested", "Work on tensors padded to a fixed size, with a mask"),
     ("inference tensor", "Make the model's parameters outside torch.inference_mode"),

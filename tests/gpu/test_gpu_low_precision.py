@@ -128,7 +128,9 @@ _KERNELS = """
 import torch
 import triton
 import triton.language as tl
-from torch.library import triton_op, wrap_triton
+from torch import library
+
+triton_op, wrap_triton = library.triton_op, library.wrap_triton
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import library, nn
 from torch.nn import functional as F
 
 from autosched.capture.export import Captured, capture
@@ -159,9 +159,9 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
     made = Double()
     monkeypatch.setattr(cudnn_fused, "refusal", lambda device: "")
     monkeypatch.setattr(cudnn_fused, "supported", lambda: True)
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("cudnn_convolution_relu", made.relu, "CPU")
-        library.impl("cudnn_convolution_add_relu", made.add_relu, "CPU")
+    with library._scoped_library("aten", "IMPL") as scoped:
+        scoped.impl("cudnn_convolution_relu", made.relu, "CPU")
+        scoped.impl("cudnn_convolution_add_relu", made.add_relu, "CPU")
         yield made
 
 
