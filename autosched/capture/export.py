@@ -35,7 +35,7 @@ from autosched.capture.sources import source_of
 from autosched.capture.structure import structure_of
 from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.namedtuples import register_namedtuples
-from autosched.core.parts import with_parts
+from autosched.core.parts import named_tensors
 from autosched.core.program import ConstantSource, Program, Ref
 from autosched.core.variants import WHOLE, Lowering
 
@@ -254,8 +254,7 @@ class _Reader:
         input_leaves: list[object] = []
         examples: dict[int, torch.Tensor] = {}
         signature = self._exported.graph_signature
-        named_parameters = with_parts(dict(self._model.named_parameters(remove_duplicate=False)))
-        named_buffers = with_parts(dict(self._model.named_buffers(remove_duplicate=False)))
+        named = named_tensors(self._model)
         for node, spec in zip(nodes, signature.input_specs, strict=True):
             name = spec.target or ""
             if spec.kind is InputKind.USER_INPUT:
@@ -270,12 +269,12 @@ class _Reader:
                 examples[value] = leaf.detach()
             elif spec.kind is InputKind.PARAMETER:
                 value = self._fresh()
-                tensor = named_parameters.get(name, self._exported.state_dict.get(name))
+                tensor = named[ConstantSource.PARAMETER].get(name, self._exported.state_dict.get(name))
                 constants[value] = Constant(ConstantSource.PARAMETER, name, tensor)
             elif spec.kind is InputKind.BUFFER:
                 value = self._fresh()
                 stored = self._exported.state_dict if spec.persistent else self._exported.constants
-                constants[value] = Constant(ConstantSource.BUFFER, name, named_buffers.get(name, stored.get(name)))
+                constants[value] = Constant(ConstantSource.BUFFER, name, named[ConstantSource.BUFFER].get(name, stored.get(name)))
             elif spec.kind is InputKind.CONSTANT_TENSOR:
                 value = self._fresh()
                 constants[value] = Constant(ConstantSource.LITERAL, name, self._exported.constants[name])

@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from autosched.core.program import ConstantSource
+
 _PART = re.compile(r"((?:.*\.)?)parametrizations\.([^.]+)\.original([0-9]{1,4})")
+
+
+def named_tensors(model: torch.nn.Module) -> dict[ConstantSource, dict[str, torch.Tensor]]:
+    """The model's parameters and buffers under every name that a program may know them by: shared ones under each, and parts."""
+    return {
+        ConstantSource.PARAMETER: with_parts(dict(model.named_parameters(remove_duplicate=False))),
+        ConstantSource.BUFFER: with_parts(dict(model.named_buffers(remove_duplicate=False))),
+    }
 
 
 def with_parts(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
 from autosched.core.graph import Operator, ValueRole
-from autosched.core.parts import with_parts
+from autosched.core.parts import named_tensors
 from autosched.core.program import Call, ConstantSource, Program
 from autosched.core.schedule import sequential
 from autosched.core.variants import WHOLE
@@ -110,13 +110,7 @@ def gather_constants(program: Program, model: torch.nn.Module, literals: Mapping
     Raises:
         IncompatibleArtifact: naming every parameter that is absent or has another shape or dtype.
     """
-    parameters = with_parts(dict(model.named_parameters(remove_duplicate=False)))
-    buffers = with_parts(dict(model.named_buffers(remove_duplicate=False)))
-    sources: dict[ConstantSource, Mapping[str, torch.Tensor]] = {
-        ConstantSource.PARAMETER: parameters,
-        ConstantSource.BUFFER: buffers,
-        ConstantSource.LITERAL: literals,
-    }
+    sources: dict[ConstantSource, Mapping[str, torch.Tensor]] = {**named_tensors(model), ConstantSource.LITERAL: literals}
     found: dict[int, torch.Tensor] = {}
     differences: list[str] = []
     for binding in program.bindings:

@@ -195,7 +195,7 @@ class TorchStreams:
         if len(tensors) <= _CLONED_ONE_BY_ONE:
             return [tensor.clone() for tensor in tensors]
         made = [torch.empty_like(tensor) for tensor in tensors]
-        torch._foreach_copy_(made, list(tensors), non_blocking=True)
+        self.copy(made, tensors)
         return made
 
     def pool_spans(self, pool: Pool, *, unused: bool) -> tuple[Span, ...]:

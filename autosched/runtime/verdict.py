@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -12,7 +11,7 @@ import torch
 
 from autosched.core.custom_operators import is_custom, trusted
 from autosched.core.errors import UnsupportedGraph
-from autosched.core.parts import with_parts
+from autosched.core.parts import named_tensors
 from autosched.core.program import ConstantSource, Program
 from autosched.core.program_json import decode_program
 from autosched.core.records import DeviceKey, SoftwareKey
@@ -113,10 +112,7 @@ def _custom_operators(program: Program) -> list[str]:
 
 
 def _model_differences(program: Program, model: torch.nn.Module) -> list[Difference]:
-    own: dict[ConstantSource, Mapping[str, torch.Tensor]] = {
-        ConstantSource.PARAMETER: with_parts(dict(model.named_parameters(remove_duplicate=False))),
-        ConstantSource.BUFFER: with_parts(dict(model.named_buffers(remove_duplicate=False))),
-    }
+    own = named_tensors(model)
     found: list[Difference] = []
     for binding in program.bindings:
         if binding.source is ConstantSource.LITERAL:
