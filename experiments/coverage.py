@@ -31,12 +31,11 @@ HERE = Path(__file__).resolve().parent
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parent))
 
+from experiments.coverage_cases.outcome import Outcome  # noqa: E402
 from experiments.suite import environment  # noqa: E402
 
-SOURCES = ("odd", "low_precision", "torch_modules", "transformers_models", "timm_families", "torchvision_models")
+SOURCES = ("odd", "low_precision", "regions", "torch_modules", "transformers_models", "timm_families", "torchvision_models")
 SMOKE = ("odd:returns-nested-dict", "odd:tied-weights", "odd:branch-on-value", "torch:lstm", "odd:in-place-through-views")
-# The last four come from here: a process that died, that took too long, or that wanted too much memory.
-OUTCOMES = ("works", "falls back", "refused", "wrong", "error", "crash", "timeout", "memory", "broken")
 
 
 def cases(sources: tuple[str, ...] = SOURCES) -> dict[str, Any]:
@@ -67,9 +66,9 @@ def child(source: str, name: str, memory_bytes: int, answer: Connection) -> None
     try:
         found = dataclasses.asdict(check(cases((source,))[name]))
     except MemoryError:
-        found = {"outcome": "memory", "reason": "MemoryError"}
+        found = {"outcome": Outcome.MEMORY, "reason": "MemoryError"}
     if "allocate memory" in found["reason"] or "MemoryError" in found["reason"]:
-        found["outcome"] = "memory"
+        found["outcome"] = Outcome.MEMORY
     answer.send(found)
 
 
@@ -83,12 +82,12 @@ def run(source: str, name: str, timeout_s: float, memory_bytes: int) -> dict[str
     theirs.close()
     try:
         if not ours.poll(timeout_s):
-            return {"outcome": "timeout", "reason": f"no answer within {timeout_s:.0f} s"}
+            return {"outcome": Outcome.TIMEOUT, "reason": f"no answer within {timeout_s:.0f} s"}
         found: dict[str, Any] = ours.recv()
         return found
     except EOFError:
         process.join(10)
-        return {"outcome": "crash", "reason": f"the process ended with {process.exitcode}"}
+        return {"outcome": Outcome.CRASH, "reason": f"the process ended with {process.exitcode}"}
     finally:
         process.kill()
         process.join()
@@ -111,12 +110,12 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Counts by source and outcome, and one entry for each model that does not simply work."""
     counts: dict[str, dict[str, int]] = {}
     for name, item in found.items():
-        of_source = counts.setdefault(name.partition(":")[0], dict.fromkeys(OUTCOMES, 0))
+        of_source = counts.setdefault(name.partition(":")[0], dict.fromkeys(map(str, Outcome), 0))
         of_source[item["outcome"]] += 1
     others = [
         {"name": name, "outcome": item["outcome"], "reason": item["reason"], "export_refuses": item.get("export_refuses")}
         for name, item in sorted(found.items())
-        if item["outcome"] != "works"
+        if item["outcome"] != Outcome.WORKS
     ]
     notes = {name: item["notes"] for name, item in sorted(found.items()) if item.get("notes")}
     # A sweep that was continued after a change says so.
@@ -163,7 +162,7 @@ def main() -> None:
         out = arguments.out or HERE / "results" / "cpu" / "coverage.json"
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"environment": environment(), **made}, indent=1) + "\n", encoding="utf-8")
-    bad = [name for name in names if done(arguments.lines)[name]["outcome"] in ("wrong", "error", "crash")]
+    bad = [name for name in names if done(arguments.lines)[name]["outcome"] in (Outcome.WRONG, Outcome.ERROR, Outcome.CRASH)]
     sys.exit(f"wrong or crashed: {', '.join(bad)}" if bad else 0)
 
 

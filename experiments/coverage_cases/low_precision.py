@@ -1,43 +1,30 @@
-"""Models whose weights or activations are integers or eight-bit floats, and models with regions that PyTorch exports as sub-graphs."""
+"""Models whose weights or activations are integers or floats of sixteen bits and fewer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
+from experiments.coverage_cases.case_list import CaseList
 from experiments.coverage_cases.made import Build, Made
 
-_CASES: dict[str, Build] = {}
 _OUT, _IN = 32, 64  # of the weights: what every packed product takes
+
+
+def _rows(dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    return (torch.randn(8, _IN).to(dtype),)
+
+
+CASES = CaseList("low", _rows, lively=False)
 
 
 def cases() -> dict[str, Build]:
     """Case name to builder."""
-    return dict(_CASES)
-
-
-def _x(dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
-    return (torch.randn(8, _IN).to(dtype),)
-
-
-def _case(name: str, dtype: torch.dtype = torch.float32, **options: Any) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Register a model of one input ``[8, _IN]`` of ``dtype``; options as of ``Made``."""
-
-    def register(kind: type[nn.Module]) -> type[nn.Module]:
-        _CASES[f"low:{name}"] = partial(_build, kind, dtype, options)
-        return kind
-
-    return register
-
-
-def _build(kind: type[nn.Module], dtype: torch.dtype, options: dict[str, Any]) -> Made:
-    return Made(kind(), _x(dtype), lively=False, **options)
+    return CASES.builders
 
 
 def _quantised(bits: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,28 +45,25 @@ class Quantised(nn.Module):
         self.register_buffer("scale", scale)
 
 
-# Weights alone.
-
-
-@_case("weight-int8-dequantised")
+@CASES.model("weight-int8-dequantised")
 class Dequantised(Quantised):
     def forward(self, x: Any) -> Any:
         return functional.linear(x, self.weight.to(x.dtype) * self.scale[:, None])
 
 
-@_case("weight-int8-scaled-after", torch.bfloat16)
+@CASES.model("weight-int8-scaled-after", partial(_rows, torch.bfloat16))
 class ScaledAfter(Quantised):
     def forward(self, x: Any) -> Any:
         return functional.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
 
 
-@_case("weight-int8-packed", torch.bfloat16)
+@CASES.model("weight-int8-packed", partial(_rows, torch.bfloat16))
 class Int8Packed(Quantised):
     def forward(self, x: Any) -> Any:
         return torch.ops.aten._weight_int8pack_mm(x, self.weight, self.scale.to(x.dtype))
 
 
-@_case("weight-int4-packed", torch.bfloat16)
+@CASES.model("weight-int4-packed", partial(_rows, torch.bfloat16))
 class Int4Packed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +75,7 @@ class Int4Packed(nn.Module):
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.weight, 32, self.scales)
 
 
-@_case("weight-int4-unpacked")
+@CASES.model("weight-int4-unpacked")
 class Int4Unpacked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +86,7 @@ class Int4Unpacked(nn.Module):
         return functional.linear(x, torch.stack([low, high], -1).reshape(_OUT, _IN).to(x.dtype) - 8)
 
 
-@_case("weight-float8")
+@CASES.model("weight-float8")
 class Float8Weight(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +97,7 @@ class Float8Weight(nn.Module):
         return functional.linear(x, self.weight.to(x.dtype)) + functional.linear(x, self.other.to(x.dtype))
 
 
-@_case("weight-float8-other-kinds")
+@CASES.model("weight-float8-other-kinds")
 class Float8Kinds(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +110,7 @@ class Float8Kinds(nn.Module):
         return (one + other) * self.scale.to(x.dtype)
 
 
-@_case("wide-unsigned")
+@CASES.model("wide-unsigned")
 class WideUnsigned(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +122,7 @@ class WideUnsigned(nn.Module):
         return x * self.small.to(x.dtype), x * self.middle.to(x.dtype), x * self.large.to(x.dtype)
 
 
-@_case("weight-float4")
+@CASES.model("weight-float4")
 class Float4Weight(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -150,17 +134,14 @@ class Float4Weight(nn.Module):
         return functional.linear(x, self.table[torch.stack([codes & 15, codes >> 4], -1).reshape(_OUT, _IN).long()])
 
 
-# Activations too.
-
-
-@_case("dynamic-int8")
+@CASES.model("dynamic-int8")
 class DynamicInt8(Quantised):
     def forward(self, x: Any) -> Any:
         scale = x.abs().amax(1, keepdim=True) / 127
         return torch._int_mm((x / scale).round().to(torch.int8), self.weight.t()).to(x.dtype) * scale * self.scale
 
 
-@_case("scaled-product-float8")
+@CASES.model("scaled-product-float8")
 class ScaledProduct(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -173,30 +154,28 @@ class ScaledProduct(nn.Module):
         return torch._scaled_mm(eight, self.weight.t(), scale_a=scale, scale_b=self.scale, out_dtype=torch.bfloat16).relu()
 
 
-@_case("gives-and-takes-float8", torch.float8_e4m3fn)
+@CASES.model("gives-and-takes-float8", partial(_rows, torch.float8_e4m3fn))
 class GivesFloat8(nn.Module):
     def forward(self, x: Any) -> Any:
         wide = x.to(torch.float32).relu() * 1.5
         return wide.to(torch.float8_e4m3fn), wide.to(torch.float8_e5m2), x.t(), wide.sum(1)
 
 
-@_case("gives-and-takes-int8", torch.int8)
+@CASES.model("gives-and-takes-int8", partial(_rows, torch.int8))
 class GivesInt8(Quantised):
     def forward(self, x: Any) -> Any:
         product = torch._int_mm(x, self.weight.t())
         return product, (product >> 8).clamp(-128, 127).to(torch.int8)
 
 
-def _exported_quantised() -> Made:
-    """What PT2E writes: quantise and dequantise around a product and a convolution."""
-    import torch.ao.quantization.fx._decomposed as _  # noqa: F401 (registers the operators)
-
-    return Made(ExportedQuantised(), (torch.randn(2, 3, 16, 16),), lively=False)
-
-
+@CASES.model("exported-quantised", lambda: (torch.randn(2, 3, 16, 16),))
 class ExportedQuantised(nn.Module):
+    """What PT2E writes: quantise and dequantise around a product and a convolution."""
+
     def __init__(self) -> None:
         super().__init__()
+        import torch.ao.quantization.fx._decomposed as _  # noqa: F401 (registers the operators)
+
         weight = torch.randn(16, 3, 3, 3)
         scale = weight.abs().amax((1, 2, 3)) / 127
         self.register_buffer("kernel", (weight / scale[:, None, None, None]).round().to(torch.int8))
@@ -220,10 +199,7 @@ class ExportedQuantised(nn.Module):
         return functional.linear(x, matrix)
 
 
-_CASES["low:exported-quantised"] = _exported_quantised
-
-
-@_case("fake-quantised")
+@CASES.model("fake-quantised")
 class FakeQuantised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +212,7 @@ class FakeQuantised(nn.Module):
         return functional.linear(torch.fake_quantize_per_tensor_affine(x, 0.05, 0, -128, 127), weight, self.layer.bias)
 
 
-@_case("quantised-tensors-inside")
+@CASES.model("quantised-tensors-inside")
 class QuantisedInside(nn.Module):
     def forward(self, x: Any) -> Any:
         return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize()
@@ -246,17 +222,14 @@ def _statically() -> Made:
     model = nn.Sequential(torch.ao.quantization.QuantStub(), nn.Linear(_IN, _OUT), nn.ReLU(), torch.ao.quantization.DeQuantStub()).eval()
     model.qconfig = torch.ao.quantization.get_default_qconfig("onednn")
     prepared = torch.ao.quantization.prepare(model)
-    prepared(*_x())
-    return Made(torch.ao.quantization.convert(prepared), _x(), lively=False)
+    prepared(*_rows())
+    return Made(torch.ao.quantization.convert(prepared), _rows(), lively=False)
 
 
-_CASES["low:quantised-statically"] = _statically
+CASES.add("quantised-statically", _statically)
 
 
-def _embedding_bytes() -> Made:
-    return Made(EmbeddingBytes(), (torch.randint(0, 50, (12,)),), lively=False, custom_operators=("quantized",))
-
-
+@CASES.model("embedding-bag-of-bytes", lambda: (torch.randint(0, 50, (12,)),), custom_operators=("quantized",))
 class EmbeddingBytes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -267,135 +240,17 @@ class EmbeddingBytes(nn.Module):
         return torch.ops.quantized.embedding_bag_byte_rowwise_offsets(self.table, indices, self.offsets, False, 0, False, None, None, False)
 
 
-_CASES["low:embedding-bag-of-bytes"] = _embedding_bytes
-
-
-# Regions.
-
-
-class Mixed(nn.Module):
-    """Two products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(_IN, _IN), nn.Linear(_IN, _OUT)
-
-
-@_case("autocast-inside")
-class AutocastInside(Mixed):
-    def forward(self, x: Any) -> Any:
-        with torch.autocast(x.device.type, torch.bfloat16):
-            y = torch.softmax(self.first(x).relu(), -1) * x
-        return self.second(y.float())
-
-
-@_case("autocast-switched-off-inside")
-class AutocastNested(Mixed):
-    def forward(self, x: Any) -> Any:
-        with torch.autocast(x.device.type, torch.bfloat16):
-            y = self.first(x)
-            with torch.autocast(x.device.type, enabled=False):
-                y = self.second(y.float() + 1)
-            return y, self.first(x) + 1
-
-
-@_case("autocast-decorated")
-class AutocastDecorated(Mixed):
-    @torch.autocast("cpu", torch.bfloat16)
-    def forward(self, x: Any) -> Any:
-        return {"out": self.second(self.first(x).relu())}
-
-
-@_case("autocast-branches")
-class AutocastBranches(Mixed):
-    def forward(self, x: Any) -> Any:
-        with torch.autocast(x.device.type, torch.bfloat16):
-            left, right = self.first(x), self.first(x + 1)
-        return (left + right).float() + x
-
-
-@_case("no-grad-inside")
-class NoGradInside(Mixed):
-    def forward(self, x: Any) -> Any:
-        with torch.no_grad():
-            y = self.first(x)
-        with torch.enable_grad():
-            z = self.second(y)
-        torch.set_grad_enabled(False)
-        return z.relu()
-
-
-@_case("inference-mode-inside")
-class InferenceInside(Mixed):
-    def forward(self, x: Any) -> Any:
-        with torch.inference_mode():
-            y = self.first(x)
-        return self.second(y)
-
-
-@_case("checkpointed")
-class Checkpointed(Mixed):
-    def forward(self, x: Any) -> Any:
-        return self.second(checkpoint(self.first, x, use_reentrant=False) + 1)
-
-
-@_case("checkpointed-reentrant")
-class CheckpointedOld(Mixed):
-    def forward(self, x: Any) -> Any:
-        return self.second(checkpoint(self.first, x, use_reentrant=True) + 1)
-
-
-def _flex() -> Made:
-    return Made(Flex(), tuple(torch.randn(1, 2, 128, 16) for _ in range(3)))
-
-
-class Flex(nn.Module):
-    def forward(self, q: Any, k: Any, v: Any) -> Any:
-        from torch.nn.attention.flex_attention import flex_attention
-
-        return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: torch.where(i >= j, score, -float("inf")))
-
-
-_CASES["low:flex-attention"] = _flex
-
-
-def _flex_block() -> Made:
-    return Made(FlexBlock(), tuple(torch.randn(1, 2, 128, 16) for _ in range(3)))
-
-
-class FlexBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        self.mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 128, 128, device="cpu")
-
-    def forward(self, q: Any, k: Any, v: Any) -> Any:
-        from torch.nn.attention.flex_attention import flex_attention
-
-        return flex_attention(q, k, v, block_mask=self.mask)
-
-
-_CASES["low:flex-attention-block-mask"] = _flex_block
-
-
-@_case("nested-tensors-inside")
-class NestedInside(Mixed):
-    def forward(self, x: Any) -> Any:
-        nested = torch.nested.nested_tensor([x[:3], x[3:]], layout=torch.jagged)
-        return self.second(nested).values()
-
-
-@_case("half-complex", torch.float16)
+@CASES.model("half-complex", partial(_rows, torch.float16))
 class HalfComplex(nn.Module):
     def forward(self, x: Any) -> Any:
         return torch.view_as_real(torch.complex(x, x + 1) * 2)
 
 
-@_case("float16-eager", torch.float16)
-class Float16(Mixed):
+@CASES.model("float16-eager", partial(_rows, torch.float16))
+class Float16(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.first, self.second = nn.Linear(_IN, _IN), nn.Linear(_IN, _OUT)
         self.half()
 
     def forward(self, x: Any) -> Any:

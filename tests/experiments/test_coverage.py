@@ -16,7 +16,9 @@ import torch
 
 from experiments import coverage
 from experiments.coverage_cases import check as checking
+from experiments.coverage_cases.answers import structural_difference
 from experiments.coverage_cases.made import Made
+from experiments.coverage_cases.outcome import Outcome
 from experiments.tables_coverage import coverage_table
 
 _SCRIPT = Path(coverage.__file__)
@@ -50,12 +52,12 @@ class Raises(torch.nn.Module):
 
 def test_what_comes_of_a_model_is_told_apart() -> None:
     x = torch.randn(3, 4)
-    assert found(torch.nn.Linear(4, 4), x).outcome == checking.WORKS
+    assert found(torch.nn.Linear(4, 4), x).outcome == Outcome.WORKS
     refused = found(Branches(), x)
-    assert (refused.outcome, refused.export_refuses) == (checking.REFUSED, True)
-    assert found(Raises(), x).outcome == checking.BROKEN
+    assert (refused.outcome, refused.export_refuses) == (Outcome.REFUSED, True)
+    assert found(Raises(), x).outcome == Outcome.BROKEN
     # Export captured one of its answers, and loading noticed.
-    assert found(Lies(), x).outcome == checking.FALLS_BACK
+    assert found(Lies(), x).outcome == Outcome.FALLS_BACK
 
 
 def test_lanes_that_compute_something_else_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,17 +70,16 @@ def test_lanes_that_compute_something_else_are_wrong(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(checking, "LaneExecutor", Zeros)
     wrong = found(torch.nn.Linear(4, 4), torch.randn(3, 4))
-    assert (wrong.outcome, wrong.reason.partition(",")[0]) == (checking.WRONG, "two lanes")
+    assert (wrong.outcome, wrong.reason.partition(",")[0]) == (Outcome.WRONG, "two lanes")
 
 
 def test_structures_are_compared_to_the_last_type() -> None:
     one, two = torch.ones(2), torch.ones(3)
-    differ = checking._structure
-    assert differ({"a": [one, 1]}, {"a": [one, 1]}, "output") == ""
-    assert "tuple" in differ({"a": [one]}, {"a": (one,)}, "output")
-    assert "output['a'][0]" in differ({"a": [two]}, {"a": [one]}, "output")
-    assert "True" in differ([1], [True], "output") or "bool" in differ([1], [True], "output")
-    assert "keys" in differ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "output")
+    assert structural_difference({"a": [one, 1]}, {"a": [one, 1]}, "output") == ""
+    assert "tuple" in structural_difference({"a": [one]}, {"a": (one,)}, "output")
+    assert "output['a'][0]" in structural_difference({"a": [two]}, {"a": [one]}, "output")
+    assert "True" in structural_difference([1], [True], "output") or "bool" in structural_difference([1], [True], "output")
+    assert "keys" in structural_difference({"a": 1, "b": 2}, {"b": 2, "a": 1}, "output")
 
 
 # The sweep itself forks before it has threads; here other tests may have left some.
