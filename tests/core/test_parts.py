@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import torch
@@ -37,7 +36,3 @@ def test_a_name_that_is_there_stays_what_it_is() -> None:
     named = {"a.parametrizations.weight.original0": plain, "a.weight": weight}
     assert parts.with_parts(named)["a.parametrizations.weight.original0"] is plain
     assert isinstance(nn.Parameter(weight, requires_grad=False), ScaledIntegers)
-
-
-def test_examples() -> None:
-    assert doctest.testmod(parts).failed == 0
