@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from typing import Literal
 import msgspec
 from filelock import FileLock
 
+from autosched.core.atomic_write import write_atomically
 from autosched.core.decoding import decode_json
 from autosched.core.errors import IncompatibleArtifact, UsageError
 from autosched.core.records import DeviceKey, Failure, PairRecord, SoftwareKey, SoloRecord
-from autosched.core.scratch import remove_abandoned_files
 
 logger = logging.getLogger(__name__)
 
@@ -239,13 +238,7 @@ class Journal:
         aside.write_bytes(b"".join(damaged))
         bad = set(damaged)
         kept = [line for line in self._path.read_bytes().splitlines(keepends=True) if line not in bad]
-        remove_abandoned_files(self._path.parent, re.compile(rf"{re.escape(self._path.name)}\.new-\d+"))
-        fresh = self._path.with_name(f"{self._path.name}.new-{os.getpid()}")
-        with fresh.open("wb") as file:
-            file.write(b"".join(kept))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._path)
+        write_atomically(self._path, b"".join(kept))
         self._read_to = 0
         logger.warning("%s held %d damaged lines; they are kept in %s and will be measured again", self._path, len(damaged), aside)
 

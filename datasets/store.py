@@ -11,15 +11,13 @@ import hashlib
 import io
 import logging
 import math
-import os
-import re
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from autosched.core.atomic_write import remove_half_written, write_atomically
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
-from autosched.core.scratch import remove_abandoned_files
 from autosched.datasets.cells import flat, row_of
 from autosched.datasets.migrations import upgraded
 from autosched.datasets.schema import (
@@ -38,8 +36,7 @@ from autosched.datasets.schema import (
 )
 
 logger = logging.getLogger(__name__)
-
-_HALF_WRITTEN = re.compile(r"\..+\.\d+\.new")
+_PARTS = r"part-.*\.parquet"
 
 
 class Store:
@@ -167,6 +164,8 @@ class Store:
         content = buffer.getvalue()
         place = self.folder / table / f"part-{hashlib.sha256(content).hexdigest()}.parquet"
         place.parent.mkdir(parents=True, exist_ok=True)
+        # Of every part: one that was begun and not ended is seldom begun again under the name of the same content.
+        remove_half_written(place.parent, _PARTS)
         write_atomically(place, content)
 
     def _read(self, table: str, part: Path, columns: list[str] | None = None) -> list[dict[str, Any]] | None:
@@ -208,22 +207,6 @@ def union(folders: Iterable[Path], into: Path) -> Store:
     for folder in folders:
         target.merge(Store.open(folder))
     return target
-
-
-def write_atomically(place: Path, content: bytes) -> None:
-    """Readers see the whole file or none; after return it survives a power cut. What a killed process had begun is removed."""
-    remove_abandoned_files(place.parent, _HALF_WRITTEN)
-    fresh = place.with_name(f".{place.name}.{os.getpid()}.new")
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(place)
-    folder = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _put_aside(part: Path, why: str) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from autosched.core.atomic_write import write_atomically
 from autosched.runtime.orphans import die_with
 
 LEFT = 10
@@ -90,14 +91,9 @@ def compile_total_s(left_s: float, budget_s: float) -> float:
 
 
 def write_whole(target: Path, text: str) -> None:
-    """Write ``text`` so that readers see what was there before or all of it, also if this process is killed meanwhile."""
+    """Write ``text`` so that readers see what was there before or all of it; its folder is made if it is missing."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(target)
+    write_atomically(target, text.encode())
 
 
 def write_json(target: Path, document: object) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import io
 import math
 import os
 import platform
-import re
-import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,11 +16,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import autosched
+from autosched.core.atomic_write import write_atomically
 from autosched.core.errors import UsageError
 from autosched.core.program import Program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.schedule import Schedule
-from autosched.core.scratch import remove_abandoned_files
 from autosched.runtime.bundle_format import (
     EVIDENCE,
     FORMAT,
@@ -138,41 +135,13 @@ def write_bundle(path: str | os.PathLike[str], bundle: Bundle, *more: Bundle) ->
     target = Path(path)
     data = encode_bundle(bundle, *more)
     try:
-        _replace_atomically(target, data)
+        write_atomically(target, data)
     except (OSError, ValueError) as error:  # the latter for a name that no file can have
         why = getattr(error, "strerror", None) or error
         raise UsageError(
             f"cannot write {target}: {why} ({len(data)} bytes). Choose a folder that exists, is writable and has room."
         ) from error
     return target
-
-
-def _replace_atomically(target: Path, data: bytes) -> None:
-    remove_abandoned_files(target.parent, re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.part"))
-    # In the same folder: a rename is atomic only within one file system.
-    name = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
-    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    # Makes the new name itself survive a power cut; not every system lets a folder be opened.
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _encode_literals(shapes: Sequence[Mapping[str, torch.Tensor]]) -> bytes:

@@ -6,13 +6,13 @@ import os
 import re
 from pathlib import Path
 
+from autosched.core.atomic_write import remove_half_written
 from autosched.core.errors import AutoschedError
-from autosched.core.scratch import remove_abandoned_files
 from autosched.export.bundle import write_bundle
 from autosched.runtime.bundle_format import Bundle
 from autosched.runtime.cache import SUFFIX, key_of, warn_once
 
-_HALF_WRITTEN = re.compile(rf"\.[0-9a-f-]+{re.escape(SUFFIX)}\.[0-9a-f]{{16}}\.part")
+_ENTRIES = rf"[0-9a-f-]+{re.escape(SUFFIX)}"
 
 
 def keep(folder: str | os.PathLike[str], bundle: Bundle) -> Path | None:
@@ -30,7 +30,7 @@ def keep(folder: str | os.PathLike[str], bundle: Bundle) -> Path | None:
     target = Path(folder) / key_of(bundle).filename
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned_files(target.parent, _HALF_WRITTEN)
+        remove_half_written(target.parent, _ENTRIES)
         return write_bundle(target, bundle)
     except (OSError, AutoschedError) as error:
         warn_once(

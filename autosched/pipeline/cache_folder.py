@@ -20,6 +20,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from autosched.config import cache_dir, cost_models_dir, loops_dir, measurements_dir, regions_dir, runs_dir, schedules_dir, studies_path
+from autosched.core.atomic_write import half_written
 from autosched.core.errors import AutoschedError, UsageError
 from autosched.pipeline.bundles import verdict_here
 from autosched.pipeline.diary import remove_lock_file
@@ -30,6 +31,7 @@ from autosched.runtime.shapes import describe_shape
 from autosched.runtime.verdict import Compatibility
 
 _LOCK_S = 5.0  # a journal is locked for one write at a time
+_JOURNAL = r"[0-9a-f]{24}\.jsonl"
 _LEFT_BEHIND = re.compile(r"\.[0-9a-f]{24}\.removed-\d+")  # by a removal that was interrupted
 _LEAST_PREFIX = 6  # characters of a file's name that may stand for it
 
@@ -145,8 +147,8 @@ def items() -> list[Item]:
     """Everything in the cache folder, by kind and name; empty if there is no such folder."""
     studies = studies_path()
     found = _files(Kind.SCHEDULES, schedules_dir(), re.compile(rf"[0-9a-f-]+{re.escape(SUFFIX)}(\.corrupt-.*)?"))
-    found += _files(Kind.MEASUREMENTS, measurements_dir(), re.compile(r"[0-9a-f]{24}\.jsonl(\.(corrupt|new)-\d+)?"))
-    found += _files(Kind.LOOPS, loops_dir(), re.compile(r"[0-9a-f]{24}\.jsonl"))
+    found += _files(Kind.MEASUREMENTS, measurements_dir(), re.compile(rf"{_JOURNAL}(\.corrupt-\d+)?|{half_written(_JOURNAL)}"))
+    found += _files(Kind.LOOPS, loops_dir(), re.compile(_JOURNAL))
     found += _folders(Kind.RUNS, runs_dir(), lambda folder: any(folder.glob("*/part-*.parquet")))
     found += _folders(Kind.COST_MODELS, cost_models_dir(), lambda folder: (folder / "manifest.json").is_file())
     for kept in RegionStore(regions_dir()).kept():

@@ -17,7 +17,6 @@ import pytest
 
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.schedule import sequential
-from autosched.export import bundle as bundle_file
 from autosched.export.bundle import encode_bundle
 from autosched.export.cache import keep
 from autosched.runtime import cache
@@ -200,7 +199,7 @@ def test_a_full_or_read_only_disk_costs_one_warning_and_leaves_the_old_entry(
 
     changed = two_branches_bundle(TwoBranches().eval(), schedule=sequential(_BUNDLE.program.graph))
     with monkeypatch.context() as broken:
-        broken.setattr(bundle_file.os, step, refuse)
+        broken.setattr(os, step, refuse)
         with pytest.warns(CacheWarning, match="not kept in the cache") as said:
             assert [keep(tmp_path, changed) for _ in range(2)] == [None, None]
     assert len(said) == 1
@@ -211,17 +210,16 @@ def test_a_full_or_read_only_disk_costs_one_warning_and_leaves_the_old_entry(
 
 
 _WRITERS = """
-import sys
+import os, sys
 from concurrent.futures import ThreadPoolExecutor
 sys.path.append(sys.argv[1])
 import torch
-from autosched.export import bundle as writer
 from autosched.export.cache import keep
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
 
 torch.set_num_threads(1)
-writer.os.fsync = lambda handle: None  # what survives a power cut is not asked here, and disks that others use are slow
+os.fsync = lambda handle: None  # what survives a power cut is not asked here, and disks that others use are slow
 bundles = [two_branches_bundle(TwoBranches().eval(), lanes=int(lanes)) for lanes in sys.argv[3:]]
 with ThreadPoolExecutor(len(bundles)) as pool:
     assert all(pool.map(lambda mine: all(keep(sys.argv[2], mine) is not None for _ in range(25)), bundles))
@@ -253,11 +251,10 @@ def test_four_writers_of_one_key_and_a_reader(tmp_path: Path) -> None:
 
 _KILLED = """
 import os, sys
-from autosched.export import bundle as writer
 from autosched.export.cache import keep
 from autosched.runtime.bundle_format import read_bundle
 bundle = read_bundle(sys.argv[2])
-writer.os.fsync = lambda handle: os.kill(os.getpid(), 9)
+os.fsync = lambda handle: os.kill(os.getpid(), 9)
 keep(sys.argv[1], bundle)
 """
 

@@ -19,12 +19,13 @@ import pytest
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.schedule import sequential
 from autosched.core.scratch import Scratch, remove_abandoned_files
-from autosched.datasets.store import write_atomically
+from autosched.datasets.store import Store
 from autosched.export.cache import keep
 from autosched.pipeline.memory import open_journal
 from autosched.runtime.region_store import RegionStore
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
+from tests.conformance.store_suite import example_rows
 from tests.conformance.waiting import wait_until
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -204,13 +205,13 @@ def test_half_a_text_half_a_part_of_runs(tmp_path: Path) -> None:
     assert RegionStore(store).put("other", "text")
     assert not aged_text.exists()
     assert RegionStore(store).get("key") == "text"
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    half = runs / ".part-1.parquet.4711.new"
+    runs = Store.create(tmp_path / "runs")
+    runs.append(example_rows())
+    half = runs.folder / "solo" / f".part-1.parquet.{'ab' * 8}.part"
     half.write_bytes(b"half")
     aged(half)
-    write_atomically(runs / "part-2.parquet", b"whole")
-    assert [path.name for path in runs.iterdir()] == ["part-2.parquet"]
+    runs.append(example_rows("xy"))
+    assert not half.exists()
 
 
 COMPILER = """

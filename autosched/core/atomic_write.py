@@ -1,0 +1,66 @@
+"""Replacing a file as a whole: a reader, in any process and at any time, sees the old file or the new one, never half of one.
+
+The new content is written beside the file, to a name that says so, and then renamed. What a killed writer left under such a name is
+removed by a later one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from pathlib import Path
+
+from autosched.core.scratch import remove_abandoned_files
+
+
+def write_atomically(target: Path, content: bytes) -> None:
+    """Make ``content`` the file ``target``, in one step. After return it survives a power cut.
+
+    Args:
+        target: in a folder that exists.
+
+    Raises:
+        OSError: if it cannot be written; what was at ``target`` is still there.
+        ValueError: for a name that no file can have.
+    """
+    remove_half_written(target.parent, re.escape(target.name))
+    # In the same folder: a rename is atomic only within one file system.
+    name = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    _sync_folder(target.parent)
+
+
+def half_written(names: str) -> str:
+    """A regular expression for what a killed writer leaves of files whose names match the regular expression ``names``.
+
+    >>> re.fullmatch(half_written("a|b"), ".b.00112233aabbccdd.part") is not None
+    True
+    """
+    return rf"\.(?:{names})\.[0-9a-f]{{16}}\.part"
+
+
+def remove_half_written(folder: Path, names: str) -> None:
+    """Remove what killed writers left in ``folder`` of files whose names match ``names``, where it is an hour old."""
+    remove_abandoned_files(folder, re.compile(half_written(names)))
+
+
+def _sync_folder(folder: Path) -> None:
+    # Makes the new name itself survive a power cut; not every system lets a folder be opened.
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,52 @@
+"""A file is the old one or the new one, and what a killed writer left is removed when it is old."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from autosched.core import atomic_write
+from autosched.core.atomic_write import remove_half_written, write_atomically
+
+
+def left_by_a_killed_writer(target: Path, age_s: float) -> Path:
+    path = target.with_name(f".{target.name}.{'0a' * 8}.part")
+    path.write_bytes(b"half")
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    for content in (b"first", b"", b"second"):
+        write_atomically(target, content)
+        assert target.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("step", ["open", "fsync", "replace"])
+def test_a_writer_that_fails_leaves_what_was_there(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "file"
+    target.write_bytes(b"old")
+
+    def refuse(*arguments: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(atomic_write.os, step, refuse)
+    with pytest.raises(OSError, match="no room"):
+        write_atomically(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_was_left_goes_when_it_is_old_and_is_of_that_file(tmp_path: Path) -> None:
+    file, other = tmp_path / "file", tmp_path / "file2"
+    old, of_other = left_by_a_killed_writer(file, 7200.0), left_by_a_killed_writer(other, 7200.0)
+    write_atomically(file, b"new")
+    assert (old.exists(), of_other.exists()) == (False, True)
+    young = left_by_a_killed_writer(file, 1.0)
+    remove_half_written(tmp_path, "file|file2")
+    assert (young.exists(), of_other.exists()) == (True, False)
