@@ -76,6 +76,11 @@ class Run:
         return command if self.compiled else [*command, "--no-compiled"]
 
 
+def stem_of(model: str) -> str:
+    """What a model's result files are called: its name, without the colon that not every file system takes."""
+    return model.replace(":", "_")
+
+
 def results_of(device: str) -> Path:
     """Where figures of a device lie: ``results/cpu``, ``results/h200``, or another GPU's name, so that none stands in another's place."""
     if device != "cuda":
@@ -172,7 +177,7 @@ def main() -> None:
     out: Path = arguments.out or results_of(arguments.device)
     for model in models:
         run = Run(model, arguments.device, arguments.effort, arguments.budget, arguments.strategies, arguments.compiled)
-        document = record(run, out / f"{model.replace(':', '_')}.json", arguments.timeout)
+        document = record(run, out / f"{stem_of(model)}.json", arguments.timeout)
         print(f"{model}: {outcome(document['report'])}", flush=True)
         if arguments.save_problems is not None:
             # From the journal that the comparison has just filled: hardly anything is measured again.

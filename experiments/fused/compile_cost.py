@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from experiments.calls import LEFT, Call, run_to_end, write_json  # noqa: E402
-from experiments.suite import environment, results_of  # noqa: E402
+from experiments.suite import environment, results_of, stem_of  # noqa: E402
 
 LEAST_S = 10.0
 """No process is worth starting with less."""
@@ -211,7 +211,7 @@ def main() -> int:
     out: Path = arguments.out or results_of(arguments.device) / "compile_cost"
     deadline_s = arguments.deadline if arguments.deadline is not None else 520.0 if arguments.device == "cuda" else math.inf
     call = Call(deadline_s)
-    files = {model: out / f"{arguments.lowering}_{model.replace(':', '_')}.json" for model in models}
+    files = {model: out / f"{arguments.lowering}_{stem_of(model)}.json" for model in models}
     ends = {model: measure(model, arguments, target, call) for model, target in files.items()}
     if left := [model for model, end in ends.items() if end == LEFT]:
         print(f"{len(left)} of {len(models)} models are not done, the next is {left[0]}; call again", flush=True)

@@ -32,7 +32,7 @@ sys.path.append(str(ROOT))
 from autosched.config import parse_seconds  # noqa: E402
 from autosched.pipeline.budget import budget_for  # noqa: E402
 from experiments.calls import LEFT, Call, compile_total_s, write_json  # noqa: E402
-from experiments.suite import Run, environment, measure, outcome, results_of  # noqa: E402
+from experiments.suite import Run, environment, measure, outcome, results_of, stem_of  # noqa: E402
 
 LOWERINGS = ("rewritten", "fused", "inductor")
 CPU_MODELS = (
@@ -179,8 +179,8 @@ def main() -> int:
     call = Call(deadline_s, expect_s=arguments.expect, longest_s=arguments.timeout)
     left = []
     for model in models:
-        name = model.replace(":", "_")
-        if not run_model(model, arguments, lowerings, out / f"{name}.json", call, arguments.work / arguments.device / name):
+        work = arguments.work / arguments.device / stem_of(model)
+        if not run_model(model, arguments, lowerings, out / f"{stem_of(model)}.json", call, work):
             left.append(model)
     if left:
         print(f"{len(left)} of {len(models)} models are not done, the next is {left[0]}; call again", flush=True)

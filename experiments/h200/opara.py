@@ -44,7 +44,7 @@ sys.path.append(str(ROOT))
 
 from experiments import calls  # noqa: E402
 from experiments.serve.common import interval  # noqa: E402
-from experiments.suite import environment, results_of  # noqa: E402
+from experiments.suite import environment, results_of, stem_of  # noqa: E402
 
 MODELS = ("torchvision:googlenet", "autosched:deepfm")
 # Of one model, besides tuning: importing, measuring operators, the published code's own profile, the rounds.
@@ -289,7 +289,7 @@ def main() -> int:
         parser.error("needs --repository with a clone of the published code, and a GPU")
     out = options.out or (Path(os.environ["OUT"]) if os.environ.get("OUT") else results_of("cuda") / "opara")
     call = calls.Call(options.deadline, expect_s=options.budget + _AROUND_S)
-    files = {name: out / f"{name.replace(':', '_')}.json" for name in options.models}
+    files = {name: out / f"{stem_of(name)}.json" for name in options.models}
     left = [name for name in options.models if options.again or not files[name].exists()]
     while left and call.fits():
         name = left.pop(0)

@@ -26,7 +26,7 @@ sys.path.append(str(ROOT))
 
 from autosched.config import parse_seconds  # noqa: E402
 from experiments.calls import LEFT, Call, compile_total_s  # noqa: E402
-from experiments.suite import Run, outcome, record, results_of  # noqa: E402
+from experiments.suite import Run, outcome, record, results_of, stem_of  # noqa: E402
 
 RESULTS = ROOT / "experiments" / "results" / "h200" / "suite"
 CLAIMED = (
@@ -56,7 +56,7 @@ class Case:
     @property
     def file(self) -> str:
         """Name of its result."""
-        return f"{self.model.replace(':', '_')}_b{self.batch}_{self.dtype}.json"
+        return f"{stem_of(self.model)}_b{self.batch}_{self.dtype}.json"
 
 
 def cases(models: Sequence[str] = (), batches: Sequence[int] = (), dtypes: Sequence[str] = ()) -> Iterator[Case]:

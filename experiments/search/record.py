@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,11 @@ from autosched.search.problem import Problem
 from autosched.search.problem_file import load_problem, save_problem
 
 HERE = Path(__file__).resolve().parent
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(HERE.parents[1]))
+
+from experiments.suite import stem_of  # noqa: E402
+
 # Made-up machine of ``--no-measure``: 4 lanes, and an operator that starts beside others loses in proportion to the work of both.
 _GFLOPS, _GB_S, _OVERHEAD_US = 10_000.0, 1_000.0, 3.0
 
@@ -94,7 +100,7 @@ def main() -> None:
         subject = zoo.load(name)
         captured = capture(subject.model, subject.args, subject.kwargs, rewrite=options.rewrite, target=device.key.kind)
         problem, provenance = measured(captured, device, budget_s) if options.measure else roofline(captured, 0)
-        path = folder / f"{name.replace(':', '_')}.npz"
+        path = folder / f"{stem_of(name)}.npz"
         save_problem(problem, path, provenance=f"{name}: {provenance}")
         kept = load_problem(path)
         print(f"{path.name}: {kept.problem.count} operators, {path.stat().st_size / 1000:.0f} kB, {kept.provenance}", flush=True)
