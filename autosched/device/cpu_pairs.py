@@ -107,17 +107,9 @@ def measure_pairs(
 
 def values_of(measurer: CpuMeasurer, operators: Collection[int]) -> Slots:
     """Slots as after one run, with what ``operators`` are given when they run alone; all other values are gone by the end of it."""
-    graph, bound = measurer.graph, measurer.bound
+    graph = measurer.graph
     touched = {value for index in operators if 0 <= index < len(graph) for value in _touched(graph.operators[index])}
-    with torch.inference_mode():
-        slots = bound.new_slots(measurer.inputs)
-        for kernel, frees in zip(bound.kernels, bound.frees, strict=True):
-            measurer.beat(-1)
-            kernel(slots)
-            for value in frees:
-                if value not in touched:
-                    slots[value] = None
-    return slots
+    return measurer.bound.slots_after(measurer.inputs, touched, lambda: measurer.beat(-1))
 
 
 def _touched(operator: Operator) -> tuple[int, ...]:

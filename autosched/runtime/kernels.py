@@ -5,7 +5,7 @@ A bound program keeps one list of *slots*, one for each value of the table; kern
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,13 +50,27 @@ class BoundProgram:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run every operator in the graph's own order on the calling thread: the reference for any schedule."""
+        return self.outputs(self.slots_after(inputs))
+
+    def slots_after(
+        self, inputs: Sequence[torch.Tensor], keep: Container[int] = (), before_each: Callable[[], None] | None = None
+    ) -> Slots:
+        """Slots as :meth:`run` leaves them: values that nothing reads any more are gone, but for those in ``keep``.
+
+        Args:
+            keep: values by index.
+            before_each: called before each operator.
+        """
+        slots = self.new_slots(inputs)
         with torch.inference_mode():
-            slots = self.new_slots(inputs)
             for kernel, frees in zip(self.kernels, self.frees, strict=True):
+                if before_each is not None:
+                    before_each()
                 kernel(slots)
                 for value in frees:
-                    slots[value] = None
-            return self.outputs(slots)
+                    if value not in keep:
+                        slots[value] = None
+        return slots
 
     @cached_property
     def frees(self) -> tuple[tuple[int, ...], ...]:
