@@ -180,7 +180,7 @@ class LoadedModel:
         """
         raise UsageError(
             f"a loaded {type(self.model).__name__} cannot be pickled or copied, for its schedule is bound to this process and this very "
-            "model; copy the model, and load the bundle for the copy."
+            "model; copy the model (without it: 'del model.forward', if it is in the model's place), and load the bundle for the copy."
         )
 
     def __repr__(self) -> str:

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 import torch
 
 from autosched.runtime.calls import Kernel, Slots
+from autosched.runtime.forking import outlive_forks
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan, Step
@@ -134,9 +135,9 @@ class LanePool:
 
     def __init__(self) -> None:
         self._queues: list[SimpleQueue[Callable[[], None] | None]] = []
-        self._process = os.getpid()
         self._busy = threading.Lock()
         self._finalizer = weakref.finalize(self, _stop_threads, self._queues)
+        outlive_forks(self)
 
     def run(self, task: _Task, lanes: int, signals: Signals, first_flag: int) -> None:
         """Call ``task(lane)`` on every lane at once and return when all have ended.
@@ -175,15 +176,16 @@ class LanePool:
         with self._busy:
             _stop_threads(self._queues)
 
+    def after_fork(self) -> None:
+        """The threads are the parent's; so is a run that held the lock."""
+        self._queues.clear()
+        self._busy = threading.Lock()
+
     def _join(self, lanes: int, signals: Signals, first_flag: int) -> None:
         for lane in range(1, lanes):
             signals.join(first_flag + lane)
 
     def _provide(self, threads: int) -> None:
-        if self._process != os.getpid():
-            # After a fork the threads exist only in the parent.
-            self._queues.clear()
-            self._process = os.getpid()
         while len(self._queues) < threads:
             queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
             self._queues.append(queue)

@@ -18,6 +18,7 @@ import torch
 from autosched.core.errors import AutoschedError, InputMismatch
 from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import CallReader, answer_maker, expected_key, leaf_key
+from autosched.runtime.forking import outlive_forks
 from autosched.runtime.prepared import OPERATOR_ERRORS, NoLongerFits, Prepared
 from autosched.runtime.quick_check import QuickCheck, quick_check
 from autosched.runtime.shapes import describe_shape
@@ -59,6 +60,7 @@ class Slot:
         self.strides = [values[index].spec.strides for index in program.graph.inputs]
         self._prepare = prepare
         self._lock = threading.Lock()
+        self._of_parent: Prepared | None = None
 
     def ready(self) -> Prepared:
         """The schedule, made ready if it is not; whatever ``prepare`` raises. Under the slot's lock."""
@@ -108,6 +110,14 @@ class Slot:
         """Never run it again."""
         with self._lock:
             self._retire("failure", reason, None)
+
+    def after_fork(self, *, usable: bool) -> None:
+        """Forget the calls of the parent's other threads; where not ``usable``, its schedule as well, which must not be given back here."""
+        self._lock = threading.Lock()
+        self.users = 0
+        if not usable:
+            self._of_parent, self.prepared = self.prepared, None
+            self.refused = "it was loaded before this process was forked, and CUDA does not outlive a fork; load in each process"
 
     def _retire(self, kind: str, reason: str, error: BaseException | None) -> Refused:
         self.refused = reason
@@ -211,6 +221,7 @@ class ShapeTable:
             forms.setdefault(tree, _Form(tree)).add(slot)
         self._forms = tuple(forms.values())
         self._examples = tuple({slot.program.input_tree: slot.program for slot in reversed(self.slots)}.values())
+        outlive_forks(self)
 
     def find(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
         """The slot of a call, and its tensors.
@@ -248,6 +259,12 @@ class ShapeTable:
             slot.warm()
         finally:
             self._give_back(slot)
+
+    def after_fork(self) -> None:
+        """The new process runs no call of the parent's."""
+        self._lock = threading.Lock()
+        for slot in self.slots:
+            slot.after_fork(usable=self.kind != "cuda")
 
     def _borrow(self, slot: Slot) -> None:
         with self._lock:

@@ -1,0 +1,68 @@
+"""What a fork takes away: OpenMP's threads, the threads of lanes, and whoever held a lock. A forked process runs what was loaded before.
+
+GNU's OpenMP, which PyTorch brings on Linux, keeps the threads of one parallel region for the next, and a forked process waits forever for
+those that it does not have. It lets them go if it is asked to before the fork (OpenMP 5.0, section 3.2.44); the next region starts new
+ones within about a tenth of a millisecond. Other OpenMPs see to that themselves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+_MAPS = Path("/proc/self/maps")
+_SOFT = 1  # omp_pause_soft: threads go, the values of their variables may stay
+
+
+class OutlivesFork(Protocol):
+    """Something with threads or locks."""
+
+    def after_fork(self) -> None:
+        """Forget threads that are gone, and locks that nobody will give back. Called in the new process, which has one thread."""
+
+
+_alive: weakref.WeakSet[OutlivesFork] = weakref.WeakSet()
+
+
+def outlive_forks(thing: OutlivesFork) -> None:
+    """From now on ``thing`` is told of forks, for as long as it lives."""
+    _register()
+    _alive.add(thing)
+
+
+@lru_cache(maxsize=1)
+def _register() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_rest_openmp, after_in_child=_tell_all)
+
+
+def _tell_all() -> None:
+    for thing in list(_alive):
+        thing.after_fork()
+
+
+def _rest_openmp() -> None:
+    for pause in _openmp_pauses():
+        # Within a parallel region it declines, and nothing can be done.
+        pause(_SOFT)
+
+
+@lru_cache(maxsize=1)
+def _openmp_pauses() -> tuple[Callable[[int], int], ...]:
+    """``omp_pause_resource_all`` of every GNU OpenMP in this process."""
+    try:
+        lines = _MAPS.read_text().splitlines()
+    except OSError:
+        return ()  # not Linux
+    found: list[Callable[[int], int]] = []
+    for path in sorted({line.split(maxsplit=5)[5] for line in lines if "libgomp" in line}):
+        try:
+            found.append(ctypes.CDLL(path).omp_pause_resource_all)
+        except (OSError, AttributeError):
+            continue  # older than OpenMP 5.0
+    return tuple(found)

@@ -1,0 +1,131 @@
+"""A process forked from one that loaded a model runs it: OpenMP's threads, lanes and locks do not keep it waiting."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from autosched.core.errors import AutoschedError
+from autosched.export.bundle import encode_bundle
+from autosched.runtime import forking
+from autosched.runtime.load import load
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches, two_branches_inputs
+
+needs_fork = pytest.mark.skipif(sys.platform != "linux", reason="forks, and PyTorch brings GNU's OpenMP")
+
+# The parent's threads call all the time where BUSY, and a parallel region of OpenMP has run in the thread that forks.
+_SERVER = """
+import os, sys, threading, warnings
+import torch
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks beside threads
+sys.path.insert(0, sys.argv[1])
+import autosched
+from tests.conformance.graphs import TwoBranches, two_branches_inputs
+
+torch.set_num_threads(2)
+torch.manual_seed(0)
+model = TwoBranches().eval()
+args, kwargs = two_branches_inputs()
+square = torch.randn(512, 512)
+data = open(sys.argv[2], "rb").read()
+fast = autosched.load(data, model, strict=True)
+
+def answer(loaded):
+    return loaded(*args, **kwargs)["sum"]
+
+assert fast.report().lanes == 2
+with torch.inference_mode():
+    expected, wide = answer(fast), square.exp()
+leaving = threading.Event()
+
+def call():
+    while not leaving.is_set():
+        answer(fast)
+
+busy = [threading.Thread(target=call, daemon=True) for _ in range(int(sys.argv[3]))]
+for thread in busy:
+    thread.start()
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        with torch.inference_mode():
+            same = [torch.equal(answer(fast), expected), torch.equal(square.exp(), wide)]
+            same.append(torch.equal(answer(autosched.load(data, model, strict=True)), expected))
+        os._exit(0 if all(same) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+leaving.set()
+for thread in busy:
+    thread.join()
+with torch.inference_mode():
+    assert torch.equal(answer(fast), expected) and torch.equal(square.exp(), wide)
+print("all answered")
+"""
+
+
+@needs_fork
+@pytest.mark.parametrize("callers", [0, 2])
+def test_a_forked_process_runs_what_its_parent_loaded(tmp_path: Path, callers: int) -> None:
+    torch.manual_seed(0)
+    bundle = tmp_path / "two.autosched"
+    bundle.write_bytes(encode_bundle(two_branches_bundle(TwoBranches().eval(), lanes=2)))
+    root = Path(__file__).resolve().parents[2]
+    asked = [sys.executable, "-P", "-c", _SERVER, str(root), str(bundle), str(callers)]
+    said = subprocess.run(asked, capture_output=True, text=True, timeout=200, check=False)
+    assert said.stdout == "all answered\n", said.stderr
+
+
+def test_after_a_fork_nothing_waits_for_calls_of_the_parent() -> None:
+    model = TwoBranches().eval()
+    fast = load(encode_bundle(two_branches_bundle(model, lanes=2)), model, strict=True)
+    table = fast._table
+    assert table is not None
+    args, kwargs = two_branches_inputs()
+    expected = fast(*args, **kwargs)["sum"]
+    (slot,) = table.slots
+    slot._lock.acquire()
+    table._lock.acquire()
+    slot.users = 1
+    forking._tell_all()
+    answers: list[torch.Tensor] = []
+    caller = threading.Thread(target=lambda: answers.append(fast(*args, **kwargs)["sum"]), daemon=True)
+    caller.start()
+    caller.join(60)
+    assert len(answers) == 1
+    assert torch.equal(answers[0], expected)
+    assert slot.users == 0
+
+
+def test_a_schedule_on_cuda_is_refused_after_a_fork_and_given_back_by_nobody() -> None:
+    model = TwoBranches().eval()
+    fast = load(encode_bundle(two_branches_bundle(model, lanes=2)), model, strict=True)
+    table = fast._table
+    assert table is not None
+    args, kwargs = two_branches_inputs()
+    closed: list[object] = []
+    prepared = table.slots[0].prepared
+    assert prepared is not None
+    prepared.close = lambda: closed.append(prepared)  # type: ignore[method-assign]
+    table.kind = "cuda"
+    table.after_fork()
+    table.kind = "cpu"
+    with pytest.raises(AutoschedError, match="load in each process"):
+        fast(*args, **kwargs)
+    assert not closed
+    assert not fast.report().scheduled
+
+
+def test_an_openmp_that_cannot_rest_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = tmp_path / "maps"
+    maps.write_text("7f00-7f01 r--p 00000000 00:00 1 /no/such/libgomp.so.1\n7f02-7f03 rw-p 00000000 00:00 0\n")
+    monkeypatch.setattr(forking, "_MAPS", maps)
+    forking._openmp_pauses.cache_clear()
+    try:
+        assert forking._openmp_pauses() == ()
+    finally:
+        forking._openmp_pauses.cache_clear()
