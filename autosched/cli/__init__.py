@@ -1,10 +1,13 @@
 """The command line. Results go to stdout, everything else to stderr; with ``--json`` stdout holds one JSON object and nothing else.
 
-Exit codes: 0 ok, 2 usage, 3 unstable measurement, 4 incompatible or corrupt artifact, 5 device missing or faulty, 130 interrupted.
+Exit codes: 0 ok, 2 usage, 3 unstable measurement, 4 incompatible or corrupt artifact, 5 device missing or faulty, 130 interrupted,
+143 asked to stop by SIGTERM.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import sys
 from typing import Annotated
@@ -12,10 +15,9 @@ from typing import Annotated
 import typer
 
 from autosched.cli import bundles, cache, costmodel, machine, tuning
+from autosched.cli.endings import INTERRUPTED, drop_output, flush_output, how_to_go_on, reader_left, stoppable
 from autosched.cli.printing import complain, emit
 from autosched.core.errors import AutoschedError
-
-_INTERRUPTED = 130  # 128 + SIGINT, as a shell would say it
 
 _HELP = """Decide when and where each operator of a PyTorch model runs: measure, search, verify, export, load.
 
@@ -23,7 +25,7 @@ To begin: autosched doctor, then autosched tune torchvision:googlenet --effort q
 """
 _EPILOG = (
     "Exit codes: 0 ok, 2 a mistake in the command, 3 the machine was too restless for any statement, 4 an incompatible or corrupt file, "
-    "5 a missing or faulty device, 130 interrupted."
+    "5 a missing or faulty device, 130 interrupted, 143 stopped by SIGTERM."
 )
 
 app = typer.Typer(
@@ -61,17 +63,30 @@ def main(arguments: list[str] | None = None) -> None:
     handler = _ToStderr()
     handler.setFormatter(logging.Formatter("autosched: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    as_json = "--json" in (arguments if arguments is not None else sys.argv[1:])
+    given = arguments if arguments is not None else sys.argv[1:]
+    with stoppable() as stop:
+        code = _run(given)
+    if code == INTERRUPTED:
+        complain(f"autosched: {how_to_go_on(given)}")
+        code = stop.exit_code
+    raise SystemExit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit code; ``INTERRUPTED`` for whatever interrupted it."""
+    as_json = "--json" in arguments
+    code: object
     try:
         code = app(args=arguments, standalone_mode=False)
+        flush_output()
     except AutoschedError as error:
-        _fail(error, as_json)
-        raise SystemExit(error.exit_code) from error
+        code = _fail(error, as_json)
     except KeyboardInterrupt:
-        code = _INTERRUPTED
+        code = INTERRUPTED
     except SystemExit as stopped:
-        # typer turns Ctrl-C into an exit of its own, without a word.
-        code = stopped.code
+        code = 0 if reader_left(stopped) else stopped.code
+    except OSError as error:
+        code = 0 if reader_left(error) else _no_room(error)
     except Exception as error:
         code = _typer_exit(error, as_json)
     finally:
@@ -79,22 +94,21 @@ def main(arguments: list[str] | None = None) -> None:
             from autosched.runtime.inductor_pools import end_pools
 
             end_pools()
-    if code == _INTERRUPTED:
-        complain("autosched: interrupted; finished measurements are kept, the same command goes on from them")
-    raise SystemExit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 class _ToStderr(logging.Handler):
     """Writes to what ``sys.stderr`` is at the moment, so that a line does not cut a progress bar in two."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        with contextlib.suppress(BrokenPipeError):
+            print(self.format(record), file=sys.stderr)
 
 
 def _typer_exit(error: Exception, as_json: bool) -> int:
     """The exit code of click's own errors (bad options, aborts); anything else is a bug and is raised again."""
     if type(error).__name__ == "Abort":
-        return _INTERRUPTED
+        return INTERRUPTED
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if show is None or code is None:
         raise error
@@ -104,7 +118,18 @@ def _typer_exit(error: Exception, as_json: bool) -> int:
     return int(code)
 
 
-def _fail(error: AutoschedError, as_json: bool) -> None:
+def _no_room(error: OSError) -> int:
+    """The exit code where a disk is full, with a word on it; anything else is a bug and is raised again."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    complain(f"autosched: {error.strerror}: {error.filename or 'where the output goes, or in the folder for temporary files'}")
+    # What could not be written must not be tried again at the end of the interpreter.
+    drop_output()
+    return 2
+
+
+def _fail(error: AutoschedError, as_json: bool) -> int:
     if as_json:
         emit({"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}})
     complain(f"autosched: {error}")
+    return error.exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import sys
@@ -29,16 +30,21 @@ def complain(message: str) -> None:
         width = max(40, shutil.get_terminal_size().columns)
         lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""] for line in message.splitlines())
         message = "\n".join(part for line in lines for part in line)
-    print(message, file=sys.stderr)
+    with contextlib.suppress(BrokenPipeError):
+        print(message, file=sys.stderr)
 
 
 def live_progress() -> LiveProgress:
-    """A progress bar on stderr, to be used with ``with``."""
+    """A progress bar on stderr, to be used with ``with``; where nobody reads that any more, the job goes on without a word."""
     from rich.console import Console
 
     from autosched.progress import LiveProgress
 
-    return LiveProgress(Console(stderr=True))
+    class Stderr(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    return LiveProgress(Stderr(stderr=True))
 
 
 def show_report(report: TuneReport, as_json: bool, *, with_steps: bool = True) -> None:

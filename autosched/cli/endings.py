@@ -1,0 +1,80 @@
+"""How a command ends before its time: somebody interrupts it, asks it to stop, or no longer reads what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+INTERRUPTED = 128 + signal.SIGINT  # as a shell would say it, and what typer makes of an interrupt
+_GOES_ON = frozenset({"tune", "compare", "collect"})
+
+
+class Stop:
+    """What the process was told; at first nothing."""
+
+    def __init__(self) -> None:
+        self.signal = signal.SIGINT
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell would say it."""
+        return 128 + self.signal
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[Stop]:
+    """Within, SIGTERM is an interrupt like Ctrl-C, so that children, locks and scratch files go the same way."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield stop
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        stop.signal = signal.Signals(number)
+        # A second one ends the process at once, should the first take too long.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def how_to_go_on(arguments: list[str]) -> str:
+    """What to say of an interrupted command."""
+    if arguments[:1] and arguments[0] in _GOES_ON:
+        return "interrupted; finished measurements are kept, the same command goes on from them"
+    return "interrupted"
+
+
+def reader_left(error: BaseException | None) -> bool:
+    """Whether a command ended because nobody reads its output any more, as behind ``| head``: rich and typer exit with 1 then."""
+    return isinstance(error, BrokenPipeError) or (error is not None and isinstance(error.__context__, BrokenPipeError))
+
+
+def flush_output() -> None:
+    """Write what is left in stdout's buffer; where nobody reads it, the interpreter shall not complain of that at its end.
+
+    Raises:
+        OSError: if it cannot be written for another reason.
+    """
+    try:
+        # None where the process was started without one.
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+
+
+def drop_output() -> None:
+    """From now on what is written to stdout, and what is in its buffer, goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,93 @@
+"""Commands that end before their time: a reader that leaves, a full disk, SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autosched.cli import endings
+from autosched.cli.printing import complain, live_progress
+from tests.conformance.command import run
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["--version"], ["tune", "--help"], ["models", "--json"], ["cache"]], ids=" ".join)
+def test_a_reader_that_leaves_is_no_mistake(arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as nobody:
+        done = subprocess.run([sys.executable, "-P", "-m", "autosched", *arguments], stdout=nobody, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+@pytest.mark.parametrize("arguments", [["models"], ["--version"]], ids=" ".join)
+def test_a_full_disk_is_said_in_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-P", "-m", "autosched", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert "No space left" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "code", "words"),
+    [
+        (["tune", "autosched:toy", "--device", "cpu"], signal.SIGTERM, 143, "the same command goes on"),
+        (["tune", "autosched:toy", "--device", "cpu"], signal.SIGINT, 130, "the same command goes on"),
+        (["compare", "autosched:toy", "--device", "cpu"], signal.SIGTERM, 143, "the same command goes on"),
+        (["collect", "autosched:toy", "--device", "cpu"], signal.SIGTERM, 143, "the same command goes on"),
+    ],
+)
+def test_a_signal_ends_a_job_with_its_code_and_how_to_go_on(
+    command: list[str], number: signal.Signals, code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autosched.zoo.load", lambda *args, **options: os.kill(os.getpid(), number))
+    before = signal.getsignal(signal.SIGTERM)
+    assert run(*command) == code
+    assert words in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_leaves_nothing_behind_promises_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("autosched.doctor.examine", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run("doctor") == 143
+    assert capsys.readouterr().err == "autosched: interrupted\n"
+
+
+def test_a_sigterm_that_somebody_handles_already_is_left_to_them() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with endings.stoppable() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+        assert stop.exit_code == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_job_goes_on_when_nobody_reads_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as nobody:
+        monkeypatch.setattr(sys, "stderr", nobody)
+        with live_progress() as progress:
+            for stage in ("capture", "search"):
+                progress.stage(stage, 10.0)
+                progress.update(done=1, total=2)
+        complain("a word")
+        monkeypatch.undo()
+        # What could not be written would be tried again when the file is closed.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), writing)
