@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ def load_pt2(path: str | Path) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
     if not zipfile.is_zipfile(file):
         raise ArtifactCorrupt(str(file), "it is no .pt2 archive (not a zip file, or cut short); torch.export.save writes one")
     try:
-        exported = torch.export.load(file)
+        with warnings.catch_warnings():
+            # torch 2.12 makes tensors of bytes that cannot be written to, and says so of its own doing.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+            exported = torch.export.load(file)
     except Exception as error:  # torch raises whatever its parser of the day stumbles over.
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArtifactCorrupt(str(file), f"torch.export.load cannot read it ({type(error).__name__}: {first})") from error

@@ -30,7 +30,6 @@ def test_what_is_no_call_is_refused_at_once(function, model, inputs, words) -> N
         function(model, inputs, device="cpu")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # from importing torch._dynamo
 @pytest.mark.parametrize("function", [autosched.tune, autosched.compile, pipeline.compare], ids=["tune", "compile", "compare"])
 def test_a_model_that_is_compiled_already_is_refused_with_what_to_give(function) -> None:
     with pytest.raises(UsageError, match=r"Give model\._orig_mod"):

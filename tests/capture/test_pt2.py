@@ -16,7 +16,6 @@ def saved(tmp_path):
     return model, inputs, tmp_path / "model.pt2"
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_a_saved_program_is_captured_like_its_model(saved):
     model, inputs, path = saved
     loaded, args, kwargs = load_pt2(path)

@@ -234,7 +234,7 @@ def test_four_writers_of_one_key_and_a_reader(tmp_path: Path) -> None:
     seen = set()
     reads = 0
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         while any(writer.poll() is None for writer in writers):
             found = find(tmp_path, _KEY)
             if found is None:

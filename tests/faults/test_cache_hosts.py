@@ -78,7 +78,7 @@ def test_another_device_or_setting_runs_the_model_as_it_came_and_names_the_field
 def test_another_version_is_verified_again_before_it_runs() -> None:
     for field, bundle in versions():
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.simplefilter("error", UserWarning)
             run = load(encode_bundle(bundle), _MODEL)
         assert run.report().verdict == "degraded"
         assert any(field in line for line in run.report().differences)

@@ -96,7 +96,7 @@ def test_on_any_doubt_the_model_runs_as_it_came(model: TwoBranches, name: str) -
     assert "as it came" in repr(loaded)
     if isinstance(changed, TwoBranches) and name not in ("another dtype",):
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.simplefilter("error", UserWarning)
             assert_like_the_model(loaded, changed)
 
 

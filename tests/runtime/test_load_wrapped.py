@@ -18,7 +18,6 @@ def model() -> TwoBranches:
     return TwoBranches().eval()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # from importing torch._dynamo
 @pytest.mark.parametrize(("wrap", "inner"), [(torch.compile, "model._orig_mod"), (torch.nn.DataParallel, "model.module")])
 def test_a_wrapped_model_is_told_where_the_module_is(model: TwoBranches, wrap: object, inner: str) -> None:
     bundle = encode_bundle(two_branches_bundle(model))

@@ -38,7 +38,7 @@ def served(model: nn.Module, *args: torch.Tensor) -> Any:
     """The model loaded from a bundle of it; nothing is said."""
     data = written(capture(model, args))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         loaded = load(data, model)
     assert loaded.report().scheduled
     return loaded

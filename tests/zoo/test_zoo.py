@@ -210,7 +210,6 @@ def test_mistakes_in_the_users_module_are_explained(user_module):
         zoo.load("broken_models:make")
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_a_saved_program(tmp_path):
     model, inputs = torch.nn.Linear(4, 2).eval(), torch.randn(3, 4)
     path = tmp_path / "saved.pt2"
