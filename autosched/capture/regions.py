@@ -211,31 +211,3 @@ class _Partition:
     def ordered(self) -> list[list[Node]]:
         """The regions in a topological order close to the original one, equal views within a region made once."""
         return [share_views(self.members[index], self._draft) for index in self._topological()]
-
-
-def region_faults(draft: Draft, regions: Sequence[Sequence[Node]]) -> list[str]:
-    """Everything that makes ``regions`` no legal partition of the draft's calls, one line each; an oracle for tests.
-
-    Every call in exactly one region, no cycle between regions, and no region of several working calls that writes memory from outside.
-    """
-    home: dict[int, int] = {}
-    found: list[str] = []
-    for index, region in enumerate(regions):
-        for node in region:
-            if id(node) in home:
-                found.append(f"{node.name} is in regions {home[id(node)]} and {index}")
-            home[id(node)] = index
-    found += [f"{node.name} is in no region" for node in draft.nodes if id(node) not in home]
-    made = {value: index for index, region in enumerate(regions) for node in region for value in node.outputs if value >= 0}
-    before = [
-        {made[value] for node in region for value in node.reads() if made.get(value, index) != index}
-        for index, region in enumerate(regions)
-    ]
-    try:
-        topological(len(regions), before)
-    except Exception as error:
-        found.append(str(error))
-    for index, region in enumerate(regions):
-        if len(region) > 1 and any(node.mutates() for node in region[:-1]):
-            found.append(f"region {index} changes memory and does other work after it")
-    return found

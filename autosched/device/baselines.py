@@ -6,27 +6,13 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from autosched.core.records import Failure
 from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector
 from autosched.device.worker_child import describe
-
-
-class Baseline(Protocol):
-    """Something to compare with that no schedule of ours runs."""
-
-    @property
-    def name(self) -> str:
-        """For tables, for example ``eager_2``."""
-
-    def round_us(self) -> float | Failure:
-        """One time in microseconds, so that the caller can interleave it with others'; after a ``Failure``, only failures come."""
-
-    def close(self) -> None:
-        """Give everything back. May be called twice."""
 
 
 class EagerBaseline:
@@ -50,7 +36,10 @@ class EagerBaseline:
         self._failure: Failure | None = None
 
     def round_us(self) -> float | Failure:
-        """As ``Baseline.round_us``. An exception of the model is a failure, an interrupt is not."""
+        """One time in microseconds, so that the caller can interleave it with others'; after a ``Failure``, only failures come.
+
+        An exception of the model is a failure, an interrupt is not.
+        """
         if self._failure is not None:
             return self._failure
         try:
@@ -64,9 +53,6 @@ class EagerBaseline:
             # Our team's threads spin on for a moment, and would slow down whatever another process times next.
             time.sleep(TEAM_SPIN_S)
         return taken_us
-
-    def close(self) -> None:
-        """As ``Baseline.close``."""
 
     def _calls_us(self, calls: int) -> float:
         model, args, kwargs = self._model, self._args, self._kwargs

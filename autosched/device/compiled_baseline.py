@@ -48,7 +48,7 @@ def from_zoo(name: str, *, batch: int | None = None, dtype: str | None = None, s
 
 
 class CompiledBaseline:
-    """See ``baselines.Baseline``. Compiles at the first round, which may take minutes.
+    """The model under ``torch.compile``, in a process of its own. Compiles at the first round, which may take minutes.
 
     Args:
         source: where the process gets the model; ``None`` exports the model given instead, at the first round.
@@ -104,14 +104,14 @@ class CompiledBaseline:
         return self._failure
 
     def round_us(self) -> float | Failure:
-        """As ``Baseline.round_us``. Without a working compiler: ``Failure(unavailable)``."""
+        """As ``EagerBaseline.round_us``. Without a working compiler: ``Failure(unavailable)``."""
         if (failure := self.prepare()) is not None:
             return failure
         answer = self._single(RoundRequest(self._min_block_us))
         return answer.time_us if isinstance(answer, RoundAnswer) else self._fail(answer)
 
     def close(self) -> None:
-        """As ``Baseline.close``."""
+        """End its process. May be called twice."""
         self._worker.close()
 
     def _ask_compile(self) -> Answer | Failure:

@@ -28,11 +28,6 @@ class Ratio:
     ci_high: float
     count: int
 
-    @property
-    def differs(self) -> bool:
-        """Whether the interval excludes 1."""
-        return self.ci_high < 1.0 or self.ci_low > 1.0
-
 
 def summarize(times_us: Sequence[float]) -> Samples:
     """Median, its 95 % interval by order statistics, 95th percentile and minimum.

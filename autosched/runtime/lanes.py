@@ -62,10 +62,6 @@ class Signals:
         self._sleepers = 0
         self.error: BaseException | None = None
 
-    def is_set(self, index: int) -> bool:
-        """Whether flag ``index`` has been raised."""
-        return self._flags[index] == 1
-
     def set(self, index: int) -> None:
         """Raise flag ``index`` and wake whoever sleeps."""
         self._flags[index] = 1

@@ -58,11 +58,6 @@ def maximum_matching(options: Sequence[Sequence[int]], right: int) -> list[int]:
     return partner
 
 
-def synchronisations(problem: Problem, lane: Sequence[int]) -> int:
-    """Edges of the minimum equivalent graph that cross lanes."""
-    return sum(lane[index] != lane[after] for index, items in enumerate(minimum_equivalent_graph(problem)) for after in items)
-
-
 def allocate_streams(problem: Problem) -> list[int]:
     """Stream of each operator."""
     follower = maximum_matching(minimum_equivalent_graph(problem), problem.count)

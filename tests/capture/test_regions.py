@@ -14,12 +14,12 @@ from autosched import zoo
 from autosched.capture.build import build_program
 from autosched.capture.draft import Draft
 from autosched.capture.export import capture, draft_of
-from autosched.capture.regions import region_faults
 from autosched.capture.rewrite import rewrite_draft
 from autosched.core.graph import OpGraph
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.region_pieces import pieces_of, variants_of
 from tests.conformance.apply import Apply
+from tests.conformance.oracles import region_faults
 from tests.conformance.programs import assert_computes
 
 OWN = [entry.name for entry in zoo.names() if entry.name.startswith("autosched:") and entry.name != "autosched:randwire"]

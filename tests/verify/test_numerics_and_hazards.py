@@ -15,10 +15,10 @@ from autosched.device.base import Comparison
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.plan import FreeRule, make_plan
-from autosched.verify.hazards import unordered_conflicts
 from autosched.verify.legality import plan_violations
 from autosched.verify.numerics import verify_numerics
 from tests.conformance.graphs import op_graphs, random_placement, random_program
+from tests.conformance.oracles import unordered_conflicts
 
 
 def test_a_sound_schedule_is_bitwise_equal_to_its_operators_in_order() -> None:
