@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.tables_h200 import COMPILED, Recorded, first, geometric_mean, recorded
+from experiments.tables_h200 import COMPILED
+from experiments.tables_recorded import Recorded, first, geometric_mean, recorded
 
 # The eight models of the design, at batch 1 in float32.
 CLAIMED = (

@@ -7,14 +7,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-_ABSENT = "(not recorded yet)"
+from experiments.tables_recorded import NOT_YET
+
 _ROW = 160
 
 
 def coverage_table(path: Path) -> str:
     """Counts by source and outcome, then every model that is refused or falls back, with the reason; a note where the file is absent."""
     if not path.exists():
-        return _ABSENT
+        return NOT_YET
     recorded = json.loads(path.read_text(encoding="utf-8"))
     counts: dict[str, dict[str, int]] = recorded["counts"]
     total: Counter[str] = Counter()

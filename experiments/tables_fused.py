@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from experiments.tables_recorded import NOT_YET
+
 _READY = "compiled regions were ready after "
 _COMPILED = ("torch_compile", "max_autotune_combo", "max_autotune", "compiled")
 
@@ -14,7 +16,7 @@ def fused_table(folder: Path) -> str:
     """One line for each model and lowering; ``torch.compile`` and everything else on a line come from one interleaved run."""
     paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
     if not paths:
-        return "(not recorded yet)"
+        return NOT_YET
     lines = [
         "| model | lowering | operators | eager | sequential | kept | torch.compile | torch.compile / kept | noise | regions ready after |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -53,7 +55,7 @@ def compile_cost_table(folder: Path) -> str:
     """One line for each model and lowering: seconds until everything compiled is ready, first and in a new process."""
     paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
     if not paths:
-        return "(not recorded yet)"
+        return NOT_YET
     lines = [
         "| model | lowering | operators | distinct regions | processes | first | again | one process |",
         "|---|---|---:|---:|---:|---:|---:|---:|",

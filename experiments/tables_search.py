@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-_MISSING = "(no results recorded yet)"
+from experiments.tables_recorded import NOT_YET
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -29,7 +29,7 @@ def quality_table(path: Path) -> str:
     """Every strategy at an equal budget, the default search against HEFT, exactness, proven gap and ablations."""
     recorded = _read(path)
     if recorded is None:
-        return _MISSING
+        return NOT_YET
     compared = recorded["strategies"]
     ranked = sorted(compared["ratios"].items(), key=lambda item: statistics.median(item[1]))
     every = _table(
@@ -68,7 +68,7 @@ def speed_table(path: Path) -> str:
     """Simulated schedules per second, whole searches, cold start."""
     recorded = _read(path)
     if recorded is None:
-        return _MISSING
+        return NOT_YET
     rows = recorded["evaluations"]["rows"]
     # Older files do not say what it costs to look at room.
     short = ["random lanes, room short/s", "annealing, room short/s"] if all(len(row) > 7 for row in rows) else []

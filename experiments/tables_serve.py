@@ -6,19 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+from experiments.tables_recorded import NOT_YET
+
 
 def serve_table(folder: Path) -> str:
     """Load times, the guard's cost for each call, and the executor's for each operator; a note where a file is absent."""
     parts = [_load(folder / "load.json"), _calls(folder / "overhead.json")]
-    return "\n\n".join(parts) if any(part != _ABSENT for part in parts) else _ABSENT
-
-
-_ABSENT = "(not recorded yet)"
+    return "\n\n".join(parts) if any(part != NOT_YET for part in parts) else NOT_YET
 
 
 def _load(path: Path) -> str:
     if not path.exists():
-        return _ABSENT
+        return NOT_YET
     recorded = json.loads(path.read_text())
     lines = [
         "| load to first inference | operators | the model's own call | median (95 %) | p90 | import | read | pack | verify |",
@@ -38,7 +37,7 @@ def _load(path: Path) -> str:
 
 def _calls(path: Path) -> str:
     if not path.exists():
-        return _ABSENT
+        return NOT_YET
     recorded = json.loads(path.read_text())
     lines = [
         "| per call | operators | parameters | raw executor | added by the guard (95 %) | with `frozen=True` | A/A | per operator |",

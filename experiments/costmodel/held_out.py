@@ -4,8 +4,8 @@
     python experiments/costmodel/held_out.py STORE --out FOLDER [--models ...] [--probes 6] [--seed 0] [--keep]
     python experiments/costmodel/held_out.py --smoke
 
-Writes ``train.txt`` (what the README shows, see ``experiments/tables.py``) and ``costmodel.json`` (everything). ``--keep`` puts the trained
-model beside the store, where it ships.
+Writes ``train.txt`` (what ``docs/retrain.md`` shows, see ``experiments/tables.py``) and ``costmodel.json`` (everything). ``--keep`` puts
+the trained model beside the store, where it ships.
 
 ``--smoke`` makes a small *simulated* store and says so in everything it writes. Only runs of a real device are quotable.
 """

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from experiments import tables, tables_claims, tables_fused, tables_h200
+from experiments import tables, tables_claims, tables_fused, tables_h200, tables_suite
 from experiments.tables_claims import CLAIMED, CONTROLS, Claim, claims
+from experiments.tables_recorded import NOT_YET
 
 
 def row(
@@ -67,10 +68,10 @@ def test_without_results_every_target_says_so(tmp_path: Path) -> None:
     assert len(found) == 12
     assert all(not item.figure and item.met is None and item.remark for item in found)
     assert "12 targets: 0 with a figure, 0 of them fall short, 12 not measured." in tables_claims.claims_table(tmp_path, tmp_path)
-    assert tables_h200.suite_table(tmp_path) == tables_h200.NOT_YET
-    assert tables_h200.probes_table(tmp_path / "probes.json") == tables_h200.NOT_YET
-    assert tables_h200.costmodel_table(tmp_path / "costmodel.json") == tables_h200.NOT_YET
-    assert tables_h200.opara_table(tmp_path) == tables_h200.NOT_YET
+    assert tables_h200.suite_table(tmp_path) == NOT_YET
+    assert tables_h200.probes_table(tmp_path / "probes.json") == NOT_YET
+    assert tables_h200.costmodel_table(tmp_path / "costmodel.json") == NOT_YET
+    assert tables_h200.opara_table(tmp_path) == NOT_YET
 
 
 def test_figures_are_those_of_the_files(results: Path) -> None:
@@ -200,13 +201,13 @@ def test_what_a_cpu_measured_stands_beside_a_target_and_never_settles_it(tmp_pat
     assert "12 targets: 0 with a figure" in lines[-1]
 
 
-def test_the_readmes_hold_what_the_results_say() -> None:
-    for path in tables.READMES:
+def test_the_pages_hold_every_table_once() -> None:
+    for path in tables.PAGES:
         text = path.read_text(encoding="utf-8")
         for name in tables.TABLES:
             assert text.count(f"<!-- table:{name} -->") == text.count(f"<!-- end:{name} -->")
-    whole = "".join(path.read_text(encoding="utf-8") for path in tables.READMES)
-    assert all(f"<!-- table:{name} -->" in whole for name in ("cpu-suite", "claims", "h200-suite", "h200-probes", "h200-costmodel"))
+    whole = "".join(path.read_text(encoding="utf-8") for path in tables.PAGES)
+    assert {name: whole.count(f"<!-- table:{name} -->") for name in tables.TABLES} == dict.fromkeys(tables.TABLES, 1)
 
 
 def test_opara_published_stands_beside_ours_or_says_why_not(tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_the_tables_show_the_lowering_kept_and_old_files_still_render(results: P
     cpu = tmp_path / "cpu"
     cpu.mkdir()
     (cpu / "one.json").write_text(json.dumps(document))
-    head, _, line = tables.suite_table(cpu).splitlines()[:3]
+    head, _, line = tables_suite.suite_table(cpu).splitlines()[:3]
     cells = dict(zip([name.strip() for name in head.split("|")], [text.strip() for text in line.split("|")], strict=True))
     assert cells["lowering"] == "inductor"
     assert cells["torch.compile / kept"] == "0.75x"
@@ -246,14 +247,14 @@ def test_the_tables_show_the_lowering_kept_and_old_files_still_render(results: P
     # Where both ways of compiling were measured, the faster one counts.
     strategies.append(row("max_autotune", 40.0))
     (cpu / "one.json").write_text(json.dumps(document))
-    line = tables.suite_table(cpu).splitlines()[2]
+    line = tables_suite.suite_table(cpu).splitlines()[2]
     cells = dict(zip([name.strip() for name in head.split("|")], [text.strip() for text in line.split("|")], strict=True))
     assert cells["max-autotune"] == "0.04"
     assert cells["torch.compile / kept"] == "0.50x"
 
 
 def test_compile_costs_show_what_was_timed_and_what_failed(tmp_path: Path) -> None:
-    assert tables_fused.compile_cost_table(tmp_path / "none") == "(not recorded yet)"
+    assert tables_fused.compile_cost_table(tmp_path / "none") == NOT_YET
     environment = {"taken": "2026-01-01T00:00:00", "commit": "abcdef0123", "torch": "2.11.0", "cores": 16, "gpu": ""}
     first = {"operators": 9, "distinct": 4, "processes": 2, "ready_s": 12.34}
     document = {"environment": environment, "model": "toy", "lowering": "fused", "first": first, "second": {"error": "hung\n..."}}
@@ -262,3 +263,14 @@ def test_compile_costs_show_what_was_timed_and_what_failed(tmp_path: Path) -> No
     table = tables_fused.compile_cost_table(tmp_path)
     assert "| `toy` | fused | 9 | 4 | 2 | 12.3 | failed: hung | refused: it updates a buffer |" in table
     assert "16 cores, torch 2.11.0, commit abcdef012" in table
+
+
+def test_the_short_table_has_what_a_reader_asks_first(tmp_path: Path) -> None:
+    assert tables_suite.short_table(tmp_path) == NOT_YET
+    write(tmp_path, "toy", 80.0)
+    path = tmp_path / "toy_b1_float32.json"
+    document = json.loads(path.read_text())
+    document["report"] |= {"device": {"name": "made-up"}}
+    path.write_text(json.dumps(document))
+    line = tables_suite.short_table(tmp_path).splitlines()[2]
+    assert line == "| `toy` | 0.90 | 0.11 | 0.08 | lanes (tuned) | 11.25x | 1.40x | 0.5 % |"

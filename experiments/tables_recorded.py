@@ -1,0 +1,109 @@
+"""What the tables share: result files of a suite, and how a figure is written."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NOT_YET = "(not recorded yet)"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One result file of the suite whose run succeeded."""
+
+    path: Path
+    document: dict[str, Any]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The report of ``autosched compare``."""
+        found: dict[str, Any] = self.document["report"]
+        return found
+
+    @property
+    def model(self) -> str:
+        """Its name in the zoo."""
+        return str(self.report["model"])
+
+    @property
+    def batch(self) -> int:
+        """Batch size."""
+        return int(self.document["run"]["batch"])
+
+    @property
+    def dtype(self) -> str:
+        """Data type of parameters and inputs."""
+        return str(self.document["run"]["dtype"])
+
+    def time_us(self, *names: str) -> float | None:
+        """Least measured median of the rows called so."""
+        times = [row["measured_us"] for row in self.rows(*names) if row["measured_us"] is not None]
+        return min(times) if times else None
+
+    def rows(self, *names: str) -> list[dict[str, Any]]:
+        """Rows of these names, in the report's order."""
+        return [row for row in self.report["strategies"] if row["name"] in names]
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Row of the schedule that was kept."""
+        return self.rows(self.report["chosen"])[0]
+
+    @property
+    def kept_us(self) -> float:
+        """Its measured median."""
+        return float(self.kept["measured_us"])
+
+    @property
+    def best_published(self) -> dict[str, Any] | None:
+        """The fastest row of a system of the literature: a baseline that is a schedule on several lanes."""
+        schedules = [row for row in self.report["strategies"] if row["is_baseline"] and row["predicted_us"] is not None]
+        timed = [row for row in schedules if row["measured_us"] is not None and not row["name"].startswith("sequential")]
+        return min(timed, key=lambda row: row["measured_us"]) if timed else None
+
+    @property
+    def bound_us(self) -> float | None:
+        """The higher of the lower bounds that are known."""
+        bounds = [bound for name in ("critical_path_us", "work_us") if (bound := self.report.get(name)) is not None]
+        return max(bounds) if bounds else None
+
+
+def recorded(folder: Path) -> tuple[list[Recorded], list[tuple[Path, str]]]:
+    """Results of the suite, and the files of runs that failed, with why."""
+    found: list[Recorded] = []
+    failed: list[tuple[Path, str]] = []
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if "report" not in document:
+            continue  # another benchmark's
+        error = document["report"].get("error")
+        if error is None:
+            found.append(Recorded(path, document))
+        else:
+            failed.append((path, (str(error["message"]).strip().splitlines() or [""])[-1][:160]))
+    return found, failed
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive values."""
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
+def ratio(over: float | None, under: float | None) -> str:
+    """``over / under`` as text, empty where one is not known."""
+    return f"{over / under:.2f}x" if over and under else ""
+
+
+def cell(text: str) -> str:
+    """``text`` inside a table of Markdown."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def first(values: Iterable[Any]) -> Any:
+    """The first of ``values``, or ``None``."""
+    return next(iter(values), None)
