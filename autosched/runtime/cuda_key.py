@@ -130,7 +130,7 @@ def _driver() -> Any:
     try:
         return ctypes.CDLL(name)
     except OSError as error:
-        raise DeviceMissing(f"there is no NVIDIA driver here ({name} cannot be loaded); install one, or use --device cpu") from error
+        raise DeviceMissing(f"CUDA: there is no NVIDIA driver here ({name} cannot be loaded); install one, or use --device cpu") from error
 
 
 def cuda_device_key(index: int = 0) -> DeviceKey:
