@@ -21,27 +21,10 @@ import torch
 
 from autosched.capture.pt2 import load_pt2
 from autosched.core.errors import UnknownModel, UsageError
+from autosched.zoo_models.suite import OWN, names
 
-_OWN = {
-    "randwire": ("randomly wired network WS(32, 4, 0.75), three stages, small channels", "randwire:make_randwire"),
-    "deepfm": ("DeepFM, 64 embedding look-ups", "deepfm:make_deepfm"),
-    "lstm": ("two-layer LSTM, 24 steps written out", "lstm:make_lstm"),
-    "moe": ("two blocks of eight dense experts", "moe:make_moe"),
-    "toy": ("a small branchy convolution net, for trying things out", "toy:make_toy"),
-}
-_TORCHVISION = ("googlenet", "inception_v3", "squeezenet1_1", "resnet50", "mobilenet_v2", "densenet121", "densenet201", "resnext50_32x4d")
-_TIMM = ("hrnet_w18", "nasnetalarge", "pnasnet5large", "inception_v4")
 _Made = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-
-
-@dataclass(frozen=True, slots=True)
-class ZooEntry:
-    """A model worth trying. ``package`` is what must be installed beside autosched, or empty."""
-
-    name: str
-    description: str
-    package: str
 
 
 @dataclass(frozen=True)
@@ -52,17 +35,6 @@ class ZooModel:
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-
-
-def names() -> list[ZooEntry]:
-    """The models of the suite. Any other name of torchvision or timm works too. Imports no library."""
-    from autosched.zoo_models.transformer_configs import MODELS
-
-    found = [ZooEntry(f"autosched:{name}", description, "") for name, (description, _) in _OWN.items()]
-    found += [ZooEntry(f"torchvision:{name}", "torchvision classifier", "torchvision") for name in _TORCHVISION]
-    found += [ZooEntry(f"timm:{name}", "timm classifier", "timm") for name in _TIMM]
-    found += [ZooEntry(f"transformers:{name}", description, "transformers") for name, (description, _) in MODELS.items()]
-    return found
 
 
 def load(name: str, *, batch: int | None = None, dtype: str | None = None, seed: int = 0) -> ZooModel:
@@ -152,10 +124,9 @@ def _needs(package: str) -> Iterator[None]:
 
 
 def _own(name: str, rest: str, batch: int) -> _Made:
-    if rest not in _OWN:
+    if rest not in OWN:
         raise _unknown(name)
-    module, _, function = _OWN[rest][1].partition(":")
-    model, args = getattr(importlib.import_module(f"autosched.zoo_models.{module}"), function)(batch)
+    model, args = getattr(importlib.import_module(f"autosched.zoo_models.{rest}"), f"make_{rest}")(batch)
     _enliven(model)
     return model, args, {}
 
@@ -203,7 +174,7 @@ def _transformers(name: str, rest: str, batch: int) -> _Made:
 
             import_torchvision()
         importlib.import_module("transformers")
-        return MODELS[rest][1](batch)
+        return MODELS[rest](batch)
 
 
 def _from_module(name: str, module: str, function: str, options: dict[str, object]) -> _Made:

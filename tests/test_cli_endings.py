@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -91,3 +92,16 @@ def test_a_job_goes_on_when_nobody_reads_its_progress(monkeypatch: pytest.Monkey
         # What could not be written would be tried again when the file is closed.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), writing)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["models", "--json"], ["tune", "autosched:t\u0153y", "--json"], ["check", "\u00e9.autosched"]], ids=" ".join
+)
+def test_a_terminal_that_lacks_a_letter_gets_json_as_utf_8_and_no_traceback(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = subprocess.run([sys.executable, "-P", "-m", "autosched", *arguments], capture_output=True, check=False)
+    assert "Traceback" not in done.stderr.decode("ascii")
+    assert done.returncode == (0 if arguments[0] == "models" else 2)
+    if "--json" in arguments:
+        said = json.loads(done.stdout.decode())
+        assert "models" in said or "\u0153" in said["error"]["message"]

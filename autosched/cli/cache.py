@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autosched.cli.options import JsonOption
-from autosched.cli.printing import emit
+from autosched.cli.printing import emit, results_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.table import Table
 
-    from autosched.pipeline.cache_folder import CacheListing, Cleared, Entry, Item, KindSize
+    from autosched.cache_folder import CacheListing, Cleared, Entry, Item, KindSize
 
 commands = typer.Typer(
     help="List what tuning left in the cache folder, and which tuned schedules are found on this machine.",
@@ -30,7 +30,7 @@ def show(context: typer.Context, json: JsonOption = False) -> None:
     context.obj = json
     if context.invoked_subcommand is not None:
         return
-    from autosched.pipeline.cache_folder import listing
+    from autosched.cache_folder import listing
 
     found = listing()
     if json:
@@ -62,9 +62,8 @@ def clear(
     Example: autosched cache clear --older-than 30d
     Example: autosched cache clear torchvision:googlenet regions
     """
-    from autosched import config
+    from autosched import cache_folder, config
     from autosched.core.errors import UsageError
-    from autosched.pipeline import cache_folder
 
     as_json = json or bool(context.obj)
     age_s = config.parse_seconds(older_than, "--older-than") if older_than is not None else None
@@ -88,11 +87,7 @@ def clear(
 
 
 def _print_listing(found: CacheListing) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)
+    console = results_console()
     if not found.kinds:
         console.print(f"nothing in {found.folder}", highlight=False, markup=False, soft_wrap=True)
         return

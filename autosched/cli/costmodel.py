@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autosched.cli.options import CustomOperatorsOption, JsonOption, SeedOption, names_in
-from autosched.cli.printing import emit, live_progress
+from autosched.cli.printing import emit, live_progress, results_console
 
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto (CUDA if there is a GPU).")]
 
@@ -48,10 +48,11 @@ def collect(
     from autosched.core.custom_operators import trusting
     from autosched.device.registry import device_named
     from autosched.pipeline import collecting
+    from autosched.zoo_models import suite
 
     budget_s = parse_seconds(budget)
     device_named(device)  # a mistake here is found before models are built
-    names = models or [entry.name for entry in zoo.names() if not entry.package]
+    names = models or [entry.name for entry in suite.names() if not entry.package]
     loaded = [zoo.load(name, seed=seed) for name in names]
     subjects = [collecting.Subject(item.name, item.model, item.args, item.kwargs) for item in loaded]
     with trusting(names_in(custom_operators)), live_progress() as progress:
@@ -155,11 +156,9 @@ def evaluate(
     if json:
         emit(result)
         return
-    from rich.console import Console
-
     from autosched.cli.costmodel_tables import print_evaluation
 
-    print_evaluation(result, Console(width=None if sys.stdout.isatty() else 150))
+    print_evaluation(result, results_console())
 
 
 def register(app: typer.Typer) -> None:

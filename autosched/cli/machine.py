@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from autosched.cli.options import JsonOption
-from autosched.cli.printing import emit
+from autosched.cli.printing import emit, results_console
 
 _OTHER_FORMS = (
     "Any other model of torchvision or timm, by its name there: timm:resnet18",
@@ -16,13 +16,12 @@ _OTHER_FORMS = (
 
 def list_models(json: JsonOption = False) -> None:
     """List the models of the suite, and the other ways to name a model."""
-    from autosched import zoo
+    from autosched.zoo_models import suite
 
-    entries = zoo.names()
+    entries = suite.names()
     if json:
         emit({"models": entries})
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="models of the suite")
@@ -30,7 +29,7 @@ def list_models(json: JsonOption = False) -> None:
         table.add_column(heading)
     for entry in entries:
         table.add_row(entry.name, entry.description, entry.package)
-    console = Console()
+    console = results_console()
     console.print(table)
     for line in _OTHER_FORMS:
         console.print(line, highlight=False, markup=False)
@@ -44,7 +43,6 @@ def doctor(json: JsonOption = False) -> None:
     if json:
         emit({"findings": findings})
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -56,7 +54,7 @@ def doctor(json: JsonOption = False) -> None:
         # Plain text: in rich's markup the extra in autosched[cuda] would be a style, and vanish.
         state = Text(finding.state, style=colours[finding.state])
         table.add_row(Text(finding.what), state, Text(finding.detail), Text(finding.advice))
-    Console().print(table)
+    results_console().print(table)
 
 
 def register(app: typer.Typer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import shlex
 import shutil
 import sys
@@ -12,16 +13,33 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from autosched.core.report import TuneReport
     from autosched.progress import LiveProgress
 
 
 def emit(value: Any) -> None:
-    """Write ``value`` (anything msgspec can encode) to stdout as one JSON object."""
+    """Write ``value`` (anything msgspec can encode) to stdout as one JSON object, in UTF-8 whatever the terminal's encoding."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
     sys.stdout.flush()
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def spell_out_what_has_no_letter() -> None:
+    """From now on stdout writes characters that its encoding lacks as escapes, as stderr does; a model's name must not end a job."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def results_console() -> Console:
+    """Where tables go: stdout, and in a file or a pipe they keep all their columns."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=150)
 
 
 def complain(message: str) -> None:
@@ -66,15 +84,10 @@ def show_report(report: TuneReport, as_json: bool, *, with_steps: bool = True) -
 
 
 def _print_report(report: TuneReport, last: tuple[str, ...]) -> None:
-    from rich.console import Console
-
     from autosched.cli.strategy_table import strategy_table
     from autosched.core.report import where_time_went
 
-    console = Console()
-    # Piped into a file, the table keeps all its columns.
-    if not console.is_terminal:
-        console = Console(width=150)
+    console = results_console()
     table, dropped = strategy_table(report, console)
     console.print(table)
     if dropped:

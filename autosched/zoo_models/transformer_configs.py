@@ -1,4 +1,7 @@
-"""Transformers built from a configuration with random weights: name -> model and example inputs. Nothing is downloaded."""
+"""Transformers built from a configuration with random weights: name -> model and example inputs. Nothing is downloaded.
+
+What they are, for people, is in ``suite.py``.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +67,10 @@ def _vit(batch: int) -> Made:
     return ViTModel(config), (), {"pixel_values": torch.randn(batch, 3, 224, 224)}
 
 
-MODELS: dict[str, tuple[str, Callable[[int], Made]]] = {
-    "bert": ("BERT base, 32 tokens", _bert),
-    "distilbert": ("DistilBERT base, 32 tokens", _distilbert),
-    "gpt2": ("GPT-2 small, 32 tokens", _gpt2),
-    "t5": ("T5 small, encoder and decoder of 32 tokens", _t5),
-    "vit": ("ViT base, 224 x 224", _vit),
+MODELS: dict[str, Callable[[int], Made]] = {
+    "bert": _bert,
+    "distilbert": _distilbert,
+    "gpt2": _gpt2,
+    "t5": _t5,
+    "vit": _vit,
 }

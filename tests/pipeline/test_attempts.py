@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from autosched.cache_folder import Kind, clear, items
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.variants import Lowering
 from autosched.device.ahead import NotCompiled
 from autosched.pipeline import inductor_capture, preparing
 from autosched.pipeline.attempts import EXPORTS, Attempts
-from autosched.pipeline.cache_folder import Kind, clear, items
 from autosched.pipeline.original import Original
 from autosched.pipeline.preparing import NotHad, capture_as
 

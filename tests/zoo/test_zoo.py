@@ -10,8 +10,9 @@ from autosched.capture.export import capture
 from autosched.core.errors import UnknownModel, UsageError
 from autosched.runtime.kernels import bind
 from autosched.runtime.trees import flatten_inputs
+from autosched.zoo_models import suite
 
-OWN = [entry.name for entry in zoo.names() if entry.name.startswith("autosched:")]
+OWN = [entry.name for entry in suite.names() if entry.name.startswith("autosched:")]
 
 
 def needs(name):
@@ -38,7 +39,7 @@ def assert_close(outputs, expected):
 
 
 def test_names_are_unique_and_need_no_library():
-    names = [entry.name for entry in zoo.names()]
+    names = [entry.name for entry in suite.names()]
     assert len(set(names)) == len(names)
     assert {"torchvision:googlenet", "timm:hrnet_w18", "transformers:t5", "autosched:toy"} <= set(names)
 
@@ -218,3 +219,9 @@ def test_a_saved_program(tmp_path):
     assert torch.allclose(outputs[0], model(inputs))
     with pytest.raises(UsageError, match="dtype"):
         zoo.load(str(path), batch=2)
+
+
+def test_the_suite_lists_every_transformer_there_is():
+    from autosched.zoo_models.transformer_configs import MODELS
+
+    assert list(suite.TRANSFORMERS) == list(MODELS)

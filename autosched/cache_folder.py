@@ -22,13 +22,10 @@ from filelock import FileLock, Timeout
 from autosched.config import cache_dir, cost_models_dir, loops_dir, measurements_dir, regions_dir, runs_dir, schedules_dir, studies_path
 from autosched.core.atomic_write import half_written
 from autosched.core.errors import AutoschedError, UsageError
-from autosched.pipeline.bundles import verdict_here
-from autosched.pipeline.diary import remove_lock_file
 from autosched.runtime.bundle_format import printable, read_bundle
 from autosched.runtime.cache import SUFFIX
 from autosched.runtime.region_store import RegionStore
 from autosched.runtime.shapes import describe_shape
-from autosched.runtime.verdict import Compatibility
 
 _LOCK_S = 5.0  # a journal is locked for one write at a time
 _JOURNAL = r"[0-9a-f]{24}\.jsonl"
@@ -176,6 +173,10 @@ def listing() -> CacheListing:
 
 def entry_of(item: Item) -> Entry:
     """What the tuned schedule in ``item`` is for, and whether it is found here."""
+    # What reads no schedule answers without PyTorch.
+    from autosched.pipeline.bundles import verdict_here
+    from autosched.runtime.verdict import Compatibility
+
     age_s = max(0.0, time.time() - item.modified_s)
     try:
         bundle = read_bundle(item.path)
@@ -263,6 +264,8 @@ def _remove(item: Item) -> str:
                 item.path.unlink(missing_ok=True)
                 # A journal's stays: jobs wait for it, and must never hold locks of one name in different files.
                 if item.kind is Kind.LOOPS:
+                    from autosched.pipeline.diary import remove_lock_file
+
                     remove_lock_file(item.path)
         elif item.path.is_dir():
             # Under another name first: whoever reads meanwhile finds all of it or nothing.
@@ -282,6 +285,8 @@ def _remove(item: Item) -> str:
 def _job_runs() -> bool:
     """Whether a device loop is under way: it holds the lock of its diary. Locks that nobody holds and that are for nothing go."""
     for path in sorted(loops_dir().glob("*.jsonl.lock")):
+        from autosched.pipeline.diary import remove_lock_file
+
         try:
             with FileLock(path, timeout=0):
                 remove_lock_file(path.with_suffix(""))

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from autosched import config
+from autosched import cache_folder, config
+from autosched.cache_folder import Here, Kind
 from autosched.core.errors import UsageError
 from autosched.core.records import DeviceKey
 from autosched.datasets.journal import Journal, Scope
 from autosched.export.cache import keep
-from autosched.pipeline import cache_folder
-from autosched.pipeline.cache_folder import Here, Kind
 from autosched.pipeline.diary import Diary
 from autosched.runtime.cache import find, key_of
 from autosched.runtime.host_key import cpu_device_key, software_key
@@ -24,7 +23,7 @@ from autosched.runtime.region_store import WHOLE, RegionStore
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
 
-_GOLDEN = Path(__file__).resolve().parents[1] / "compat" / "costmodel" / "schema-2"
+_GOLDEN = Path(__file__).resolve().parent / "compat" / "costmodel" / "schema-2"
 _DIGEST = "0123456789abcdef01234567"
 _BUNDLE = two_branches_bundle(TwoBranches())
 _KEY = _BUNDLE.key
