@@ -19,10 +19,12 @@ _METRICS = (
     "MAPE %",
     "contended MAPE %",
     "contended median APE %",
-    "rank corr.",
-    "span MAPE %",
-    "90 % holds",
+    "contended Spearman",
+    "makespan MAPE %",
+    "90 % interval holds %",
 )
+# What a narrow terminal shows in place of these words.
+_SHORT = (("contended", "cont."), ("Spearman", "rank corr."), ("makespan", "span"), ("interval holds", "holds"), ("schedules", "sched."))
 
 
 def print_evaluation(found: Evaluation, console: Console) -> None:
@@ -61,7 +63,7 @@ def print_evaluation(found: Evaluation, console: Console) -> None:
         _print(
             console,
             "whole schedules, no pair of them measured",
-            ("model", "graphs", "schedules", "span MAPE %", "bias %", "rank corr.", "regret of its choice %", "of a blind choice %"),
+            ("model", "graphs", "schedules", "makespan MAPE %", "bias %", "Spearman", "regret of its choice %", "of a blind choice %"),
             [
                 (
                     row.model, str(row.graphs), str(row.schedules), f"{row.mape_pct:.1f}", f"{row.bias_pct:+.1f}",
@@ -102,8 +104,9 @@ def _print(console: Console, title: str, headings: tuple[str, ...], rows: Sequen
     wide = console.width >= 120
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=not wide)
     for place, heading in enumerate(headings):
-        shown = heading if wide else heading.replace("contended", "cont.").replace("schedules", "sched.")
-        table.add_column(shown, justify="right" if place else "left", no_wrap=not place)
+        for word, short in () if wide else _SHORT:
+            heading = heading.replace(word, short)
+        table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
     for row in rows:
         table.add_row(*row)
     console.print(table)

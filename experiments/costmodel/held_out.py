@@ -39,7 +39,7 @@ from autosched.datasets.splits import Fold, by_operator_family, leave_one_out  #
 from autosched.datasets.store import Store  # noqa: E402
 from experiments.costmodel import stores, wholes  # noqa: E402
 
-HEADER = "| model | MAPE % | contended median APE % | contended Spearman | told right % | makespan MAPE % | interval holds % |"
+HEADER = "| model | MAPE % | contended median APE % | contended Spearman | told right % | makespan MAPE % | 90 % interval holds % |"
 
 
 def probed(pairs: PairSet, folds: list[Fold], probes: int, seed: int) -> dict[str, Metrics]:
