@@ -12,8 +12,8 @@ from autosched.datasets.facts import LaunchFacts
 from autosched.device.base import Session
 from autosched.device.cuda.profile import OperatorProfile
 from autosched.runtime.captured import CapturedGraph
+from autosched.runtime.graph_audit import audit_graph
 from autosched.runtime.plan import FreeRule, make_plan
-from autosched.verify.graph_audit import audit_graph
 from autosched.verify.race_stress import Stressable, stress
 
 

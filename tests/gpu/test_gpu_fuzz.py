@@ -7,9 +7,9 @@ import random
 import pytest
 
 from autosched.runtime.cuda_lanes import CaptureOptions
+from autosched.runtime.graph_audit import audit_graph
 from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.plan import FreeRule, make_plan
-from autosched.verify.graph_audit import audit_graph
 from tests.conformance.graphs import random_placement, random_program
 from tests.gpu.gpu_rig import Rig, rehearsing
 

@@ -15,11 +15,11 @@ from autosched.core.graph import ValueRole
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering
 from autosched.pipeline.inductor_capture import capture_inductor
+from autosched.runtime.graph_audit import audit_graph
 from autosched.runtime.inductor_bind import Refused
 from autosched.runtime.inductor_modes import Mode
 from autosched.runtime.plan import make_plan
 from autosched.runtime.trees import output_tensors, unflatten_inputs, unflatten_outputs
-from autosched.verify.graph_audit import audit_graph
 from tests.conformance.graphs import random_placement
 from tests.gpu import gpu_rig
 

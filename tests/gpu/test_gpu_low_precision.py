@@ -17,10 +17,10 @@ from autosched.core.custom_operators import trusting
 from autosched.core.schedule import sequential
 from autosched.device.base import Comparison
 from autosched.runtime.captured import CapturedGraph
+from autosched.runtime.graph_audit import audit_graph
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.plan import make_plan
 from autosched.runtime.trees import output_tensors, unflatten_inputs
-from autosched.verify.graph_audit import audit_graph
 from tests.conformance.graphs import random_placement
 from tests.conformance.quantised import Quantised
 from tests.gpu.gpu_rig import open_session, rehearsing, without_gpu

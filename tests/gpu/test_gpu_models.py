@@ -18,10 +18,10 @@ from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.session import CudaSession
 from autosched.runtime.captured import CapturedGraph
+from autosched.runtime.graph_audit import audit_graph, node_counts
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.plan import make_plan
 from autosched.runtime.trees import output_tensors, unflatten_inputs
-from autosched.verify.graph_audit import audit_graph, node_counts
 from autosched.verify.race_stress import StressReport, stress
 from tests.conformance.graphs import random_placement
 from tests.gpu.gpu_rig import open_baseline, open_session, rehearsing

@@ -133,7 +133,7 @@ class CudaSession(CpuSession):
         return times if isinstance(times, Failure) else min(times[0])
 
     def captured(self, schedule: Schedule, rule: FreeRule = FreeRule.VECTOR_CLOCK) -> CapturedGraph | Failure:
-        """Capture ``schedule`` and describe its nodes, edges and memory, for ``verify.graph_audit``."""
+        """Capture ``schedule`` and describe its nodes, edges and memory, for ``runtime.graph_audit``."""
         for failure in self._illegal([schedule]).values():
             return failure
         found = self._extra(CapturedBody(schedule, rule), CapturedResult)

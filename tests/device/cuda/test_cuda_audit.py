@@ -17,9 +17,9 @@ from autosched.device.cuda.stress import DelaySet, StressOutcome, stress_plan
 from autosched.runtime.captured import CapturedGraph, GraphNode, NodeKind, Span, StorageSpan
 from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.cuda_lanes import CaptureOptions
+from autosched.runtime.graph_audit import AuditReport, audit_graph, node_counts
 from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.plan import FreeRule, Plan, make_plan
-from autosched.verify.graph_audit import AuditReport, audit_graph, node_counts
 from autosched.verify.race_stress import StressReport, judge_outcomes, plan_delays, stress
 from tests.conformance.fake_cuda import FakeCuda, FakeProgram
 from tests.conformance.fake_graphs import GraphBuilder, diamond, random_graph, random_schedule

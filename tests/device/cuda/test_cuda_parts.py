@@ -49,7 +49,7 @@ no_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorc
 def test_everything_imports_and_nothing_touches_cuda() -> None:
     code = (
         "import pkgutil, importlib, sys, autosched.device.cuda as room\n"
-        "import autosched.runtime.cuda_graph, autosched.runtime.streams, autosched.verify.graph_audit, autosched.verify.race_stress\n"
+        "import autosched.runtime.cuda_graph, autosched.runtime.streams, autosched.runtime.graph_audit, autosched.verify.race_stress\n"
         "for item in pkgutil.iter_modules(room.__path__): importlib.import_module('autosched.device.cuda.' + item.name)\n"
         "import torch\n"
         "assert not torch.cuda.is_initialized()\n"
