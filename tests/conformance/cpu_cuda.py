@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosched.runtime.captured import NodeKind, Span
 from autosched.runtime.cuda_bindings import KernelNode
-from tests.conformance.fake_cuda import FakeCapture, FakeCuda, FakeEvent, FakeNode
+from tests.conformance.fake_cuda import FakeCuda
+from tests.conformance.fake_cuda_values import FakeCapture, FakeEvent, FakeNode
 
 
 class _Recorder(TorchDispatchMode):

@@ -19,153 +19,27 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import torch
-
-from autosched.core.graph import OpGraph, ValueRole
-from autosched.runtime.captured import NodeKind, Span
+from autosched.runtime.captured import NodeKind
 from autosched.runtime.streams import EMPTY_CAPTURE, STREAMS_PER_PRIORITY, EmptyCapture
-
-PAGE = 512
-POISON = -7777777
-MASK = (1 << 61) - 1
+from tests.conformance.fake_allocator import FakeAllocator
+from tests.conformance.fake_cuda_values import PAGE, CaptureError, FakeCapture, FakeEvent, FakeMemory, FakeNode, FakeStream, FakeTensor
 
 
-class CaptureError(RuntimeError):
-    """What CUDA reports as cudaErrorStreamCapture..."""
-
-
-class OutOfMemory(RuntimeError):
-    def __init__(self) -> None:
-        super().__init__("CUDA out of memory (double)")
-
-
-def mix(*parts: int) -> int:
-    """A number that depends on every part and on their order."""
-    state = 1469598103934665603
-    for part in parts:
-        state = ((state ^ (part & MASK)) * 1099511628211 + 12345) & MASK
-    return state
-
-
-@dataclass(eq=False)
-class FakeStream:
-    handle: int
-    priority: int
-    capture: FakeCapture | None = None
-    frontier: frozenset[int] = frozenset()
-    joined: bool = True  # whether the origin has waited for everything on it
-    clock_us: float = 0.0
-
-
-@dataclass(eq=False)
-class FakeEvent:
-    timing: bool
-    in_graph: bool
-    capture: FakeCapture | None = None
-    frontier: frozenset[int] = frozenset()
-    source: FakeStream | None = None
-    recorded: bool = False
-    at_us: float = 0.0
-
-
-@dataclass
-class FakeNode:
-    kind: NodeKind
-    stream: FakeStream
-    dependencies: tuple[int, ...]
-    duration_us: float
-    run: Callable[[FakeMemory], Callable[[FakeMemory], None]] | None = None
-    event: FakeEvent | None = None
-
-
-@dataclass(eq=False)
-class FakeCapture:
-    pool: int
-    origin: FakeStream
-    nodes: list[FakeNode] = field(default_factory=list)
-    members: list[FakeStream] = field(default_factory=list)
-    open: bool = True
-    invalid: str = ""
-    destroyed: bool = False
-    ready: bool = False
-    running_on: FakeStream | None = None  # the stream it was launched on, until the host has waited for it
-
-
-@dataclass(eq=False)
-class Block:
-    pool: int
-    stream: FakeStream
-    span: Span
-    recorded: bool = False  # record_stream was called
-
-
-class FakeStorage:
-    """Memory that gives itself back when its last reference goes, as a tensor's does."""
-
-    def __init__(self, owner: FakeCuda, block: Block, size: int) -> None:
-        self.owner = owner
-        self.block = block
-        self.span = Span(block.span.start, size)
-
-    def __del__(self) -> None:
-        self.owner.free(self.block)
-
-
-@dataclass
-class FakeTensor:
-    storage: FakeStorage
-    size: int
-
-    def record_stream(self, stream: FakeStream) -> None:
-        self.storage.block.recorded = True
-
-    def cpu(self) -> torch.Tensor:
-        """Its number, small enough for a float to hold exactly."""
-        return torch.tensor([float(self.storage.owner.number(self) % 1_000_003)], dtype=torch.float64)
-
-
-class FakeMemory:
-    """Numbers by page. Reading an interval gives one number only if one write filled it."""
-
-    def __init__(self) -> None:
-        self.pages: dict[int, int] = {}
-
-    def write(self, span: Span, number: int) -> None:
-        for page in range(span.start // PAGE, -(-span.end // PAGE)):
-            self.pages[page] = number
-
-    def read(self, span: Span) -> int:
-        found = {self.pages.get(page, 0) for page in range(span.start // PAGE, -(-span.end // PAGE))}
-        return found.pop() if len(found) == 1 else mix(*sorted(found))
-
-
-class FakeCuda:
+class FakeCuda(FakeAllocator):
     """:class:`~autosched.runtime.streams.StreamBackend` and :class:`~autosched.runtime.cuda_graph.GraphReader` in one.
 
     Args:
-        record_stream_reuse: never set; the real option is experimental and autosched does not use it.
         memory_limit: bytes it can hand out.
     """
 
     def __init__(self, *, memory_limit: int = 1 << 40) -> None:
-        self.memory = FakeMemory()
-        self.default_stream = FakeStream(0, 0)
-        self._current = self.default_stream
+        super().__init__(memory_limit)
         self._handles = itertools.count(1)
         self._rings: dict[int, list[FakeStream]] = {}
         self._turn: dict[int, int] = {}
         self._pools = itertools.count(1)
-        self._segments: dict[int, list[Span]] = {}
-        self._free: dict[tuple[int, int], list[Block]] = {}
-        self._deferred: list[Block] = []
-        self._next_address = PAGE * 16
-        self._limit = memory_limit
-        self._allocated = 0
-        self._peak = 0
-        self._capture: FakeCapture | None = None
         self.eager_launches: list[FakeStream] = []
         self.workspaces: dict[FakeStream, FakeTensor] = {}
         self.strays = 0
@@ -175,7 +49,6 @@ class FakeCuda:
         self.abandoned = 0
         self.recovers = True  # whether an abandoned capture leaves the allocator clean, which depends on the version of PyTorch
         self.lost = ""  # set by a kernel that breaks the context: every later wait reports it
-        self.released = 0
         self.start_order: list[int] = []
         self._running: list[FakeCapture] = []
 
@@ -305,9 +178,7 @@ class FakeCuda:
         for stream in graph.members:
             stream.capture, stream.frontier = None, frozenset()
         self._capture = None
-        for block in self._deferred:
-            self._release(block)
-        self._deferred = []
+        self.release_deferred()
         if graph.invalid:
             raise CaptureError(f"cudaErrorStreamCaptureInvalidated: {graph.invalid}")
         if unjoined or len(reached) != len(graph.nodes):
@@ -459,171 +330,3 @@ class FakeCuda:
 
     def early_edges(self, graph: FakeCapture) -> int:
         return 0
-
-    # -- memory -------------------------------------------------------------------------------------------------------
-    def allocate(self, size: int) -> FakeTensor:
-        """On the current stream: first fit from its own free list in its own pool, else new memory."""
-        stream = self._current
-        pool = stream.capture.pool if stream.capture is not None else 0
-        rounded = max(PAGE, -(-size // PAGE) * PAGE)
-        free = self._free.setdefault((pool, stream.handle), [])
-        for block in sorted(free, key=lambda item: (item.span.bytes, item.span.start)):
-            if block.span.bytes >= rounded:
-                free.remove(block)
-                if block.span.bytes > rounded:
-                    free.append(Block(pool, stream, Span(block.span.start + rounded, block.span.bytes - rounded)))
-                chosen = Block(pool, stream, Span(block.span.start, rounded))
-                break
-        else:
-            if self._next_address + rounded > self._limit:
-                raise OutOfMemory
-            chosen = Block(pool, stream, Span(self._next_address, rounded))
-            self._segments.setdefault(pool, []).append(chosen.span)
-            self._next_address += rounded
-        self._allocated += rounded
-        self._peak = max(self._peak, self._allocated)
-        return FakeTensor(FakeStorage(self, chosen, size), size)
-
-    def free(self, block: Block) -> None:
-        self._allocated -= block.span.bytes
-        if block.recorded and self._capture is not None:
-            self._deferred.append(block)
-        else:
-            self._release(block)
-
-    def _release(self, block: Block) -> None:
-        block.recorded = False
-        self._free.setdefault((block.pool, block.stream.handle), []).append(block)
-
-    def span(self, tensor: FakeTensor) -> Span:
-        return tensor.storage.span
-
-    def static_like(self, tensor: FakeTensor) -> FakeTensor:
-        return self.allocate(tensor.size)
-
-    def copy(self, targets: Sequence[FakeTensor], sources: Sequence[FakeTensor]) -> None:
-        for target, source in zip(targets, sources, strict=True):
-            self.memory.write(target.storage.span, self.memory.read(source.storage.span))
-
-    def clone(self, tensors: Sequence[FakeTensor]) -> list[FakeTensor]:
-        made = [self.allocate(tensor.size) for tensor in tensors]
-        self.copy(made, tensors)
-        return made
-
-    def pool_spans(self, pool: int, *, unused: bool) -> tuple[Span, ...]:
-        if not unused:
-            return tuple(self._segments.get(pool, ()))
-        return tuple(block.span for (owner, _), blocks in self._free.items() if owner == pool for block in blocks)
-
-    def poison(self, spans: Iterable[Span]) -> None:
-        for span in spans:
-            self.memory.write(span, POISON)
-
-    def release_cached(self) -> None:
-        if self._capture is not None:
-            raise CaptureError("the cache was emptied in a capture")
-        self.released += 1
-
-    def allocated_bytes(self) -> int:
-        return self._allocated
-
-    def reset_peak(self) -> None:
-        self._peak = self._allocated
-
-    def peak_bytes(self) -> int:
-        return self._peak
-
-    # -- tensors with numbers in them -----------------------------------------------------------------------------------
-    def tensor(self, number: int, size: int = PAGE) -> FakeTensor:
-        made = self.allocate(size)
-        self.memory.write(made.storage.span, number)
-        return made
-
-    def number(self, tensor: FakeTensor) -> int:
-        return self.memory.read(tensor.storage.span)
-
-
-class FakeProgram:
-    """An :class:`OpGraph` as something to launch on the double: every operator mixes the numbers it reads into those it writes.
-
-    ``kernels_of`` says how many kernels an operator launches (default 1; a view of another value launches none).
-    ``fail_at`` maps an operator to an exception it raises.
-    """
-
-    def __init__(
-        self,
-        cuda: FakeCuda,
-        graph: OpGraph,
-        *,
-        kernels_of: Mapping[int, int] | None = None,
-        fail_at: Mapping[int, Exception] | None = None,
-        durations_us: Mapping[int, float] | None = None,
-    ) -> None:
-        self.cuda = cuda
-        self.graph = graph
-        self._kernels_of = dict(kernels_of or {})
-        self._fail_at = dict(fail_at or {})
-        self._durations = dict(durations_us or {})
-        self.kernels = tuple(self._kernel(operator.index) for operator in graph.operators)
-        self._constants = {value.index: cuda.tensor(mix(3, value.index)) for value in graph.values if value.role is ValueRole.CONSTANT}
-
-    def new_slots(self, inputs: Sequence[FakeTensor]) -> list[FakeTensor | None]:
-        slots: list[FakeTensor | None] = [None] * len(self.graph.values)
-        for value, tensor in self._constants.items():
-            slots[value] = tensor
-        for value, tensor in zip(self.graph.inputs, inputs, strict=True):
-            slots[value] = tensor
-        return slots
-
-    def outputs(self, slots: list[FakeTensor | None]) -> list[FakeTensor | None]:
-        return [slots[value] for value in self.graph.outputs]
-
-    def run(self, inputs: Sequence[FakeTensor]) -> list[FakeTensor | None]:
-        """Every operator in order on the current stream."""
-        slots = self.new_slots(inputs)
-        for kernel in self.kernels:
-            kernel(slots)
-        return self.outputs(slots)
-
-    def answer(self, inputs: Sequence[FakeTensor]) -> list[int]:
-        """The reference: the numbers of :meth:`run` outside any capture."""
-        return [self.cuda.number(tensor) for tensor in self.run(inputs) if tensor is not None]
-
-    def inputs(self, seed: int) -> list[FakeTensor]:
-        return [self.cuda.tensor(mix(seed, value), self.graph.values[value].spec.bytes) for value in self.graph.inputs]
-
-    def _kernel(self, index: int) -> Callable[[list[FakeTensor | None]], None]:
-        operator = self.graph.operators[index]
-        values = self.graph.values
-
-        def run(slots: list[FakeTensor | None]) -> None:
-            if index in self._fail_at:
-                raise self._fail_at[index]
-            reads = [slots[value].storage.span for value in operator.reads]  # type: ignore[union-attr]
-            changed = [slots[value].storage.span for value in operator.mutates]  # type: ignore[union-attr]
-            made: list[Span] = []
-            for value in operator.writes:
-                storage = values[value].storage
-                if storage != value and slots[storage] is not None:
-                    slots[value] = FakeTensor(slots[storage].storage, values[value].spec.bytes)  # type: ignore[union-attr]
-                else:
-                    slots[value] = self.cuda.allocate(values[value].spec.bytes)
-                    made.append(slots[value].storage.span)  # type: ignore[union-attr]
-            if not made and not changed:
-                return  # a view launches nothing
-            kernels = self._kernels_of.get(index, 1)
-            for turn in range(kernels):
-                last = turn == kernels - 1
-
-                def kernel(memory: FakeMemory, last: bool = last) -> Callable[[FakeMemory], None]:
-                    number = mix(index, *(memory.read(span) for span in (*reads, *changed)))
-
-                    def commit(target: FakeMemory) -> None:
-                        for position, span in enumerate(made + changed):
-                            target.write(span, mix(number, position) if last else POISON - 1)
-
-                    return commit
-
-                self.cuda.launch(kernel, self._durations.get(index))
-
-        return run

@@ -21,8 +21,9 @@ from autosched.runtime.graph_audit import AuditReport, audit_graph, node_counts
 from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.plan import FreeRule, Plan, make_plan
 from autosched.verify.race_stress import StressReport, judge_outcomes, plan_delays, stress
-from tests.conformance.fake_cuda import FakeCuda, FakeProgram
+from tests.conformance.fake_cuda import FakeCuda
 from tests.conformance.fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
+from tests.conformance.fake_program import FakeProgram
 
 
 def examine(graph: OpGraph, schedule: Schedule, plan: Plan) -> tuple[AuditReport, StressReport]:

@@ -26,8 +26,10 @@ from autosched.runtime.cuda_load import prepare_runner
 from autosched.runtime.graph_runner import GraphRunner
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.runtime.streams import StreamSet
-from tests.conformance.fake_cuda import FakeCuda, FakeProgram, FakeTensor, OutOfMemory
+from tests.conformance.fake_cuda import FakeCuda
+from tests.conformance.fake_cuda_values import FakeTensor, OutOfMemory
 from tests.conformance.fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
+from tests.conformance.fake_program import FakeProgram
 
 
 class Rig:

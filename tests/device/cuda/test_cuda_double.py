@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autosched.runtime.streams import STREAMS_PER_PRIORITY, EmptyCapture, StreamBackend
-from tests.conformance.fake_cuda import PAGE, CaptureError, FakeCuda, FakeStream
+from tests.conformance.fake_cuda import FakeCuda
+from tests.conformance.fake_cuda_values import PAGE, CaptureError, FakeStream
 
 
 def start(cuda: FakeCuda) -> tuple[FakeStream, FakeStream, object]:

@@ -7,8 +7,10 @@ import pytest
 from autosched.device.cuda.limits import measure_costs
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.cuda_graph import GraphCapturer
-from tests.conformance.fake_cuda import FakeCapture, FakeCuda, FakeProgram
+from tests.conformance.fake_cuda import FakeCuda
+from tests.conformance.fake_cuda_values import FakeCapture
 from tests.conformance.fake_graphs import diamond
+from tests.conformance.fake_program import FakeProgram
 
 FIRST_US, EACH_US = 40.0, 2.0
 

@@ -23,8 +23,10 @@ from autosched.runtime.captured import CapturedGraph
 from autosched.runtime.graph_audit import audit_graph
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.verify.race_stress import StressReport, stress
-from tests.conformance.fake_cuda import FakeCuda, FakeProgram, mix
+from tests.conformance.fake_cuda import FakeCuda
+from tests.conformance.fake_cuda_values import mix
 from tests.conformance.fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
+from tests.conformance.fake_program import FakeProgram
 
 
 def program_of(graph: OpGraph, faults: dict[int, str] | None = None) -> Program:
