@@ -21,22 +21,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from autosched.core.errors import AutoschedError
 from autosched.core.progress import Progress
-from autosched.core.records import Failure
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.variants import Lowering
 from autosched.device.base import Device
-from autosched.device.timing import Ratio, noise_floor_pct, paired_ratio
 from autosched.pipeline.adopting import fastest_mode
 from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.budget import SOLO_SHARE
 from autosched.pipeline.granularity import COMPILED, Considered
 from autosched.pipeline.job import Job, require_strategies
 from autosched.pipeline.left_out import LeftOut, after
+from autosched.pipeline.lowering_duel import DUEL_SHARE, duels
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.memory import open_journal
 from autosched.pipeline.options import Options, Outcome
@@ -49,16 +47,14 @@ from autosched.pipeline.replaying import open_device
 LEAST_COMPILE_S = 5.0
 """Starting a compiler takes about this long: with less left, nothing comes of it."""
 
-# Shares of the budget: rounds of all sequential orders, and of the winners against each other; what tuning should get, and gets at the
-# least; and when the job should be over however long the compilers took.
+# Shares of the budget: rounds of all sequential orders; what tuning should get, and gets at the least; and when the job should be over
+# however long the compilers took.
 _QUALIFYING = 0.05
-_DUEL = 0.1
 _WISHED_TUNING = 0.25
 _LEAST_TUNING = 0.1
 _LATEST = 1.1
 # A second lowering is tuned only if each then has this share: two half-tuned ones tell less than one tuned well.
 _WORTHWHILE = 0.2
-_LEAST_ROUNDS = 15
 
 
 @dataclass
@@ -128,12 +124,7 @@ def run_contest(
         field_of = _qualified(ready, options, begin, device, progress, course) if len(ready) > 1 else []
         queue, able = _queue(ready, field_of)
         if able > 1 and (left_s := _spare_s(options, begin)) < able * _WORTHWHILE * options.budget.total_s:
-            why = f"{max(left_s, 0.0):.0f} s were left for tuning, enough for one lowering"
-            # Of what is spent by now nothing becomes more.
-            lacks_s = (time.monotonic() - begin) / (1.0 - _DUEL - able * _WORTHWHILE) - options.budget.total_s
-            for prepared in queue[1:able]:
-                course.note(prepared.lowering, outcome=LoweringOutcome.DROPPED, why=why)
-                course.lacked(f"tuning {prepared.lowering} as well", lacks_s)
+            _drop(queue[1:able], left_s, options, begin, course)
             able = 1
         outcomes: list[Outcome] = []
         for place, prepared in enumerate(queue):
@@ -150,7 +141,9 @@ def run_contest(
                 course.note(prepared.lowering, outcome=LoweringOutcome.TUNED, why="")
         if not outcomes:
             raise course.errors[0]
-        kept = _best(outcomes, queue, options, progress, course)
+        kept, why = duels(outcomes, queue, options, course.ledger, progress)
+        for lowering, reason in why.items():
+            course.note(lowering, why=reason)
     return _reported(kept, outcomes, (*course.rows.values(), *choice.skipped), course, time.monotonic() - begin)
 
 
@@ -295,6 +288,16 @@ def _queue(ready: Sequence[Prepared], qualified: Sequence[Qualified]) -> tuple[l
     return [item.entrant.prepared for item in (*able, *rest)], len(able)
 
 
+def _drop(prepared: Sequence[Prepared], left_s: float, options: Options, begin: float, course: _Course) -> None:
+    """Leave lowerings untuned that could win, because ``left_s`` seconds are enough for one only."""
+    why = f"{max(left_s, 0.0):.0f} s were left for tuning, enough for one lowering"
+    # Of what is spent by now nothing becomes more.
+    lacks_s = (time.monotonic() - begin) / (1.0 - DUEL_SHARE - (1 + len(prepared)) * _WORTHWHILE) - options.budget.total_s
+    for item in prepared:
+        course.note(item.lowering, outcome=LoweringOutcome.DROPPED, why=why)
+        course.lacked(f"tuning {item.lowering} as well", lacks_s)
+
+
 def _left_s(options: Options, begin: float, *, others: int, tuned: bool) -> float:
     """What one more job may take: an equal part of what is left, a duel set aside where there will be one.
 
@@ -309,63 +312,12 @@ def _left_s(options: Options, begin: float, *, others: int, tuned: bool) -> floa
 
 def _spare_s(options: Options, begin: float) -> float:
     """What is left for tuning with a duel set aside."""
-    return (1.0 - _DUEL) * options.budget.total_s - (time.monotonic() - begin)
+    return (1.0 - DUEL_SHARE) * options.budget.total_s - (time.monotonic() - begin)
 
 
 def _asked(options: Options, prepared: Prepared, left_s: float) -> Options:
     budget = dataclasses.replace(options.budget, total_s=left_s)
     return dataclasses.replace(options, lowering=Lowering(prepared.lowering), budget=budget)
-
-
-def _best(outcomes: Sequence[Outcome], order: Sequence[Prepared], options: Options, progress: Progress, course: _Course) -> Outcome:
-    """The first outcome, unless another one's schedule is faster beyond noise."""
-    sessions = {prepared.lowering: prepared for prepared in order}
-    kept = outcomes[0]
-    for rival in outcomes[1:]:
-        names = kept.report.lowering, rival.report.lowering
-        seconds = _DUEL * options.budget.total_s
-        progress.stage(f"{names[0]} against {names[1]}", seconds)
-        fought = _fight(kept, rival, sessions, rounds=2 * options.budget.final_rounds, seconds=seconds)
-        if isinstance(fought, Failure):
-            course.note(names[1], why=f"it could not be compared ({fought.kind}: {fought.detail})")
-            continue
-        rng = np.random.default_rng(options.seed)
-        base, again, other = fought
-        course.ledger.measurements += 3 * len(base)
-        ratio, noise = paired_ratio(other, base, rng), noise_floor_pct(base, again, rng)
-        wins = ratio.ci_high < 1.0 and 100.0 * (1.0 - ratio.ratio) > noise
-        loser = names[0] if wins else names[1]
-        course.note(loser, why=_sentence(ratio, names, noise))
-        kept = rival if wins else kept
-    return kept
-
-
-def _fight(
-    first: Outcome, second: Outcome, sessions: Mapping[str, Prepared], *, rounds: int, seconds: float
-) -> tuple[list[float], list[float], list[float]] | Failure:
-    """Times of the first schedule, of the first again, and of the second, round by round, in microseconds.
-
-    The schedules take turns in their two processes, one waiting asleep while the other runs.
-    """
-    columns: tuple[list[float], list[float], list[float]] = ([], [], [])
-    turns = [(sessions[outcome.report.lowering].session, outcome.schedule) for outcome in (first, first, second)]
-    for session, schedule in turns[1:]:
-        warm = session.paired([schedule], rounds=2)
-        if isinstance(warm, Failure):
-            return warm
-    deadline = time.monotonic() + seconds
-    while len(columns[0]) < rounds and (len(columns[0]) < _LEAST_ROUNDS or time.monotonic() < deadline):
-        for column, (session, schedule) in zip(columns, turns, strict=True):
-            answer = session.paired([schedule], rounds=1)
-            if isinstance(answer, Failure):
-                return answer
-            column.extend(answer[0])
-    return columns
-
-
-def _sentence(ratio: Ratio, names: tuple[str, str], noise: float) -> str:
-    interval = f"95 % interval {ratio.ci_low:.3f} to {ratio.ci_high:.3f}, noise {noise:.1f} %"
-    return f"{names[1]}, tuned, takes {ratio.ratio:.3f} times as long as {names[0]}, tuned ({interval})"
 
 
 def _reported(kept: Outcome, outcomes: Sequence[Outcome], rows: Sequence[LoweringRow], course: _Course, took_s: float) -> Outcome:
