@@ -27,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from experiments.calls import LATE, run_to_end, write_json  # noqa: E402
+from experiments.devices import folder_name  # noqa: E402
 
 CPU_SUITE = (
     "torchvision:googlenet",
@@ -82,13 +83,12 @@ def stem_of(model: str) -> str:
 
 
 def results_of(device: str) -> Path:
-    """Where figures of a device lie: ``results/cpu``, ``results/h200``, or another GPU's name, so that none stands in another's place."""
+    """Where figures of a device lie: ``results/cpu``, or a folder for each GPU, so that none stands in another's place."""
     if device != "cuda":
         return HERE / "results" / device
-    from autosched.device.registry import device_named
-    from experiments.costmodel.shipping import folder_of
+    from autosched.runtime.cuda_key import cuda_device_key
 
-    return HERE / "results" / folder_of(device_named(device)).name
+    return HERE / "results" / folder_name(cuda_device_key())
 
 
 def environment() -> dict[str, object]:

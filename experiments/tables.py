@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -18,8 +19,8 @@ PAGES = (HERE.parent / "README.md", HERE / "README.md", *sorted((HERE.parent / "
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parent))
 
-from experiments import tables_claims, tables_coverage, tables_fused, tables_h200, tables_search, tables_serve, tables_suite  # noqa: E402
-from experiments.tables_recorded import NOT_YET  # noqa: E402
+from experiments import tables_claims, tables_coverage, tables_fused, tables_gpu, tables_search, tables_serve, tables_suite  # noqa: E402
+from experiments.tables_recorded import NOT_YET, for_each_gpu  # noqa: E402
 
 
 def pasted(path: Path) -> str:
@@ -27,6 +28,11 @@ def pasted(path: Path) -> str:
     if not path.exists():
         return NOT_YET
     return "```\n" + "\n".join(line.rstrip() for line in path.read_text().strip("\n").splitlines()) + "\n```"
+
+
+def of_gpus(table: Callable[[Path], str]) -> str:
+    """``table`` of each GPU that something was recorded on."""
+    return for_each_gpu(HERE / "results", table)
 
 
 def included(path: Path) -> str:
@@ -40,11 +46,13 @@ TABLES = {
     "tune-googlenet": lambda: pasted(HERE / "results" / "cpu" / "tune_googlenet.txt"),
     "bench-googlenet": lambda: pasted(HERE / "results" / "cpu" / "bench_googlenet.txt"),
     "compile-cost-cpu": lambda: tables_fused.compile_cost_table(HERE / "results" / "cpu" / "compile_cost"),
-    "h200-compile-cost": lambda: tables_fused.compile_cost_table(HERE / "results" / "h200" / "compile_cost"),
-    "h200-suite": lambda: tables_h200.suite_table(HERE / "results" / "h200" / "suite"),
-    "h200-probes": lambda: tables_h200.probes_table(HERE / "results" / "h200" / "probes.json"),
-    "h200-opara": lambda: tables_h200.opara_table(HERE / "results" / "h200" / "opara"),
-    "h200-costmodel": lambda: tables_h200.costmodel_table(HERE / "results" / "h200" / "costmodel.json"),
+    "gpu-suite": lambda: of_gpus(lambda folder: tables_gpu.suite_table(folder / "suite")),
+    "gpu-fused": lambda: of_gpus(lambda folder: tables_fused.fused_table(folder / "fused")),
+    "gpu-compile-cost": lambda: of_gpus(lambda folder: tables_fused.compile_cost_table(folder / "compile_cost")),
+    "gpu-serve": lambda: of_gpus(tables_serve.serve_table),
+    "gpu-probes": lambda: of_gpus(lambda folder: tables_gpu.probes_table(folder / "probes.json")),
+    "gpu-opara": lambda: of_gpus(lambda folder: tables_gpu.opara_table(folder / "opara")),
+    "gpu-costmodel": lambda: of_gpus(lambda folder: tables_gpu.costmodel_table(folder / "costmodel.json")),
     "claims": lambda: tables_claims.claims_table(HERE / "results", HERE / "results" / "sim"),
     "coverage": lambda: tables_coverage.coverage_table(HERE / "results" / "cpu" / "coverage.json"),
     "serve-cpu": lambda: tables_serve.serve_table(HERE / "results" / "cpu"),
@@ -52,7 +60,7 @@ TABLES = {
     "search-quality": lambda: tables_search.quality_table(HERE / "results" / "sim" / "quality.json"),
     "search-speed": lambda: tables_search.speed_table(HERE / "results" / "sim" / "speed.json"),
     "composition-cpu": lambda: included(HERE / "results" / "cpu" / "composition.txt"),
-    "composition-h200": lambda: included(HERE / "results" / "h200" / "composition.txt"),
+    "composition-gpu": lambda: of_gpus(lambda folder: included(folder / "composition.txt")),
     "train-cpu": lambda: included(HERE / "results" / "cpu" / "train.txt"),
 }
 

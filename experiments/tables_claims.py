@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.tables_h200 import COMPILED
-from experiments.tables_recorded import Recorded, first, geometric_mean, recorded
+from experiments.tables_gpu import COMPILED
+from experiments.tables_recorded import Recorded, first, geometric_mean, gpu_name, gpus, recorded
 
 # The eight models of the design, at batch 1 in float32.
 CLAIMED = (
     "torchvision:googlenet", "torchvision:inception_v3", "timm:nasnetalarge", "torchvision:squeezenet1_1", "autosched:randwire",
     "autosched:deepfm", "transformers:bert", "transformers:t5",
 )  # fmt: skip
+_MAKESPAN = "predicted against measured makespan, optimised schedules"
 CONTROLS = ("torchvision:resnet50", "torchvision:mobilenet_v2", "torchvision:densenet201")
 
 
@@ -35,6 +36,7 @@ class Claim:
         met: whether it reaches the least target; ``None`` if that cannot be said.
         aim_met: the same for the aim.
         source: the file it comes from.
+        gpu: the GPU that it was measured on; empty for what needs none, or has no figure.
         remark: what it rests on, or what is missing.
         on_cpu: the same quantity measured on a CPU, with its file; empty if there is none. Never the figure of the target.
     """
@@ -48,6 +50,7 @@ class Claim:
     source: str = ""
     remark: str = ""
     on_cpu: str = ""
+    gpu: str = ""
 
     def line(self) -> str:
         """A line of the table."""
@@ -57,34 +60,44 @@ class Claim:
         verdict = {None: "not settled", True: "reached", False: "**falls short**"}[self.met]
         if self.met and self.aim_met:
             verdict = "reached, and the aim"
-        return (
-            f"| {self.what} | {self.at_least} | {self.aim} | {self.figure} ({verdict}) | `{self.source}` | {self.remark} | {self.on_cpu} |"
-        )
+        source = f"{self.gpu}, `{self.source}`" if self.gpu else f"`{self.source}`"
+        return f"| {self.what} | {self.at_least} | {self.aim} | {self.figure} ({verdict}) | {source} | {self.remark} | {self.on_cpu} |"
 
 
 def claims(results: Path, search_results: Path) -> list[Claim]:
-    """Every target, in the design's order.
+    """Every target, in the design's order; one that is a GPU's has a line for each GPU that there is a figure of.
 
     Args:
         results: ``experiments/results``.
         search_results: where the scripts of ``experiments/search`` write.
     """
-    found, failed = recorded(results / "h200" / "suite")
-    base = {item.model: item for item in found if item.batch == 1 and item.dtype == "float32"}
-    missing = len(failed)
-    made = [
-        *_speedups(base, missing),
-        _controls(base),
-        *_cost_model(results / "h200" / "costmodel.json"),
-        _makespan(list(base.values()), "results/h200/suite"),
-        _simulator(search_results / "speed.json"),
-        _gap(search_results / "quality.json"),
-        _job(base.get("torchvision:googlenet")),
-        _load(results / "h200" / "load.json"),
-        _replay(results / "h200" / "probes.json"),
-    ]
     beside = _on_cpu(results / "cpu")
+    without = _of_gpu(results / "none", "")
+    by_gpu = [_of_gpu(folder, gpu_name(folder)) for folder in gpus(results)]
+    made: list[Claim] = []
+    for place, nothing in enumerate(without):
+        made += [found[place] for found in by_gpu if found[place].figure] or [nothing]
+        # Where they stand in the design.
+        if nothing.what == _MAKESPAN:
+            made += [_simulator(search_results / "speed.json"), _gap(search_results / "quality.json")]
     return [dataclasses.replace(item, on_cpu=beside.get(item.what, "")) for item in made]
+
+
+def _of_gpu(folder: Path, gpu: str) -> list[Claim]:
+    """The targets that a GPU has to reach, from what was recorded on one."""
+    found, failed = recorded(folder / "suite")
+    base = {item.model: item for item in found if item.batch == 1 and item.dtype == "float32"}
+    source = f"results/{folder.name}/suite"
+    made = [
+        *_speedups(base, len(failed), source),
+        _controls(base, source),
+        *_cost_model(folder / "costmodel.json"),
+        _makespan(list(base.values()), source),
+        _job(base.get("torchvision:googlenet"), source),
+        _load(folder / "load.json"),
+        _replay(folder / "probes.json"),
+    ]
+    return [dataclasses.replace(item, gpu=gpu if item.figure else "") for item in made]
 
 
 def _on_cpu(folder: Path) -> dict[str, str]:
@@ -101,13 +114,14 @@ def claims_table(results: Path, search_results: Path) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     made = claims(results, search_results)
-    short = [item for item in made if item.figure and item.met is False]
-    unknown = [item for item in made if not item.figure]
-    said = f"{len(made)} targets: {len(made) - len(unknown)} with a figure, {len(short)} of them fall short, {len(unknown)} not measured."
+    targets = {item.what for item in made}
+    short = {item.what for item in made if item.figure and item.met is False}
+    unknown = {item.what for item in made if not item.figure}
+    said = f"{len(targets)} targets: {len(targets - unknown)} with a figure, {len(short)} of them fall short, {len(unknown)} not measured."
     return "\n".join([*lines, *(item.line() for item in made), "", said])
 
 
-def _speedups(base: dict[str, Recorded], failed: int) -> list[Claim]:
+def _speedups(base: dict[str, Recorded], failed: int, source: str) -> list[Claim]:
     models = [base[name] for name in CLAIMED if name in base]
     part = "" if len(models) == len(CLAIMED) else f"{len(models)} of {len(CLAIMED)} models"
     if failed and part:
@@ -118,13 +132,23 @@ def _speedups(base: dict[str, Recorded], failed: int) -> list[Claim]:
     over_published = [(item, best["measured_us"] / item.kept_us) for item in models if (best := item.best_published) is not None]
     over_compiled = [(item, time_us / item.kept_us) for item in models if (time_us := item.time_us(*COMPILED[1:])) is not None]
     return [
-        _mean("tuned over the sequential CUDA graph, geometric mean of eight models", over_sequential, 1.4, 1.7, part, never_slower=False),
-        _mean("over the best other strategy in the same run", over_published, 1.05, 1.15, part, never_slower=True),
-        _mean("over `torch.compile` max-autotune + CUDA graphs", over_compiled, 1.0, 1.25, part, never_slower=True),
+        _mean(
+            "tuned over the sequential CUDA graph, geometric mean of eight models",
+            over_sequential,
+            1.4,
+            1.7,
+            part,
+            source,
+            never_slower=False,
+        ),
+        _mean("over the best other strategy in the same run", over_published, 1.05, 1.15, part, source, never_slower=True),
+        _mean("over `torch.compile` max-autotune + CUDA graphs", over_compiled, 1.0, 1.25, part, source, never_slower=True),
     ]
 
 
-def _mean(what: str, ratios: Sequence[tuple[Recorded, float]], least: float, aim: float, part: str, *, never_slower: bool) -> Claim:
+def _mean(
+    what: str, ratios: Sequence[tuple[Recorded, float]], least: float, aim: float, part: str, source: str, *, never_slower: bool
+) -> Claim:
     at_least = ("never slower, " if never_slower else "") + (f"{least:.2f}x" if least > 1.0 else "")
     at_least = at_least.removesuffix(", ")
     if not ratios:
@@ -140,10 +164,10 @@ def _mean(what: str, ratios: Sequence[tuple[Recorded, float]], least: float, aim
     if never_slower and slower:
         remark += f"; slower beyond noise on {', '.join(item.model for item in slower)}"
     aimed = None if part else mean >= aim
-    return Claim(what, at_least, f"{aim:.2f}x", f"{mean:.2f}x", met, aimed, "results/h200/suite", remark)
+    return Claim(what, at_least, f"{aim:.2f}x", f"{mean:.2f}x", met, aimed, source, remark)
 
 
-def _controls(base: dict[str, Recorded]) -> Claim:
+def _controls(base: dict[str, Recorded], source: str) -> Claim:
     what, target = "negative controls (ResNet-50, MobileNetV2, DenseNet)", "at most 0.5 % slower, sequential chosen"
     controls = [base[name] for name in CONTROLS if name in base]
     if not controls:
@@ -155,7 +179,7 @@ def _controls(base: dict[str, Recorded]) -> Claim:
     if met and len(controls) < len(CONTROLS):
         met = None
     remark = f"worst: {worst.model}; {len(controls)} of {len(CONTROLS)}" + (f"; not sequential: {', '.join(changed)}" if changed else "")
-    return Claim(what, target, "same", f"{percent:+.1f} %", met, met, "results/h200/suite", remark)
+    return Claim(what, target, "same", f"{percent:+.1f} %", met, met, source, remark)
 
 
 def _cost_model(path: Path) -> list[Claim]:
@@ -207,7 +231,7 @@ def _below(
 
 
 def _makespan(found: Sequence[Recorded], source: str) -> Claim:
-    claim = Claim("predicted against measured makespan, optimised schedules", "15 %", "8 %", remark="`h200/suite.py` has not run")
+    claim = Claim(_MAKESPAN, "15 %", "8 %", remark="`h200/suite.py` has not run")
     errors = [
         100.0 * abs(row["predicted_us"] / row["measured_us"] - 1.0)
         for item in found
@@ -250,13 +274,13 @@ def _gap(path: Path) -> Claim:
     return _below(claim, statistics.median(gaps), 1.0, 0.5, f"results/sim/{path.name}", f"median; worst {max(gaps):.2f} %; under the model")
 
 
-def _job(googlenet: Recorded | None) -> Claim:
+def _job(googlenet: Recorded | None, source: str) -> Claim:
     claim = Claim("a balanced tuning job for GoogLeNet on one GPU", "3 min", "1 min", remark="`h200/suite.py` has not run")
     if googlenet is None:
         return claim
     seconds = googlenet.report["search_s"]
     remark = "measuring, searching, verifying and timing all baselines; compiling them, which no tuning job needs, is not counted"
-    return _below(claim, seconds, 180.0, 60.0, f"results/h200/suite/{googlenet.path.name}", remark, unit="s")
+    return _below(claim, seconds, 180.0, 60.0, f"{source}/{googlenet.path.name}", remark, unit="s")
 
 
 def _load(path: Path) -> Claim:
@@ -283,4 +307,4 @@ def _replay(path: Path) -> Claim:
     if not data.get("call_us"):
         return claim
     over = statistics.median(data["call_us"]) - statistics.median(data["bare_replay_us"])
-    return _below(claim, over, 20.0, 5.0, "results/h200/probes.json", "probe P12: copies in and out included", unit="us")
+    return _below(claim, over, 20.0, 5.0, f"results/{path.parent.name}/probes.json", "probe P12: copies in and out included", unit="us")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 NOT_YET = "(not recorded yet)"
+# Folders of ``results`` that are no GPU's: those of CPUs, and of what was computed and not measured.
+_NO_GPU = ("cpu", "sim")
 
 
 @dataclass(frozen=True)
@@ -107,3 +109,24 @@ def cell(text: str) -> str:
 def first(values: Iterable[Any]) -> Any:
     """The first of ``values``, or ``None``."""
     return next(iter(values), None)
+
+
+def gpus(results: Path) -> list[Path]:
+    """The folder of each GPU that something was recorded on, by name."""
+    return sorted(folder for folder in results.glob("*/") if not folder.name.startswith(_NO_GPU))
+
+
+def for_each_gpu(results: Path, table: Callable[[Path], str]) -> str:
+    """``table`` of each GPU's folder, below its name; figures of two GPUs never share a table."""
+    made = [(folder, text) for folder in gpus(results) if (text := table(folder)) != NOT_YET]
+    return "\n\n".join(f"**{gpu_name(folder)}**\n\n{text}" for folder, text in made) or NOT_YET
+
+
+def gpu_name(folder: Path) -> str:
+    """What the GPU called itself where the results in ``folder`` were taken; the folder's name if no file says."""
+    for path in sorted(folder.rglob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        said = [document.get(part, {}) for part in ("environment", "machine", "report")]
+        if name := said[0].get("gpu") or said[1].get("gpu") or said[2].get("device", {}).get("name"):
+            return str(name).partition(",")[0] if said[0].get("gpu") or said[1].get("gpu") else str(name)
+    return folder.name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -18,18 +17,15 @@ from autosched.datasets.schema import TABLES
 from autosched.datasets.store import Store, union
 from autosched.device.base import Device
 from experiments.calls import write_json
+from experiments.devices import folder_name
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "datasets" / "data"
 
 
 def folder_of(device: Device) -> Path:
-    """Where a device's runs are committed: ``datasets/data/<kind>_<short name>_<cores>``, ``h200`` for an H200."""
-    name = re.sub(r"[^a-z0-9]+", "_", device.key.name.lower()).strip("_")
-    if "h200" in name:
-        return DATA / "h200"
-    cores = dict(device.key.details).get("cores", "")
-    return DATA / "_".join(part for part in (device.key.kind, name, cores) if part)
+    """Where a device's runs are committed, in ``datasets/data``."""
+    return DATA / folder_name(device.key)
 
 
 def resume(work: Path, target: Path) -> None:

@@ -34,7 +34,7 @@ def parser_of(description: str | None, files: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", nargs="?", type=Path)
     parser.add_argument("--out", type=Path, default=None, help=f"folder of {files}; default: experiments/results/")
-    parser.add_argument("--device", default="cpu", help="whose recorded store to take if none is named: cpu or h200")
+    parser.add_argument("--device", default="cpu", help="whose recorded store to take if none is named: cpu, h100, ...")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true")
     return parser
@@ -58,5 +58,10 @@ def chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iter
 
 def recorded_store(kind: str) -> Path | None:
     """The store that was recorded on a device of ``kind`` and is committed, if there is one."""
-    found = sorted(path for path in (ROOT / "datasets" / "data").glob(f"{kind}*") if (path / "pairs").is_dir())
+    found = [path for path in recorded_stores() if path.name.startswith(kind)]
     return found[-1] if found else None
+
+
+def recorded_stores() -> list[Path]:
+    """All stores that are committed, by name."""
+    return sorted(path.parent for path in (ROOT / "datasets" / "data").glob("*/pairs"))

@@ -1,11 +1,11 @@
-"""The data set of an H200: operators, pairs in both orders, groups and schedules of the suite, in calls that each end within nine minutes.
+"""The data set of a GPU: operators, pairs in both orders, groups and schedules of the suite, in calls that each end within nine minutes.
 
     python experiments/h200/collect.py                   # what is still open, as far as nine minutes go
     python experiments/h200/collect.py timm:hrnet_w18 --deadline 520
     python experiments/h200/collect.py --smoke           # the CPU, one tiny model; its figures mean nothing
 
 Aims: 500 unique operators, 5,000 pairs of them in both start orders, groups of three and four, repeats for the noise floor. Writes
-``datasets/data/h200/`` (another GPU's runs go to a folder of its own) and begins from what is there, so calling it again goes on; a call
+a folder of ``datasets/data/`` that is named after the GPU, and begins from what is there, so calling it again goes on; a call
 that is ended by force keeps what it measured in ``--work``. Exit status: 0 the aims are reached, 10 something is left for the next call.
 ``experiments/h200/costmodel.py`` makes the tables.
 """
@@ -70,7 +70,7 @@ def main() -> int:
         models, device, aims = ["autosched:toy"], "cpu", Aims(8, 2, 3, probes=True)
         options.deadline, options.work, options.out = 30.0, scratch.path / "work", scratch.path / "data"
     opened = device_named(device)
-    # By the device, so that no rehearsal and no other GPU is taken for an H200.
+    # By the device, so that no rehearsal and no other GPU is taken for this one.
     target = options.out or folder_of(opened)
     work = options.work or ROOT / ".autosched" / "runs" / target.name
     resume(work, target)

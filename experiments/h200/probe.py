@@ -1,6 +1,6 @@
 """Ten questions about CUDA graphs that no document answers, asked of the device itself; and three more.
 
-    python experiments/h200/probe.py --out results/h200          # everything, within nine minutes on one H200
+    python experiments/h200/probe.py --out results/h100          # everything, within nine minutes on one GPU
     python experiments/h200/probe.py --out out --only P4 P6
     python experiments/h200/probe.py --out out --smoke           # no GPU: plumbing on a test double; its figures mean nothing
 

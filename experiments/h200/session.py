@@ -1,10 +1,11 @@
-"""Everything that an H200 is wanted for, in order, as far as the given seconds go; call it again until it exits with 0.
+"""Everything that a GPU is wanted for, in order, as far as the given seconds go; call it again until it exits with 0.
 
-    python experiments/h200/session.py --out h200-session --seconds 540      # three of these are half an hour
-    python experiments/h200/session.py --out h200-session --list             # the plan, and what is done and left; runs nothing
+    python experiments/h200/session.py --out gpu-session --seconds 540      # three of these are half an hour
+    python experiments/h200/session.py --out gpu-session --list             # the plan, and what is done and left; runs nothing
     python experiments/h200/session.py --out somewhere --smoke               # no GPU: every command's own rehearsal; figures mean nothing
 
-Each step is one command of this folder or its neighbours, a process with a time limit of its own. All of them write under ``--out``, go on
+Each step is one command of this folder or its neighbours, a process with a time limit of its own. All of them write under ``--out``, in a
+folder that is named after the GPU (``h100``, ``h200``, ...): a later call may be lent another one, which then begins anew. They go on
 where they were stopped, and may be run by hand as well: the commands stand at the top of their logs, ``logs/<step>.log``. A step first gets
 the seconds of the plan, over all calls together; when every step has had its own, what is left goes to those that are not done. What does
 not fit into the rest of a call waits for the next one, and something shorter goes before it. A step that fails is not run again without
@@ -30,12 +31,16 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from autosched.core.errors import DeviceMissing  # noqa: E402
+from autosched.runtime.cuda_key import cuda_device_key  # noqa: E402
 from experiments.calls import LEFT, Call, run_logged, write_json  # noqa: E402
+from experiments.devices import folder_name  # noqa: E402
 
 # Between the time that a command is told and the time at which it is ended; pytest counts from its first test.
 _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
 _SHOWN_LINES = 8
 _HERE = "import torch; print(torch.cuda.get_device_name(), torch.ones(1, device='cuda').item(), torch.__version__, torch.version.cuda)"
+_REHEARSAL = "rehearsal"
 # Files of tests/gpu on which everything else rests; tests/gpu/conftest.py puts the others in order.
 _RULES = ("streams", "serving", "layout")
 # Small ones first: with little time many models tell more than one large one.
@@ -125,18 +130,11 @@ def steps(opara: Path | None = None) -> list[Step]:
 
 
 class Diary:
-    """What became of each step in all calls so far, kept in ``session.json``; a rehearsal's is no session's.
+    """What became of each step in all calls so far, kept in ``session.json``."""
 
-    Raises:
-        ValueError: if the file is of the other kind.
-    """
-
-    def __init__(self, target: Path, *, smoke: bool = False) -> None:
-        found = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {"smoke": smoke, "steps": {}}
-        if found["smoke"] != smoke:
-            raise ValueError(f"{target} is of {'a rehearsal' if found['smoke'] else 'a session on a GPU'}; name another folder")
-        self._target, self._smoke = target, smoke
-        self.steps: dict[str, dict[str, Any]] = found["steps"]
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self.steps: dict[str, dict[str, Any]] = json.loads(target.read_text(encoding="utf-8"))["steps"] if target.exists() else {}
 
     def state(self, step: Step) -> str:
         """``left``, ``done`` or ``failed``."""
@@ -149,7 +147,7 @@ class Diary:
     def note(self, step: Step, state: str, took_s: float) -> None:
         """Write down how ``step`` stands."""
         self.steps[step.name] = {"state": state, "took_s": round(took_s, 1)}
-        write_json(self._target, {"smoke": self._smoke, "steps": self.steps})
+        write_json(self._target, {"steps": self.steps})
 
 
 def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step, float]]:
@@ -206,9 +204,22 @@ def unpack(archive: Path, out: Path) -> None:
         file.extractall(out, filter="data")
 
 
+def tell(whole: Path, plan: Sequence[Step]) -> int:
+    """Print how each GPU's steps stand; ``LEFT`` if one is left."""
+    ends = []
+    for folder in sorted(path.parent for path in whole.glob("*/session.json")) or [whole / "nothing yet"]:
+        diary = Diary(folder / "session.json")
+        for step in plan:
+            print(f"{diary.state(step):6}  {step.name:12}  {diary.took_s(step):4.0f} of {step.plan_s:4.0f} s  {folder.name}")
+        ends.append(_status(plan, diary))
+    return max(ends)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of everything that is written; the same one in every call")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="everything is written to a folder of the GPU in it; the same one in every call"
+    )
     parser.add_argument("--seconds", type=float, default=540.0, help="of this call")
     parser.add_argument(
         "--archive", type=Path, default=None, help="one file with everything, new after every step; begun from on another machine"
@@ -224,17 +235,17 @@ def main() -> int:
         parser.error(f"there is no step {', '.join(sorted(unknown))}; expected some of {', '.join(step.name for step in plan)}")
     plan = [step for step in plan if step.name in (arguments.only or [step.name]) and (step.smoke is not None or not arguments.smoke)]
     # Commands are started elsewhere and must find it all the same.
-    out = arguments.out.resolve()
-    if arguments.archive is not None and arguments.archive.exists() and not (out / "session.json").exists():
-        unpack(arguments.archive, out)
-    try:
-        diary = Diary(out / "session.json", smoke=arguments.smoke)
-    except ValueError as error:
-        parser.error(str(error))
+    whole = arguments.out.resolve()
+    if arguments.archive is not None and arguments.archive.exists() and not any(whole.glob("*/session.json")):
+        unpack(arguments.archive, whole)
     if arguments.list:
-        for step in plan:
-            print(f"{diary.state(step):6}  {step.name:12}  {diary.took_s(step):4.0f} of {step.plan_s:4.0f} s")
-        return _status(plan, diary)
+        return tell(whole, plan)
+    try:
+        out = whole / (_REHEARSAL if arguments.smoke else folder_name(cuda_device_key()))
+    except DeviceMissing as error:
+        print(f"nothing is run: {error}", flush=True)
+        return 1
+    diary = Diary(out / "session.json")
     if arguments.retry:
         for step in plan:
             if diary.state(step) == "failed":
@@ -243,7 +254,7 @@ def main() -> int:
     for step, limit_s in turns(plan, diary, call):
         state = run(step, limit_s, out, diary, smoke=arguments.smoke)
         if arguments.archive is not None:
-            pack(out, arguments.archive)
+            pack(whole, arguments.archive)
         if state != "done" and step.required:
             print(f"{step.name} is needed by everything else; nothing more is run", flush=True)
             return 1

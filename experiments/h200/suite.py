@@ -1,4 +1,4 @@
-"""The suite on an H200: every strategy and every baseline on every model, in calls that each end within nine minutes.
+"""The suite on a GPU: every strategy and every baseline on every model, in calls that each end within nine minutes.
 
     python experiments/h200/suite.py                                  # whatever is not measured yet, as far as nine minutes go
     python experiments/h200/suite.py torchvision:googlenet timm:nasnetalarge --deadline 520
@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from autosched.config import parse_seconds  # noqa: E402
+from autosched.core.errors import DeviceMissing  # noqa: E402
 from experiments.calls import LEFT, Call, compile_total_s  # noqa: E402
 from experiments.suite import Run, outcome, record, results_of, stem_of  # noqa: E402
 
-RESULTS = ROOT / "experiments" / "results" / "h200" / "suite"
 CLAIMED = (
     "torchvision:googlenet",
     "torchvision:inception_v3",
@@ -91,7 +91,9 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="*", default=[])
     parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=[])
     parser.add_argument("--out", type=Path, default=None, help="default: $OUT, else experiments/results/<device>/suite")
-    parser.add_argument("--done", type=Path, default=RESULTS, help="results of earlier calls, skipped like those in --out")
+    parser.add_argument(
+        "--done", type=Path, default=None, help="results of earlier calls, skipped like those in --out; default: this GPU's in results/"
+    )
     parser.add_argument("--deadline", type=float, default=520.0, help="seconds for this call")
     parser.add_argument("--expect", type=float, default=150.0, help="seconds of a run, until one has shown how long it takes")
     parser.add_argument("--device", default="cuda")
@@ -111,7 +113,7 @@ def main() -> int:
         arguments.device, arguments.effort, arguments.budget, arguments.compiled, arguments.expect = "cpu", "quick", "6s", False, 60.0
     call = Call(arguments.deadline, expect_s=arguments.expect)
     out = _folder(parser, arguments)
-    folders = (out, arguments.done)
+    folders = (out, *([arguments.done] if arguments.done is not None else _recorded(arguments.device)))
     left = [case for case in wanted if not finished(case, folders, call, failures=not arguments.retry)]
     if arguments.list:
         for case in wanted:
@@ -152,8 +154,18 @@ def _folder(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> P
         return Path(arguments.out or os.environ["OUT"])
     if arguments.smoke:
         parser.error("--smoke needs --out: its figures must not lie among results")
-    # What is done and what is left is asked where no GPU is as well.
-    return RESULTS if arguments.list else results_of(arguments.device) / "suite"
+    if found := _recorded(arguments.device):
+        return found[0]
+    return parser.error("there is no GPU here to be named after; give --out")
+
+
+def _recorded(device: str) -> list[Path]:
+    """The folder of what is recorded of this machine's device; none of another's, and none where there is no GPU: what is left may be asked
+    there too."""
+    try:
+        return [results_of(device) / "suite"]
+    except DeviceMissing:
+        return []
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from autosched.core.records import DeviceKey
 from autosched.datasets.store import Store
 from autosched.datasets.synthetic import synthetic_store
 from autosched.device.registry import device_named
 from experiments.costmodel import shipping
 from experiments.costmodel.shipping import folder_of, resume, ship
+from experiments.devices import folder_name
 from experiments.h200.collect import done_before, open_first
 
 
@@ -69,5 +71,20 @@ def test_done_is_what_the_last_call_did_not_leave(tmp_path: Path) -> None:
     assert done_before(tmp_path, ["a", "b", "c"]) == {"a"}
 
 
-def test_a_device_that_is_no_h200_has_a_folder_of_its_own() -> None:
-    assert folder_of(device_named("cpu")).name not in ("h200", "")
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 PCIe", "cuda_nvidia_h100_pcie"),
+        ("NVIDIA GH200 480GB", "cuda_nvidia_gh200_480gb"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "cuda_nvidia_h100_80gb_hbm3_mig_1g_10gb"),
+        ("Emulated H100, no kernels run", "cuda_emulated_h100_no_kernels_run"),
+    ],
+)
+def test_each_device_has_a_folder_of_its_own(name: str, folder: str) -> None:
+    assert folder_name(DeviceKey("cuda", name, (("sm_count", "132"),))) == folder
+
+
+def test_a_cpu_has_one_too() -> None:
+    assert folder_of(device_named("cpu")).name.startswith("cpu_")

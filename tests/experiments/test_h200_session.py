@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from autosched.core.errors import DeviceMissing
+from autosched.core.records import DeviceKey
 from experiments.calls import LEFT
 from experiments.h200 import session
 from experiments.h200.session import Step
@@ -26,8 +28,10 @@ class Rig:
         self.now = 0.0
         self.answers: dict[str, list[tuple[float, int | None]]] = {}
         self._patch, self.out = monkeypatch, out
+        self.gpu = "NVIDIA H100 80GB HBM3"
         monkeypatch.setattr("time.monotonic", lambda: self.now)
         monkeypatch.setattr(session, "run_logged", self._run)
+        monkeypatch.setattr(session, "cuda_device_key", lambda: DeviceKey("cuda", self.gpu, ()))
 
     def _run(self, command: list[str], limit_s: float, log: Path) -> int | None:
         name = log.stem
@@ -97,7 +101,7 @@ def test_a_step_that_ends_the_whole_session_has_had_its_time(rig: Rig, monkeypat
         patch.setattr(session, "run_logged", killed)
         with pytest.raises(KeyboardInterrupt):
             rig.call(plan)
-    assert json.loads((rig.out / "session.json").read_text())["steps"]["a"] == {"state": "left", "took_s": 100.0}
+    assert json.loads((rig.out / "h100" / "session.json").read_text())["steps"]["a"] == {"state": "left", "took_s": 100.0}
     assert rig.call(plan, "--seconds", "120") == (0, [("b", 100), ("a", 114)])
 
 
@@ -112,25 +116,38 @@ def test_the_list_and_names_of_steps(rig: Rig, capsys: pytest.CaptureFixture[str
     assert "there is no step nothing; expected some of a, b" in capsys.readouterr().err
 
 
-def test_a_rehearsal_and_a_session_never_share_a_folder(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
-    rig.call([step("a")], "--smoke")
-    with pytest.raises(SystemExit):
-        rig.call([step("a")])
-    assert "is of a rehearsal; name another folder" in capsys.readouterr().err
-    assert not rig.made
+def test_each_gpu_and_a_rehearsal_have_folders_of_their_own(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rig.call([step("a")], "--smoke")[1] == [("a", 100)]
+    assert rig.call([step("a")])[1] == [("a", 100)]
+    rig.gpu = "NVIDIA H200"
+    assert rig.call([step("a"), step("b")], "--only", "a")[1] == [("a", 100)]
+    assert sorted(path.name for path in rig.out.iterdir()) == ["h100", "h200", "rehearsal"]
+    capsys.readouterr()
+    assert rig.call([step("a"), step("b")], "--list") == (LEFT, [])
+    assert [(line.split()[1], line.split()[-1]) for line in capsys.readouterr().out.splitlines()[:3:2]] == [("a", "h100"), ("a", "h200")]
+
+
+def test_without_a_gpu_nothing_is_run(rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def missing() -> DeviceKey:
+        raise DeviceMissing("there is no NVIDIA driver here")
+
+    monkeypatch.setattr(session, "cuda_device_key", missing)
+    assert rig.call([step("a")]) == (1, [])
+    assert "nothing is run: there is no NVIDIA driver here" in capsys.readouterr().out
+    assert rig.call([step("a")], "--list") == (LEFT, [])
 
 
 def test_another_machine_goes_on_from_the_archive(rig: Rig, tmp_path: Path) -> None:
     archive = tmp_path / "kept" / "session.tar.gz"
     plan = [step("a"), step("b")]
     rig.answers = {"a": [(90.0, 0)]}
-    (rig.out / "runs" / "pairs").mkdir(parents=True)
-    (rig.out / "runs" / "pairs" / "part").write_text("rows")
+    (rig.out / "h100" / "runs").mkdir(parents=True)
+    (rig.out / "h100" / "runs" / "part").write_text("rows")
     assert rig.call(plan, "--seconds", "100", "--archive", str(archive)) == (LEFT, [("a", 95)])
     rig.out = tmp_path / "elsewhere"
     assert rig.call(plan, "--archive", str(archive)) == (0, [("b", 100)])
-    assert (rig.out / "runs" / "pairs" / "part").read_text() == "rows"
-    assert "a" in {path.stem for path in (rig.out / "logs").iterdir()}
+    assert (rig.out / "h100" / "runs" / "part").read_text() == "rows"
+    assert "a" in {path.stem for path in (rig.out / "h100" / "logs").iterdir()}
     # Where there is something already, that is gone on with.
     rig.answers = {"c": [(1.0, 0)]}
     assert rig.call([*plan, step("c")], "--archive", str(archive)) == (0, [("c", 100)])
@@ -154,11 +171,12 @@ def test_a_command_gets_its_folder_and_seconds_and_its_words_are_logged(
     real: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert real("import sys; print(sys.argv[1:]); print('oh', file=sys.stderr)", "--seconds", "100", "--smoke") == 0
-    log = (tmp_path / "out" / "logs" / "a.log").read_text()
-    assert str([str(tmp_path / "out"), "48", "--smoke"]) in log
+    folder = tmp_path / "out" / "rehearsal"
+    log = (folder / "logs" / "a.log").read_text()
+    assert str([str(folder), "48", "--smoke"]) in log
     assert log.rstrip().endswith("oh")
     assert "at most 60 s" in log
-    assert capsys.readouterr().out.splitlines()[1:3] == [f"    {[str(tmp_path / 'out'), '48', '--smoke']}", "    oh"]
+    assert capsys.readouterr().out.splitlines()[1:3] == [f"    {[str(folder), '48', '--smoke']}", "    oh"]
 
 
 @pytest.mark.slow

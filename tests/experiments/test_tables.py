@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from experiments import tables, tables_claims, tables_fused, tables_h200, tables_suite
+from experiments import tables, tables_claims, tables_fused, tables_gpu, tables_suite
 from experiments.tables_claims import CLAIMED, CONTROLS, Claim, claims
-from experiments.tables_recorded import NOT_YET
+from experiments.tables_recorded import NOT_YET, for_each_gpu
 
 
 def row(
@@ -68,10 +68,10 @@ def test_without_results_every_target_says_so(tmp_path: Path) -> None:
     assert len(found) == 12
     assert all(not item.figure and item.met is None and item.remark for item in found)
     assert "12 targets: 0 with a figure, 0 of them fall short, 12 not measured." in tables_claims.claims_table(tmp_path, tmp_path)
-    assert tables_h200.suite_table(tmp_path) == NOT_YET
-    assert tables_h200.probes_table(tmp_path / "probes.json") == NOT_YET
-    assert tables_h200.costmodel_table(tmp_path / "costmodel.json") == NOT_YET
-    assert tables_h200.opara_table(tmp_path) == NOT_YET
+    assert tables_gpu.suite_table(tmp_path) == NOT_YET
+    assert tables_gpu.probes_table(tmp_path / "probes.json") == NOT_YET
+    assert tables_gpu.costmodel_table(tmp_path / "costmodel.json") == NOT_YET
+    assert tables_gpu.opara_table(tmp_path) == NOT_YET
 
 
 def test_figures_are_those_of_the_files(results: Path) -> None:
@@ -120,7 +120,7 @@ def test_the_suite_table_has_a_line_for_each_run_and_names_failures(results: Pat
     bad = json.loads((folder / "transformers_t5_b1_float32.json").read_text())
     bad["report"] = {"error": {"message": "Traceback\nRuntimeError: CUDA | gone", "exit_code": 1}}
     (folder / "transformers_t5_b1_float32.json").write_text(json.dumps(bad))
-    lines = tables_h200.suite_table(folder).splitlines()
+    lines = tables_gpu.suite_table(folder).splitlines()
     assert len([line for line in lines if line.startswith("| `")]) == len(CLAIMED) + len(CONTROLS)
     assert len({line.replace("\\|", "").count("|") for line in lines if line.startswith("|")}) == 1
     whole = "\n".join(lines)
@@ -137,7 +137,34 @@ def test_an_emulated_device_is_named_beside_its_figures(results: Path) -> None:
     document["environment"] |= {"gpu": "", "machine": "x86_64"}
     document["report"]["device"] = {"kind": "cuda", "name": "Emulated sm_90, no kernels run"}
     path.write_text(json.dumps(document))
-    assert "Emulated sm_90, no kernels run; torch" in tables_h200.suite_table(path.parent)
+    assert "Emulated sm_90, no kernels run; torch" in tables_gpu.suite_table(path.parent)
+
+
+def test_two_gpus_stand_beside_each_other_under_their_own_names(results: Path) -> None:
+    for path in (results / "h200" / "suite").glob("*.json"):
+        document = json.loads(path.read_text())
+        document["environment"]["gpu"] = "NVIDIA H100 80GB HBM3, 580.159.04, 81559 MiB"
+        (results / "h100" / "suite").mkdir(parents=True, exist_ok=True)
+        (results / "h100" / "suite" / path.name).write_text(json.dumps(document))
+    (results / "h100" / "suite" / "transformers_t5_b1_float32.json").unlink()
+    (results / "cpu").mkdir()
+    table = for_each_gpu(results, lambda folder: tables_gpu.suite_table(folder / "suite"))
+    assert [line for line in table.splitlines() if line.startswith("**")] == ["**NVIDIA H100 80GB HBM3**", "**NVIDIA H200**"]
+    first, last = table.split("**NVIDIA H200**")
+    assert ("transformers:t5" in first, "transformers:t5" in last) == (False, True)
+    sequential = [item for item in claims(results, results) if "over the sequential CUDA graph" in item.what]
+    assert [(item.gpu, item.source, item.met) for item in sequential] == [
+        ("NVIDIA H100 80GB HBM3", "results/h100/suite", None),
+        ("NVIDIA H200", "results/h200/suite", True),
+    ]
+    assert "1.75x (reached, and the aim) | NVIDIA H200, `results/h200/suite` |" in sequential[1].line()
+    assert "12 targets: 6 with a figure, 0 of them fall short, 6 not measured." in tables_claims.claims_table(results, results)
+
+
+def test_without_a_gpu_there_is_no_table(tmp_path: Path) -> None:
+    for name in ("cpu", "sim"):
+        (tmp_path / name).mkdir()
+    assert for_each_gpu(tmp_path, lambda folder: "made") == NOT_YET
 
 
 def test_other_results_fill_their_targets(tmp_path: Path) -> None:
@@ -172,8 +199,8 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
     assert (named(found, "replay overhead").figure, named(found, "replay overhead").met) == ("11.0 us", True)
     assert (named(found, "simulator").figure, named(found, "simulator").aim_met) == ("60,000/s", False)
     assert named(found, "search gap").figure == ""  # a smoke run is no result
-    assert "a \\| b" in tables_h200.probes_table(folder / "probes.json")
-    assert "| xgboost | 3.00 | 14.00 | 0.90 | 2.00 | 96.00 |" in tables_h200.costmodel_table(folder / "costmodel.json")
+    assert "a \\| b" in tables_gpu.probes_table(folder / "probes.json")
+    assert "| xgboost | 3.00 | 14.00 | 0.90 | 2.00 | 96.00 |" in tables_gpu.costmodel_table(folder / "costmodel.json")
 
 
 def test_what_a_cpu_measured_stands_beside_a_target_and_never_settles_it(tmp_path: Path) -> None:
@@ -215,7 +242,7 @@ def test_opara_published_stands_beside_ours_or_says_why_not(tmp_path: Path) -> N
     environment = {"taken": "2026-01-01T00:00:00", "torch": "2.11.0", "python": "3.12.1", "cores": 16, "gpu": "NVIDIA H200"}
     document = {"environment": environment, "model": "toy", "rows": {"tuned": row}, "published_failed": "TypeError: a | b"}
     (tmp_path / "toy.json").write_text(json.dumps(document))
-    table = tables_h200.opara_table(tmp_path)
+    table = tables_gpu.opara_table(tmp_path)
     assert "| `toy` | tuned | 1.234 | 1.50x | 1.40 to 1.60 | 2e-06 |" in table
     assert "did not run: TypeError: a \\| b" in table
     assert "NVIDIA H200" in table
@@ -223,13 +250,13 @@ def test_opara_published_stands_beside_ours_or_says_why_not(tmp_path: Path) -> N
 
 def test_the_tables_show_the_lowering_kept_and_old_files_still_render(results: Path, tmp_path: Path) -> None:
     folder = results / "h200" / "suite"
-    old = next(line for line in tables_h200.suite_table(folder).splitlines() if "googlenet" in line)
+    old = next(line for line in tables_gpu.suite_table(folder).splitlines() if "googlenet" in line)
     assert old.split("|")[4].strip() == ""
     path = folder / "torchvision_googlenet_b1_float32.json"
     document = json.loads(path.read_text())
     document["report"]["lowering"] = "inductor"
     path.write_text(json.dumps(document))
-    new = next(line for line in tables_h200.suite_table(folder).splitlines() if "googlenet" in line)
+    new = next(line for line in tables_gpu.suite_table(folder).splitlines() if "googlenet" in line)
     assert new.split("|")[4].strip() == "inductor"
     assert new.count("|") == old.count("|")
     # The CPU's table says how the rival stands to what was kept: below 1, it is faster.

@@ -15,8 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under PYTHONSAF
 
 from build import LIBRARIES, BuildError, build, default_output
 
+DEVICES = ("h200", "h100", "a100", "l4", "rtx4090")
 
-def environment(folder: str, memory_gib: float, values: str) -> dict[str, str]:
+
+def environment(folder: str, memory_gib: float, values: str, device: str = DEVICES[0], count: int = 1) -> dict[str, str]:
     """What the command runs with; ``values``: ``all`` or ``zeros``."""
     changed = dict(os.environ)
     changed["LD_PRELOAD"] = ":".join(f"{folder}/{name}" for name in LIBRARIES)
@@ -24,6 +26,7 @@ def environment(folder: str, memory_gib: float, values: str) -> dict[str, str]:
     changed["TRITON_LIBCUDA_PATH"] = folder
     changed.setdefault("OMP_NUM_THREADS", "1")  # the values are computed by small CPU operators
     changed["EMULATED_CUDA_VALUES"] = values
+    changed["EMULATED_CUDA_DEVICE"], changed["EMULATED_CUDA_DEVICES"] = device, str(count)
     site = str(Path(__file__).resolve().parent / "site")
     changed["PYTHONPATH"] = os.pathsep.join([site, *filter(None, [os.environ.get("PYTHONPATH")])])
     return changed
@@ -36,6 +39,8 @@ def main() -> int:
     parser.add_argument(
         "--values", choices=("all", "zeros"), default="all", help="zeros: nothing is computed, all memory of the device stays zero"
     )
+    parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="which GPU's properties it has")
+    parser.add_argument("--devices", type=int, default=1, help="how many of them")
     parser.add_argument("--no-values", dest="values", action="store_const", const="zeros", help="the same as --values zeros")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --")
     arguments = parser.parse_args()
@@ -47,7 +52,7 @@ def main() -> int:
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1
-    os.execvpe(command[0], command, environment(str(folder), arguments.memory_gib, arguments.values))
+    os.execvpe(command[0], command, environment(str(folder), arguments.memory_gib, arguments.values, arguments.device, arguments.devices))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ namespace __attribute__((visibility("default"))) emu {
 
 using Effect = std::function<int()>;  // what really happens on the host's memory; returns an error number
 
+constexpr int ANY_DEVICE = -1;  // the legacy streams, which are one for all devices here
+
 struct Graph;
 struct Stream;
 struct Event;
@@ -87,6 +89,7 @@ using Clock = std::map<Stream*, uint64_t>;  // which part of each stream's work 
 
 struct Stream {
     uint64_t id = 0;
+    int device = ANY_DEVICE;
     bool non_blocking = false;
     bool legacy = false;
     int priority = 0;
@@ -108,6 +111,7 @@ struct Recorded {
 
 struct Event {
     bool timing = true;
+    int device = ANY_DEVICE;
     std::shared_ptr<Recorded> mark = std::make_shared<Recorded>();
 };
 
@@ -142,7 +146,10 @@ struct World {
 
 World& world();
 extern thread_local CUcontext current_context;
-CUcontext primary_context();
+CUcontext primary_context(int device);
+int device_count();           // EMULATED_CUDA_DEVICES, less what CUDA_VISIBLE_DEVICES hides
+int current_device();
+int wrong_device(int device);  // the error of using what belongs to another device than the current one
 void activate();              // as any runtime call that needs a device does
 int health();                 // sticky errors, a forked child
 void trace(const char* name, int result);
@@ -157,6 +164,7 @@ int register_pinned(void* address, size_t bytes);
 int unregister_pinned(void* address);
 void memory_info(size_t* free_bytes, size_t* total_bytes);
 Memory kind_of(const void* address, size_t bytes, void** base = nullptr, size_t* size = nullptr);
+int device_of(const void* address);  // of memory of a device; else the current one
 int copy_now(void* to, const void* from, size_t bytes);
 int fill_now(void* to, unsigned value, size_t width, size_t count);
 double copy_ns(const void* to, const void* from, size_t bytes);

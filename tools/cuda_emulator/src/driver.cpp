@@ -57,21 +57,20 @@ CALL cuDriverGetVersion(int* out) {
     DONE(0);
 }
 CALL cuDeviceGetCount(int* out) {
-    *out = 1;
-    const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (visible && strcmp(visible, "0") != 0) *out = 0;
+    *out = device_count();
     DONE(initialised ? 0 : CUDA_ERROR_NOT_INITIALIZED);
 }
 CALL cuDeviceGet(CUdevice* out, int ordinal) {
-    *out = 0;
-    DONE(!initialised ? CUDA_ERROR_NOT_INITIALIZED : ordinal == 0 ? 0 : CUDA_ERROR_INVALID_DEVICE);
+    *out = ordinal;
+    DONE(!initialised ? CUDA_ERROR_NOT_INITIALIZED : ordinal >= 0 && ordinal < device_count() ? 0 : CUDA_ERROR_INVALID_DEVICE);
 }
 CALL cuDeviceGetName(char* out, int size, CUdevice) {
     snprintf(out, size_t(size), "%s", device_name());
     DONE(0);
 }
-CALL cuDeviceGetUuid(CUuuid* out, CUdevice) {
+CALL cuDeviceGetUuid(CUuuid* out, CUdevice device) {
     memcpy(out->bytes, "emulated-device", 16);
+    out->bytes[15] = char(device);
     DONE(0);
 }
 CALL cuDeviceTotalMem(size_t* out, CUdevice) {
@@ -82,14 +81,14 @@ CALL cuDeviceGetAttribute(int* out, CUdevice_attribute number, CUdevice) {
     *out = device_attribute(number);
     DONE(0);
 }
-CALL cuDeviceGetPCIBusId(char* out, int size, CUdevice) {
-    snprintf(out, size_t(size), "0000:00:00.0");
+CALL cuDeviceGetPCIBusId(char* out, int size, CUdevice device) {
+    snprintf(out, size_t(size), "0000:%02x:00.0", device);
     DONE(0);
 }
-CALL cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice) {
+CALL cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) {
     if (int code = health()) DONE(code);
     world().context_active = true;
-    *out = primary_context();
+    *out = primary_context(device);
     DONE(0);
 }
 CALL cuDevicePrimaryCtxRelease(CUdevice) { DONE(0); }
@@ -117,7 +116,7 @@ CALL cuCtxPopCurrent(CUcontext* out) {
 }
 CALL cuCtxGetDevice(CUdevice* out) {
     NEED_CONTEXT;
-    *out = 0;
+    *out = current_device();
     DONE(0);
 }
 CALL cuCtxSynchronize() {
@@ -334,7 +333,7 @@ CALL cuPointerGetAttribute(void* out, CUpointer_attribute attribute, CUdeviceptr
     Memory kind = kind_of(reinterpret_cast<void*>(address), 1, &base, &size);
     if (kind != Memory::DEVICE && kind != Memory::PINNED) DONE(CUDA_ERROR_INVALID_VALUE);
     switch (attribute) {
-        case CU_POINTER_ATTRIBUTE_CONTEXT: *static_cast<CUcontext*>(out) = primary_context(); break;
+        case CU_POINTER_ATTRIBUTE_CONTEXT: *static_cast<CUcontext*>(out) = primary_context(device_of(reinterpret_cast<void*>(address))); break;
         case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
             *static_cast<unsigned*>(out) = kind == Memory::DEVICE ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
             break;
@@ -351,6 +350,10 @@ CALL cuPointerGetAttribute(void* out, CUpointer_attribute attribute, CUdeviceptr
 
 // Streams and events.
 
+static int device_of_stream(CUstream stream) {
+    const Stream* found = S(stream);
+    return found && found->device != ANY_DEVICE ? found->device : current_device();
+}
 CALL cuStreamCreateWithPriority(CUstream* out, unsigned flags, int priority) {
     DONE(stream_create(reinterpret_cast<Stream**>(out), flags, priority));
 }
@@ -369,12 +372,12 @@ CALL cuStreamGetFlags(CUstream stream, unsigned* out) {
     *out = S(stream)->non_blocking ? CU_STREAM_NON_BLOCKING : 0;
     DONE(0);
 }
-CALL cuStreamGetCtx(CUstream, CUcontext* out) {
-    *out = primary_context();
+CALL cuStreamGetCtx(CUstream stream, CUcontext* out) {
+    *out = primary_context(device_of_stream(stream));
     DONE(0);
 }
-CALL cuStreamGetDevice(CUstream, CUdevice* out) {
-    *out = 0;
+CALL cuStreamGetDevice(CUstream stream, CUdevice* out) {
+    *out = device_of_stream(stream);
     DONE(0);
 }
 CALL cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {

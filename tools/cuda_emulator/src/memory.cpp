@@ -18,6 +18,7 @@ struct Arena {
     size_t used = 0;
     size_t total = size_t(32) << 30;
     std::map<uintptr_t, size_t> live;
+    std::map<uintptr_t, int> device;
     std::map<uintptr_t, size_t> pinned;
     std::map<uintptr_t, bool> pinned_owned;
 
@@ -56,6 +57,7 @@ int allocate(void** out, size_t bytes) {
     madvise(a.next, whole, MADV_NOHUGEPAGE);
     *out = a.next;
     a.live[reinterpret_cast<uintptr_t>(a.next)] = whole;
+    a.device[reinterpret_cast<uintptr_t>(a.next)] = current_device();
     a.next += whole;
     a.used += whole;
     return 0;
@@ -72,10 +74,16 @@ int release(void* address) {
     madvise(address, found->second, MADV_DONTNEED);
     mprotect(address, found->second, PROT_NONE);
     a.used -= found->second;
+    a.device.erase(found->first);
     a.live.erase(found);
     World& w = world();  // freeing waits for the device
     for (Stream* stream : w.streams) w.host_ns = std::max(w.host_ns, stream->clock_ns);
     return 0;
+}
+
+int device_of(const void* address) {
+    auto* found = covering(arena().live, reinterpret_cast<uintptr_t>(address));
+    return found ? arena().device[found->first] : current_device();
 }
 
 int allocate_pinned(void** out, size_t bytes) {

@@ -186,12 +186,13 @@ CALL cudaGetDeviceCount(int* out) {
     DONE(*out ? 0 : cudaErrorNoDevice);
 }
 CALL cudaGetDevice(int* out) {
-    *out = 0;
+    *out = current_device();
     DONE(0);
 }
 CALL cudaSetDevice(int device) {
-    if (device != 0) DONE(cudaErrorInvalidDevice);
+    if (device < 0 || device >= device_count()) DONE(cudaErrorInvalidDevice);
     ACTIVE;
+    current_context = primary_context(device);
     DONE(0);
 }
 CALL cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, int) {
@@ -207,7 +208,7 @@ CALL cudaDeviceGetDefaultMemPool(cudaMemPool_t* out, int) {
     *out = nullptr;
     DONE(cudaErrorNotSupported);
 }
-CALL cudaDeviceGetPCIBusId(char* out, int size, int) { DRIVER(cuDeviceGetPCIBusId(out, size, 0)); }
+CALL cudaDeviceGetPCIBusId(char* out, int size, int device) { DRIVER(cuDeviceGetPCIBusId(out, size, device)); }
 CALL cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { DRIVER(cuCtxGetStreamPriorityRange(least, greatest)); }
 CALL cudaDeviceSynchronize() {
     ACTIVE;
@@ -218,10 +219,11 @@ CALL cudaRuntimeGetVersion(int* out) {
     *out = 13000;
     DONE(0);
 }
-CALL cudaGetDeviceProperties(cudaDeviceProp* out, int) {
+CALL cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
     memset(out, 0, sizeof *out);
     snprintf(out->name, sizeof out->name, "%s", device_name());
     memcpy(out->uuid.bytes, "emulated-device", 16);
+    out->uuid.bytes[15] = char(device);
     memory_info(nullptr, &out->totalGlobalMem);
     auto value = [](cudaDeviceAttr attribute) { return device_attribute(attribute); };
     out->sharedMemPerBlock = size_t(value(cudaDevAttrMaxSharedMemoryPerBlock));
@@ -250,7 +252,8 @@ CALL cudaGetDeviceProperties(cudaDeviceProp* out, int) {
     out->l2CacheSize = value(cudaDevAttrL2CacheSize);
     out->maxThreadsPerMultiProcessor = value(cudaDevAttrMaxThreadsPerMultiProcessor);
     out->maxBlocksPerMultiProcessor = value(cudaDevAttrMaxBlocksPerMultiprocessor);
-    out->streamPrioritiesSupported = out->cooperativeLaunch = out->clusterLaunch = out->managedMemory = 1;
+    out->streamPrioritiesSupported = out->cooperativeLaunch = out->managedMemory = 1;
+    out->clusterLaunch = value(cudaDevAttrClusterLaunch);
     DONE(0);
 }
 CALL cudaGetLastError() {
@@ -372,7 +375,7 @@ CALL cudaPointerGetAttributes(cudaPointerAttributes* out, const void* address) {
     Memory kind = kind_of(address, 1);
     memset(out, 0, sizeof *out);
     out->type = kind == Memory::DEVICE ? cudaMemoryTypeDevice : kind == Memory::PINNED ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
-    out->device = kind == Memory::DEVICE || kind == Memory::PINNED ? 0 : -2;
+    out->device = kind == Memory::DEVICE || kind == Memory::PINNED ? device_of(address) : -2;
     if (kind == Memory::DEVICE || kind == Memory::PINNED) out->devicePointer = const_cast<void*>(address);
     if (kind == Memory::PINNED || kind == Memory::PAGEABLE) out->hostPointer = const_cast<void*>(address);
     DONE(0);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 namespace emu {
 namespace {
@@ -46,11 +47,29 @@ World& world() {
     return *one;
 }
 
-CUcontext primary_context() { return reinterpret_cast<CUcontext>(&world()); }
+CUcontext primary_context(int device) { return reinterpret_cast<CUcontext>(reinterpret_cast<char*>(&world()) + device); }
+
+int device_count() {
+    static const int made = getenv("EMULATED_CUDA_DEVICES") ? atoi(getenv("EMULATED_CUDA_DEVICES")) : 1;
+    const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (!visible) return made;
+    int count = 0;  // devices are alike, so which of them are visible makes no difference
+    for (const char* at = visible; *at; at = strchr(at, ',') ? strchr(at, ',') + 1 : at + strlen(at)) {
+        if (*at < '0' || *at > '9' || atoi(at) >= made) break;
+        ++count;
+    }
+    return count;
+}
+
+int current_device() {
+    return current_context ? int(reinterpret_cast<char*>(current_context) - reinterpret_cast<char*>(&world())) : 0;
+}
+
+int wrong_device(int device) { return device == ANY_DEVICE || device == current_device() ? 0 : CUDA_ERROR_INVALID_HANDLE; }
 
 void activate() {
     world().context_active = true;
-    if (!current_context) current_context = primary_context();
+    if (!current_context) current_context = primary_context(0);
 }
 
 int health() {
@@ -79,6 +98,7 @@ int stream_create(Stream** out, unsigned flags, int priority) {
     std::lock_guard<std::recursive_mutex> held(w.lock);
     auto* stream = new Stream;
     stream->id = w.next_id++;
+    stream->device = current_device();
     stream->non_blocking = flags & CU_STREAM_NON_BLOCKING;
     stream->priority = std::max(-5, std::min(0, priority));
     w.streams.insert(stream);
@@ -167,6 +187,7 @@ int event_create(Event** out, unsigned flags) {
     std::lock_guard<std::recursive_mutex> held(w.lock);
     auto* event = new Event;
     event->timing = !(flags & CU_EVENT_DISABLE_TIMING);
+    event->device = current_device();
     w.events.insert(event);
     *out = event;
     return 0;
@@ -184,6 +205,7 @@ int event_record(Event* event, Stream* stream, unsigned flags) {
     if (int code = health()) return code;
     World& w = world();
     if (!stream || !event) return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->device != ANY_DEVICE && stream->device != event->device) return CUDA_ERROR_INVALID_HANDLE;
     if (flags & CU_EVENT_RECORD_EXTERNAL) {
         if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
         Operation operation;
@@ -236,6 +258,7 @@ int event_elapsed(float* out_ms, Event* start, Event* end) {
     std::lock_guard<std::recursive_mutex> held(w.lock);
     for (Event* event : {start, end}) {
         if (!w.events.count(event) || !event->timing) return CUDA_ERROR_INVALID_HANDLE;
+        if (event->device != start->device) return CUDA_ERROR_INVALID_HANDLE;
         if (event->mark->capture) return CUDA_ERROR_CAPTURED_EVENT;
         if (!event->mark->ever) return CUDA_ERROR_INVALID_HANDLE;
         if (event->mark->time_ns > w.host_ns) return CUDA_ERROR_NOT_READY;
@@ -251,6 +274,9 @@ int enqueue(Stream* stream, Operation operation) {
     {
         std::lock_guard<std::recursive_mutex> held(w.lock);
         activate();
+        if (operation.kind == CU_GRAPH_NODE_TYPE_KERNEL) {
+            if (int code = wrong_device(stream->device)) return code;
+        }
         if (int code = legacy_use(stream)) return code;
         if (stream->capture) {
             if (!operation.host_waits || operation.kind != CU_GRAPH_NODE_TYPE_MEMCPY) return capture_operation(stream, operation);

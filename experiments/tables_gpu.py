@@ -1,4 +1,4 @@
-"""Tables of what was recorded on an H200: the suite, the probes, the cost model. Rendered from ``results/h200``; nothing is typed."""
+"""Tables of what was recorded on a GPU: the suite, the probes, the cost model. Rendered from its results; nothing is typed."""
 
 from __future__ import annotations
 
