@@ -37,6 +37,7 @@ from autosched.core.variants import WHOLE, lowering_named
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime import cache
 from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
+from autosched.runtime.current_device import made_current
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
 from autosched.runtime.inductor_modes import mode_of
@@ -146,7 +147,7 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         raise UnsupportedGraph(f"the model is on {home}; expected cpu or cuda. Move the model.")
     if torch.is_autocast_enabled(home.type):
         raise UnsupportedGraph("autocast is on, which no schedule is made for; expected it off. Convert the model instead (model.half()).")
-    with trusting(options.custom_operators), alone(), torch.inference_mode(False), torch.no_grad():
+    with trusting(options.custom_operators), alone(), made_current(home), torch.inference_mode(False), torch.no_grad():
         args, kwargs = _usable(args), _usable(dict(kwargs))
         captured = capture(model, args, kwargs)
         _require_pure(captured)

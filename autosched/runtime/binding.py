@@ -15,6 +15,7 @@ from autosched.core.program import InputSpec, Program
 from autosched.runtime.agreement import models_answer, require_agreement
 from autosched.runtime.audit import audit_run, changes_callers_memory
 from autosched.runtime.bundle_format import Bundle, printable
+from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import full_float32, rounds_float32
 from autosched.runtime.host_key import cpu_device_key, software_key, usable_cores
 from autosched.runtime.kernels import BoundProgram, bind, gather_constants, random_inputs
@@ -73,7 +74,7 @@ class Binder:
         )
 
     def _bind(self, bundle: Bundle, plan: Plan, *, verify: bool) -> Bound:
-        with trusting(self._trusted):
+        with trusting(self._trusted), made_current(self._device):
             return self._bind_trusting(bundle, plan, verify=verify)
 
     def _bind_trusting(self, bundle: Bundle, plan: Plan, *, verify: bool) -> Bound:

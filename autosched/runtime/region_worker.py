@@ -90,6 +90,8 @@ class _Compiler:
         from autosched.runtime.inductor_settings import apply_numerics, settings_digest
 
         device = torch.device(opening.device)
+        if device.index:
+            torch.cuda.set_device(device)
         # Not 1 on a GPU: Triton then compiles in this process, and with PyTorch 2.11 its second kernel here was a compilation error.
         inductor_config.compile_threads = 2 if device.type == "cuda" else 1
         torch.set_num_threads(1)

@@ -204,7 +204,9 @@ class RegionLibrary:
         return self._pieces[operator]
 
     def _key(self, digest: str, width: int, variant: int) -> str:
-        return f"{digest}-{int(variant)}-{width}-{self._device.type}-{self._scope}-{self._settings_digest()}"
+        # Inductor writes the index into its code.
+        home = f"{self._device.type}{self._device.index or ''}"
+        return f"{digest}-{int(variant)}-{width}-{home}-{self._scope}-{self._settings_digest()}"
 
     def _kernel(self, index: int, width: int, variant: int) -> Kernel | Refused:
         if variant == Variant.HALF_SMS:

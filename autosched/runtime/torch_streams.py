@@ -40,7 +40,6 @@ class TorchStreams:
         chosen = torch.device(device)
         index = chosen.index if chosen.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
-        torch.cuda.set_device(index)
         self._abandoned: list[Graph] = []
         self._current_handle: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 

@@ -130,6 +130,13 @@ def test_equal_regions_have_one_digest_and_others_another(captured: Captured) ->
     assert variant_signature("a", Variant.CALLS) == "a" != variant_signature("a", Variant.COMPILED)
 
 
+def test_code_for_one_gpu_is_not_taken_for_another(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor writes the GPU's index into it, and two GPUs of one model share the cache."""
+    monkeypatch.setattr(RegionLibrary, "_settings_digest", lambda self: "settings")
+    keys = [RegionLibrary(captured.program, torch.device(name), "scope")._key("digest", 1, 1) for name in ("cuda", "cuda:0", "cuda:1")]
+    assert keys[0] == keys[1] != keys[2]
+
+
 def test_what_cannot_be_compiled_runs_call_by_call_with_a_reason(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("the compiler fell over")

@@ -73,6 +73,8 @@ class BaselineService:
                 raise UsageError(f"a baseline's process cannot answer {type(request).__name__} now")
 
     def _open(self, request: OpenRequest) -> None:
+        if self._device.startswith("cuda"):
+            torch.cuda.set_device(self._device)
         program = decode_program(Path(request.program_file).read_bytes())
         constants = {int(name): tensor.to(self._device) for name, tensor in read_tensors(Path(request.constants_file)).items()}
         self._channel.beat(-1)

@@ -54,6 +54,8 @@ class _Builder:
         beat = self._channel.beat
         backend = TorchStreams(f"cuda:{self._index}")
         device = backend.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         program = decode_program(Path(request.program_file).read_bytes())
         beat(-1)
         constants = {int(name): tensor.to(device) for name, tensor in read_tensors(Path(request.constants_file)).items()}
