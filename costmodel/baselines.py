@@ -8,7 +8,7 @@ import numpy as np
 
 from autosched.core.errors import UsageError
 from autosched.costmodel.design import log_targets
-from autosched.costmodel.model import PairLabels, PairQuery, Prediction, check_labels, point_prediction
+from autosched.costmodel.model import PairLabels, PairQuery, Prediction, check_labels, not_fitted, point_prediction
 
 
 class NoInterference:
@@ -25,7 +25,7 @@ class NoInterference:
 
     def save(self, directory: Path) -> None:
         """Baselines are not saved."""
-        raise UsageError("a baseline cannot be saved; it is only compared with")
+        raise UsageError(f"the model {self.name!r} cannot be saved; it is only compared with")
 
     @classmethod
     def load(cls, directory: Path) -> NoInterference:
@@ -54,13 +54,13 @@ class Constant:
     def predict(self, query: PairQuery) -> Prediction:
         """The same two numbers for every pair."""
         if self._slowdowns is None:
-            raise UsageError("the constant was asked before it was fitted; call fit first")
+            raise not_fitted(self.name, "answer")
         first, last = self._slowdowns
         return point_prediction(query, np.full(len(query), first), np.full(len(query), last))
 
     def save(self, directory: Path) -> None:
         """Baselines are not saved."""
-        raise UsageError("a baseline cannot be saved; it is only compared with")
+        raise UsageError(f"the model {self.name!r} cannot be saved; it is only compared with")
 
     @classmethod
     def load(cls, directory: Path) -> Constant:

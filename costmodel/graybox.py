@@ -24,7 +24,7 @@ from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageEr
 from autosched.costmodel.analytic import structural
 from autosched.costmodel.design import log_targets, take, take_labels
 from autosched.costmodel.features import FEATURE_SET, KernelColumns, kernel_columns, readable
-from autosched.costmodel.model import Floats, PairLabels, PairQuery, Prediction, check_labels, point_prediction
+from autosched.costmodel.model import Floats, PairLabels, PairQuery, Prediction, check_labels, not_fitted, point_prediction
 from autosched.costmodel.threads import threads_for
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class GrayboxModel:
         from safetensors.numpy import save_file
 
         if self._shared is None:
-            raise UsageError("the graybox model cannot be saved before it was fitted")
+            raise not_fitted(self.name, "be saved")
         names = sorted(self._deviations)
         table = np.stack([self._deviations[name] for name in names]) if names else np.zeros((0, PER_KERNEL))
         save_file({"shared": self._shared, "deviations": table}, directory / "graybox.safetensors")
@@ -136,7 +136,7 @@ class GrayboxModel:
 
     def _require(self, query: PairQuery) -> None:
         if self._shared is None:
-            raise UsageError("the graybox model was asked before it was fitted; call fit, or use the analytic model")
+            raise not_fitted(self.name, "answer")
         unknown = sorted({device.kind for device in query.devices} - set(self._classes))
         if unknown:
             raise UsageError(

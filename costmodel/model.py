@@ -49,7 +49,7 @@ class PairQuery:
         for name in ("first", "last"):
             indices: Indices = getattr(self, name)
             if len(indices) and not (indices.min() >= 0 and indices.max() < len(self.kernels)):
-                raise UsageError(f"{name} indexes outside the {len(self.kernels)} kernels")
+                raise UsageError(f"{name} names kernels outside 0 to {len(self.kernels) - 1}; expected places in kernels")
         if len(self.first) and (self.kernel_device[self.first] != self.kernel_device[self.last]).any():
             raise UsageError("a pair names kernels of two devices; expected both timed on one device")
 
@@ -139,6 +139,11 @@ COST_MODELS.add("torch", "autosched.costmodel.torch_model:TorchModel")
 COST_MODELS.add("stacked", "autosched.costmodel.stacked:StackedModel")
 
 
+def not_fitted(model: str, cannot: str) -> UsageError:
+    """The error of a model that has learned nothing yet and is asked to ``cannot``."""
+    return UsageError(f"the {model} model cannot {cannot} before it was fitted; call fit, or use the analytic model")
+
+
 def check_labels(query: PairQuery, labels: PairLabels) -> None:
     """Refuse what no model can learn from.
 
@@ -150,12 +155,12 @@ def check_labels(query: PairQuery, labels: PairLabels) -> None:
     for name in ("slowdown_first", "slowdown_last", "makespan_ratio", "weight", "work_first_us", "work_last_us"):
         values: Floats = getattr(labels, name)
         if len(values) != len(query):
-            raise UsageError(f"{name} has {len(values)} rows for {len(query)} pairs")
+            raise UsageError(f"{name} has {len(values)} rows for {len(query)} pairs; expected as many")
         if not np.isfinite(values).all() or (values <= 0).any():
             bad = int((~np.isfinite(values) | (values <= 0)).sum())
             raise UsageError(f"{name} holds {bad} values that are not finite and positive; run the audit and drop those rows")
     if len(labels.family) != len(query):
-        raise UsageError(f"family has {len(labels.family)} rows for {len(query)} pairs")
+        raise UsageError(f"family has {len(labels.family)} rows for {len(query)} pairs; expected as many")
 
 
 def makespan_ratio(solo_first_us: Floats, solo_last_us: Floats, slowdown_first: Floats, slowdown_last: Floats) -> Floats:

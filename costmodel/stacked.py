@@ -12,10 +12,20 @@ import msgspec
 import numpy as np
 
 from autosched.core.decoding import decode_json
-from autosched.core.errors import ArtifactCorrupt, UsageError
+from autosched.core.errors import ArtifactCorrupt
 from autosched.costmodel.design import design, log_targets, take, take_labels
 from autosched.costmodel.graybox import GrayboxModel
-from autosched.costmodel.model import COST_MODELS, Floats, PairLabels, PairModel, PairQuery, Prediction, check_labels, point_prediction
+from autosched.costmodel.model import (
+    COST_MODELS,
+    Floats,
+    PairLabels,
+    PairModel,
+    PairQuery,
+    Prediction,
+    check_labels,
+    not_fitted,
+    point_prediction,
+)
 from autosched.costmodel.xgboost_model import XgboostModel
 from autosched.datasets.splits import by_kernel
 
@@ -58,7 +68,7 @@ class StackedModel:
     def predict(self, query: PairQuery) -> Prediction:
         """Predict every pair."""
         if self._base is None:
-            raise UsageError("the stacked model was asked before it was fitted; call fit, or use the analytic model")
+            raise not_fitted(self.name, "answer")
         logs = _log_of(self._base, query)
         if self._residual is not None and self.share > 0:
             logs = logs + self.share * self._residual.predict_rows(design(query).rows)
@@ -67,7 +77,7 @@ class StackedModel:
     def save(self, directory: Path) -> None:
         """Write ``stacked.json``, the base under ``base/`` and the trees, if they count, under ``residual/``."""
         if self._base is None:
-            raise UsageError("the stacked model cannot be saved before it was fitted")
+            raise not_fitted(self.name, "be saved")
         (directory / "base").mkdir()
         self._base.save(directory / "base")
         if self._residual is not None:

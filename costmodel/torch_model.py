@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
 from autosched.costmodel.design import design, log_targets
 from autosched.costmodel.features import PAIR_FEATURES
-from autosched.costmodel.model import Floats, PairLabels, PairQuery, Prediction, check_labels, point_prediction
+from autosched.costmodel.model import Floats, PairLabels, PairQuery, Prediction, check_labels, not_fitted, point_prediction
 from autosched.costmodel.threads import threads_for
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TorchModel:
             UsageError: before ``fit``.
         """
         if self._weights is None:
-            raise UsageError("the torch model was asked before it was fitted; call fit, or use the analytic model")
+            raise not_fitted(self.name, "answer")
         w = self._weights
         # Beyond five spreads of the training data the network would extrapolate; it is held there instead.
         hidden = np.clip((rows - w["mean"]) * w["scale"], -5.0, 5.0)
@@ -78,7 +78,7 @@ class TorchModel:
         from safetensors.numpy import save_file
 
         if self._weights is None:
-            raise UsageError("the torch model cannot be saved before it was fitted")
+            raise not_fitted(self.name, "be saved")
         save_file(self._weights, directory / "network.safetensors", metadata={"features": ",".join(PAIR_FEATURES)})
 
     @classmethod

@@ -56,11 +56,11 @@ class _Unchanged:
         return self.model.predict(query)
 
     def save(self, directory: object) -> None:
-        raise UsageError("save the model itself")
+        raise UsageError("a start model as it is cannot be saved; save the model it holds")
 
     @classmethod
     def load(cls, directory: object) -> _Unchanged:
-        raise UsageError("load the model itself")
+        raise UsageError("a start model as it is cannot be loaded; load the model it holds")
 
 
 def train(

@@ -112,12 +112,12 @@ class TrainedModel:
 
     def save(self, directory: Path) -> None:
         """See ``persist.save_model``, which adds the manifest."""
-        raise UsageError("use persist.save_model, which writes the manifest that loading checks")
+        raise UsageError("a trained model cannot be saved without its manifest; use persist.save_model")
 
     @classmethod
     def load(cls, directory: Path) -> TrainedModel:
         """See ``persist.load_model``."""
-        raise UsageError("use persist.load_model, which checks the manifest")
+        raise UsageError("a trained model cannot be loaded without its manifest; use persist.load_model")
 
     def _answer(self, query: PairQuery) -> Prediction:
         prediction = self.inner.predict(query)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
 from autosched.costmodel.design import Design, design, log_targets
 from autosched.costmodel.features import PAIR_FEATURES
-from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairLabels, PairQuery, Prediction, check_labels, point_prediction
+from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairLabels, PairQuery, Prediction, check_labels, not_fitted, point_prediction
 from autosched.costmodel.threads import SMALL
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class XgboostModel:
             UsageError: before ``fit``.
         """
         if self._booster is None:
-            raise UsageError("the xgboost model was asked before it was fitted; call fit, or use the analytic model")
+            raise not_fitted(self.name, "answer")
         if not len(rows):
             return np.zeros(0)
         answer = self._booster.inplace_predict(rows, validate_features=False, base_margin=start)
@@ -122,7 +122,7 @@ class XgboostModel:
     def save(self, directory: Path) -> None:
         """Write ``trees.ubj``, XGBoost's own format that stays readable across its releases."""
         if self._booster is None:
-            raise UsageError("the xgboost model cannot be saved before it was fitted")
+            raise not_fitted(self.name, "be saved")
         if self._least_rate is not None:
             self._booster.set_attr(**{_LEAST_RATE: repr(self._least_rate)})
         self._booster.save_model(directory / "trees.ubj")

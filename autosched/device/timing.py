@@ -107,7 +107,7 @@ def is_unstable(times_us: Sequence[float], *, limit_pct: float = 10.0) -> bool:
 def _checked(times_us: Sequence[float]) -> NDArray[np.float64]:
     times = np.asarray(times_us, dtype=np.float64)
     if times.ndim != 1 or times.size == 0 or not np.isfinite(times).all() or (times <= 0).any():
-        raise UsageError(f"expected a non-empty list of finite, positive times in microseconds, got {list(times_us)[:8]}")
+        raise UsageError(f"times in microseconds are {list(times_us)[:8]}; expected a list of finite, positive numbers, at least one")
     return times
 
 
