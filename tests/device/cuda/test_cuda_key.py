@@ -1,0 +1,159 @@
+"""Where there is no GPU everything imports and the device says what is missing; what a GPU is, read from stand-ins for its driver."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autosched.core.errors import DeviceError, DeviceMissing
+from autosched.core.records import Contamination
+from autosched.device.cuda.device import CudaDevice
+from autosched.device.cuda.meter import GpuMeter
+from autosched.device.registry import DEVICES
+from autosched.runtime import cuda_key as facts
+from autosched.runtime.torch_streams import TorchStreams
+
+no_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
+
+
+def test_everything_imports_and_nothing_touches_cuda() -> None:
+    code = (
+        "import pkgutil, importlib, sys, autosched.device.cuda as room\n"
+        "import autosched.runtime.cuda_graph, autosched.runtime.streams, autosched.runtime.graph_audit, autosched.verify.race_stress\n"
+        "for item in pkgutil.iter_modules(room.__path__): importlib.import_module('autosched.device.cuda.' + item.name)\n"
+        "import torch\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert not any(name.startswith('cuda.bindings') or name == 'pynvml' for name in sys.modules), 'loaded too early'\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    command = [sys.executable, "-P", "-c", f"import sys; sys.path.append({str(root)!r})\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # torch itself may import cuda.bindings; a CPU build has none to import.
+    assert done.returncode == 0, done.stderr
+
+
+@no_cuda
+def test_without_cuda_the_device_says_what_is_missing_and_what_to_do() -> None:
+    with pytest.raises(DeviceMissing, match=r"built without CUDA; install .* or use --device cpu"):
+        DEVICES.get("cuda")()
+    with pytest.raises(DeviceError, match="reaches no CUDA device"):
+        TorchStreams()
+
+
+def test_without_a_driver_or_a_gpu_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts.gpu_facts.cache_clear()
+
+    def no_library(name: str) -> Any:
+        raise OSError("cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    with pytest.raises(DeviceMissing, match="no NVIDIA driver here"):
+        facts.gpu_facts()
+    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(start=100))
+    with pytest.raises(DeviceMissing, match="cuInit gave error 100"):
+        facts.gpu_facts()
+    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(devices=0))
+    with pytest.raises(DeviceMissing, match="sees 0 GPUs"):
+        facts.gpu_facts()
+
+
+class FakeDriverLibrary:
+    """The few driver calls that need no context."""
+
+    def __init__(self, *, start: int = 0, devices: int = 1) -> None:
+        self._start = start
+        self._devices = devices
+
+    def cuInit(self, flags: int) -> int:
+        return self._start
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self._devices
+        return 0
+
+    def cuDeviceGet(self, handle: Any, index: int) -> int:
+        return 0
+
+    def cuDeviceGetName(self, name: Any, length: int, handle: Any) -> int:
+        name.value = b"Test GPU MIG 1g.18gb"
+        return 0
+
+    def cuDeviceTotalMem_v2(self, total: Any, handle: Any) -> int:
+        total._obj.value = 18 << 30
+        return 0
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = 13020
+        return 0
+
+    def cuDeviceGetPCIBusId(self, place: Any, length: int, handle: Any) -> int:
+        place.value = b"0000:3b:00.0"
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, number: int, handle: Any) -> int:
+        if number == 37:
+            return 1  # this driver does not tell the bus width
+        value._obj.value = number
+        return 0
+
+
+def test_the_key_is_read_without_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts.gpu_facts.cache_clear()
+    monkeypatch.setattr(facts, "_driver", FakeDriverLibrary)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    device = CudaDevice()
+    details = dict(device.key.details)
+    assert device.key.name == "Test GPU MIG 1g.18gb"
+    assert details["compute_capability"] == "75.76"
+    assert details["sm_count"] == "16"
+    assert details["mig"] == "1g.18gb"
+    assert details["memory_gib"] == "18"
+    assert "memory_bus_bits" not in details
+    assert dict(device.software.versions)["cuda_driver"] == "13.2"
+    facts.gpu_facts.cache_clear()
+
+
+def test_the_meter_asks_for_the_gpu_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's numbers are not CUDA's: it does not know which GPUs are visible."""
+    asked: list[str] = []
+
+    def by_place(place: str) -> str:
+        asked.append(place)
+        return "handle"
+
+    nvml = types.SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByPciBusId=by_place,
+        nvmlDeviceGetClockInfo=lambda handle, kind: {("handle", 1): 1980}[handle, kind],
+        NVML_CLOCK_SM=1,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    facts.gpu_facts.cache_clear()
+    monkeypatch.setattr(facts, "_driver", FakeDriverLibrary)
+    assert GpuMeter(0).read() == Contamination(clock_mhz=1980.0)
+    assert asked == ["0000:3b:00.0"]
+    facts.gpu_facts.cache_clear()
+    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(devices=0))
+    assert GpuMeter(0).read() == Contamination()
+    facts.gpu_facts.cache_clear()
+
+
+def test_variables_that_cuda_reads_at_start_are_in_the_software_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_driver", FakeDriverLibrary)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    facts.gpu_facts.cache_clear()
+    tuned = facts.cuda_software_key()
+    assert dict(tuned.versions)["cuda_device_max_connections"] == "default"
+    assert dict(tuned.versions)["cublas_workspace_config"] == ":4096:8"
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # A difference of software is "degraded": verified again before use.
+    assert tuned.differences(facts.cuda_software_key()) == ["cuda_device_max_connections: default there, 32 here"]
+    facts.gpu_facts.cache_clear()
