@@ -42,7 +42,7 @@ from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
 from autosched.runtime.inductor_modes import mode_of
 from autosched.runtime.load import load
-from autosched.runtime.trees import map_tensors, output_tensors
+from autosched.runtime.trees import map_tensors, output_tensors, renewed_calls
 
 _log = logging.getLogger(__name__)
 
@@ -268,7 +268,12 @@ def _tune(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 def _faster(loaded: LoadedModel, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether the schedule beats the model in a short race: turn by turn, the median of the ratios under 1."""
-    runners: tuple[Callable[[], Any], ...] = (lambda: loaded(*args, **kwargs), lambda: model(*args, **kwargs))
+
+    def call(run: Callable[..., Any]) -> Any:
+        [(own_args, own_kwargs)] = renewed_calls(args, dict(kwargs), 1)
+        return run(*own_args, **own_kwargs)
+
+    runners: tuple[Callable[[], Any], ...] = (lambda: call(loaded), lambda: call(model))
     on_gpu = _home(model, args, kwargs).type == "cuda"
     for run in (*runners, *runners):
         run()

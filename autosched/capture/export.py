@@ -16,6 +16,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
 from autosched.capture.build import build_program
+from autosched.capture.containers import real_containers
 from autosched.capture.custom import run_twice
 from autosched.capture.draft import Constant, Draft, Node, spec_of
 from autosched.capture.passes.batch_norm import whole_batch_norms
@@ -33,6 +34,7 @@ from autosched.capture.screen import (
 )
 from autosched.capture.sources import source_of
 from autosched.capture.structure import structure_of
+from autosched.core.containers import pack_call
 from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.namedtuples import register_namedtuples
 from autosched.core.parts import named_tensors
@@ -117,7 +119,7 @@ def lower_draft(draft: Draft, chosen: Lowering, target: str = "") -> Captured:
 
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with torch.no_grad(), quiet_torch(), no_nested_padding(model), warnings.catch_warnings():
+        with torch.no_grad(), quiet_torch(), no_nested_padding(model), real_containers(model), warnings.catch_warnings():
             # torch's own use of its own deprecated class.
             warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
             # torch.nn.LSTM and its kin keep their parameters a second time in a list, which export notices and may ignore.
@@ -157,8 +159,9 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         UnsupportedGraph: as :func:`capture`.
     """
     require_inference(model)
-    register_namedtuples((args, dict(kwargs or {})))
-    args, given = _as_examples((args, dict(kwargs or {})))
+    call = pack_call((args, dict(kwargs or {})))
+    register_namedtuples(call)
+    args, given = _as_examples(call)
     draft = _Reader(_export(model, args, given), model).read(args, given)
     draft.remove_dead()
     _observe(draft)
@@ -409,8 +412,8 @@ def _tree(spec: Any, what: str) -> str:
             raise ValueError("what was written is read as something else")
     except (NotImplementedError, TypeError, ValueError) as error:
         raise UnsupportedGraph(
-            f"the model's {what} hold a container that cannot be written down ({error}). Expected tuples, lists, and dictionaries with "
-            "text or numbers as keys; register the container with torch.export.register_dataclass or torch.utils._pytree and a serialised "
-            "name, or return a tuple."
+            f"the model's {what} hold a container that cannot be written down ({error}). Expected tuples, lists, dataclasses of a "
+            "module that can be imported, and dictionaries with text, numbers or tuples of them as keys; register another container with "
+            "torch.utils._pytree and a serialised name, or return a tuple."
         ) from error
     return text

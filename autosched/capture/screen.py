@@ -257,7 +257,11 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
 _ADVICE = (
     ("output has alias annotations", "Return a copy from that operator, and delete the annotation"),
     ("cache_utils", "Call the model with use_cache=False"),
-    ("not a known type", "Register the container with torch.export.register_dataclass, or return a tuple or a dictionary"),
+    (
+        "not a known type",
+        "Make the container a dataclass of a module that can be imported, register it with torch.export.register_dataclass, or return a "
+        "tuple or a dictionary",
+    ),
     ("ScriptModule", "Give the Python module that was scripted or traced, or convert it with torch.export's TS2EPConverter"),
     ("positional arguments but", "If the line calls a scripted module, put the Python module that was scripted in its place"),
     (

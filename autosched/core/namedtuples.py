@@ -7,8 +7,10 @@ The only file that registers containers with torch's private pytree.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
+
+from autosched.core.containers import Opened
+from autosched.core.imported import imported_member
 
 
 def register_namedtuples(tree: Any) -> None:
@@ -21,6 +23,8 @@ def register_namedtuples(tree: Any) -> None:
         item = pending.pop()
         if isinstance(item, dict):
             pending += item.values()
+        elif isinstance(item, Opened):
+            pending += item.children
         elif isinstance(item, list | tuple):
             pending += item
             if _is_namedtuple(type(item)):
@@ -29,22 +33,8 @@ def register_namedtuples(tree: Any) -> None:
 
 def register_named(name: str) -> None:
     """Register the named tuple class of that name, if this process has imported its module already; nothing is imported for it."""
-    head, dot, rest = name.partition(".")
-    # The longest module of that name: a class may lie in another.
-    while dot:
-        if (found := _member(head, rest)) is not None:
-            _register(found)
-            return
-        part, dot, rest = rest.partition(".")
-        head = f"{head}.{part}"
-
-
-def _member(module: str, path: str) -> type | None:
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):
-        # Not getattr: a module may import something to answer.
-        found = getattr(found, "__dict__", {}).get(part)
-    return found if _is_namedtuple(found) and f"{found.__module__}.{found.__qualname__}" == f"{module}.{path}" else None
+    if _is_namedtuple(kind := imported_member(name)):
+        _register(kind)
 
 
 def _is_namedtuple(kind: Any) -> bool:

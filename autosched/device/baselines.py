@@ -13,6 +13,7 @@ import torch
 from autosched.core.records import Failure
 from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector
 from autosched.device.worker_child import describe
+from autosched.runtime.trees import renewed_calls
 
 
 class EagerBaseline:
@@ -55,9 +56,10 @@ class EagerBaseline:
         return taken_us
 
     def _calls_us(self, calls: int) -> float:
-        model, args, kwargs = self._model, self._args, self._kwargs
+        model, waiting = self._model, renewed_calls(self._args, self._kwargs, calls)
         start_ns = time.perf_counter_ns()
-        for _ in range(calls):
+        while waiting:
+            args, kwargs = waiting.pop()
             model(*args, **kwargs)
         return max(1, time.perf_counter_ns() - start_ns) / (1000.0 * calls)
 

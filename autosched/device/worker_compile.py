@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autosched.capture.pt2 import load_pt2
 from autosched.core.errors import UsageError
@@ -25,6 +24,7 @@ from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.compiler_files import compilers_write_into
 from autosched.runtime.inductor_modes import mode_options
 from autosched.runtime.numerics import compare
+from autosched.runtime.trees import call_of, output_tensors, renewed_calls
 
 
 class _Service:
@@ -32,7 +32,7 @@ class _Service:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._call: Callable[[], Any] | None = None
+        self._calls_us: Callable[[int], float] | None = None
         self._threads = 1
 
     def handle(self, request: Request) -> Iterator[Answer]:
@@ -40,9 +40,9 @@ class _Service:
             case CompileRequest():
                 yield self._compile(request)
             case RoundRequest():
-                if self._call is None:
+                if self._calls_us is None:
                     raise UsageError("a round was asked for before a model was compiled")
-                yield RoundAnswer(self._round_us(self._call, request.min_block_us))
+                yield RoundAnswer(self._round_us(self._calls_us, request.min_block_us))
             case _:
                 raise UsageError(f"the compiling process cannot answer {type(request).__name__}")
 
@@ -64,8 +64,7 @@ class _Service:
                 return Broken(Failure(FailureKind.UNAVAILABLE, f"the C++ compiler here cannot build what Inductor wrote: {first}"))
             raise
         compile_s = time.monotonic() - start_s
-        got = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-        agreement = compare(got, references)
+        agreement = compare(output_tensors(outputs), references)
         if not math.isfinite(agreement.max_abs_error):
             return Broken(Failure(FailureKind.MISMATCH, f"the compiled model's outputs differ in form: {agreement.reason}"))
         return CompileAnswer(agreement.max_abs_error, compile_s)
@@ -78,16 +77,14 @@ class _Service:
         # Freezing needs gradients off when compiling and when running.
         with torch.no_grad():
             compiled = torch.compile(model, dynamic=False)
-            outputs = compiled(*args, **kwargs)
-            compiled(*args, **kwargs)
-        self._call = lambda: compiled(*args, **kwargs)
+            _, outputs = [compiled(*own_args, **own_kwargs) for own_args, own_kwargs in renewed_calls(args, kwargs, 2)]
+        self._calls_us = lambda calls: _calls_us(compiled, renewed_calls(args, kwargs, calls))
         return outputs
 
-    def _round_us(self, call: Callable[[], Any], min_block_us: float) -> float:
+    def _round_us(self, calls_us: Callable[[int], float], min_block_us: float) -> float:
         self._channel.beat(-1)
         with torch.no_grad(), no_collector():
-            once_us = _calls_us(call, 1)
-            taken_us = _calls_us(call, max(1, math.ceil(min_block_us / once_us)))
+            taken_us = calls_us(max(1, math.ceil(min_block_us / calls_us(1))))
         if self._threads > 1:
             time.sleep(TEAM_SPIN_S)
         return taken_us
@@ -99,14 +96,17 @@ def _other_model(model: torch.nn.Module, args: Any, kwargs: Any, references: lis
     Its weights may be drawn by other generators than PyTorch's, for example, which a seed does not reach.
     """
     with torch.no_grad():
-        answer = model(*args, **kwargs)
-    return compare([leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)], references).reason
+        [(own_args, own_kwargs)] = renewed_calls(args, kwargs, 1)
+        answer = model(*own_args, **own_kwargs)
+    return compare(output_tensors(answer), references).reason
 
 
-def _calls_us(call: Callable[[], Any], calls: int) -> float:
+def _calls_us(run: Callable[..., Any], waiting: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> float:
+    calls = len(waiting)
     start_ns = time.perf_counter_ns()
-    for _ in range(calls):
-        call()
+    while waiting:
+        args, kwargs = waiting.pop()
+        run(*args, **kwargs)
     return max(1, time.perf_counter_ns() - start_ns) / (1000.0 * calls)
 
 
@@ -128,9 +128,9 @@ def load_call(request: CompileRequest) -> tuple[torch.nn.Module, tuple[Any, ...]
     model = _load_model(request)
     tensors = read_tensors(Path(request.tensors_file))
     leaves = [_leaf(item, tensors) for item in request.leaves]
-    args, kwargs = pytree.tree_unflatten(leaves, pytree.treespec_loads(request.tree))
+    args, kwargs = call_of(request.tree, leaves)
     references = read_tensors(Path(request.references_file))
-    return model, tuple(args), dict(kwargs), [references[str(place)] for place in range(len(references))]
+    return model, args, kwargs, [references[str(place)] for place in range(len(references))]
 
 
 def _load_model(request: CompileRequest) -> torch.nn.Module:

@@ -7,18 +7,25 @@ from typing import Any
 
 import torch
 
+from autosched.core.containers import Watch
 from autosched.core.errors import IncompatibleArtifact
 from autosched.core.program import Program, Ref
 from autosched.runtime.numerics import compare
 from autosched.runtime.rounding import coarsest_of
-from autosched.runtime.trees import describe_tree, output_tensors, unflatten_inputs, unflatten_outputs
+from autosched.runtime.trees import describe_tree, objects_given, output_tensors, packed_outputs, unflatten_inputs
 
 
 def models_answer(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
-    """What the model itself returns for ``inputs``, in the order of ``program.graph.inputs``; whatever it raises."""
+    """What the model itself returns for ``inputs``, in the order of ``program.graph.inputs``, packed (``core.containers``).
+
+    Raises:
+        UnsupportedGraph: if it changes containers that it is given and does not return.
+        Exception: whatever it raises.
+    """
     args, kwargs = unflatten_inputs(program, inputs)
+    watch = Watch((args, kwargs), objects_given(program, args, kwargs))
     with torch.no_grad():
-        return model(*args, **kwargs)
+        return watch.packed(model(*args, **kwargs))
 
 
 def require_agreement(program: Program, outputs: Sequence[torch.Tensor], answer: Any, label: str, *, rounded: bool = False) -> float:
@@ -31,7 +38,7 @@ def require_agreement(program: Program, outputs: Sequence[torch.Tensor], answer:
     Raises:
         IncompatibleArtifact: saying what differs, if it is more than the tolerance.
     """
-    result = unflatten_outputs(program, outputs)
+    result = packed_outputs(program, outputs)
     if not _same_containers(result, answer):
         raise IncompatibleArtifact(label, ["it returns other containers or other plain values than the model"])
     # After the output structure, which decides which tensors are returned, and how often.

@@ -24,7 +24,7 @@ from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.prepared import Bound, Prepared, Runner
 from autosched.runtime.regions import RegionLibrary, region_library
 from autosched.runtime.telling_inputs import telling_inputs
-from autosched.runtime.trees import output_tensors, unflatten_outputs
+from autosched.runtime.trees import output_tensors, packed_outputs
 from autosched.runtime.weights import ModelWatch
 from autosched.runtime.widths import WidePrograms
 from autosched.runtime.workspace import peak_live_bytes, unshared_bytes
@@ -161,7 +161,7 @@ class Binder:
         with full_float32():
             truth = models_answer(program, self.model, inputs)
             require_agreement(program, bound.run(inputs), truth, label, rounded=compiled)
-        return compare(output_tensors(unflatten_outputs(program, made)), output_tensors(answer)).max_abs_error
+        return compare(output_tensors(packed_outputs(program, made)), output_tensors(answer)).max_abs_error
 
 
 def _is_telling(program: Program, item: InputSpec) -> bool:

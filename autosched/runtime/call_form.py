@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from autosched.core.containers import OPENED, open_object, read_context
 from autosched.core.program import Argument, NonFinite, Program, Ref
 from autosched.runtime.trees import python_value, unflatten_outputs
 
@@ -70,6 +71,8 @@ def _taker(node: Mapping[str, Any]) -> _Take | None:
         return _sequence_taker(tuple if kind == "builtins.tuple" else list, takers)
     if kind == "builtins.dict":
         return _dict_taker(json.loads(node["context"]), takers)
+    if kind == OPENED:
+        return _object_taker(json.loads(node["context"]), takers)
     return None
 
 
@@ -117,6 +120,18 @@ def _dict_taker(keys: list[Any], takers: tuple[_Take, ...]) -> _Take:
         return all(take(child, leaves) for take, child in zip(takers, item.values(), strict=True))
 
     return take_dict
+
+
+def _object_taker(context: str, takers: tuple[_Take, ...]) -> _Take:
+    form, _ = read_context(context)
+
+    def take_object(item: Any, leaves: list[Any]) -> bool:
+        opened = open_object(item)
+        if opened is None or opened[0] != form:
+            return False
+        return all(take(child, leaves) for take, child in zip(takers, opened[1], strict=True))
+
+    return take_object
 
 
 def leaf_key(leaf: Any) -> object:

@@ -168,7 +168,7 @@ class LoadedModel:
                     outcome = padding.cut(outcome, found.size)
             if not torch.is_inference_mode_enabled():
                 outcome = [_normal(tensor) for tensor in outcome]
-            return slot.answer(outcome)
+            return slot.answer_to(outcome, found.given) if found.given else slot.answer(outcome)
         finally:
             running.inside = False
 

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 
+from autosched.core.containers import OPENED, read_context
 from autosched.core.errors import InvalidGraph
 from autosched.core.graph import ITEM_BYTES, OpGraph, TensorSpec, ValueRole
 from autosched.core.program import Argument, Call, Many, Program, Ref
@@ -217,6 +218,13 @@ def _check_context(kind: str, context: object, children: int, what: str) -> None
         keys = _parse(context, what) if isinstance(context, str) else None
         if not isinstance(keys, list) or len(keys) != children or not all(isinstance(key, (str, int, float, bool)) for key in keys):
             raise InvalidGraph(f"the structure of the {what} has a dict of {children} items without as many plain keys")
+    elif kind == OPENED:
+        try:
+            form, _ = read_context(_parse(context, what) if isinstance(context, str) else None)
+        except ValueError as error:
+            raise InvalidGraph(f"the structure of the {what} has an object that cannot be made: {error}") from error
+        if len(form.names) != children:
+            raise InvalidGraph(f"the structure of the {what} has a {form.kind[:80]} of {children} items with {len(form.names)} names")
     # Contexts are JSON inside JSON: the marker of an enumeration may hide behind escapes, so look at what is decoded.
     pending: list[object] = [context]
     while pending:

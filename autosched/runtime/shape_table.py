@@ -10,7 +10,7 @@ import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from autosched.runtime.prepared import OPERATOR_ERRORS, NoLongerFits, Prepared
 from autosched.runtime.quick_check import QuickCheck, quick_check
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.shapes_padding import Padding
-from autosched.runtime.trees import as_captured, flatten_inputs
+from autosched.runtime.trees import as_captured, flatten_inputs, objects_given, returns_given, unflatten_outputs
 
 # Each that says no takes a little time; modes of the caller's thread make one of their own, as shapes do.
 _MOST_KNOWN = 8
@@ -55,12 +55,25 @@ class Slot:
         self.users = 0  # guarded by the table
         self.max_abs_error = 0.0
         self.answer = answer_maker(program)
+        self._returns_given = returns_given(program)
         self.order = _reading_order(program)
         values = program.graph.values
         self.strides = [values[index].spec.strides for index in program.graph.inputs]
         self._prepare = prepare
         self._lock = threading.Lock()
         self._of_parent: Prepared | None = None
+
+    def answer_to(self, outputs: Sequence[torch.Tensor], given: Mapping[int, Any]) -> Any:
+        """The model's answer to a call with such objects in it (``objects_of``), of which some may come back changed."""
+        return unflatten_outputs(self.program, outputs, given)
+
+    def objects_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[int, Any]:
+        """What of the call is to come back itself; nothing for most models.
+
+        Raises:
+            InputMismatch: as ``trees.objects_given``.
+        """
+        return objects_given(self.program, args, kwargs) if self._returns_given else {}
 
     def ready(self) -> Prepared:
         """The schedule, made ready if it is not; whatever ``prepare`` raises. Under the slot's lock."""
@@ -135,6 +148,7 @@ class Found:
         size: what to cut from the outputs, if they were padded.
         checked: whether nothing is left to check of the tensors.
         form, leaves: what the call was recognised by, if it is not ``checked`` and a like call may be.
+        given: objects of the call that are to come back themselves, by number.
     """
 
     slot: Slot
@@ -143,6 +157,7 @@ class Found:
     checked: bool = False
     form: _Form | None = None
     leaves: Sequence[Any] = ()
+    given: Mapping[int, Any] = field(default_factory=dict)
 
     def learn(self) -> None:
         """Recognise calls like this at once from now on. Only after every check has passed; ``tensors`` as they then are."""
@@ -230,17 +245,17 @@ class ShapeTable:
             InputMismatch: if there is none; it says what the call has and what there are schedules for.
         """
         found = self._look_up(args, kwargs)
-        if found is not None:
-            return found
         # By keyword what was captured by position, or the other way round, is the same call.
-        for program in self._examples:
+        for program in self._examples if found is None else ():
             rearranged = as_captured(program, signature, args, kwargs)
             if rearranged is not None:
                 args, kwargs = rearranged
                 found = self._look_up(args, kwargs)
                 if found is not None:
-                    return found
-        return self._search(args, kwargs)
+                    break
+        found = found or self._search(args, kwargs)
+        found.given = found.slot.objects_of(args, kwargs)
+        return found
 
     def run(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | Refused:
         """As ``slot.run``, with no more schedules ready than allowed."""

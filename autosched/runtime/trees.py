@@ -1,16 +1,17 @@
-"""The model's call signature: nested inputs to a flat list of tensors, and back. The only file that touches torch's private pytree."""
+"""The model's call signature: nested inputs to a flat list of tensors, and back."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from autosched.core.containers import Opened, objects_in, pack, pack_call, read_context, rebuild, rebuild_packed, unpack
 from autosched.core.errors import InputMismatch
 from autosched.core.namedtuples import register_named
 from autosched.core.program import Argument, NonFinite, Program, Ref
@@ -18,7 +19,7 @@ from autosched.core.program import Argument, NonFinite, Program, Ref
 
 def describe_tree(tree: Any) -> tuple[list[Any], str]:
     """Leaves of a nested container, and its structure as a string that any process can read."""
-    leaves, spec = pytree.tree_flatten(tree)
+    leaves, spec = pytree.tree_flatten(pack(tree))
     return leaves, str(pytree.treespec_dumps(spec))
 
 
@@ -33,14 +34,6 @@ def _structure(text: str) -> pytree.TreeSpec:
             register_named(node["type"])
         pending += node["children_spec"]
     return pytree.treespec_loads(text)
-
-
-def _built(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
-    """As ``tree_unflatten``, but a ``torch.Size`` is one again, not a tuple."""
-    if spec.is_leaf():
-        return next(leaves)
-    children = [_built(child, leaves) for child in spec.children()]
-    return torch.Size(children) if spec.type is torch.Size else pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
 
 
 def _in_order(tree: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +58,7 @@ def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, A
     Raises:
         InputMismatch: if structure, a shape, a dtype, or a non-tensor argument differs from what the schedule was made for.
     """
-    leaves, spec = pytree.tree_flatten((tuple(args), _in_order(program.input_tree, kwargs) if kwargs else {}))
+    leaves, spec = pytree.tree_flatten(pack_call((tuple(args), _in_order(program.input_tree, kwargs) if kwargs else {})))
     if len(leaves) != len(program.input_leaves) or spec != _structure(program.input_tree):
         raise InputMismatch(
             f"the call has {len(leaves)} inputs arranged as {spec}; the schedule was made for {len(program.input_leaves)} "
@@ -126,29 +119,81 @@ def _same_literal(leaf: Any, expected: Argument) -> bool:
     return type(leaf) is type(expected) and leaf == expected
 
 
-def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor]) -> Any:
-    """The model's output from the tensors of ``program.graph.outputs``."""
+def returns_given(program: Program) -> bool:
+    """Whether an object of the call comes back in the answer."""
+    pending = [_structure(program.output_tree)]
+    while pending:
+        spec = pending.pop()
+        if spec.type is Opened and read_context(spec.context)[1]:
+            return True
+        pending += spec.children()
+    return False
+
+
+def objects_given(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Any]:
+    """The objects of a call that an answer may be marked with (``core.containers``), by number.
+
+    Raises:
+        InputMismatch: if one is given twice, which the schedule was not made for.
+    """
+    found = objects_in((tuple(args), _in_order(program.input_tree, kwargs)))
+    if len({id(item) for item in found}) < len(found):
+        raise InputMismatch("one object is given twice in the call; the schedule was made for objects of their own. Give a copy.")
+    return dict(enumerate(found))
+
+
+def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor], given: Mapping[int, Any] | None = None) -> Any:
+    """The model's output from the tensors of ``program.graph.outputs``.
+
+    Args:
+        given: of :func:`objects_given`: those that the model returns are returned themselves, changed as the model changes them. Without
+            them the output has objects of its own.
+    """
+    return rebuild(_structure(program.output_tree), iter(_output_leaves(program, tensors)), dict(given or {}))
+
+
+def packed_outputs(program: Program, tensors: Sequence[torch.Tensor]) -> Any:
+    """As :func:`unflatten_outputs`, with objects taken apart and marked, as ``containers.Watch`` does it with a model's answer."""
+    return rebuild_packed(_structure(program.output_tree), iter(_output_leaves(program, tensors)))
+
+
+def _output_leaves(program: Program, tensors: Sequence[torch.Tensor]) -> list[Any]:
     place = {value: tensor for value, tensor in zip(program.graph.outputs, tensors, strict=True)}
-    leaves = [place[leaf.value] if isinstance(leaf, Ref) else python_value(leaf) for leaf in program.output_leaves]
-    return _built(_structure(program.output_tree), iter(leaves))
+    return [place[leaf.value] if isinstance(leaf, Ref) else python_value(leaf) for leaf in program.output_leaves]
 
 
 def output_tensors(result: Any) -> list[torch.Tensor]:
     """Every tensor of a model's output, in order."""
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(pack(result)) if isinstance(leaf, torch.Tensor)]
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
     """The same nested container with every tensor replaced by what ``change`` makes of it."""
-    leaves, spec = pytree.tree_flatten(tree)
-    return pytree.tree_unflatten([change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+    leaves, spec = pytree.tree_flatten(pack(tree))
+    return rebuild(spec, iter([change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]), {})
+
+
+def renewed_calls(args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The same call ``count`` times, each with objects of its own around the same tensors, for a model may change those that it is given.
+
+    What is timed takes them from the end: they are made before, and each goes when its call is done.
+    """
+    call = (args, kwargs)
+    packed = pack(call)
+    return [call] * count if packed is call else [unpack(packed) for _ in range(count)]
 
 
 def unflatten_inputs(program: Program, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the model from the tensors of ``program.graph.inputs``; inverse of :func:`flatten_inputs`."""
     place = dict(zip(program.graph.inputs, tensors, strict=True))
     leaves = [place[leaf.value] if isinstance(leaf, Ref) else python_value(leaf) for leaf in program.input_leaves]
-    args, kwargs = pytree.tree_unflatten(leaves, _structure(program.input_tree))
+    args, kwargs = call_of(program.input_tree, leaves)
+    return args, kwargs
+
+
+def call_of(input_tree: str, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from the leaves of a call of the structure ``input_tree``."""
+    args, kwargs = rebuild(_structure(input_tree), iter(leaves), {})
     return tuple(args), dict(kwargs)
 
 

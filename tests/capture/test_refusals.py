@@ -166,9 +166,9 @@ def test_a_sparse_input_is_refused():
         capture(nn.Linear(4, 4), (torch.eye(4).to_sparse(),))
 
 
-class TupleKeys(nn.Module):
+class SetsAsKeys(nn.Module):
     def forward(self, x):
-        return {("a", 1): x * 2}
+        return {frozenset({1}): x * 2}
 
 
 class Scripted(nn.Module):
@@ -186,7 +186,7 @@ class Scripted(nn.Module):
     ("model", "advises"),
     [
         (ReturnsUnknown(), "torch.export refuses it.*register_dataclass"),
-        (TupleKeys(), "text or numbers as keys"),
+        (SetsAsKeys(), "text, numbers or tuples of them as keys"),
         (Scripted(), "torch.export refuses it.*Python module that was scripted"),
     ],
 )

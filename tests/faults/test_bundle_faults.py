@@ -41,6 +41,7 @@ Files = dict[str, bytes]
 _MODEL = TwoBranches().eval()
 _DATA = encode_bundle(two_branches_bundle(_MODEL))
 _OLD = encode_schema_1(two_branches_bundle(_MODEL))
+_LEAVES = len(two_branches_bundle(_MODEL).program.input_leaves)
 _SEVERAL = encode_bundle(*shapes_of(_MODEL, 1, 4, 6))
 
 
@@ -160,6 +161,15 @@ def _swapped() -> bytes:
     return sealed({**files, schedule: files[program], program: files[schedule]})
 
 
+def _opened(context: object) -> object:
+    """A call of one argument, an object with one attribute; it has as many leaves as the model's."""
+    leaf = {"type": None, "context": None, "children_spec": []}
+    node = {"type": "autosched.opened", "context": json.dumps(json.dumps(context)), "children_spec": [leaf]}
+    args = {"type": "builtins.tuple", "context": "null", "children_spec": [node, *[leaf] * (_LEAVES - 1)]}
+    kwargs = {"type": "builtins.dict", "context": "[]", "children_spec": []}
+    return [1, {"type": "builtins.tuple", "context": "null", "children_spec": [args, kwargs]}]
+
+
 def _tree(text: object) -> bytes:
     return with_json("program.json", lambda program: {**program, "input_tree": json.dumps(text) if not isinstance(text, str) else text})
 
@@ -268,6 +278,8 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
         ArtifactCorrupt,
         "plain keys|enumeration",
     ),
+    "tree with an object of no names": (lambda: _tree(_opened(["State", [], [], []])), ArtifactCorrupt, "1 items with 0 names"),
+    "tree with an object that is no text": (lambda: _tree(_opened({"kind": "State"})), ArtifactCorrupt, "cannot be made"),
     "tree of depth": (lambda: _tree("[1," * 10**5), ArtifactCorrupt, "not readable"),
 }
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autosched.core.errors import UsageError
 from autosched.core.program_json import decode_program
@@ -31,6 +30,7 @@ from autosched.runtime.inductor_bind import source_of
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.streams import StreamBackend
 from autosched.runtime.torch_streams import TorchStreams
+from autosched.runtime.trees import map_tensors
 
 
 class BaselineService:
@@ -94,7 +94,7 @@ class BaselineService:
         if call is not None:
             made, args, kwargs, wanted = load_call(call)
             module: Any = made.to(self._device)
-            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), (args, kwargs))
+            args, kwargs = map_tensors(lambda tensor: tensor.to(self._device), (args, kwargs))
             self._channel.beat(-1)
         else:
             module = bound_callable(bound) if kind in (BaselineKind.EAGER, BaselineKind.CUDA_GRAPH) else program_module(bound)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autosched.core.errors import UsageError
 from autosched.core.program import Argument, Call, Many, Ref
@@ -23,6 +22,7 @@ from autosched.runtime.calls import literal, resolve
 from autosched.runtime.inductor_modes import mode_options
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.streams import StreamBackend, Tensor
+from autosched.runtime.trees import output_tensors, renewed_calls
 
 _WARM_UPS = 3
 _BLOCK_US = 1000.0
@@ -137,18 +137,18 @@ class TimedBaseline:
         with self._mode(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._answer()
         self._graph = graph
-        self._once()
+        graph.replay()
         self._backend.synchronize()
 
-    def _once(self) -> None:
+    def _once(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         if self._graph is not None:
             self._graph.replay()
         else:
-            self._answer()
+            self._answer(call)
 
-    def _answer(self) -> None:
-        made = self._run(*self._args, **self._kwargs)
-        self.outputs: list[Tensor] = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+    def _answer(self, call: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> None:
+        args, kwargs = call or renewed_calls(self._args, self._kwargs, 1)[0]
+        self.outputs: list[Tensor] = output_tensors(self._run(*args, **kwargs))
 
     def _one_run_bytes(self) -> int:
         backend = self._backend
@@ -167,11 +167,12 @@ class TimedBaseline:
     def _time(self, runs: int) -> float:
         backend = self._backend
         start, end = backend.new_event(timing=True), backend.new_event(timing=True)
+        waiting = renewed_calls(self._args, self._kwargs, runs + 1)
         with self._mode(), backend.on(self._stream):
-            self._once()
+            self._once(waiting.pop())
             backend.record(start, self._stream)
-            for _ in range(runs):
-                self._once()
+            while waiting:
+                self._once(waiting.pop())
             backend.record(end, self._stream)
         backend.synchronize()
         return backend.elapsed_us(start, end) / runs

@@ -1,0 +1,53 @@
+"""While a model is exported: PyTorch sees objects taken apart, the model sees the objects."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autosched.core.containers import Watch, unpack
+from autosched.core.errors import UnsupportedGraph
+
+
+@contextmanager
+def real_containers(model: torch.nn.Module) -> Iterator[None]:
+    """Let ``model`` be called with packed arguments (``core.containers``), and answer with a packed result.
+
+    Raises:
+        UnsupportedGraph: from within the call, if the model changes containers that it is given and does not return.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        # It has no such hooks to run, and no objects to be given.
+        yield
+        return
+    watches: list[Watch] = []
+
+    def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given: dict[int, Any] = {}
+        call: tuple[tuple[Any, ...], dict[str, Any]] = unpack((args, kwargs), given)
+        watches.append(Watch(call, given))
+        return call
+
+    def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
+        packed = watches.pop().packed(answer)
+        if chosen := next((leaf for leaf in pytree.tree_leaves(packed) if isinstance(leaf, enum.Enum)), None):
+            raise UnsupportedGraph(
+                f"the model returns {chosen!r}, which cannot be written down; expected tensors, numbers and text. Return its name or value."
+            )
+        return packed
+
+    # The model's own hooks are part of it: they see what it sees.
+    hooks = [
+        model.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+        model.register_forward_hook(after, with_kwargs=True),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
