@@ -22,7 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autosched.core.errors import UnsupportedGraph
-from autosched.core.imported import imported_member
+from autosched.core.imported import imported_class
 
 OPENED = "autosched.opened"
 _DICTIONARY = "dict"
@@ -204,10 +204,10 @@ def _is_accepted(kind: type[Any]) -> bool:
     name = f"{kind.__module__}.{kind.__qualname__}"
     made_by: object = kind.__new__
     # A subclass of tuple, say, is more than its attributes.
-    if made_by is not object.__new__ or imported_member(name) is not kind:
+    if made_by is not object.__new__ or imported_class(name) is not kind:
         return False
     if kind.__module__ == _CACHES:
-        return kind.__name__.endswith(("Cache", "Layer"))
+        return str(kind.__name__).endswith(("Cache", "Layer"))
     if not dataclasses.is_dataclass(kind) or issubclass(kind, torch.nn.Module):
         return False
     # What was registered with a name is taken as it was registered.
@@ -302,7 +302,7 @@ def class_of(name: str) -> type[Any]:
     Raises:
         UnsupportedGraph: if it is not, or if its module has not been imported.
     """
-    kind = imported_member(name)
+    kind = imported_class(name)
     if not isinstance(kind, type) or not _is_accepted(kind):
         raise UnsupportedGraph(
             f"the model's call or answer holds a {name[:200]!r}, which this process has not imported, or which is neither a dataclass nor "

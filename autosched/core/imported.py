@@ -6,10 +6,10 @@ import sys
 from typing import Any
 
 
-def imported_member(name: str) -> Any:
-    """The object of that name, ``module.qualified name``, or ``None``. A class must call itself so."""
+def imported_class(name: str) -> type[Any] | None:
+    """The class that calls itself so, ``module.qualified name``; ``None`` if there is none."""
     head, dot, rest = name.partition(".")
-    # The longest module of that name: a class may lie in another.
+    # Which part of the name is the module nobody says: a class may lie in another.
     while dot:
         found: Any = sys.modules.get(head)
         for part in rest.split("."):

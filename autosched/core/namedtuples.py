@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from autosched.core.containers import Opened
-from autosched.core.imported import imported_member
+from autosched.core.imported import imported_class
 
 
 def register_namedtuples(tree: Any) -> None:
@@ -33,7 +33,8 @@ def register_namedtuples(tree: Any) -> None:
 
 def register_named(name: str) -> None:
     """Register the named tuple class of that name, if this process has imported its module already; nothing is imported for it."""
-    if _is_namedtuple(kind := imported_member(name)):
+    kind = imported_class(name)
+    if kind is not None and _is_namedtuple(kind):
         _register(kind)
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from autosched.runtime.trees import map_tensors
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,16 @@ class Answer:
         inputs: the tensors among the inputs, as they are after the call.
         state: parameters and buffers after the call, by name.
         shared: which outputs share memory with an input or an earlier output, as text.
+        call: the arguments after the call, with a copy of each tensor: a model may change the objects among them.
+        returned: for each object that came back its place among those of the call, or -1.
     """
 
     result: Any
     inputs: list[torch.Tensor]
     state: dict[str, torch.Tensor]
     shared: tuple[str, ...]
+    call: Any
+    returned: tuple[int, ...]
 
 
 def scribble(outputs: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> None:
@@ -101,7 +106,7 @@ def varied(call: Any, seed: int, *, integers: bool = True) -> Any:
             other = other * 1.25
         return other if _overlaps_itself(tensor) else torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(other)
 
-    return pytree.tree_map(lambda leaf: vary(leaf) if isinstance(leaf, torch.Tensor) else leaf, call)
+    return map_tensors(vary, call)
 
 
 def structural_difference(mine: Any, theirs: Any, where: str) -> str:
@@ -122,9 +127,10 @@ def structural_difference(mine: Any, theirs: Any, where: str) -> str:
             return f"{where} has {len(mine)} items; the model's has {len(theirs)}"
         pairs = [(f"{where}[{index}]", *items) for index, items in enumerate(zip(mine, theirs, strict=True))]
     elif dataclasses.is_dataclass(theirs) or hasattr(theirs, "__dict__"):
-        if list(vars(mine)) != list(vars(theirs)):
-            return f"{where} has the attributes {list(vars(mine))}; the model's has {list(vars(theirs))}"
-        pairs = [(f"{where}.{name}", vars(mine)[name], vars(theirs)[name]) for name in vars(theirs)]
+        ours, others = _attributes(mine), _attributes(theirs)
+        if list(ours) != list(others):
+            return f"{where} has the attributes {list(ours)}; the model's has {list(others)}"
+        pairs = [(f"{where}.{name}", ours[name], others[name]) for name in others]
     elif repr(mine) != repr(theirs):
         return f"{where} is {mine!r}; the model returns {theirs!r}"
     return next((found for name, a, b in pairs if (found := structural_difference(a, b, name))), "")
@@ -147,8 +153,14 @@ def _collect(item: Any, into: list[torch.Tensor]) -> None:
         for part in item:
             _collect(part, into)
     elif dataclasses.is_dataclass(item) or (hasattr(item, "__dict__") and not isinstance(item, type)):
-        for part in vars(item).values():
+        for part in _attributes(item).values():
             _collect(part, into)
+
+
+def _attributes(item: Any) -> dict[str, Any]:
+    """By name, in the order of names: which was set first says nothing."""
+    names = vars(item) if hasattr(item, "__dict__") else [field.name for field in dataclasses.fields(item)]
+    return {name: getattr(item, name) for name in sorted(names)}
 
 
 def strides_that_matter(tensor: torch.Tensor) -> tuple[int, ...]:

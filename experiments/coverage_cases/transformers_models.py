@@ -44,6 +44,47 @@ def _pair() -> dict[str, Any]:
     return {**_tokens(), "decoder_input_ids": torch.randint(3, _VOCABULARY, (2, 7))}
 
 
+def _filled(cache: Any, heads: int, length: int = 16) -> Any:
+    """A cache of a decoder of two layers after so many tokens."""
+    for layer in range(2):
+        cache.update(torch.randn(2, heads, length, 8), torch.randn(2, heads, length, 8), layer)
+    return cache
+
+
+def _step(heads: int = 2, tokens: int = 1) -> dict[str, Any]:
+    from transformers import DynamicCache
+
+    return {"input_ids": torch.randint(3, _VOCABULARY, (2, tokens)), "past_key_values": _filled(DynamicCache(), heads)}
+
+
+def _first_step() -> dict[str, Any]:
+    from transformers import DynamicCache
+
+    return {**_tokens(), "past_key_values": DynamicCache()}
+
+
+def _sliding_step() -> dict[str, Any]:
+    from transformers import DynamicCache, MistralConfig
+
+    cache = DynamicCache(config=MistralConfig(**_GROUPED, sliding_window=6))
+    return {"input_ids": torch.randint(3, _VOCABULARY, (2, 1)), "past_key_values": _filled(cache, 2)}
+
+
+def _static_step() -> dict[str, Any]:
+    from transformers import LlamaConfig, StaticCache
+
+    cache = StaticCache(config=LlamaConfig(**_GROUPED), max_cache_len=24)
+    return {"input_ids": torch.randint(3, _VOCABULARY, (2, 1)), "past_key_values": _filled(cache, 2)}
+
+
+def _pair_step() -> dict[str, Any]:
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    cache = EncoderDecoderCache(_filled(DynamicCache(), 4, 3), _filled(DynamicCache(), 4, 12))
+    hidden = (torch.randn(2, 12, 32),)
+    return {"encoder_outputs": hidden, "decoder_input_ids": torch.randint(3, _VOCABULARY, (2, 1)), "past_key_values": cache}
+
+
 def _pixels() -> dict[str, Any]:
     return {"pixel_values": torch.randn(1, 3, 32, 32)}
 
@@ -83,12 +124,20 @@ _MODELS: dict[str, tuple[str, dict[str, Any], _Inputs]] = {
     "layoutlm": ("LayoutLMModel", _TINY, lambda: {**_tokens(), "bbox": torch.tensor([5, 6, 40, 50]).expand(2, 12, 4).clone()}),
     "gpt2": ("GPT2LMHeadModel", {**_TINY, "use_cache": False}, _tokens),
     "gpt2-cache": ("GPT2LMHeadModel", _TINY, _tokens),
+    "gpt2-decode": ("GPT2LMHeadModel", _TINY, lambda: _step(4)),
     "gpt-neox": ("GPTNeoXForCausalLM", {**_TINY, "use_cache": False}, _tokens),
     "gptj": ("GPTJForCausalLM", {**_TINY, "rotary_dim": 4, "use_cache": False}, _tokens),
     "opt": ("OPTForCausalLM", {**_TINY, "ffn_dim": 64, "word_embed_proj_dim": 32, "use_cache": False}, _tokens),
     "bloom": ("BloomForCausalLM", {**_TINY, "use_cache": False}, _tokens),
     "llama": ("LlamaForCausalLM", {**_GROUPED, "use_cache": False}, _tokens),
     "llama-cache": ("LlamaForCausalLM", _GROUPED, _tokens),
+    "llama-decode": ("LlamaForCausalLM", _GROUPED, _step),
+    "llama-chunk": ("LlamaForCausalLM", _GROUPED, lambda: _step(tokens=3)),
+    "llama-into-empty-cache": ("LlamaForCausalLM", _GROUPED, _first_step),
+    "llama-static-cache": ("LlamaForCausalLM", _GROUPED, _static_step),
+    "mistral-cache": ("MistralForCausalLM", {**_GROUPED, "sliding_window": 6}, _tokens),
+    "mistral-decode": ("MistralForCausalLM", {**_GROUPED, "sliding_window": 6}, _sliding_step),
+    "gemma2-cache": ("Gemma2ForCausalLM", _GROUPED, _tokens),
     "mistral": ("MistralForCausalLM", {**_GROUPED, "use_cache": False, "sliding_window": 6}, _tokens),
     "mixtral": ("MixtralForCausalLM", {**_GROUPED, "use_cache": False, "num_local_experts": 4, "num_experts_per_tok": 2}, _tokens),
     "qwen2": ("Qwen2ForCausalLM", {**_GROUPED, "use_cache": False}, _tokens),
@@ -100,9 +149,11 @@ _MODELS: dict[str, tuple[str, dict[str, Any], _Inputs]] = {
     "stablelm": ("StableLmForCausalLM", {**_GROUPED, "use_cache": False}, _tokens),
     "olmo": ("OlmoForCausalLM", {**_GROUPED, "use_cache": False}, _tokens),
     "mamba": ("MambaForCausalLM", {"vocab_size": _VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "use_cache": False}, _tokens),
+    "mamba-cache": ("MambaForCausalLM", {"vocab_size": _VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, _tokens),
     "rwkv": ("RwkvModel", {"vocab_size": _VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "use_cache": False}, lambda: {"input_ids": _tokens()["input_ids"]}),
     "t5": ("T5ForConditionalGeneration", {"vocab_size": _VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "use_cache": False, "decoder_start_token_id": 0}, _pair),
     "t5-cache": ("T5Model", {"vocab_size": _VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}, _pair),
+    "t5-decode": ("T5ForConditionalGeneration", {"vocab_size": _VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}, _pair_step),
     "t5-encoder": ("T5EncoderModel", {"vocab_size": _VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}, _tokens),
     "bart": ("BartForConditionalGeneration", {**_SEQ2SEQ, "use_cache": False}, _pair),
     "mbart": ("MBartModel", {**_SEQ2SEQ, "use_cache": False}, _pair),

@@ -9,6 +9,7 @@ from experiments.coverage_cases.odd import (
     dtypes,
     inputs,
     memory,
+    objects,
     operators,
     outputs,
     running,
@@ -20,6 +21,6 @@ from experiments.coverage_cases.odd import (
 def cases() -> dict[str, Build]:
     """Case name to builder."""
     found: dict[str, Build] = {}
-    for file in (outputs, inputs, dtypes, operators, memory, weights, running, custom_operators, wrapped, control_flow):
+    for file in (outputs, inputs, objects, dtypes, operators, memory, weights, running, custom_operators, wrapped, control_flow):
         found |= file.CASES.builders
     return found

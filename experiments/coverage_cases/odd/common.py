@@ -15,6 +15,12 @@ Point = namedtuple("Point", ["left", "right"])
 
 
 @dataclasses.dataclass
+class Boxed:
+    value: torch.Tensor
+    other: torch.Tensor | None = None
+
+
+@dataclasses.dataclass
 class Registered:
     value: torch.Tensor
     scale: float

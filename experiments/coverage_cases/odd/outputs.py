@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from experiments.coverage_cases.odd.common import Linear, Point, Registered, case_list
+from experiments.coverage_cases.odd.common import Boxed, Linear, Point, Registered, case_list
 
 CASES = case_list()
 
@@ -17,12 +16,6 @@ CASES = case_list()
 class Typed(NamedTuple):
     value: torch.Tensor
     count: int
-
-
-@dataclasses.dataclass
-class Boxed:
-    value: torch.Tensor
-    other: torch.Tensor | None = None
 
 
 @CASES.model("returns-nested-dict")
