@@ -15,7 +15,6 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,33 +22,15 @@ from torch.utils import _pytree as pytree
 
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.imported import imported_class
+from autosched.core.opened import DICTIONARY, OPENED, PLAIN, Form, Mark, read_context, read_key
 
-OPENED = "autosched.opened"
-_DICTIONARY = "dict"
 _CACHES = "transformers.cache_utils"
-_PLAIN = frozenset((bool, int, float, str, type(None)))
 _KEYS = frozenset((bool, int, float, str))
-_CLOSED = frozenset((torch.Tensor, torch.nn.Parameter, list, tuple, *_PLAIN))
+_CLOSED = frozenset((torch.Tensor, torch.nn.Parameter, list, tuple, *PLAIN))
 # What an object says of itself that one of its tensors says too: read off that tensor, so that a schedule is for no device by number.
 _OF_A_TENSOR = {torch.dtype: "dtype", torch.device: "device"}
 
-Mark = tuple[int, ...]
 _Marker = Callable[[object], Mark]
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """An object without what it holds.
-
-    Args:
-        kind: ``module.qualified name`` of its class, or ``dict``.
-        names: of its attributes, one for each child; of a dictionary the keys, as JSON.
-        notes: ``(attribute, what, of what)``: a dtype or device that is that of the tensor attribute named last, or a class.
-    """
-
-    kind: str
-    names: tuple[str, ...]
-    notes: tuple[tuple[str, str, str], ...] = ()
 
 
 class Opened:
@@ -84,29 +65,6 @@ def _unflatten(children: Iterable[Any], context: str) -> Opened:
 pytree.register_pytree_node(Opened, _flatten, _unflatten, serialized_type_name=OPENED, flatten_with_keys_fn=_flatten_with_keys)
 
 
-def read_context(context: object) -> tuple[Form, Mark]:
-    """What a node of the kind ``OPENED`` says of an object.
-
-    Raises:
-        ValueError: if it says nothing that can be read.
-    """
-    parsed = json.loads(context) if isinstance(context, str) else None
-    if not (isinstance(parsed, list) and len(parsed) == 4 and isinstance(parsed[0], str)):
-        raise ValueError("an object is not described by its class, names, notes and mark")
-    kind, names, notes, mark = parsed
-    texts = [names, *notes] if isinstance(notes, list) else [None]
-    if not all(isinstance(item, list) and all(isinstance(text, str) for text in item) for item in texts):
-        raise ValueError(f"the names within a {kind[:80]} are not text")
-    if any(len(note) != 3 for note in notes) or len(set(names)) < len(names):
-        raise ValueError(f"the notes on a {kind[:80]} are incomplete, or it has two things of one name")
-    if not (isinstance(mark, list) and len(mark) <= 2 and all(type(number) is int and number >= 0 for number in mark)):
-        raise ValueError(f"a {kind[:80]} has the mark {str(mark)[:80]}")
-    if kind == _DICTIONARY:
-        for name in names:
-            _read_key(name)
-    return Form(kind, tuple(names), tuple((note[0], note[1], note[2]) for note in notes)), tuple(mark)
-
-
 # From objects to nodes.
 
 
@@ -134,7 +92,7 @@ def _packed(leaf: Any, marker: _Marker) -> Any:
         return leaf
     form, children = found
     # Before what it holds: an object comes before its parts.
-    mark = marker(leaf) if form.kind != _DICTIONARY else ()
+    mark = marker(leaf) if form.kind != DICTIONARY else ()
     return Opened(form, mark, [pack(child, marker) for child in children])
 
 
@@ -159,7 +117,7 @@ def open_object(item: Any) -> tuple[Form, list[Any]] | None:
         if all(type(key) in _KEYS for key in item):
             return None
         try:
-            return Form(_DICTIONARY, tuple(json.dumps(_key(key)) for key in item)), list(item.values())
+            return Form(DICTIONARY, tuple(json.dumps(_key(key)) for key in item)), list(item.values())
         except TypeError:
             return None
     if not _is_accepted(kind):
@@ -180,24 +138,9 @@ def _is_ours(item: Any) -> bool:
 def _key(key: object) -> object:
     if isinstance(key, tuple):
         return [_key(part) for part in key]
-    if type(key) not in _PLAIN:
+    if type(key) not in PLAIN:
         raise TypeError(f"a key of type {type(key).__name__}")
     return key
-
-
-def _read_key(name: str) -> Any:
-    try:
-        return _key_of(json.loads(name))
-    except RecursionError as error:
-        raise ValueError("a key is nested too deeply") from error
-
-
-def _key_of(read: object) -> Any:
-    if isinstance(read, list):
-        return tuple([_key_of(part) for part in read])
-    if type(read) not in _PLAIN:
-        raise ValueError(f"a {type(read).__name__} as a key")
-    return read
 
 
 def _is_accepted(kind: type[Any]) -> bool:
@@ -279,8 +222,8 @@ def rebuild_packed(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
 
 
 def _made(form: Form, mark: Mark, children: list[Any], given: MutableMapping[int, Any]) -> Any:
-    if form.kind == _DICTIONARY:
-        return {_read_key(name): child for name, child in zip(form.names, children, strict=True)}
+    if form.kind == DICTIONARY:
+        return {read_key(name): child for name, child in zip(form.names, children, strict=True)}
     found = given.get(mark[0]) if mark else None
     if found is not None and len(mark) == 1:
         return found

@@ -11,9 +11,9 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 
-from autosched.core.containers import OPENED, read_context
 from autosched.core.errors import InvalidGraph
 from autosched.core.graph import ITEM_BYTES, OpGraph, TensorSpec, ValueRole
+from autosched.core.opened import OPENED, read_context
 from autosched.core.program import Argument, Call, Many, Program, Ref
 
 _MAX_VALUES = 2_000_000

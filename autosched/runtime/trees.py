@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autosched.core.containers import Opened, objects_in, pack, pack_call, read_context, rebuild, rebuild_packed, unpack
+from autosched.core.containers import Opened, objects_in, pack, pack_call, rebuild, rebuild_packed, unpack
 from autosched.core.errors import InputMismatch
 from autosched.core.namedtuples import register_named
+from autosched.core.opened import read_context
 from autosched.core.program import Argument, NonFinite, Program, Ref
 
 

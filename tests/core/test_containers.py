@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from autosched.core.containers import OPENED, Watch, objects_in, pack, pack_call, read_context, rebuild, unpack
+from autosched.core.containers import Watch, objects_in, pack, pack_call, rebuild, unpack
 from autosched.core.errors import UnsupportedGraph
+from autosched.core.opened import OPENED, read_context
 
 ran: list[str] = []
 
