@@ -10,8 +10,9 @@ from autosched.capture.call_check import require_call
 from autosched.core.custom_operators import trusting
 from autosched.core.progress import Progress, Silent
 from autosched.core.variants import Lowering
+from autosched.pipeline.benching import bench
 from autosched.pipeline.budget import budget_for
-from autosched.pipeline.bundles import bench, check, read, trace
+from autosched.pipeline.bundles import check, read, trace
 from autosched.pipeline.cache import remember
 from autosched.pipeline.request import check_request
 from autosched.pipeline.result import Tuned, check_writable

@@ -20,8 +20,8 @@ LEAST_ROUNDS = 7
 """Rounds of a final comparison, however little time is left."""
 LEAST_DUEL = 15
 """The same of the duel of the two best."""
-# A median whose interval is wider than this to either side supports no statement.
-_RESTLESS_PCT = 25.0
+RESTLESS_PCT = 25.0
+"""A median whose interval is wider than this to either side supports no statement."""
 
 
 class External:
@@ -203,13 +203,13 @@ def judge(
     chosen, ratio, unstable = base, Ratio(1.0, 1.0, 1.0, len(times.columns[base])), False
     noise = noise_floor_pct(times.columns[times.anchor], times.again, rng)
     if best is None or fought is None:
-        unstable = is_unstable(times.columns[base], limit_pct=_RESTLESS_PCT)
+        unstable = is_unstable(times.columns[base], limit_pct=RESTLESS_PCT)
         why = "no candidate could be measured" if candidates else "nothing else to choose from"
     elif isinstance(fought, Failure):
         why = f"the best candidate, {best}, failed in the final measurement ({fought.kind}: {fought.detail})"
     else:
         noise = noise_floor_pct(fought.base_us, fought.again_us, rng)
-        unstable = is_unstable(fought.base_us, limit_pct=_RESTLESS_PCT)
+        unstable = is_unstable(fought.base_us, limit_pct=RESTLESS_PCT)
         result = paired_ratio(fought.candidate_us, fought.base_us, rng)
         if unstable:
             why = f"the machine was too restless to tell (best candidate {best}: {_faster(result.ratio)})"

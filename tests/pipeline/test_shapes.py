@@ -18,7 +18,7 @@ from autosched.cli.shapes import parse_batches
 from autosched.core.errors import UnstableMeasurement, UsageError
 from autosched.core.schedule import sequential
 from autosched.export.bundle import write_bundle
-from autosched.pipeline.bundles import BenchShapes
+from autosched.pipeline.benching import BenchShapes
 from autosched.pipeline.shapes import TunedShapes
 from autosched.runtime.bundle_format import read_bundles
 from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name

@@ -1,0 +1,171 @@
+"""A tuned schedule measured again: beside the best sequential one and the model as it comes, in interleaved rounds."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from autosched.core.errors import IncompatibleArtifact, UnstableMeasurement
+from autosched.core.progress import Progress, Silent
+from autosched.core.schedule import Schedule, sequential
+from autosched.device.base import Session
+from autosched.device.timing import is_unstable, noise_floor_pct, paired_ratio
+from autosched.pipeline.baselines import eager_externals
+from autosched.pipeline.bundles import chosen, open_here
+from autosched.pipeline.judge import RESTLESS_PCT, Times, interleave
+from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.kernels import random_inputs
+from autosched.runtime.shapes import describe_shape
+from autosched.runtime.trees import unflatten_inputs
+
+# Nobody waits longer for the rounds of one shape.
+_LONGEST_S = 3600.0
+_TUNED = "tuned"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """``autosched bench``: medians in microseconds, measured in interleaved rounds. ``ci_us`` belongs to ``tuned_us``.
+
+    ``speedup_vs_sequential`` and its interval come from paired rounds; ``tuned_when_made_us`` is what the tuning job measured.
+    """
+
+    file: str
+    model: str
+    device: str
+    chosen: str
+    tuned_us: float
+    sequential_us: float
+    eager_us: float | None
+    ci_us: tuple[float, float]
+    speedup_vs_sequential: float
+    speedup_ci: tuple[float, float]
+    speedup_vs_eager: float | None
+    rounds: int
+    noise_floor_pct: float
+    tuned_when_made_us: float | None
+    shape: str = ""
+
+    def summary(self) -> str:
+        """For people."""
+        lines = [
+            f"{self.model} {self.shape} on {self.device}, {self.rounds} interleaved rounds, noise floor {self.noise_floor_pct:.1f} %",
+            f"  tuned ({self.chosen}): {self.tuned_us:,.0f} us (95 % interval {self.ci_us[0]:,.0f} to {self.ci_us[1]:,.0f})",
+            f"  sequential: {self.sequential_us:,.0f} us; tuned is {self.speedup_vs_sequential:.3f}x "
+            f"(95 % interval {self.speedup_ci[0]:.3f} to {self.speedup_ci[1]:.3f})",
+        ]
+        if self.eager_us is not None:
+            lines.append(f"  as it comes (eager): {self.eager_us:,.0f} us; tuned is {self.speedup_vs_eager:.3f}x")
+        if self.tuned_when_made_us is not None:
+            change = 100 * (self.tuned_us / self.tuned_when_made_us - 1)
+            lines.append(f"  when tuned it took {self.tuned_when_made_us:,.0f} us; today {change:+.1f} %")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchShapes:
+    """``autosched bench`` on a bundle of several shapes: one result for each."""
+
+    file: str
+    shapes: tuple[BenchResult, ...]
+
+    def summary(self) -> str:
+        """For people."""
+        return "\n".join(result.summary() for result in self.shapes)
+
+
+def bench(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module,
+    *,
+    rounds: int = 40,
+    seed: int = 0,
+    shape: str | None = None,
+    batch: int | None = None,
+    progress: Progress | None = None,
+) -> BenchResult | BenchShapes:
+    """Time tuned schedules beside the best sequential one and the model as it comes; every shape, or those asked for.
+
+    Returns:
+        A result, or, if several shapes are meant, one for each.
+
+    Raises:
+        IncompatibleArtifact: if a schedule does not fit this machine or model.
+        UnstableMeasurement: if the machine is too restless.
+    """
+    results = [_bench(path, bundle, model, rounds, seed, progress) for bundle in chosen(path, shape, batch)]
+    return results[0] if len(results) == 1 else BenchShapes(os.fspath(path), tuple(results))
+
+
+def _bench(
+    path: str | os.PathLike[str], bundle: Bundle, model: torch.nn.Module, rounds: int, seed: int, progress: Progress | None
+) -> BenchResult:
+    told = progress or Silent()
+    session = open_here(path, bundle, model)
+    told.stage("bench")
+    try:
+        widths = [(f"sequential {width} wide", sequential(bundle.program.graph, width=width)) for width in session.limits.widths]
+        # Where a sequential schedule was kept, it is not timed against itself.
+        others = [(name, schedule) for name, schedule in widths if schedule != bundle.schedule]
+        times, eager_us = _timed(session, bundle, model, others, rounds, seed, told)
+    finally:
+        session.close()
+    tuned = times.samples(_TUNED)
+    if tuned is None:
+        raise IncompatibleArtifact(os.fspath(path), [f"it does not run here: {times.failures.get(_TUNED, 'no time was taken')}"])
+    rng = np.random.default_rng(seed)
+    noise = noise_floor_pct(times.columns[_TUNED], times.again, rng)
+    if is_unstable(times.columns[_TUNED], limit_pct=RESTLESS_PCT):
+        raise UnstableMeasurement(
+            f"the tuned schedule varied too much from round to round (A/A floor {noise:.0f} %); stop other work and try again"
+        )
+    rivals = [name for name, _ in others if times.columns.get(name)] + ([_TUNED] if len(others) < len(widths) else [])
+    best = min(rivals, key=lambda name: float(np.median(times.columns[name])))
+    ratio = paired_ratio(times.columns[best], times.columns[_TUNED], rng)
+    report = bundle.evidence.report
+    return BenchResult(
+        file=os.fspath(path),
+        model=report.model,
+        device=bundle.key.device.name,
+        chosen=report.chosen,
+        tuned_us=tuned.median_us,
+        sequential_us=float(np.median(times.columns[best])),
+        eager_us=eager_us,
+        ci_us=(tuned.ci_low_us, tuned.ci_high_us),
+        speedup_vs_sequential=ratio.ratio,
+        speedup_ci=(ratio.ci_low, ratio.ci_high),
+        speedup_vs_eager=eager_us / tuned.median_us if eager_us is not None else None,
+        rounds=tuned.count,
+        noise_floor_pct=noise,
+        tuned_when_made_us=next((row.measured_us for row in report.strategies if row.name == report.chosen), None),
+        shape=describe_shape(bundle.program),
+    )
+
+
+def _timed(
+    session: Session,
+    bundle: Bundle,
+    model: torch.nn.Module,
+    others: list[tuple[str, Schedule]],
+    rounds: int,
+    seed: int,
+    progress: Progress,
+) -> tuple[Times, float | None]:
+    """Rounds of the tuned schedule, ``others`` and the model as it comes; and the fastest median of the latter in microseconds."""
+    args, kwargs = unflatten_inputs(bundle.program, random_inputs(bundle.program, seed))
+    with eager_externals(model, args, kwargs, bundle.key.device.kind) as eager:
+        times = interleave(
+            session,
+            [(_TUNED, bundle.schedule), *others],
+            eager,
+            rounds=rounds,
+            deadline=time.monotonic() + _LONGEST_S,
+            progress=progress,
+            anchor=_TUNED,
+        )
+    eager_us = [sample.median_us for item in eager if (sample := times.samples(item.name)) is not None]
+    return times, min(eager_us, default=None)
