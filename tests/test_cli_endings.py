@@ -60,6 +60,31 @@ def test_a_signal_ends_a_job_with_its_code_and_how_to_go_on(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+_INTERRUPTED_IN_EXEC = """
+import os, signal, sys
+import autosched.doctor
+from autosched.cli import main
+autosched.doctor.examine = lambda: exec(f"import os; os.kill(os.getpid(), {sys.argv[1]})")
+main(["doctor"])
+"""  # run with -m: only then does the interpreter look at its note when it ends
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_python_makes_a_note_of_has_the_same_code(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "interrupted_in_exec.py").write_text(_INTERRUPTED_IN_EXEC)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")])))
+    command = [sys.executable, "-P", "-m", "interrupted_in_exec", str(int(number))]
+    # A shell's background jobs ignore SIGINT, and so would this one.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (done.returncode, done.stderr) == (128 + number, "autosched: interrupted\n")
+
+
 def test_what_leaves_nothing_behind_promises_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("autosched.doctor.examine", lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run("doctor") == 143

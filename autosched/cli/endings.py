@@ -9,9 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 INTERRUPTED = 128 + signal.SIGINT  # as a shell would say it, and what typer makes of an interrupt
 _GOES_ON = frozenset({"tune", "compare", "collect"})
+
+
+class _Stopped(KeyboardInterrupt):
+    """An interrupt of a type of its own: Python, once it has seen a bare one pass through ``exec``, ends by SIGINT whoever caught it."""
 
 
 class Stop:
@@ -30,21 +35,25 @@ class Stop:
 def stoppable() -> Iterator[Stop]:
     """Within, SIGTERM is an interrupt like Ctrl-C, so that children, locks and scratch files go the same way."""
     stop = Stop()
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield stop
-        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         stop.signal = signal.Signals(number)
-        # A second one ends the process at once, should the first take too long.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise KeyboardInterrupt
+        # A second one does what it would have done without us, should the first take too long.
+        signal.signal(number, usual[number])
+        raise _Stopped
 
-    signal.signal(signal.SIGTERM, interrupt)
+    usual: dict[int, Any] = {
+        number: handler
+        for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is handler
+    }
+    for number in usual:
+        signal.signal(number, interrupt)
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
 def how_to_go_on(arguments: list[str]) -> str:
