@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from autosched.progress import LiveProgress
 
 
+_LOADED = ("cpu", "cuda")
+"""Kinds of devices that ``autosched.load`` runs schedules on."""
+
+
 def emit(value: Any) -> None:
     """Write ``value`` (anything msgspec can encode) to stdout as one JSON object, in UTF-8 whatever the terminal's encoding."""
     import msgspec
@@ -77,7 +81,7 @@ def show_report(report: TuneReport, as_json: bool, *, with_steps: bool = True) -
     if as_json:
         emit(report)
     else:
-        _print_report(report, next_steps(report.bundle, report.cached) if with_steps else ())
+        _print_report(report, next_steps(report.bundle, report.cached, report.device.kind) if with_steps else ())
     if report.unstable:
         complain("autosched: this machine was too restless for any statement; stop other work on it and run again")
         raise typer.Exit(3)
@@ -112,13 +116,13 @@ def _print_report(report: TuneReport, last: tuple[str, ...]) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def next_steps(bundle: str | None, cached: str | None) -> tuple[str, ...]:
-    """Where a schedule went and how to use it; nothing for a comparison, which keeps none."""
+def next_steps(bundle: str | None, cached: str | None, kind: str) -> tuple[str, ...]:
+    """Where a schedule for a device of ``kind`` went and how to use it; nothing for a comparison, which keeps none."""
     if bundle:
         return (
             f"written to {bundle}",
             f"measure it again: autosched bench {shlex.quote(bundle)}",
-            f"run it: autosched.load({bundle!r}, model)",
+            f"run it: autosched.load({bundle!r}, model)" if kind in _LOADED else f"nothing here loads what was made for {kind!r}",
         )
     if cached:
         return (

@@ -88,7 +88,7 @@ def show_shapes(report: ShapesReport, batches: tuple[int | None, ...], as_json: 
         except typer.Exit:
             unstable = True
     if report.bundle and not as_json:
-        where, *then = next_steps(report.bundle, None)
+        where, *then = next_steps(report.bundle, None, report.shapes[0].device.kind)
         print(f"{len(report.shapes)} shapes {where}", *then, sep="\n")
     if unstable:
         raise typer.Exit(3)

@@ -27,7 +27,7 @@ class Registry(Generic[T]):
         self._what = what
         self._group = group
         self._places: dict[str, str] = {}
-        self._plugins_read = False
+        self._plugged: list[str] | None = None
 
     def add(self, name: str, place: str) -> None:
         """Register ``place`` (``module:attribute``) under ``name``.
@@ -43,6 +43,10 @@ class Registry(Generic[T]):
         """All names, in the order they were registered, plugins last."""
         self._read_plugins()
         return list(self._places)
+
+    def plugged(self) -> list[str]:
+        """The names that other packages brought."""
+        return list(self._read_plugins())
 
     def get(self, name: str) -> T:
         """Import and return what ``name`` means.
@@ -63,9 +67,10 @@ class Registry(Generic[T]):
                 "Repair the package that brings it, or uninstall it."
             ) from error
 
-    def _read_plugins(self) -> None:
-        if self._plugins_read:
-            return
-        self._plugins_read = True
-        for entry in importlib.metadata.entry_points(group=self._group):
-            self.add(entry.name, entry.value)
+    def _read_plugins(self) -> list[str]:
+        if self._plugged is None:
+            self._plugged = []
+            for entry in importlib.metadata.entry_points(group=self._group):
+                self.add(entry.name, entry.value)
+                self._plugged.append(entry.name)
+        return self._plugged

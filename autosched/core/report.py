@@ -16,8 +16,7 @@ class StrategyRow:
     """One strategy's best schedule, or one baseline. Times are medians in microseconds; ``None`` where there is no figure.
 
     ``measured_us`` and ``ci_us`` (95 %) come from rounds interleaved with every other row's. Speed-ups are ratios of medians.
-    ``source`` says whether they were measured in this run, replayed from an earlier one, or simulated; only in a replay are they not
-    measured.
+    ``source`` says whether they were measured in this run, replayed from an earlier one, or simulated.
     """
 
     name: str
@@ -122,7 +121,7 @@ class TuneReport:
         unstable: whether the machine was too restless for any statement; the sequential schedule is then kept.
         noise_floor_pct: how much two runs of the same schedule differ in this run (A/A).
         search_s: seconds for the whole job, capture excluded.
-        source: ``REPLAYED`` if the device was a recording: then nothing in the report was measured by this run.
+        source: ``REPLAYED`` if the device was a recording, ``SIMULATED`` if it says so: then this run measured nothing.
         critical_path_us, work_us: bounds on every schedule of these operators, as ``pipeline.bounds`` gives them; ``None`` if unknown.
         lowerings: every lowering that the job considered, in the order tried; empty where one was asked for.
         stages: where the time went, in the order the stages came; empty if nobody kept count.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autosched.core.errors import NoFeasibleCandidate
-from autosched.core.records import Failure
+from autosched.core.records import Failure, ScheduleRecord, Source
 from autosched.core.report import StrategyRow, TuneReport
 from autosched.core.schedule import Schedule
 from autosched.pipeline.baselines import Rivals
@@ -161,6 +162,8 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     report = _report(run, costs, field, judgement, rows)
     if run.recording is not None:
         report = replayed_report(report, _by_key(field), run.session)
+    elif any(isinstance(peak, ScheduleRecord) and peak.source is not Source.MEASURED for peak in peaks):
+        report = _simulated(report)
     else:
         _remember(run, costs, field, times, report)
     trace = None if isinstance(traced, Failure) else traced
@@ -192,6 +195,17 @@ def _report(run: Run, costs: Costs, field: Field, judgement: Judgement, rows: Se
         unstable=judgement.unstable,
         critical_path_us=costs.bounds.critical_path_us,
         work_us=costs.bounds.work_us,
+    )
+
+
+def _simulated(report: TuneReport) -> TuneReport:
+    """The report on a device, brought by a plugin, whose own records say that nothing was measured."""
+    return dataclasses.replace(
+        report,
+        strategies=tuple(dataclasses.replace(row, source=Source.SIMULATED) for row in report.strategies),
+        verdict=f"Simulated, nothing was measured: {report.verdict}",
+        measurements=0,
+        source=Source.SIMULATED,
     )
 
 

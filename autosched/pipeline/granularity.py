@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autosched.core.errors import UsageError
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.variants import WHOLE, Lowering, lowering_named
 from autosched.runtime.region_compile import missing_compiler
@@ -16,6 +17,9 @@ REPLAY = "replay"
 
 COMPILED = (Lowering.FUSED, *WHOLE)
 """The lowerings in which a compiler has a part."""
+
+_COMPILED_FOR = ("cpu", "cuda")
+"""Kinds of devices that it compiles for; a plugin's device runs PyTorch's own operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +41,28 @@ def considered(asked: str | None, *, rewrite: bool, kind: str) -> Considered:
     """The lowerings of a job.
 
     On a CPU with a C++ compiler those are rewritten, fused and inductor; on a GPU with Triton fused, inductor and rewritten; without a
-    compiler, rewritten alone. Where compiled baselines are measured, inductor gives way to the mode of the fastest of them
-    (see ``adopting``). The first is what there is without a choice. ``fused`` comes before ``inductor``: it is worth something whenever its
-    compiler is stopped, and leaves the rest of the time to a compilation that is worth nothing until it is finished.
+    compiler, and on a device that a plugin brings, rewritten alone. Where compiled baselines are measured, inductor gives way to the mode
+    of the fastest of them (see ``adopting``). The first is what there is without a choice. ``fused`` comes before ``inductor``: it is worth
+    something whenever its compiler is stopped, and leaves the rest of the time to a compilation that is worth nothing until it is finished.
 
     Args:
         asked: a lowering's name, ``auto``, or ``None`` for ``auto``.
         rewrite: the older way to ask: ``False`` without a name is ``aten``.
-        kind: of the device, ``cpu`` or ``cuda``, or ``replay``.
+        kind: of the device, or ``replay``.
 
     Raises:
-        UsageError: for a name that there is not.
+        UsageError: for a name that there is not, or that a device of this kind cannot run.
     """
     if asked not in (None, AUTO):
-        return Considered((lowering_named(str(asked)),), (), chosen=False)
+        lowering = lowering_named(str(asked))
+        if lowering in COMPILED and kind not in (*_COMPILED_FOR, REPLAY):
+            raise UsageError(
+                f"lowering {lowering} is compiled for {' or '.join(_COMPILED_FOR)} alone; on {kind!r} ask for rewritten or aten"
+            )
+        return Considered((lowering,), (), chosen=False)
     if asked is None and not rewrite:
         return Considered((Lowering.ATEN,), (), chosen=False)
-    if kind == REPLAY:
+    if kind not in _COMPILED_FOR:
         return Considered((Lowering.REWRITTEN,), (), chosen=False)
     if why := missing_compiler(kind):
         rows = tuple(LoweringRow(lowering, LoweringOutcome.SKIPPED, why) for lowering in (Lowering.FUSED, Lowering.INDUCTOR))

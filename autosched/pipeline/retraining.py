@@ -10,9 +10,10 @@ from autosched.config import cost_models_dir, runs_dir
 from autosched.core.progress import Progress, Silent
 from autosched.costmodel.evaluate import Evaluation
 from autosched.costmodel.evaluate import evaluate as evaluate_model
+from autosched.costmodel.model import COST_MODELS
 from autosched.costmodel.pair_set import pair_set
 from autosched.costmodel.persist import check_replaceable, load_model, save_model
-from autosched.costmodel.train import Training
+from autosched.costmodel.train import DEFAULT_KINDS, Training
 from autosched.costmodel.train import train as train_model
 from autosched.datasets.store import Store
 from autosched.device.registry import device_named
@@ -53,7 +54,8 @@ def train(
     told = progress or Silent()
     told.stage(f"reading {os.fspath(folder)}")
     before = load_model(Path(start)) if start is not None else None
-    training = train_model(pair_set(Store.open(Path(folder))), seed=seed, start=before, report=told.stage)
+    kinds = (*DEFAULT_KINDS, *COST_MODELS.plugged())
+    training = train_model(pair_set(Store.open(Path(folder))), seed=seed, kinds=kinds, start=before, report=told.stage)
     save_model(training.model, Path(output))
     return training
 

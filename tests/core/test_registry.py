@@ -40,3 +40,16 @@ def test_a_module_that_raises_anything_when_imported_names_the_cause(tmp_path: P
     registry.add("broken", "a_plugin_that_raises:x")
     with pytest.raises(UsageError, match=r"RuntimeError: no driver of version 3.*uninstall"):
         registry.get("broken")
+
+
+def test_what_other_packages_bring_is_known_as_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = tmp_path / "acme-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[autosched.things_of_a_test]\nsquare = fractions:Fraction\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[type] = Registry("thing", "autosched.things_of_a_test")
+    registry.add("round", "decimal:Decimal")
+    assert registry.plugged() == ["square"]
+    assert registry.names() == ["round", "square"]
+    assert registry.get("square").__name__ == "Fraction"

@@ -142,6 +142,9 @@ def test_lowerings_by_name_by_device_and_by_the_older_option(monkeypatch: pytest
         assert considered(asked, rewrite=True, kind="cuda").lowerings == (Lowering.FUSED, Lowering.INDUCTOR, Lowering.REWRITTEN)
         # A recording holds the operators of one lowering.
         assert considered(asked, rewrite=True, kind="replay") == Considered((Lowering.REWRITTEN,), (), chosen=False)
+        assert considered(asked, rewrite=True, kind="toychip") == Considered((Lowering.REWRITTEN,), (), chosen=False)
+    with pytest.raises(UsageError, match="rewritten or aten"):
+        considered("fused", rewrite=True, kind="toychip")
     assert considered(None, rewrite=False, kind="cuda") == Considered((Lowering.ATEN,), (), chosen=False)
     assert considered("inductor", rewrite=True, kind="cpu") == Considered((Lowering.INDUCTOR,), (), chosen=False)
     with pytest.raises(UsageError, match="expected one of aten, rewritten, fused, inductor, max_autotune, max_autotune_combo, auto"):
