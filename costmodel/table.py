@@ -35,6 +35,12 @@ SAMPLE_NOISE = 0.12
 FLOOR_NOISE = 0.02
 """What remains however often a pair is repeated: drift between runs."""
 
+POLLING_US = 280.0
+"""How long a CPU lane that waits polls before it sleeps. *Source:* ``runtime.lanes``: 400 turns of about 0.7 us."""
+
+TEAM_SPIN_US = 8000.0
+"""How long the helper threads of a wide CPU operator spin after it. *Source:* libgomp's default of 300,000 turns, some milliseconds."""
+
 CLASS_PSEUDO_COUNT = 4.0
 """A class of pairs needs this many measurements before its mean error is believed by half."""
 
@@ -100,6 +106,8 @@ def make_cost_table(
         max_lanes=max_lanes,
         measured_pairs=measured,
         room=room_of(rows.facts, (device,), np.zeros(len(rows.facts), dtype=np.int64)),
+        polling_us=POLLING_US if device.kind == "cpu" else 0.0,
+        team_spin_us=TEAM_SPIN_US if device.kind == "cpu" else 0.0,
     )
 
 

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosched.core.costs import CostTable
 from autosched.core.schedule import Schedule
 from autosched.search.compiled.layout import MIN_SLOWDOWN
-from autosched.search.problem import Problem
+from autosched.search.problem import Floats, Problem
 from autosched.search.simulate import simulate
 
 
@@ -58,7 +59,7 @@ _Pair = tuple[int, int, bool]
 @dataclass(frozen=True, slots=True)
 class _Interval:
     """A time in which the same operators ran: the pairs that slowed one of them, the part of the room that each of the others got then,
-    and its own part (``costmodel.composition``)."""
+    and its own part (``costmodel.composition``), less what helper threads that spin took of it."""
 
     length_us: float
     pairs: tuple[_Pair, ...]
@@ -161,7 +162,8 @@ def correct_with_times(problem: Problem, timed: Sequence[tuple[Schedule, float]]
 
 
 def _equations(problem: Problem, schedule: Schedule, trace: Trace) -> list[_Equation]:
-    start, end = np.array(trace.start_us), np.array(trace.end_us)
+    start = np.array(trace.start_us)
+    end = np.array(trace.end_us) - _lateness_us(problem, schedule, trace)
     kernels = problem.kernel[np.arange(problem.count), problem.width_indices(schedule)]
     rank = np.empty(problem.count, dtype=np.int64)
     rank[np.array(schedule.order)] = np.arange(problem.count)
@@ -181,9 +183,37 @@ def _equations(problem: Problem, schedule: Schedule, trace: Trace) -> list[_Equa
             pairs = tuple((int(kernels[index]), int(kernels[others[place]]), bool(earlier[place])) for place in beside)
             in_order = sorted([index, *others[beside].tolist()], key=lambda item: (start[item], rank[item]))
             part = dict(zip(in_order, problem.shares(int(kernels[item]) for item in in_order), strict=True))
-            intervals.append(_Interval(right - left, pairs, tuple(part[item] for item in others[beside].tolist()), part[index]))
+            own_part = part[index] / _crowding(problem, kernels, start, end, middle)
+            intervals.append(_Interval(right - left, pairs, tuple(part[item] for item in others[beside].tolist()), own_part))
         found.append(_Equation(index, int(kernels[index]), duration, tuple(intervals)))
     return found
+
+
+def _lateness_us(problem: Problem, schedule: Schedule, trace: Trace) -> Floats:
+    """By how much each operator ended late because a lane polled: float64 ``[n]``; ``fluid`` has the rule. It did no work meanwhile."""
+    gap_us, cross_us, _, _, polling_us = problem.latency_us[:5].tolist()
+    lane, start, end = np.array(schedule.lane), np.array(trace.start_us), np.array(trace.end_us)
+    late = np.zeros(problem.count)
+    done = end - cross_us  # if it was late
+    for index in np.flatnonzero((done > start) & (done < start.max())) if polling_us > 0.0 else []:
+        for other in set(schedule.lane) - {schedule.lane[index]}:
+            begun = end[(lane == other) & (start <= done[index])]
+            if len(begun) and gap_us < done[index] - begun.max() < polling_us:
+                late[index] = cross_us
+    return late
+
+
+def _crowding(problem: Problem, kernels: NDArray[np.int32], start_us: Floats, end_us: Floats, when_us: float) -> float:
+    """How many times slower what runs at a moment is for the helper threads of a wide operator before it; ``fluid`` has the rule."""
+    spin_us, thread = problem.latency_us[5:7].tolist()
+    if spin_us == 0.0:
+        return 1.0
+    begun = np.flatnonzero((problem.room[kernels] > 1.5 * thread) & (start_us <= when_us))
+    last = begun[np.argmax(start_us[begun])] if len(begun) else -1
+    if last < 0 or not end_us[last] <= when_us < end_us[last] + spin_us:
+        return 1.0
+    wanted = float(problem.room[kernels[(start_us <= when_us) & (end_us > when_us)]].sum())
+    return max(1.0, (wanted + float(problem.room[kernels[last]]) - thread) / max(1.0, wanted))
 
 
 def _correct_solo(tables: _Tables, equations: Sequence[_Equation]) -> None:

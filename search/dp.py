@@ -218,7 +218,8 @@ def _simulate_stage(problem: Problem, groups: tuple[tuple[int, ...], ...]) -> fl
     count, lanes = len(rows), len(groups)
     lane = np.array([place for place, group in enumerate(groups) for _ in group], dtype=np.int32)
     nothing, none = np.zeros(count + 1, dtype=np.int32), np.zeros(0, dtype=np.int32)
-    latency = np.array([problem.latency_us[0], problem.latency_us[1], 0.0, problem.latency_us[3]])
+    latency = problem.latency_us.copy()
+    latency[2] = 0.0
     return float(
         evaluate(
             nothing, none, nothing, none, np.array(rows, dtype=np.int32)[:, None].copy(), problem.solo_us, problem.room,

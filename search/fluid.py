@@ -9,6 +9,11 @@ An operator starts at the latest of: its lane's last end plus the launch gap, th
 each predecessor elsewhere plus the cross-lane latency. Extra edges count as predecessors. If another operator runs at that moment, it
 starts ``concurrent_gap_us`` later.
 
+On a CPU, threads that do no work disturb those that do. A lane that waits asks for up to ``polling_us`` whether it may go on, each time
+with the interpreter's lock, which an operator on another lane needs at its end: it ends ``cross_lane_us`` later, for its own lane too, and
+the waiting lane goes on at once. Who slept is woken, and goes on ``cross_lane_us`` after the end. And the helper threads of an operator of
+several threads keep spinning for ``team_spin_us`` after it: all that runs beside them shares the cores with them.
+
 The state between two events is a value that can be copied: a beam search extends *prefix states* and never simulates a prefix twice.
 
 Source: additive excess after processor sharing; the leftover policy makes who starts first matter (Amert et al., "GPU Scheduling on the
@@ -62,6 +67,9 @@ class FluidState:
     lane_of: list[int] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
     short: bool = False  # whether one of those that run gets less room than it would beside one other
+    spin_until_us: float = -1.0  # helper threads of a wide operator that is done
+    spin_room: float = 0.0
+    crowd: float = 1.0  # how many times slower what runs is for them
 
     def __post_init__(self) -> None:
         count = self.problem.count
@@ -75,6 +83,7 @@ class FluidState:
     def copy(self) -> FluidState:
         """An independent state that goes on from here."""
         twin = FluidState(self.problem, self.lanes, self.time_us, self.started, short=self.short)
+        twin.spin_until_us, twin.spin_room, twin.crowd = self.spin_until_us, self.spin_room, self.crowd
         twin.slots = [
             None
             if slot is None
@@ -87,14 +96,14 @@ class FluidState:
 
     def place(self, operator: int, lane: int, width_index: int, rank: int, waits: tuple[int, ...] = ()) -> None:
         """Put ``operator`` on the idle ``lane``; everything it waits for must be finished."""
-        gap_us, cross_us = self.problem.latency_us[:2].tolist()
+        gap_us = float(self.problem.latency_us[0])
         start = 0.0
         if self.lane_free_us[lane] >= 0.0:
             start = self.lane_free_us[lane] + gap_us
         for before in (*self.problem.predecessors(operator), *waits):
             ready = self.end_us[before]
             if self.lane_of[before] != lane:
-                ready += cross_us
+                ready = self._arrival_us(ready, lane)
             start = max(start, ready)
         kernel = int(self.problem.kernel[operator, width_index])
         self.slots[lane] = _Slot(operator, kernel, rank, start, float(self.problem.solo_us[kernel]))
@@ -112,7 +121,7 @@ class FluidState:
             if slot.sequence < 0:
                 when, kind = slot.start_us, 1
             else:
-                when, kind = self.time_us + slot.remaining_us * max(slot.slowdown, MIN_SLOWDOWN), 0
+                when, kind = self.time_us + slot.remaining_us * max(slot.slowdown, MIN_SLOWDOWN) * self.crowd, 0
             if when < best_us or (when == best_us and (kind, slot.rank) < (best_kind, best_rank)):
                 best_us, best_lane, best_kind, best_rank = when, lane, kind, slot.rank
         chosen = self.slots[best_lane]
@@ -122,7 +131,7 @@ class FluidState:
         if passed_us > 0.0:
             for slot in self.slots:
                 if slot is not None and slot.sequence >= 0:
-                    slot.remaining_us = max(0.0, slot.remaining_us - passed_us / max(slot.slowdown, MIN_SLOWDOWN))
+                    slot.remaining_us = max(0.0, slot.remaining_us - passed_us / (max(slot.slowdown, MIN_SLOWDOWN) * self.crowd))
             self.time_us = best_us
         if best_kind == 1:
             put_off_us = float(self.problem.latency_us[3])
@@ -145,6 +154,9 @@ class FluidState:
         self.started += 1
         self.start_us[chosen.operator] = self.time_us
         self._share_room([*running, chosen])
+        if self._is_wide(chosen.kernel):
+            self.spin_until_us = -1.0
+        self.crowd = self._crowding()
 
     def _finish(self, chosen: _Slot, lane: int) -> None:
         problem = self.problem
@@ -156,10 +168,51 @@ class FluidState:
         if len(running) == 1:
             running[0].slowdown = 1.0  # adding and subtracting must leave no dust
         self._share_room(running)
-        self.end_us[chosen.operator] = self.time_us
-        self.lane_free_us[lane] = self.time_us
+        ended_us = self.time_us + self._lateness_us(lane)
+        self.end_us[chosen.operator] = ended_us
+        self.lane_free_us[lane] = ended_us
+        if self._is_wide(chosen.kernel):
+            self.spin_until_us = self.time_us + float(problem.latency_us[5])
+            self.spin_room = float(problem.room[chosen.kernel]) - float(problem.latency_us[6])
+        self.crowd = self._crowding()
         for after in problem.successors(chosen.operator):
             self.pending[after] -= 1
+
+    def _arrival_us(self, end_us: float, lane: int) -> float:
+        """When a lane that waits may go on after an operator elsewhere: awake it saw the end at once, else it is woken."""
+        cross_us, polling_us = float(self.problem.latency_us[1]), float(self.problem.latency_us[4])
+        awake = polling_us > 0.0 and end_us - self.lane_free_us[lane] < polling_us
+        return end_us if awake else end_us + cross_us
+
+    def _lateness_us(self, own_lane: int) -> float:
+        """By how much the operator that finishes now ends late, because a lane that has run something polls.
+
+        Whether a lane has anything left is not asked: a prefix does not know, and its twin is to say the same.
+        """
+        gap_us, cross_us, _, _, polling_us = self.problem.latency_us[:5].tolist()
+        if self.started == self.problem.count:
+            return 0.0  # nobody has anything to wait for
+        idle_us = [
+            self.time_us - free_us
+            for lane, (slot, free_us) in enumerate(zip(self.slots, self.lane_free_us, strict=True))
+            if lane != own_lane and free_us >= 0.0 and not (slot is not None and slot.sequence >= 0)
+        ]
+        return float(cross_us) if any(gap_us < idle < polling_us for idle in idle_us) else 0.0
+
+    def _is_wide(self, kernel: int) -> bool:
+        """Whether a kernel has helper threads that spin after it."""
+        spin_us, thread = self.problem.latency_us[5:7].tolist()
+        return spin_us > 0.0 and float(self.problem.room[kernel]) > 1.5 * thread
+
+    def _crowding(self) -> float:
+        """How many times slower what runs is for helper threads that spin: threads over cores, beyond what those that run share already."""
+        if self.time_us >= self.spin_until_us:
+            return 1.0
+        wanted = 0.0
+        for slot in self.slots:
+            if slot is not None and slot.sequence >= 0:
+                wanted += float(self.problem.room[slot.kernel])
+        return max(1.0, (wanted + self.spin_room) / max(1.0, wanted))
 
     def _running(self) -> list[_Slot]:
         """What has started and not finished, in order of start."""
@@ -212,4 +265,4 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
             for after in waiters[operator]:
                 state.pending[after] -= 1
     fixed_us = float(problem.latency_us[2])
-    return Simulation(max(state.end_us) + fixed_us, tuple(state.start_us), tuple(state.end_us))
+    return Simulation(state.time_us + fixed_us, tuple(state.start_us), tuple(state.end_us))

@@ -36,8 +36,9 @@ class Problem:
         room: float64 ``[n_kernels]``, as in ``CostTable``; length 0 where no three kernels could want more than the device has.
         excess_first: float64 ``[n_kernels, n_kernels]``, ``slowdown_first - 1``.
         excess_last: float64 ``[n_kernels, n_kernels]``, ``slowdown_last - 1``.
-        latency_us: float64 ``[4]``: gap between operators of a lane, latency of a wait across lanes, once for each run, put-off of an
-            operator that would start while another runs.
+        latency_us: float64 ``[7]``: gap between operators of a lane, latency of a wait across lanes, once for each run, put-off of an
+            operator that would start while another runs, ``polling_us`` and ``team_spin_us`` as in ``CostTable``; and last, no time, the
+            room that one thread takes.
         demand: float64 ``[n]``: share (0 to 1) of the device's scarcest resource that one block of the operator takes; used by
             ``opara`` only.
         memory_bound: bool ``[n]``: whether memory rather than arithmetic limits the operator; used by ``opara`` only.
@@ -99,7 +100,7 @@ class Problem:
             room=_scarce_room(costs),
             excess_first=np.ascontiguousarray(costs.slowdown_first - 1.0, dtype=np.float64),
             excess_last=np.ascontiguousarray(costs.slowdown_last - 1.0, dtype=np.float64),
-            latency_us=np.array([costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us], dtype=np.float64),
+            latency_us=_latencies(costs),
             demand=share,
             memory_bound=bound,
         )
@@ -222,6 +223,15 @@ class Problem:
 def one_wide_lane(lane: Sequence[int] | Ints, width_index: Sequence[int] | Ints) -> Ints:
     """``lane`` with every operator wider than the narrowest width on lane 0: int32 ``[n]``."""
     return np.where(np.asarray(width_index) > 0, 0, np.asarray(lane)).astype(np.int32)
+
+
+def _latencies(costs: CostTable) -> Floats:
+    # Without room nothing is known of who takes which core.
+    has_room = len(_scarce_room(costs)) > 0 and len(costs.kernel) > 0
+    thread = float(costs.room[costs.kernel[:, 0]].min()) if has_room and costs.room is not None else 0.0
+    spin_us = costs.team_spin_us if thread > 0.0 else 0.0
+    times_us = (costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us, costs.polling_us, spin_us)
+    return np.array([*times_us, thread], dtype=np.float64)
 
 
 def _scarce_room(costs: CostTable) -> Floats:

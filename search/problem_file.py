@@ -45,6 +45,7 @@ def save_problem(problem: Problem, path: Path, *, provenance: str) -> None:
     pick = np.ix_(used, used)
     constants = [
         costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.max_lanes, costs.measured_pairs, costs.concurrent_gap_us,
+        costs.polling_us, costs.team_spin_us,
     ]  # fmt: skip
     arrays = {
         "schema": np.array(SCHEMA),
@@ -81,12 +82,13 @@ def load_problem(path: Path) -> SavedProblem:
         raise UsageError(f"{path} holds no problem: {error}; expected a file that save_problem wrote") from error
     if int(found["schema"]) > SCHEMA:
         raise UsageError(f"{path} has schema {int(found['schema'])}; expected at most {SCHEMA}: install a newer autosched")
-    gap, cross, fixed, lanes, measured, concurrent = found["constants"].tolist()
+    # Older files end with the put-off: nothing was known of what polls and spins.
+    gap, cross, fixed, lanes, measured, concurrent, polling, spin = (*found["constants"].tolist(), 0.0, 0.0)[:8]
     try:
         costs = CostTable(
             tuple(int(width) for width in found["widths"]), np.ascontiguousarray(found["kernel"], dtype=np.int32),
             found["solo_us"].astype(np.float64), found["slowdown_first"].astype(np.float64), found["slowdown_last"].astype(np.float64),
-            gap, cross, fixed, int(lanes), measured, concurrent, room=room,
+            gap, cross, fixed, int(lanes), measured, concurrent, room=room, polling_us=polling, team_spin_us=spin,
         )  # fmt: skip
         ends = found["pred_ptr"].tolist()
         indices = found["pred_idx"].tolist()

@@ -30,6 +30,9 @@ class CostTable:
         measured_pairs: share (0 to 1) of the slowdown entries that were measured rather than predicted.
         concurrent_gap_us: added before an operator that would start while another lane is at work: what threads that launch at the same
             time cost each other (the interpreter's lock on a CPU).
+        polling_us: how long a lane that waits asks again and again before it sleeps; 0 where none does (a GPU). While it asks, an operator
+            that ends on another lane ends ``cross_lane_us`` later, and its wait costs nothing more.
+        team_spin_us: how long the helper threads of an operator of several threads keep their cores after it; 0 where there are none.
         variant: int32 ``[n_operators, n_widths]``: the variant (see ``Schedule``) that the times are of, and that a schedule made from this
             table runs; ``None`` for 0 everywhere.
         room: float64 ``[n_kernels]``: share (0 to 1) of the device's cores or block slots that each kernel takes, 0 where that is not
@@ -49,6 +52,8 @@ class CostTable:
     concurrent_gap_us: float = 0.0
     variant: NDArray[np.int32] | None = None
     room: NDArray[np.float64] | None = None
+    polling_us: float = 0.0
+    team_spin_us: float = 0.0
 
     def __post_init__(self) -> None:
         kernels = len(self.solo_us)
@@ -64,8 +69,10 @@ class CostTable:
                 raise UsageError(f"{name} holds values that are not finite and positive; drop the records that made them")
         if not np.isfinite(self.solo_us).all() or (self.solo_us < 0).any():
             raise UsageError("solo_us holds values that are negative or not finite; drop the records that made them")
-        if not np.isfinite(self.concurrent_gap_us) or self.concurrent_gap_us < 0:
-            raise UsageError(f"concurrent_gap_us is {self.concurrent_gap_us}; expected a finite number, at least 0")
+        for name in ("concurrent_gap_us", "polling_us", "team_spin_us"):
+            value: float = getattr(self, name)
+            if not np.isfinite(value) or value < 0:
+                raise UsageError(f"{name} is {value}; expected a finite number, at least 0")
         if self.room is not None and (self.room.shape != (kernels,) or not ((self.room >= 0) & (self.room <= 1)).all()):
             raise UsageError(f"room has shape {self.room.shape}, or values outside 0 to 1; expected [{kernels}] shares of the device")
         if self.max_lanes < 1:

@@ -6,6 +6,7 @@ from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
 from autosched.search.compiled.lanes import queue_operators, release
 from autosched.search.compiled.layout import MIN_SLOWDOWN, UNREACHED
 from autosched.search.compiled.room import leave, share_room, weigh
+from autosched.search.compiled.threads import arrival, crowding, lateness
 
 
 @compiled(f"f8({ARRAYS},i8,{I1},{I1},{I1},{I1},{F1},f8,{F1},{F1},{I1})")
@@ -34,6 +35,9 @@ def evaluate(  # type: ignore[no-untyped-def]
     gap = latency[0]
     cross = latency[1]
     concurrent = latency[3]
+    polling = latency[4]
+    spin = latency[5]
+    wide = 1.5 * latency[6]  # more room than this is that of several threads
     limit -= latency[2]
     begin = floats[1 : 1 + lanes]
     remaining = floats[1 + lanes : 1 + 2 * lanes]
@@ -65,6 +69,9 @@ def evaluate(  # type: ignore[no-untyped-def]
     limited = lanes > 2 and room.shape[0] > 0  # whether room has to be looked at
     active = 0  # how many run, if so
     short = 0  # 1 while one of them gets less room than it would beside one other
+    crowd = 1.0
+    spin_until = -1.0
+    spin_room = 0.0
     while finished < count:
         best = UNREACHED
         best_lane = -1
@@ -87,7 +94,7 @@ def evaluate(  # type: ignore[no-untyped-def]
                     before = pred_idx[place]
                     ready = end[before]
                     if lane_of[before] != lane:
-                        ready += cross
+                        ready = arrival(ready, free[lane], cross, polling)
                     if ready > start:
                         start = ready
                         held = before
@@ -95,7 +102,7 @@ def evaluate(  # type: ignore[no-untyped-def]
                 if before >= 0:
                     ready = end[before]
                     if lane_of[before] != lane:
-                        ready += cross
+                        ready = arrival(ready, free[lane], cross, polling)
                     if ready > start:
                         start = ready
                         held = before
@@ -113,7 +120,7 @@ def evaluate(  # type: ignore[no-untyped-def]
                 when = begin[lane]
                 kind = 1
             else:
-                when = time + remaining[lane] * max(slowdown[lane], MIN_SLOWDOWN)
+                when = time + remaining[lane] * max(slowdown[lane], MIN_SLOWDOWN) * crowd
                 kind = 0
             if when < best or (when == best and (kind < best_kind or (kind == best_kind and rank[lane] < best_rank))):
                 best = when
@@ -138,14 +145,14 @@ def evaluate(  # type: ignore[no-untyped-def]
                 if moved:
                     for lane in range(lanes):
                         if running[lane] >= 0 and sequence[lane] >= 0:
-                            remaining[lane] = max(0.0, remaining[lane] - passed / max(slowdown[lane], MIN_SLOWDOWN))
+                            remaining[lane] = max(0.0, remaining[lane] - passed / (max(slowdown[lane], MIN_SLOWDOWN) * crowd))
                 continue
         if best_kind == 1:
             own = 1.0
             for lane in range(lanes):
                 if running[lane] >= 0 and sequence[lane] >= 0:
                     if moved:
-                        remaining[lane] = max(0.0, remaining[lane] - passed / max(slowdown[lane], MIN_SLOWDOWN))
+                        remaining[lane] = max(0.0, remaining[lane] - passed / (max(slowdown[lane], MIN_SLOWDOWN) * crowd))
                     own += excess_last[chosen, row[lane]]
                     slowdown[lane] += excess_first[row[lane], chosen]
             if start_us.shape[0] > 0:
@@ -160,6 +167,12 @@ def evaluate(  # type: ignore[no-untyped-def]
                     short = share_room(turn, active, row, room, part)
                     if short == 1:
                         weigh(turn, active, row, part, excess_first, excess_last, slowdown)
+            if spin > 0.0:
+                if room[chosen] > wide:
+                    spin_until = -1.0
+                crowd = 1.0
+                if time < spin_until:
+                    crowd = crowding(lanes, running, sequence, row, room, spin_room)
             continue
         done = running[best_lane]
         since = sequence[best_lane]
@@ -169,7 +182,7 @@ def evaluate(  # type: ignore[no-untyped-def]
         for lane in range(lanes):
             if running[lane] >= 0 and sequence[lane] >= 0:
                 if moved:
-                    remaining[lane] = max(0.0, remaining[lane] - passed / max(slowdown[lane], MIN_SLOWDOWN))
+                    remaining[lane] = max(0.0, remaining[lane] - passed / (max(slowdown[lane], MIN_SLOWDOWN) * crowd))
                 if sequence[lane] < since:
                     slowdown[lane] -= excess_first[row[lane], chosen]
                 else:
@@ -185,8 +198,18 @@ def evaluate(  # type: ignore[no-untyped-def]
                 short = share_room(turn, active, row, room, part)
                 if short == 1 or was_short == 1:
                     weigh(turn, active, row, part, excess_first, excess_last, slowdown)
-        end[done] = time
-        free[best_lane] = time
+        late = 0.0
+        if polling > 0.0 and started < count:
+            late = lateness(time, best_lane, lanes, running, sequence, free, latency)
+        end[done] = time + late
+        free[best_lane] = time + late
+        if spin > 0.0:
+            if room[chosen] > wide:
+                spin_until = time + spin
+                spin_room = room[chosen] - latency[6]
+            crowd = 1.0
+            if time < spin_until:
+                crowd = crowding(lanes, running, sequence, row, room, spin_room)
         finished += 1
         held_by[count] = done
         release(done, succ_ptr, succ_idx, pending, first_waiter, next_waiter)

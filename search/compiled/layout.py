@@ -3,7 +3,8 @@ the numbers that both halves of the search share. Needs no compiler.
 
 A *state* is one float row and one int row (offsets below), so that copying a prefix is two memory copies. With ``K`` lanes and ``n``
 operators the float row holds: time; then for each lane start, remaining, slowdown, free-since (all microseconds but the third); then
-the end of each operator; then for each lane its part of the room (scratch). The int row holds: starts so far, placed so far, finished so
+the end of each operator; then for each lane its part of the room (scratch); then until when a team's helpers spin (-1 none do), the room
+they take, and how many times slower everything is for it. The int row holds: starts so far, placed so far, finished so
 far, last finished operator, length of the ready list, how many run, 1 while one of those gets less room than it would beside one other,
 one unused; for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off), launch rank; for each
 operator pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready list; then the lanes
@@ -30,7 +31,7 @@ LEAST_SHARE = 1e-3
 
 def float_row(count: int, lanes: int) -> int:
     """Length of a state's float row."""
-    return 1 + 5 * lanes + count
+    return 4 + 5 * lanes + count
 
 
 def int_row(count: int, lanes: int) -> int:
@@ -48,6 +49,7 @@ def reset_state(floats: Any, ints: Any, lanes: int, count: int, pred_ptr: Any) -
     floats[:] = 0.0
     ints[:] = 0
     floats[1 + 3 * lanes :] = -1.0
+    floats[-1] = 1.0
     ints[3] = -1
     ints[HEADER : HEADER + lanes] = -1
     ints[HEADER + 2 * lanes : HEADER + 3 * lanes] = -1

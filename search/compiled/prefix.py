@@ -8,6 +8,7 @@ from __future__ import annotations
 from autosched.search.compiled.cache import F1, F2, I1, compiled
 from autosched.search.compiled.layout import HEADER, MIN_SLOWDOWN, UNREACHED
 from autosched.search.compiled.room import leave, share_room, weigh
+from autosched.search.compiled.threads import arrival, crowding, lateness
 
 
 @compiled(f"void({F1},{I1},i8,i8,i8,i8,i8,i4[:,::1],{F1},{I1},{I1},{F1})")
@@ -36,13 +37,13 @@ def commit(  # type: ignore[no-untyped-def]
             before = pred_idx[place]
             ready_us = floats[1 + 4 * lanes + before]
             if ints[base + count + before] != lane:
-                ready_us += latency[1]
+                ready_us = arrival(ready_us, free, latency[1], latency[4])
             if ready_us > start:
                 start = ready_us
         wait = -1
         if start < time:
             wait = event
-            start = max(start, time + latency[1])
+            start = max(start, arrival(floats[1 + 4 * lanes + event], free, latency[1], latency[4]))
         if start < best:
             best = start
             best_lane = lane
@@ -74,6 +75,12 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, exce
     """Go on until an operator has finished and its successors that became ready are listed; -2 if nothing is placed."""
     base = HEADER + 4 * lanes
     limited = lanes > 2 and room.shape[0] > 0
+    wide = 1.5 * latency[6]  # more room than this is that of several threads
+    running = ints[HEADER : HEADER + lanes]
+    row = ints[HEADER + lanes : HEADER + 2 * lanes]
+    sequence = ints[HEADER + 2 * lanes : HEADER + 3 * lanes]
+    free = floats[1 + 3 * lanes : 1 + 4 * lanes]
+    team = floats[1 + 5 * lanes + count :]  # until when helpers spin, their room, and the factor
     while True:
         time = floats[0]
         best = UNREACHED
@@ -88,7 +95,7 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, exce
                 when = floats[1 + lane]
                 kind = 1
             else:
-                when = time + floats[1 + lanes + lane] * max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN)
+                when = time + floats[1 + lanes + lane] * max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN) * team[2]
                 kind = 0
             if when < best or (when == best and (kind < best_kind or (kind == best_kind and rank < best_rank))):
                 best = when
@@ -101,7 +108,7 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, exce
         if passed > 0.0:
             for lane in range(lanes):
                 if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
-                    left = floats[1 + lanes + lane] - passed / max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN)
+                    left = floats[1 + lanes + lane] - passed / (max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN) * team[2])
                     floats[1 + lanes + lane] = max(0.0, left)
             floats[0] = best
         chosen = ints[HEADER + lanes + best_lane]
@@ -128,40 +135,54 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, exce
                 turn[ints[5]] = best_lane
                 ints[5] += 1
                 if ints[5] > 2:
-                    row = ints[HEADER + lanes : HEADER + 2 * lanes]
                     part = floats[1 + 4 * lanes + count :]
                     ints[6] = share_room(turn, ints[5], row, room, part)
                     if ints[6] == 1:
                         weigh(turn, ints[5], row, part, excess_first, excess_last, floats[1 + 2 * lanes : 1 + 3 * lanes])
+            if latency[5] > 0.0:
+                if room[chosen] > wide:
+                    team[0] = -1.0
+                team[2] = 1.0
+                if floats[0] < team[0]:
+                    team[2] = crowding(lanes, running, sequence, row, room, team[1])
             continue
         operator = ints[HEADER + best_lane]
-        sequence = ints[HEADER + 2 * lanes + best_lane]
+        since = ints[HEADER + 2 * lanes + best_lane]
         ints[HEADER + best_lane] = -1
-        running = 0
+        others = 0
         last_running = -1
         for lane in range(lanes):
             if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
                 other = ints[HEADER + lanes + lane]
-                if ints[HEADER + 2 * lanes + lane] < sequence:
+                if ints[HEADER + 2 * lanes + lane] < since:
                     floats[1 + 2 * lanes + lane] -= excess_first[other, chosen]
                 else:
                     floats[1 + 2 * lanes + lane] -= excess_last[other, chosen]
-                running += 1
+                others += 1
                 last_running = lane
-        if running == 1:
+        if others == 1:
             floats[1 + 2 * lanes + last_running] = 1.0
         if limited:
             turn = ints[base + 6 * count :]
             ints[5] = leave(turn, ints[5], best_lane)
             if ints[5] > 2 or ints[6] == 1:
-                row = ints[HEADER + lanes : HEADER + 2 * lanes]
                 part = floats[1 + 4 * lanes + count :]
                 was_short = ints[6]
                 ints[6] = share_room(turn, ints[5], row, room, part)
                 if ints[6] == 1 or was_short == 1:
                     weigh(turn, ints[5], row, part, excess_first, excess_last, floats[1 + 2 * lanes : 1 + 3 * lanes])
-        floats[1 + 4 * lanes + operator] = floats[0]
-        floats[1 + 3 * lanes + best_lane] = floats[0]
+        late = 0.0
+        if latency[4] > 0.0 and ints[0] < count:
+            late = lateness(floats[0], best_lane, lanes, running, sequence, free, latency)
+        floats[1 + 4 * lanes + operator] = floats[0] + late
+        free[best_lane] = floats[0] + late
+        if latency[5] > 0.0:
+            if room[chosen] > wide:
+                team[0] = floats[0] + latency[5]
+                team[1] = room[chosen] - latency[6]
+            team[2] = 1.0
+            if floats[0] < team[0]:
+                team[2] = crowding(lanes, running, sequence, row, room, team[1])
         break
     ints[2] += 1
     ints[3] = operator

@@ -174,6 +174,22 @@ def test_a_queue_for_room_is_no_reason_to_correct() -> None:
     assert corrected.slowdown_last == pytest.approx(quiet, rel=0.01)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_threads_that_poll_or_spin_are_no_reason_to_correct(seed: int) -> None:
+    made = synthetic.random_problem(seed, 30, widths=(1, 2), max_lanes=2)
+    room = np.where(np.isin(np.arange(len(made.solo_us)), made.kernel[:, 0]), 0.5, 1.0)
+    costs = dataclasses.replace(made.costs, room=room, cross_lane_us=20.0, polling_us=200.0, team_spin_us=1e6)
+    problem = Problem.make(made.graph, costs)
+    rng = np.random.default_rng(seed)
+    schedule = problem.schedule(range(30), rng.integers(0, 2, size=30), width_index=(rng.random(30) < 0.2).astype(np.int32))
+    run = simulate(problem, schedule)
+    assert run.makespan_us > makespan_us(made, schedule)
+    corrected = correct_with_traces(problem, [(schedule, Trace(run.start_us, run.end_us))])
+    assert corrected.solo_us == pytest.approx(problem.solo_us, rel=0.01)
+    assert corrected.slowdown_first == pytest.approx(problem.costs.slowdown_first, rel=0.02)
+    assert corrected.slowdown_last == pytest.approx(problem.costs.slowdown_last, rel=0.02)
+
+
 def test_correction_stays_within_its_band() -> None:
     problem, _ = synthetic.random_block_problem(7, 20)
     schedule = problem.schedule(range(20), [index % 4 for index in range(20)])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autosched.core.costs import CostTable
 from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule
 from autosched.search import fluid, simulate, synthetic
@@ -23,6 +24,15 @@ def with_room(problem: Problem, seed: int) -> Problem:
     """Kernels that take from nothing to all of the device."""
     room = np.random.default_rng(seed).choice([0.0, 0.2, 0.5, 0.7, 1.0], size=len(problem.solo_us))
     return Problem.make(problem.graph, dataclasses.replace(problem.costs, room=room))
+
+
+def with_threads(problem: Problem, polling_us: float, team_spin_us: float) -> Problem:
+    """Kernels of one and of two threads on two cores, whose lanes poll and whose helper threads spin."""
+    room = np.full(len(problem.solo_us), 0.5)
+    if len(problem.costs.widths) > 1:
+        room[np.setdiff1d(problem.kernel[:, 1], problem.kernel[:, 0])] = 1.0
+    costs = dataclasses.replace(problem.costs, room=room, polling_us=polling_us, team_spin_us=team_spin_us)
+    return Problem.make(problem.graph, costs)
 
 
 def random_schedule(problem: Problem, seed: int, lanes: int) -> Schedule:
@@ -48,6 +58,32 @@ def test_the_compiled_simulator_equals_the_reference(seed: int, count: int, lane
     assert simulate.simulate(problem, schedule) == fluid.simulate(problem, schedule)
 
 
+THREADS = {"polling_us": st.sampled_from([0.0, 5.0, 300.0]), "team_spin_us": st.sampled_from([0.0, 8.0, 400.0])}
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 40), lanes=st.integers(1, 6), **THREADS)
+def test_the_compiled_simulator_equals_the_reference_where_threads_poll_and_spin(
+    seed: int, count: int, lanes: int, polling_us: float, team_spin_us: float
+) -> None:
+    problem = with_threads(synthetic.random_problem(seed, count, widths=(1, 2), max_lanes=lanes), polling_us, team_spin_us)
+    schedule = random_schedule(problem, seed, lanes)
+    assert simulate.simulate(problem, schedule) == fluid.simulate(problem, schedule)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6), count=st.integers(1, 30), lanes=st.integers(1, 5), gate=st.sampled_from([0.0, 0.4, float("inf")]), **THREADS
+)
+def test_what_a_list_policy_predicts_holds_where_threads_poll_and_spin(
+    seed: int, count: int, lanes: int, gate: float, polling_us: float, team_spin_us: float
+) -> None:
+    problem = with_threads(synthetic.random_problem(seed, count, widths=(1, 2), max_lanes=lanes), polling_us, team_spin_us)
+    candidate = Decoder(problem, lanes, np.array([0, 1], dtype=np.int32)).decode(Policy(alpha=1.0, gate=gate, wide_below=2.0))
+    exported = candidate.schedule(problem)
+    assert fluid.simulate(problem, exported).makespan_us == pytest.approx(candidate.makespan_us, rel=1e-9)
+
+
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
@@ -70,8 +106,6 @@ def test_what_a_list_policy_predicts_is_what_the_exported_schedule_takes(
 
 
 def two_operators(first: float, last: float, solo: tuple[float, float] = (10.0, 10.0)) -> Problem:
-    from autosched.core.costs import CostTable
-
     ones = np.ones((2, 2))
     costs = CostTable((1,), np.array([[0], [1]], dtype=np.int32), np.array(solo), ones * first, ones * last, 0.5, 1.0, 5.0, 2)
     return Problem.from_arrays([[], []], costs)
@@ -106,6 +140,45 @@ def test_an_operator_that_would_start_beside_another_is_put_off_once() -> None:
     assert fluid.simulate(problem, problem.schedule([0, 1], [0, 0])).start_us == pytest.approx((0.0, 10.5))
     with pytest.raises(UsageError, match="concurrent_gap_us"):
         with_concurrent_gap(problem, float("nan"))
+
+
+def threads_problem(predecessors: list[list[int]], solo: list[float], *, wide: tuple[int, ...] = (), **waiting: float) -> Problem:
+    """Operators that do not disturb each other, on two cores; those in ``wide`` take both."""
+    count = len(solo)
+    ones = np.ones((count, count))
+    room = np.where(np.isin(np.arange(count), wide), 1.0, 0.5)
+    costs = CostTable((1,), np.arange(count, dtype=np.int32)[:, None], np.array(solo), ones, ones, 0.5, 1.0, 0.0, 2, room=room, **waiting)
+    return Problem.from_arrays(predecessors, costs)
+
+
+def test_a_lane_that_polls_delays_whoever_ends_and_one_that_sleeps_is_woken() -> None:
+    predecessors, solo = [[], [], [1], [1]], [10.0, 50.0, 5.0, 5.0]
+    lanes = [1, 0, 1, 0]
+    polling = threads_problem(predecessors, solo, polling_us=100.0)
+    run = fluid.simulate(polling, polling.schedule([0, 1, 2, 3], lanes))
+    assert run.end_us[1] == pytest.approx(51.0)
+    assert run.start_us[2:] == pytest.approx((51.0, 51.5))
+    asleep = threads_problem(predecessors, solo, polling_us=20.0)
+    run = fluid.simulate(asleep, asleep.schedule([0, 1, 2, 3], lanes))
+    assert run.end_us[1] == pytest.approx(50.0)
+    assert run.start_us[2:] == pytest.approx((51.0, 50.5))
+    # What ended before the lane asks costs nothing.
+    early = threads_problem([[], [], [1], []], [30.0, 10.0, 5.0, 40.0], polling_us=100.0)
+    assert fluid.simulate(early, early.schedule([0, 1, 2, 3], [0, 1, 0, 1])).start_us[2] == pytest.approx(30.5)
+
+
+def test_helper_threads_of_a_wide_operator_take_cores_from_what_runs_after_it() -> None:
+    predecessors, solo, lanes = [[], [0], [0], [1, 2]], [10.0, 20.0, 20.0, 20.0], [0, 0, 1, 0]
+    quiet = threads_problem(predecessors, solo, wide=(0,))
+    calm = fluid.simulate(quiet, quiet.schedule([0, 1, 2, 3], lanes))
+    assert calm.end_us[1] - calm.start_us[1] == pytest.approx(20.0)
+    spinning = threads_problem(predecessors, solo, wide=(0,), team_spin_us=1000.0)
+    run = fluid.simulate(spinning, spinning.schedule([0, 1, 2, 3], lanes))
+    # Three threads on two cores while both run (from 11.0 on); one operator and the helper have a core each.
+    assert run.end_us[1] == pytest.approx(11.0 + 1.5 * 19.5)
+    assert run.end_us[3] - run.start_us[3] == pytest.approx(20.0)
+    over = threads_problem(predecessors, solo, wide=(0,), team_spin_us=0.6)
+    assert fluid.simulate(over, over.schedule([0, 1, 2, 3], lanes)).makespan_us == pytest.approx(calm.makespan_us)
 
 
 def test_several_extra_edges_into_one_operator_all_count() -> None:
