@@ -120,6 +120,8 @@ def _together(measurer: CpuMeasurer, loops: Sequence[Loop], lanes: Sequence[int]
                 signals.wait(size + other)
         else:
             signals.wait(2 * size + place - 1)
+        if place == size - 1:
+            signals.sleep_at_once()
         loops[place].run(lambda: signals.set(2 * size + place))
 
     with torch.inference_mode():

@@ -224,7 +224,9 @@ def time_alone(measurer: CpuMeasurer, loop: Loop, own_lane: int, lanes: int = 2)
             loop.run()
 
     with torch.inference_mode():
-        measurer.pool.run(task, lanes, Signals(lanes), 0)
+        # The caller's thread, done at once, must not poll meanwhile: in our own pair runs operators of a few microseconds then took twice
+        # as long on the other thread.
+        measurer.pool.run(task, lanes, Signals(lanes, spins=0), 0)
     return loop.length_us()
 
 
@@ -243,6 +245,7 @@ def _together(measurer: CpuMeasurer, first: Loop, last: Loop) -> Overlap:
             last.prepare()
             signals.set(2)
             signals.wait(3)
+            signals.sleep_at_once()
             last.run()
 
     with torch.inference_mode():

@@ -70,6 +70,10 @@ class Signals:
             with self._condition:
                 self._condition.notify_all()
 
+    def sleep_at_once(self) -> None:
+        """From now on whoever waits sleeps without polling first: a lane that polls takes the interpreter's lock from those that work."""
+        self._spins = 0
+
     def fail(self, error: BaseException) -> None:
         """Remember the first error of the run and wake every lane, so that it stops."""
         with self._condition:
