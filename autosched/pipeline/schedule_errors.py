@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autosched.core.costs import CostTable
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.graph import OpGraph
 from autosched.costmodel.baselines import NoInterference
@@ -16,6 +17,7 @@ from autosched.costmodel.model import COST_MODELS, PairModel
 from autosched.datasets.schema import ScheduleRow
 from autosched.datasets.store import Store
 from autosched.pipeline.replaying import StoreRecording
+from autosched.search.problem import Problem
 from autosched.search.simulate import simulate
 
 ModelFor = Callable[[str], PairModel]
@@ -31,11 +33,14 @@ class _Graph:
     measured_us: np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
-def schedule_errors(store: Store, models: Mapping[str, ModelFor]) -> tuple[ScheduleError, ...]:
+def schedule_errors(
+    store: Store, models: Mapping[str, ModelFor], change: Callable[[CostTable], CostTable] = lambda costs: costs
+) -> tuple[ScheduleError, ...]:
     """One row for each model, the analytic prior and no interference, over every graph with at least three recorded schedules.
 
     Args:
         models: by name; each on its own, without the recorded pairs that a tuning job would use.
+        change: what is done to every cost table before it is simulated, to see what something in it accounts for.
     """
     everyone: dict[str, ModelFor] = {**models}
     everyone.setdefault("analytic", lambda family: COST_MODELS.get("analytic")())
@@ -50,15 +55,17 @@ def schedule_errors(store: Store, models: Mapping[str, ModelFor]) -> tuple[Sched
             if len(timed) < LEAST_SCHEDULES:
                 continue
             for name, model_for in everyone.items():
-                made = _predict(recording, row.graph, timed, model_for(row.family))
+                made = _predict(recording, row.graph, timed, model_for(row.family), change)
                 if made is not None:
                     found[name].append(made)
     return tuple(_error(name, graphs) for name, graphs in found.items() if graphs)
 
 
-def _predict(recording: StoreRecording, graph: OpGraph, timed: list[ScheduleRow], model: PairModel) -> _Graph | None:
+def _predict(
+    recording: StoreRecording, graph: OpGraph, timed: list[ScheduleRow], model: PairModel, change: Callable[[CostTable], CostTable]
+) -> _Graph | None:
     try:
-        problem = recording.problem(graph, model, pairs=[])
+        problem = Problem.make(graph, change(recording.problem(graph, model, pairs=[]).costs))
     except NoFeasibleCandidate:
         return None
     predicted = [simulate(problem, row.schedule).makespan_us for row in timed]

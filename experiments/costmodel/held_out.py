@@ -151,6 +151,7 @@ def examine(store: Store, models: list[str], probe_runs: int, seed: int, keep: P
         "analytic_by_direction": by_direction(cross_validate(AnalyticModel, pairs, folds, seed=seed)),
         "composition": wholes.composed(pairs, store, by_family, kind),
         "schedules": wholes.scheduled(store, by_family, kind),
+        "schedules_by_what_is_known": wholes.ablated(store, by_family, kind),
         "learning_curve": training.curve,
         "seed": seed,
     }
@@ -170,7 +171,7 @@ def as_text(result: dict[str, Any]) -> str:
     tables = {f"held out by {result['held_out_by']}, pairs of which neither waits until the other is done": result["not_waiting"]}
     for title, table in (tables | {f"held out by {split}": table for split, table in result["other_splits"].items()}).items():
         lines += ["", title, "", HEADER, "|" + "---|" * 7, *(row(name, metrics) for name, metrics in table.items())]
-    lines += wholes.lines(result["composition"], result["schedules"])
+    lines += wholes.lines(result["composition"], result["schedules"], result["schedules_by_what_is_known"])
     lines += ["", f"chosen: {result['decision'].chosen} ({result['decision'].reason})", ""]
     lines += ["learning curve: model, pairs, mean absolute log error"]
     lines += [f"  {point.model} {point.pairs} {point.metrics.mean_abs_log:.4f}" for point in result["learning_curve"]]

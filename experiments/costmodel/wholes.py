@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -58,8 +60,23 @@ def scheduled(store: Store, models: Mapping[str, PairModel], kind: str) -> tuple
     return schedule_errors(store, {kind: lambda family: models.get(family) or AnalyticModel()} if models else {})
 
 
-def lines(groups: Mapping[str, list[Composition]], schedules: tuple[ScheduleError, ...]) -> list[str]:
-    """Both as tables of Markdown."""
+def ablated(store: Store, models: Mapping[str, PairModel], kind: str) -> dict[str, ScheduleError]:
+    """The same errors of ``kind`` without what is known of threads that poll, of those that spin, and of both."""
+    without = {
+        "neither": {"polling_us": 0.0, "team_spin_us": 0.0},
+        "helper threads that spin": {"polling_us": 0.0},
+        "lanes that poll": {"team_spin_us": 0.0},
+        "both": {},
+    }
+    found: dict[str, ScheduleError] = {}
+    for label, times_us in without.items():
+        rows = schedule_errors(store, {kind: lambda family: models.get(family) or AnalyticModel()}, partial(replace, **times_us))
+        found |= {label: row for row in rows if row.model == kind}
+    return found if models else {}
+
+
+def lines(groups: Mapping[str, list[Composition]], schedules: tuple[ScheduleError, ...], waiting: Mapping[str, ScheduleError]) -> list[str]:
+    """All as tables of Markdown."""
     found: list[str] = []
     if groups:
         found += ["", "three and four operators at once, composed from pairs; held out by model family", ""]
@@ -77,5 +94,13 @@ def lines(groups: Mapping[str, list[Composition]], schedules: tuple[ScheduleErro
             f"| {row.model} | {row.graphs} | {row.schedules} | {row.mape_pct:.1f} | {row.bias_pct:+.1f} "
             f"| {'-' if row.spearman is None else f'{row.spearman:.2f}'} | {row.regret_pct:.1f} | {row.random_regret_pct:.1f} |"
             for row in schedules
+        ]
+    if waiting:
+        found += ["", "the same, by what the simulator knows of threads that do no work", ""]
+        found += ["| known | makespan MAPE % | bias % | Spearman | regret of its choice % |", "|---|---|---|---|---|"]
+        found += [
+            f"| {name} | {row.mape_pct:.1f} | {row.bias_pct:+.1f} | {'-' if row.spearman is None else f'{row.spearman:.2f}'} "
+            f"| {row.regret_pct:.1f} |"
+            for name, row in waiting.items()
         ]
     return found

@@ -60,6 +60,17 @@ def test_the_table_says_what_share_of_the_cores_each_kernel_takes() -> None:
         dataclasses.replace(table, room=table.room + 1.0)
 
 
+def test_lanes_poll_and_helper_threads_spin_on_a_cpu_and_on_no_gpu() -> None:
+    graph = fork(("a", "b"))
+    table = make_cost_table(graph, solos(graph), [], widths=(1,))
+    assert table.polling_us > 0.0
+    assert table.team_spin_us > table.polling_us
+    gpu = make_cost_table(graph, solos(graph), [], widths=(1,), device=DeviceFacts("test", "cuda", units=100))
+    assert (gpu.polling_us, gpu.team_spin_us) == (0.0, 0.0)
+    with pytest.raises(UsageError, match="polling_us"):
+        dataclasses.replace(table, polling_us=-1.0)
+
+
 def test_equal_operators_share_a_row_and_the_analytic_prior_fills_it() -> None:
     graph = fork(("a", "b", "a"))
     table = make_cost_table(graph, solos(graph, (1, 2), a=8.0), [], widths=(1, 2))
