@@ -205,7 +205,7 @@ def _lateness_us(problem: Problem, schedule: Schedule, trace: Trace) -> Floats:
 
 def _crowding(problem: Problem, kernels: NDArray[np.int32], start_us: Floats, end_us: Floats, when_us: float) -> float:
     """How many times slower what runs at a moment is for the helper threads of a wide operator before it; ``fluid`` has the rule."""
-    spin_us, thread = problem.latency_us[5:7].tolist()
+    spin_us, thread = float(problem.latency_us[5]), float(problem.latency_us[6])
     if spin_us == 0.0:
         return 1.0
     begun = np.flatnonzero((problem.room[kernels] > 1.5 * thread) & (start_us <= when_us))

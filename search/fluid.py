@@ -201,7 +201,7 @@ class FluidState:
 
     def _is_wide(self, kernel: int) -> bool:
         """Whether a kernel has helper threads that spin after it."""
-        spin_us, thread = self.problem.latency_us[5:7].tolist()
+        spin_us, thread = float(self.problem.latency_us[5]), float(self.problem.latency_us[6])
         return spin_us > 0.0 and float(self.problem.room[kernel]) > 1.5 * thread
 
     def _crowding(self) -> float:

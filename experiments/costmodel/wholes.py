@@ -68,11 +68,14 @@ def ablated(store: Store, models: Mapping[str, PairModel], kind: str) -> dict[st
         "lanes that poll": {"team_spin_us": 0.0},
         "both": {},
     }
+    if not models:
+        return {}
     found: dict[str, ScheduleError] = {}
     for label, times_us in without.items():
         rows = schedule_errors(store, {kind: lambda family: models.get(family) or AnalyticModel()}, partial(replace, **times_us))
-        found |= {label: row for row in rows if row.model == kind}
-    return found if models else {}
+        # The others stand in the table of all models.
+        found.update((label, row) for row in rows if row.model == kind)
+    return found
 
 
 def lines(groups: Mapping[str, list[Composition]], schedules: tuple[ScheduleError, ...], waiting: Mapping[str, ScheduleError]) -> list[str]:
