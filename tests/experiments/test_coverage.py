@@ -16,7 +16,9 @@ import torch
 
 from experiments import coverage
 from experiments.coverage_cases import check as checking
+from experiments.coverage_cases import odd
 from experiments.coverage_cases.answers import structural_difference
+from experiments.coverage_cases.case_list import CaseList
 from experiments.coverage_cases.made import Made
 from experiments.coverage_cases.outcome import Outcome
 from experiments.tables_coverage import coverage_table
@@ -80,6 +82,17 @@ def test_structures_are_compared_to_the_last_type() -> None:
     assert "output['a'][0]" in structural_difference({"a": [two]}, {"a": [one]}, "output")
     assert "True" in structural_difference([1], [True], "output") or "bool" in structural_difference([1], [True], "output")
     assert "keys" in structural_difference({"a": 1, "b": 2}, {"b": 2, "a": 1}, "output")
+
+
+def test_no_case_is_written_twice() -> None:
+    cases = CaseList("made-up", tuple)
+    cases.model("one")(torch.nn.Identity)
+    with pytest.raises(ValueError, match="'made-up:one' is written twice"):
+        cases.function("one")(lambda self: None)
+    by_source = [coverage.cases((source,)) for source in ("odd", "low_precision", "regions", "torch_modules")]
+    assert all(by_source)
+    assert len(by_source[0]) == sum(len(file.CASES.builders) for file in odd.FILES)
+    assert sum(map(len, by_source)) == len(set().union(*by_source))
 
 
 # The sweep itself forks before it has threads; here other tests may have left some.

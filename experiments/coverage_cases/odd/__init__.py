@@ -17,10 +17,12 @@ from experiments.coverage_cases.odd import (
     wrapped,
 )
 
+FILES = (outputs, inputs, objects, dtypes, operators, memory, weights, running, custom_operators, wrapped, control_flow)
+
 
 def cases() -> dict[str, Build]:
     """Case name to builder."""
     found: dict[str, Build] = {}
-    for file in (outputs, inputs, objects, dtypes, operators, memory, weights, running, custom_operators, wrapped, control_flow):
+    for file in FILES:
         found |= file.CASES.builders
     return found
