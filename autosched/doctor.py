@@ -72,7 +72,9 @@ def _torch() -> Finding:
 
 
 def _cpu() -> Finding:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from autosched.runtime.host_key import usable_cores
+
+    usable = usable_cores()
     if usable < 2:
         return Finding("cpu lanes", State.PROBLEM, f"{usable} core", "lanes need at least 2 cores; schedules will stay sequential")
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -12,11 +12,11 @@ import torch
 
 import autosched
 from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.runtime.cpu_quota import quota_cores
 from autosched.runtime.cuda_switches import attention_kernels, half_precision
 from autosched.runtime.float32 import convolutions_rounded, matmul_precision
 
 _CPUINFO = Path("/proc/cpuinfo")
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -76,13 +76,8 @@ def numerics_key(kind: str = "cpu") -> tuple[tuple[str, str], ...]:
 def usable_cores() -> int:
     """Cores this process may really use: the smaller of its affinity mask and its container's quota, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = _CPU_QUOTA.read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError, ZeroDivisionError):
-        pass
-    return max(1, cores)
+    quota = quota_cores()
+    return max(1, cores if quota is None else min(cores, int(quota)))
 
 
 def _processor_name() -> str:

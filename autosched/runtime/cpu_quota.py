@@ -1,0 +1,51 @@
+"""How much of the processor a container may use: its control group's quota, in version 2 and in version 1, its parents' included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+
+
+def quota_cores(groups: Path = _GROUPS, own: Path = _OWN) -> float | None:
+    """Cores' worth of time that the strictest quota leaves this process; ``None`` without one, and where there are no control groups.
+
+    Args:
+        groups: where control groups are mounted.
+        own: which ones this process is in, a line for each hierarchy: ``number:controllers:path``.
+    """
+    quotas = [quota for folder in _folders(groups, own) if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _folders(groups: Path, own: Path) -> Iterator[Path]:
+    """The process's group and all above it. In a container the path may be the host's, and the container's group the root of the mount."""
+    yield groups
+    yield groups / "cpu"
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = groups / "cpu" if controllers else groups
+        parts = Path(path.strip("/")).parts
+        for depth in range(1, len(parts) + 1):
+            yield root.joinpath(*parts[:depth])
+
+
+def _quota(folder: Path) -> float | None:
+    try:
+        if (modern := folder / "cpu.max").is_file():
+            quota, period = modern.read_text(encoding="ascii").split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip() for name in ("quota", "period"))
+        # "max", and -1 in version 1, stand for no quota.
+        return int(quota) / int(period) if quota != "max" and int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

@@ -1,0 +1,42 @@
+"""Quotas of control groups, in both versions, as files lay them out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autosched.runtime import host_key
+from autosched.runtime.cpu_quota import quota_cores
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "cores"),
+    [
+        ({"cpu.max": "200000 100000\n"}, "0::/\n", 2.0),  # in a container
+        ({"cpu.max": "max 100000\n"}, "0::/\n", None),
+        ({"a/cpu.max": "400000 100000\n", "a/b/cpu.max": "max 100000\n"}, "0::/a/b\n", 4.0),  # a service's slice
+        ({"a/cpu.max": "50000 100000\n", "a/b/cpu.max": "300000 100000\n"}, "0::/a/b\n", 0.5),
+        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:memory:/x\n3:cpu,cpuacct:/docker/1\n", 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "3:cpu:/\n", None),
+        ({"cpu/a/cpu.cfs_quota_us": "300000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, "3:cpu,cpuacct:/a\n2:memory:/b\n", 3.0),
+        ({"cpu.max": "what is this\n"}, "no lines of ours\n", None),
+        ({"cpu.max": "100000 0\n"}, "", None),
+        ({}, None, None),
+    ],
+)
+def test_the_strictest_quota_counts(tmp_path: Path, files: dict[str, str], own: str | None, cores: float | None) -> None:
+    for name, text in files.items():
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    if own is not None:
+        (tmp_path / "own").write_text(own)
+    assert quota_cores(tmp_path / "groups", tmp_path / "own") == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(None, 8), (2.5, 2), (0.5, 1), (64.0, 8)])
+def test_usable_cores_are_what_quota_and_affinity_leave(quota: float | None, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_key, "quota_cores", lambda: quota)
+    monkeypatch.setattr(host_key.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    assert host_key.usable_cores() == cores
