@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -26,7 +27,8 @@ from autosched.core.opened import DICTIONARY, OPENED, PLAIN, Form, Mark, read_co
 
 _CACHES = "transformers.cache_utils"
 _KEYS = frozenset((bool, int, float, str))
-_CLOSED = frozenset((torch.Tensor, torch.nn.Parameter, list, tuple, *PLAIN))
+_LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, *PLAIN))
+_CLOSED = frozenset((list, tuple, *_LEAVES))
 # What an object says of itself that one of its tensors says too: read off that tensor, so that a schedule is for no device by number.
 _OF_A_TENSOR = {torch.dtype: "dtype", torch.device: "device"}
 
@@ -99,13 +101,28 @@ def _packed(leaf: Any, marker: _Marker) -> Any:
 def objects_in(tree: Any) -> list[Any]:
     """Every object of ours in ``tree`` that is not a dictionary, in the order in which :func:`pack_call` numbers them."""
     found: list[Any] = []
-
-    def note(item: object) -> Mark:
-        found.append(item)
-        return ()
-
-    pack(tree, note)
+    _find(tree, found)
     return found
+
+
+def _find(tree: Any, found: list[Any]) -> None:
+    opened: dict[int, tuple[Form, list[Any]]] = {}
+
+    def is_ours(item: Any) -> bool:
+        form = open_object(item)
+        if form is not None:
+            opened[id(item)] = form
+        return form is not None
+
+    for leaf in pytree.tree_leaves(tree, is_leaf=is_ours):
+        if (item := opened.get(id(leaf))) is None:
+            continue
+        form, children = item
+        if form.kind != DICTIONARY:
+            found.append(leaf)
+        for child in children:
+            if type(child) not in _LEAVES:
+                _find(child, found)
 
 
 def open_object(item: Any) -> tuple[Form, list[Any]] | None:
@@ -144,13 +161,14 @@ def _key(key: object) -> object:
 
 
 def _is_accepted(kind: type[Any]) -> bool:
+    if kind.__module__ == _CACHES and str(kind.__name__).endswith(("Cache", "Layer")):
+        # What is asked at every call, at every layer.
+        return getattr(sys.modules.get(_CACHES), "__dict__", {}).get(kind.__name__) is kind
     name = f"{kind.__module__}.{kind.__qualname__}"
     made_by: object = kind.__new__
     # A subclass of tuple, say, is more than its attributes.
     if made_by is not object.__new__ or imported_class(name) is not kind:
         return False
-    if kind.__module__ == _CACHES:
-        return str(kind.__name__).endswith(("Cache", "Layer"))
     if not dataclasses.is_dataclass(kind) or issubclass(kind, torch.nn.Module):
         return False
     # What was registered with a name is taken as it was registered.
@@ -182,6 +200,8 @@ def _note(name: str, value: object, held: Mapping[str, Any]) -> tuple[str, str, 
 
 
 def _first_tensor(item: Any) -> torch.Tensor | None:
+    if type(item) in _LEAVES:
+        return item if isinstance(item, torch.Tensor) else None
     return next((leaf for leaf in pytree.tree_leaves(item) if isinstance(leaf, torch.Tensor)), None)
 
 
@@ -284,6 +304,22 @@ def _change(item: Any, held: Mapping[str, Any]) -> None:
         else:
             settled[name] = value
     _set(item, settled)
+
+
+def difference_of_objects(given: pytree.TreeSpec, expected: pytree.TreeSpec) -> str:
+    """In what the first object of a call that is not as expected differs; an empty string if none does, or something around it."""
+    if given.is_leaf() or expected.is_leaf() or given.type is not expected.type:
+        return ""
+    if given.type is Opened:
+        mine, theirs = read_context(given.context)[0], read_context(expected.context)[0]
+        if mine.kind != theirs.kind:
+            return f"the call has a {mine.kind} where the schedule was made for a {theirs.kind}"
+        if mine != theirs:
+            notes = {note[0] for note in set(mine.notes) ^ set(theirs.notes)}
+            names = ", ".join(sorted(notes | (set(mine.names) ^ set(theirs.names)))) or "the order of its keys"
+            return f"the {mine.kind} of the call differs from the one that the schedule was made for in {names}"
+    pairs = zip(given.children(), expected.children(), strict=False)
+    return next((found for one, other in pairs if (found := difference_of_objects(one, other))), "")
 
 
 # What a model does to what it is given.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 OPENED = "autosched.opened"
@@ -28,6 +29,7 @@ class Form:
     notes: tuple[tuple[str, str, str], ...] = ()
 
 
+@lru_cache(maxsize=4096)
 def read_context(context: object) -> tuple[Form, Mark]:
     """What a node of the kind ``OPENED`` says of an object.
 

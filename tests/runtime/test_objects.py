@@ -252,6 +252,21 @@ def test_decoding_goes_through_the_shapes_there_are_and_on_in_the_model(llama: A
     assert mine.get_seq_length() == 19
 
 
+def test_a_cache_that_was_begun_otherwise_is_another_call_and_the_warning_names_what_differs(llama: Any) -> None:
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    step = torch.tensor([[7]])
+    fast = load(bundle(capture(llama, (step,), {"past_key_values": prefilled(llama)})), llama, strict=True)
+    other = DynamicCache()
+    with torch.no_grad():
+        llama(torch.arange(16)[None], past_key_values=other)
+        with pytest.raises(InputMismatch, match=r"DynamicCache of the call differs .* in layer_class_to_replicate\. Call"):
+            fast(step, past_key_values=other)
+        with pytest.raises(InputMismatch, match=r"has a transformers\.cache_utils\.EncoderDecoderCache where .*DynamicCache"):
+            fast(step, past_key_values=EncoderDecoderCache(other, DynamicCache()))
+    assert other.get_seq_length() == 16
+
+
 def test_a_copied_cache_is_taken_as_well(llama: Any) -> None:
     step = torch.tensor([[7]])
     cache = prefilled(llama)
