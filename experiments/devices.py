@@ -1,15 +1,17 @@
-"""What the folder of a device's figures and runs is called, so that none stands in another's place."""
+"""Where figures come from: the folder of a device's, so that none stands in another's place, and the commit they were taken at."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 # Last, so that the checkout's datasets/ hides nobody's.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(ROOT))
 
-from autosched.core.records import DeviceKey
+from autosched.core.records import DeviceKey  # noqa: E402
 
 # By the name that the driver gives: a part of one (a slice by MIG), or another board of the same chip, is another device.
 _SHORT = {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200"}
@@ -21,3 +23,17 @@ def folder_name(key: DeviceKey) -> str:
         return _SHORT[key.name]
     name = re.sub(r"[^a-z0-9]+", "_", key.name.lower()).strip("_")
     return "_".join(part for part in (key.kind, name, dict(key.details).get("cores", "")) if part)
+
+
+def commit() -> str:
+    """The commit of this checkout; where it came without its history, what the file ``COMMIT`` at its top says; empty if neither does."""
+    # A checkout that was copied belongs to another user, whom git would not trust.
+    command = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        done = None
+    if done is not None and done.returncode == 0:
+        return done.stdout.strip()
+    stated = ROOT / "COMMIT"
+    return stated.read_text(encoding="utf-8").strip() if stated.is_file() else ""

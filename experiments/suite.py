@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from experiments.calls import LATE, run_to_end, write_json  # noqa: E402
-from experiments.devices import folder_name  # noqa: E402
+from experiments.devices import commit, folder_name  # noqa: E402
 
 CPU_SUITE = (
     "torchvision:googlenet",
@@ -97,7 +97,7 @@ def environment() -> dict[str, object]:
 
     return {
         "taken": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _said(["git", "rev-parse", "HEAD"]),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",

@@ -71,6 +71,7 @@ class GraphCapturer:
         A pool lives as long as a graph in it does; a tiny one of its own keeps it.
         """
         if self._scratch is None:
+            self._load_own_kernels()
             pool = self.backend.new_pool()
             keeper = self._record([self.streams.named("keeper")], lambda: self._touch("keeper"), pool)
             if isinstance(keeper, Failure):
@@ -111,6 +112,7 @@ class GraphCapturer:
         """Run every operator eagerly, on a stream that is never captured: modules load, libraries choose their algorithms."""
         stream = self.streams.named("warm-up")
         try:
+            self._load_own_kernels()
             with torch.inference_mode(), self.backend.on(stream):
                 for _ in range(passes):
                     program.run(inputs)
@@ -232,6 +234,12 @@ class GraphCapturer:
 
     def _lanes(self, plan: Plan) -> list[Stream]:
         return [self.streams.lane(lane, priority) for lane, priority in dict.fromkeys((step.lane, step.priority) for step in plan.steps)]
+
+    def _load_own_kernels(self) -> None:
+        """Launch once, outside of every capture, what captures hold besides operators: a kernel is loaded at its first launch."""
+        with torch.inference_mode(), self.backend.on(self.streams.named("warm-up")):
+            self.backend.touch()
+            self.backend.sleep(1.0)
 
     def _touch(self, name: str) -> None:
         with self.backend.on(self.streams.named(name)):

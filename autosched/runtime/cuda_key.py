@@ -34,6 +34,10 @@ _ATTRIBUTES = {
 }
 
 
+_CLOCK_KHZ = 13  # an attribute too, and no part of a device key: it only says how long a kernel that counts cycles takes
+_FASTEST_MHZ = 4000.0
+
+
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
     """What a schedule's speed on a GPU depends on. ``attributes`` are ``(name, value)`` as the driver names them."""
@@ -107,6 +111,19 @@ def pci_bus_id(index: int = 0) -> str:
     if (code := library.cuDeviceGetPCIBusId(place, 32, handle)) != 0:
         raise DeviceMissing(f"the NVIDIA driver does not say where GPU {index} is (error {code}); check 'nvidia-smi', or use --device cpu")
     return place.value.decode()
+
+
+def fastest_clock_mhz(index: int = 0) -> float:
+    """The highest clock of the multiprocessors of visible GPU ``index``; where the driver does not tell, one that no GPU reaches.
+
+    Raises:
+        DeviceMissing: as :func:`gpu_facts`.
+    """
+    gpu_facts(index)
+    library, handle, value = _driver(), ctypes.c_int(), ctypes.c_int()
+    library.cuDeviceGet(ctypes.byref(handle), index)
+    told = library.cuDeviceGetAttribute(ctypes.byref(value), _CLOCK_KHZ, handle) == 0 and value.value > 0
+    return value.value / 1e3 if told else _FASTEST_MHZ
 
 
 def require_cuda_build() -> None:

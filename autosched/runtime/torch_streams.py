@@ -16,13 +16,12 @@ import torch
 
 from autosched.core.errors import DeviceError
 from autosched.runtime.captured import Span
+from autosched.runtime.cuda_key import fastest_clock_mhz
 from autosched.runtime.numerics import compare
 from autosched.runtime.streams import EMPTY_CAPTURE, NAN_PATTERN, EmptyCapture, Event, Graph, Pool, Stream, Tensor
 
 _cuda: Any = torch.cuda  # its Python side is not typed
 
-# No device of compute capability 9.0 runs faster; a slower clock only makes a delay longer than asked.
-_FASTEST_CLOCK_MHZ = 2000
 # One copy costs less than the fused call, and two cost as much.
 _CLONED_ONE_BY_ONE = 2
 
@@ -41,6 +40,7 @@ class TorchStreams:
         index = chosen.index if chosen.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         self._abandoned: list[Graph] = []
+        self._clock_mhz = fastest_clock_mhz(index)
         self._current_handle: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
     def new_stream(self, priority: int) -> Stream:
@@ -157,7 +157,8 @@ class TorchStreams:
 
     def sleep(self, time_us: float) -> None:
         """A spinning kernel of one thread; private in PyTorch, and used by its own tests throughout."""
-        _cuda._sleep(max(1, int(time_us * _FASTEST_CLOCK_MHZ)))
+        # Of the fastest clock: a slower one only makes a delay longer than asked.
+        _cuda._sleep(max(1, int(time_us * self._clock_mhz)))
 
     def touch(self) -> None:
         """One fill kernel."""

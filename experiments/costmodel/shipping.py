@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import subprocess
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from autosched.datasets.schema import TABLES
 from autosched.datasets.store import Store, union
 from autosched.device.base import Device
 from experiments.calls import write_json
-from experiments.devices import folder_name
+from experiments.devices import commit, folder_name
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "datasets" / "data"
@@ -54,7 +53,7 @@ def ship(work: Path, target: Path, device: Device, **about: object) -> None:
         "device": msgspec.to_builtins(device.key),
         "software": dict(device.software.versions),
         "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip(),
+        "commit": commit(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "rows": {table: len(store.keys(table)) for table in TABLES},
         "families": found.families,

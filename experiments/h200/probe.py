@@ -13,6 +13,7 @@ failed, 10 something is left for the next call.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from experiments.calls import LEFT, Call, run_to_end, write_whole  # noqa: E402
+from experiments.devices import commit  # noqa: E402
 
 _LIMIT_S = 75.0
 _LEAST_S = 5.0
@@ -128,8 +130,8 @@ def _run(name: str, limit_s: float, smoke: bool) -> dict[str, Any] | None:
 
 
 def _inside(name: str, result: Path, smoke: bool) -> NoReturn:
-    # The double is a module of the tests. Under a safe path this folder is missing too.
-    sys.path += [str(Path(__file__).resolve().parent), str(ROOT / "tests" / "conformance")]
+    # Under a safe path this folder is missing.
+    sys.path.append(str(Path(__file__).resolve().parent))
     import probe_bench
     import probe_questions
 
@@ -150,15 +152,11 @@ def _inside(name: str, result: Path, smoke: bool) -> NoReturn:
 def _machine(smoke: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform(), "smoke": smoke}
     query = "name,driver_version,memory.total,clocks.max.sm,clocks.sm,clocks.mem,power.limit,ecc.mode.current,temperature.gpu"
-    for key, command in (
-        ("commit", ["git", "-C", str(ROOT), "rev-parse", "HEAD"]),
-        ("gpu", ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]),
-    ):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-            found[key] = done.stdout.strip() if done.returncode == 0 else ""
-        except (OSError, subprocess.TimeoutExpired):
-            found[key] = ""
+    found["commit"], found["gpu"] = commit(), ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        found["gpu"] = done.stdout.strip() if done.returncode == 0 else ""
     code = (
         "import json, torch, importlib.metadata as m\n"
         "def v(name):\n try: return m.version(name)\n except m.PackageNotFoundError: return ''\n"

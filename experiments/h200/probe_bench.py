@@ -109,8 +109,9 @@ def cuda_bench() -> Bench:
 
 def smoke_bench() -> Bench:
     """On the double."""
-    from fake_cuda import FakeCuda, FakeProgram
-    from fake_graphs import diamond
+    from tests.conformance.fake_cuda import FakeCuda
+    from tests.conformance.fake_graphs import diamond
+    from tests.conformance.fake_program import FakeProgram
 
     cuda = FakeCuda()
     capturer = GraphCapturer(cuda, reader=cuda)

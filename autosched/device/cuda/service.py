@@ -71,6 +71,8 @@ from autosched.runtime.plan import FreeRule, Plan, make_plan
 from autosched.runtime.rounding import coarsest_of
 from autosched.runtime.streams import Tensor
 
+_TIMED = (LimitsRequest, SoloRequest, PairsRequest, GroupsRequest, SchedulesRequest, PairedRequest)
+
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
@@ -172,6 +174,8 @@ class CudaService:
         if self._bench is None:
             raise UsageError(f"{type(request).__name__} came before a program was opened")
         measurer = self._bench.measurer
+        if isinstance(request, _TIMED):
+            measurer.wake()
         match request:
             case LimitsRequest():
                 costs = measure_costs(measurer)

@@ -120,6 +120,15 @@ def test_the_key_is_read_without_a_context(monkeypatch: pytest.MonkeyPatch) -> N
     facts.gpu_facts.cache_clear()
 
 
+def test_the_clock_is_the_drivers_or_one_that_no_gpu_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts.gpu_facts.cache_clear()
+    monkeypatch.setattr(facts, "_driver", FakeDriverLibrary)
+    assert facts.fastest_clock_mhz() == pytest.approx(0.013)  # this driver's attributes are their numbers
+    monkeypatch.setattr(FakeDriverLibrary, "cuDeviceGetAttribute", lambda self, value, number, handle: 1)
+    assert facts.fastest_clock_mhz() > 3000
+    facts.gpu_facts.cache_clear()
+
+
 def test_the_meter_asks_for_the_gpu_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML's numbers are not CUDA's: it does not know which GPUs are visible."""
     asked: list[str] = []
