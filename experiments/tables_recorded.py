@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 NOT_YET = "(not recorded yet)"
-# Folders of ``results`` that are no GPU's: those of CPUs, and of what was computed and not measured.
-_NO_GPU = ("cpu", "sim")
+# Folders of ``results`` that are no GPU's: those of CPUs, of what was computed and not measured, and of tools/cuda_emulator.
+_NO_GPU = ("cpu", "sim", "cuda_emulated")
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def test_two_gpus_stand_beside_each_other_under_their_own_names(results: Path) -
 
 
 def test_without_a_gpu_there_is_no_table(tmp_path: Path) -> None:
-    for name in ("cpu", "sim"):
+    for name in ("cpu", "sim", "cuda_emulated_h100_no_kernels_run"):
         (tmp_path / name).mkdir()
     assert for_each_gpu(tmp_path, lambda folder: "made") == NOT_YET
 
