@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import secrets
+import stat
 from pathlib import Path
 
 from autosched.core.scratch import remove_abandoned_files
@@ -25,6 +26,13 @@ def write_atomically(target: Path, content: bytes) -> None:
         OSError: if it cannot be written; what was at ``target`` is still there.
         ValueError: for a name that no file can have.
     """
+    if _is_device(target):
+        # /dev/null must not become a file, and has no old content to keep.
+        target.write_bytes(content)
+        return
+    if target.is_symlink():
+        # The link stays, above all /dev/stdout.
+        target = Path(os.path.realpath(target))
     remove_half_written(target.parent, re.escape(target.name))
     # In the same folder: a rename is atomic only within one file system.
     name = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
@@ -40,6 +48,13 @@ def write_atomically(target: Path, content: bytes) -> None:
             os.unlink(name)
         raise
     _sync_folder(target.parent)
+
+
+def _is_device(path: Path) -> bool:
+    try:
+        return stat.S_ISCHR(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def half_written(names: str) -> str:

@@ -107,5 +107,9 @@ class DeviceMissing(DeviceError):
     """The device asked for does not exist on this machine."""
 
 
+class ScratchFull(DeviceError):
+    """The folder for temporary files has no room for what the measuring process must read."""
+
+
 class WorkerLost(DeviceError):
     """The measuring process died again and again; the message carries its last words."""

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
-from autosched.core.errors import WorkerLost
+from autosched.core.errors import ScratchFull, WorkerLost
 from autosched.core.records import Failure
 from autosched.core.scratch import Scratch, remove_abandoned_folders
 from autosched.device.worker_messages import Answer, Broken, Done, Ready, Request, pack, read_answer
@@ -116,9 +117,20 @@ class Worker:
             raise
 
     def write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> Path:
-        """Put tensors where the process can read them; returns the file."""
+        """Put tensors where the process can read them; returns the file.
+
+        Raises:
+            ScratchFull: if they cannot be written.
+        """
         path = self.folder / name
-        write_tensors(path, tensors)
+        try:
+            write_tensors(path, tensors)
+        except (OSError, SafetensorError) as error:
+            size_mib = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
+            raise ScratchFull(
+                f"{size_mib:.1f} MiB for the measuring process cannot be written to {path.parent}: {error}. "
+                "Make room there, or set TMPDIR to a folder that has it."
+            ) from error
         return path
 
     def stop(self) -> None:

@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from autosched.core.atomic_write import write_atomically
 from autosched.core.errors import UsageError
 from autosched.core.records import Source
 from autosched.core.report import StrategyRow, TuneReport
@@ -148,9 +149,10 @@ def write_report(path: str | os.PathLike[str], bundles: Sequence[Bundle]) -> Wri
     page = report_html(bundles).encode()
     target = Path(path)
     try:
-        target.write_bytes(page)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror or error}. Choose a folder that exists and is writable.") from error
+        write_atomically(target, page)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot write {target}: {why}. Choose a folder that exists and is writable.") from error
     reports = [bundle.evidence.report for bundle in bundles]
     return Written(str(target), len(page), printable(reports[0].model), tuple(printable(item.chosen) for item in reports))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from autosched.core.atomic_write import write_atomically
 from autosched.core.errors import UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.schedule import Schedule
@@ -80,11 +81,10 @@ def write_trace(
     """
     data = trace_json(graph, schedule, planned=planned, measured=measured)
     try:
-        Path(path).write_bytes(data)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {os.fspath(path)}: {error.strerror or error}. Choose a folder that exists and is writable."
-        ) from error
+        write_atomically(Path(path), data)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot write {os.fspath(path)}: {why}. Choose a folder that exists and is writable.") from error
 
 
 def _tracks(process: int, plan: Plan) -> Iterator[_Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -50,3 +51,26 @@ def test_what_was_left_goes_when_it_is_old_and_is_of_that_file(tmp_path: Path) -
     young = left_by_a_killed_writer(file, 1.0)
     remove_half_written(tmp_path, "file|file2")
     assert (young.exists(), of_other.exists()) == (True, False)
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_bytes(b"old")
+    link.symlink_to(file)
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert file.read_bytes() == b"new"
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
+
+
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="no such device")
+def test_a_device_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*names: object) -> None:
+        raise AssertionError(names)
+
+    monkeypatch.setattr(atomic_write.os, "replace", refuse)
+    link = tmp_path / "nowhere"
+    link.symlink_to("/dev/null")
+    for path in (Path("/dev/null"), link):
+        write_atomically(path, b"gone")
+        assert stat.S_ISCHR(os.stat(path).st_mode)

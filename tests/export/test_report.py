@@ -261,3 +261,13 @@ def test_the_command_writes_the_page_and_says_so_in_json(bundle: Bundle, tmp_pat
     assert stopped.value.code == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["report"], said["bytes"]) == (str(page), page.stat().st_size)
+
+
+def test_a_full_disk_leaves_no_half_page(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UsageError, match="No space left"):
+        write_report(tmp_path / "page.html", [bundle])
+    assert list(tmp_path.iterdir()) == []
