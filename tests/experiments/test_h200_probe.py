@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -96,3 +97,14 @@ def test_a_process_that_breaks_says_its_last_words(monkeypatch: pytest.MonkeyPat
     assert "illegal address" in found["data"]["last_words"]
     monkeypatch.setattr(probe, "run_to_end", lambda *given, **options: Ended(None, "", "", 10.0))
     assert probe._run("P1", 10.0, False) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["P1", "P9"])
+def test_a_probe_is_rehearsed_on_the_double(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(probe.__file__)), "--smoke", "--only", name, "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "probes.json").read_text())["probes"][name]
+    assert not found.get("failed"), found
+    assert found["source"].startswith("smoke")
