@@ -26,7 +26,7 @@ def load_pt2(path: str | Path) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
         raise ArtifactCorrupt(str(file), "it is no .pt2 archive (not a zip file, or cut short); torch.export.save writes one")
     try:
         with warnings.catch_warnings():
-            # torch 2.12 makes tensors of bytes that cannot be written to, and says so of its own doing.
+            # torch before 2.13 makes tensors of bytes that cannot be written to, and says so of its own doing.
             warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
             exported = torch.export.load(file)
     except Exception as error:  # torch raises whatever its parser of the day stumbles over.

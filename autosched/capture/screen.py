@@ -177,8 +177,7 @@ def require_dense_dtypes(draft: Draft) -> None:
             node = makers.get(value)
             where = f"{node.kind} at {node.source or 'a place export did not record'} makes" if node else "an input or parameter is"
             raise UnsupportedGraph(
-                f"{where} a tensor of torch.{spec.dtype}, which cannot be scheduled; expected the dtypes of dense tensors. Keep quantised "
-                "numbers as integers with scales beside them, as torchao and PT2E do."
+                f"{where} a tensor of torch.{spec.dtype}, which cannot be scheduled; expected the dtypes of dense tensors. {_AS_INTEGERS}."
             )
 
 
@@ -253,6 +252,7 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
     return UnsupportedGraph(f"the model cannot be captured{where}: torch.export refuses it with {kind}: {first}. {advice}")
 
 
+_AS_INTEGERS = "Keep quantised numbers as integers with scales beside them, as torchao and PT2E do"
 # Words of export's own refusals, and what helps.
 _ADVICE = (
     ("output has alias annotations", "Return a copy from that operator, and delete the annotation"),
@@ -272,6 +272,7 @@ _ADVICE = (
         "erroneously tracing into a custom kernel",
         f"If it is a Triton kernel, {_AS_OPERATOR}",
     ),
+    ("quantized nyi", _AS_INTEGERS),  # torch 2.11; later ones export it, and the draft is screened
     ("torch.nested", "Work on tensors padded to a fixed size, with a mask"),
     ("inference tensor", "Make the model's parameters outside torch.inference_mode"),
     ("fake tensor in the exported program", "Compute no gradients inside the model, and use detach() in place of .data"),
