@@ -61,40 +61,40 @@ def study_on_device(
     widths = context.width_indices(problem)
     decoder = Decoder(problem, context.lanes(problem), widths)
     seed = int(context.rng.integers(0, 2**31 - 1))
-    study = open_study(context.study_path, f"device-{problem.graph.hash[:16]}-{name or seed}")
     medians: dict[str, float] = {}
     best: tuple[float, Proposal] | None = None
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    past = [trial for trial in study.get_trials(deepcopy=False) if trial.state in finished]
     number = 0
-    while number < trials and (number < len(past) or not context.expired()):
-        known = past[number] if number < len(past) else None
-        if known is None:
-            study.sampler = sampler_of(seed + number)
-            trial = study.ask()
-        policy = policy_of(optuna.trial.FixedTrial(known.params) if known is not None else trial, several_widths=len(widths) > 1)
-        candidate = decoder.decode(policy)
-        schedule = candidate.schedule(problem)
-        key = canonical_key(problem.graph, schedule, lanes_matter=lanes_matter)
-        proposal = Proposal(("optuna",), False, schedule, candidate.makespan_us, key)
-        if known is not None:
-            if known.value is not None:
-                if key not in medians:
-                    ledger.used([proposal] if key == incumbent.key else [incumbent, proposal], rounds)
-                medians[key] = known.value
-        else:
-            if key not in medians and key not in ledger.failures:
-                both = [proposal] if key == incumbent.key else [incumbent, proposal]
-                taken = ledger.take(both, rounds, bench.measure)
-                if key in taken:
-                    medians[key] = statistics.median(taken[key])
-            if key in medians:
-                study.tell(trial, medians[key])
+    with open_study(context.study_path, f"device-{problem.graph.hash[:16]}-{name or seed}") as study:
+        past = [trial for trial in study.get_trials(deepcopy=False) if trial.state in finished]
+        while number < trials and (number < len(past) or not context.expired()):
+            known = past[number] if number < len(past) else None
+            if known is None:
+                study.sampler = sampler_of(seed + number)
+                trial = study.ask()
+            policy = policy_of(optuna.trial.FixedTrial(known.params) if known is not None else trial, several_widths=len(widths) > 1)
+            candidate = decoder.decode(policy)
+            schedule = candidate.schedule(problem)
+            key = canonical_key(problem.graph, schedule, lanes_matter=lanes_matter)
+            proposal = Proposal(("optuna",), False, schedule, candidate.makespan_us, key)
+            if known is not None:
+                if known.value is not None:
+                    if key not in medians:
+                        ledger.used([proposal] if key == incumbent.key else [incumbent, proposal], rounds)
+                    medians[key] = known.value
             else:
-                # Not FAIL, which a resumed study takes for an interrupted trial: this policy was tried, and its schedule failed.
-                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        if key in medians and (best is None or medians[key] < best[0]):
-            best = (medians[key], proposal)
-            context.progress("optuna", number + 1, medians[key])
-        number += 1
+                if key not in medians and key not in ledger.failures:
+                    both = [proposal] if key == incumbent.key else [incumbent, proposal]
+                    taken = ledger.take(both, rounds, bench.measure)
+                    if key in taken:
+                        medians[key] = statistics.median(taken[key])
+                if key in medians:
+                    study.tell(trial, medians[key])
+                else:
+                    # Not FAIL, which a resumed study takes for an interrupted trial: this policy was tried, and its schedule failed.
+                    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            if key in medians and (best is None or medians[key] < best[0]):
+                best = (medians[key], proposal)
+                context.progress("optuna", number + 1, medians[key])
+            number += 1
     return StudyResult(best[1] if best is not None else None, best[0] if best is not None else float("inf"), number)

@@ -10,8 +10,11 @@ Hyper-Parameter Optimization", NeurIPS 2011 (TPE).
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sqlite3
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,24 +83,24 @@ class _Study:
     def _phase(self, phase: str, trials: int, value: Any, *, enqueue: bool) -> None:
         import optuna
 
-        study = open_study(self.context.study_path, f"{phase}-{self.problem.graph.hash[:16]}-{self.seed}")
-        if enqueue and not study.trials:
-            for policy in portfolio(self.problem, self.widths)[:6]:
-                study.enqueue_trial(_parameters(policy, len(self.widths) > 1))
-        for known in study.get_trials(deepcopy=False):
-            if known.state == optuna.trial.TrialState.COMPLETE:
-                value(optuna.trial.FixedTrial(known.params))
-        while True:
-            # A trial that was running when the process died is told to have failed; its number is not used again.
-            number = sum(trial.state == optuna.trial.TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
-            if number >= trials or self.context.expired():
-                return
-            study.sampler = sampler_of(self.seed + number)
-            trial = study.ask()
-            study.tell(trial, value(trial))
-            if number % 16 == 0:
-                best_us = min(candidate.makespan_us for candidate in self.found)
-                self.context.progress(self.settings.name, len(self.found), best_us)
+        with open_study(self.context.study_path, f"{phase}-{self.problem.graph.hash[:16]}-{self.seed}") as study:
+            if enqueue and not study.trials:
+                for policy in portfolio(self.problem, self.widths)[:6]:
+                    study.enqueue_trial(_parameters(policy, len(self.widths) > 1))
+            for known in study.get_trials(deepcopy=False):
+                if known.state == optuna.trial.TrialState.COMPLETE:
+                    value(optuna.trial.FixedTrial(known.params))
+            while True:
+                # A trial that was running when the process died is told to have failed; its number is not used again.
+                number = sum(trial.state == optuna.trial.TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
+                if number >= trials or self.context.expired():
+                    return
+                study.sampler = sampler_of(self.seed + number)
+                trial = study.ask()
+                study.tell(trial, value(trial))
+                if number % 16 == 0:
+                    best_us = min(candidate.makespan_us for candidate in self.found)
+                    self.context.progress(self.settings.name, len(self.found), best_us)
 
     def _policy_value(self, trial: Any) -> float:
         policy = policy_of(trial, several_widths=len(self.widths) > 1)
@@ -169,27 +172,36 @@ def sampler_of(seed: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=12)
 
 
-def open_study(path: str | None, name: str) -> optuna.Study:
+@contextlib.contextmanager
+def open_study(path: str | None, name: str) -> Iterator[optuna.Study]:
     """A study in the SQLite file ``path`` (in memory if None), made or continued; interrupted trials in it are marked failed.
 
-    A file that cannot be used costs a warning: the study is in memory then, and cannot be continued.
+    The file is closed at the end, by the thread that opened it. One that cannot be used costs a warning: the study is in memory then, and
+    cannot be continued.
     """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = f"sqlite:///{path}" if path is not None else None
-    try:
-        study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True, sampler=sampler_of(0))
-    except Exception as error:  # whatever the database driver says: no place to remember in must not end a search
-        if storage is None:
-            raise
-        logger.warning("the study %s is kept in memory only: %s cannot be used (%s)", name, path, str(error).splitlines()[0])
-        study = optuna.create_study(study_name=name, direction="minimize", sampler=sampler_of(0))
-    for trial in study.get_trials(deepcopy=False):
-        if trial.state == optuna.trial.TrialState.RUNNING:
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-            logger.info("trial %d of study %s was interrupted and is made again", trial.number, name)
-    return study
+    with contextlib.ExitStack() as closing:
+        try:
+            storage = None
+            if path is not None:
+                with contextlib.closing(sqlite3.connect(path)) as file:
+                    file.execute("PRAGMA schema_version")  # Optuna leaves a file open that turns out to be no database
+                storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+                closing.callback(storage.engine.dispose)
+                closing.callback(storage.remove_session)
+            study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True, sampler=sampler_of(0))
+        except Exception as error:  # whatever the database driver says: no place to remember in must not end a search
+            if path is None:
+                raise
+            logger.warning("the study %s is kept in memory only: %s cannot be used (%s)", name, path, str(error).splitlines()[0])
+            study = optuna.create_study(study_name=name, direction="minimize", sampler=sampler_of(0))
+        for trial in study.get_trials(deepcopy=False):
+            if trial.state == optuna.trial.TrialState.RUNNING:
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+                logger.info("trial %d of study %s was interrupted and is made again", trial.number, name)
+        yield study
 
 
 OPTUNA = OptunaSearch()

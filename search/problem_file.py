@@ -64,7 +64,7 @@ def save_problem(problem: Problem, path: Path, *, provenance: str) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
+        np.savez_compressed(file, **arrays)
 
 
 def load_problem(path: Path) -> SavedProblem:

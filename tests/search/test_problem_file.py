@@ -45,7 +45,7 @@ def test_room_is_kept_and_a_file_from_before_there_was_room_says_nothing_of_it(t
     assert load_problem(tmp_path / "p.npz").problem.room.tolist() == room[used].tolist()
     with np.load(tmp_path / "p.npz") as data:
         older = {name: data[name] for name in data.files if name != "room"}
-    np.savez_compressed(tmp_path / "old.npz", allow_pickle=False, **older)
+    np.savez_compressed(tmp_path / "old.npz", **older)
     assert load_problem(tmp_path / "old.npz").problem.costs.room is None
 
 
