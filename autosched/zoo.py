@@ -120,7 +120,7 @@ def _needs(package: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UsageError(f"{package} models need the package {package} ({error}); install it with: pip install autosched[zoo]") from error
+        raise UsageError(f"{package} models need the package {package} ({error}); install it with: pip install 'autosched[zoo]'") from error
 
 
 def _own(name: str, rest: str, batch: int) -> _Made:

@@ -1,6 +1,6 @@
 """A scheduling problem as a small file: a real model's graph with the costs recorded for it, to search it again without the model.
 
-One compressed NumPy archive of plain arrays (``allow_pickle`` is off on both sides): the graph's edges, the cost table with its kernel
+One compressed NumPy archive of plain arrays (read with ``allow_pickle`` off): the graph's edges, the cost table with its kernel
 matrices shared by equal operators and held in single precision, and what ``opara`` reads. Nothing of the model's weights or names is in
 it. A problem read back has the same edges and costs; its operators are nameless.
 """
@@ -12,6 +12,7 @@ import itertools
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def save_problem(problem: Problem, path: Path, *, provenance: str) -> None:
         costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.max_lanes, costs.measured_pairs, costs.concurrent_gap_us,
         costs.polling_us, costs.team_spin_us,
     ]  # fmt: skip
-    arrays = {
+    arrays: dict[str, Any] = {
         "schema": np.array(SCHEMA),
         "provenance": np.frombuffer(provenance.encode(), dtype=np.uint8),
         "pred_ptr": problem.pred_ptr,

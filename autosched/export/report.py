@@ -118,7 +118,7 @@ def report_html(bundles: Sequence[Bundle]) -> str:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise UsageError(
-            f"a report needs the package {error.name}, which is not installed; install it with: pip install autosched[report]"
+            f"a report needs the package {error.name}, which is not installed; install it with: pip install 'autosched[report]'"
         ) from error
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(resources.files("autosched.export").joinpath(_TEMPLATE).read_text(encoding="utf-8"))

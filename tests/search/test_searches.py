@@ -165,10 +165,17 @@ def test_the_file_of_a_study_is_closed_at_the_end_and_after_an_error(tmp_path: P
         return any(link.is_symlink() and os.readlink(link) == str(path) for link in Path("/proc/self/fd").iterdir())
 
     path = tmp_path / "study.db"
-    with pytest.raises(KeyboardInterrupt), open_study(str(path), "one") as study:
+    with open_study(str(path), "one") as study:
         study.ask()
         assert is_open()
+    assert not is_open()
+
+    def die(*_: object) -> None:
+        assert is_open()
         raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        OptunaSearch(trials=3).propose(synthetic.random_problem(1, 8), context(study_path=str(path), progress=die))
     assert not is_open()
     OptunaSearch(trials=3).propose(synthetic.random_problem(1, 8), context(study_path=str(path)))
     assert not is_open()
