@@ -27,7 +27,6 @@ from autosched.compile_options import CompileOptions, parse_options
 from autosched.config import schedules_dir
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IllegalSchedule, UnsupportedGraph, UsageError
-from autosched.core.graph import ValueRole
 from autosched.core.likeness import transfer
 from autosched.core.program import ConstantSource, Program
 from autosched.core.records import DeviceKey, SoftwareKey
@@ -42,6 +41,7 @@ from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
 from autosched.runtime.inductor_modes import mode_of
 from autosched.runtime.load import load
+from autosched.runtime.state import Kept
 from autosched.runtime.trees import map_tensors, output_tensors, renewed_calls
 
 _log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class Recipe:
 
     bundle: bytes
     origin: Origin
+    program: Program
 
 
 def compile(
@@ -150,7 +151,6 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
     with trusting(options.custom_operators), alone(), made_current(home), torch.inference_mode(False), torch.no_grad():
         args, kwargs = _usable(args), _usable(dict(kwargs))
         captured = capture(model, args, kwargs)
-        _require_pure(captured)
         device, software = _host_keys(home)
         key = cache.CacheKey(captured.structure, device, software, numerics_key(home.type))
         found = cache.find(schedules_dir(), key)
@@ -161,10 +161,10 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         if found is not None:
             try:
                 fused_alike = _in_lowering(found.program, home.type, captured, model, args, kwargs)
-                return Recipe(encode_bundle(_fitted(found, fused_alike)), origin)
+                return Recipe(encode_bundle(_fitted(found, fused_alike)), origin, fused_alike.program)
             except (IllegalSchedule, UnsupportedGraph) as error:
                 _log.warning("the tuned schedule of %s does not fit: %s", type(model).__name__, error)
-        return Recipe(encode_bundle(_default(captured, device, software, type(model).__name__)), Origin.DEFAULT)
+        return Recipe(encode_bundle(_default(captured, device, software, type(model).__name__)), Origin.DEFAULT, captured.program)
 
 
 def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: CompileOptions) -> LoadedModel:
@@ -176,24 +176,15 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
     with alone(), torch.inference_mode(False), torch.no_grad():
         loaded = load(recipe.bundle, model, strict=options.strict, custom_operators=options.custom_operators)
         report = loaded.report()
-        if recipe.origin is Origin.DEFAULT and report.scheduled and not _faster(loaded, model, _usable(args), _usable(dict(kwargs))):
+        if (
+            recipe.origin is Origin.DEFAULT
+            and report.scheduled
+            and not _faster(loaded, model, recipe.program, _usable(args), _usable(dict(kwargs)))
+        ):
             reason = "the default schedule is no faster here than the model as it came; tune to search for a better one"
             _log.info("%s: %s", type(model).__name__, reason)
             return LoadedModel(model, None, replace(report, scheduled=False, reason=reason), strict=False)
         return loaded
-
-
-def _require_pure(captured: Captured) -> None:
-    program = captured.program
-    values = program.graph.values
-    names = {binding.value: binding.name for binding in program.bindings}
-    for operator in program.graph.operators:
-        for value in operator.mutates:
-            if values[values[value].storage].role in (ValueRole.INPUT, ValueRole.CONSTANT):
-                raise UnsupportedGraph(
-                    f"the model changes {names.get(values[value].storage, 'an input')!r} in place; expected a model that leaves its "
-                    "buffers and inputs as they are. Return the new value instead."
-                )
 
 
 def _in_lowering(
@@ -266,7 +257,7 @@ def _tune(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return tuned.bundle
 
 
-def _faster(loaded: LoadedModel, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _faster(loaded: LoadedModel, model: torch.nn.Module, program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether the schedule beats the model in a short race: turn by turn, the median of the ratios under 1."""
 
     def call(run: Callable[..., Any]) -> Any:
@@ -275,24 +266,27 @@ def _faster(loaded: LoadedModel, model: torch.nn.Module, args: tuple[Any, ...], 
 
     runners: tuple[Callable[[], Any], ...] = (lambda: call(loaded), lambda: call(model))
     on_gpu = _home(model, args, kwargs).type == "cuda"
+    restore = Kept.by(program, model, args, kwargs).restore if program.writes else lambda: None
     for run in (*runners, *runners):
-        run()
+        _timed(run, on_gpu, restore)
     ratios: list[float] = []
     begin = time.perf_counter()
     while len(ratios) < 3 or (len(ratios) < _RACE_ROUNDS and time.perf_counter() - begin < _RACE_SECONDS):
         # Who goes first changes from round to round.
         first = len(ratios) % 2
-        times = {index: _timed(runners[index], on_gpu) for index in (first, 1 - first)}
+        times = {index: _timed(runners[index], on_gpu, restore) for index in (first, 1 - first)}
         ratios.append(times[0] / times[1])
     return statistics.median(ratios) < 1.0
 
 
-def _timed(run: Callable[[], Any], on_gpu: bool) -> float:
+def _timed(run: Callable[[], Any], on_gpu: bool, restore: Callable[[], None]) -> float:
     begin = time.perf_counter()
     run()
     if on_gpu:
         torch.cuda.synchronize()
-    return time.perf_counter() - begin
+    took = time.perf_counter() - begin
+    restore()
+    return took
 
 
 def _usable(item: Any) -> Any:

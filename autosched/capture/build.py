@@ -11,7 +11,7 @@ from autosched.capture.draft import Draft, Node, iterate_regions
 from autosched.capture.flops import count_flops
 from autosched.capture.traffic import bytes_read, bytes_written, is_view
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
-from autosched.core.program import Binding, Call, InputSpec, Program
+from autosched.core.program import Binding, Call, InputSpec, Program, WriteBack
 
 _WIDEST = 2**62
 
@@ -44,12 +44,14 @@ def build_program(draft: Draft, lowering: str) -> tuple[Program, dict[int, torch
         graph=graph,
         prologue=tuple(_call(node, numbers) for node in draft.prologue),
         bindings=tuple(Binding(numbers[value], item.source, item.name) for value, item in draft.constants.items()),
-        inputs=tuple(_input_spec(numbers[value], draft.examples[value]) for value in draft.inputs),
+        inputs=tuple(_input_spec(numbers[value], draft.examples[value], state=value in draft.state) for value in draft.inputs),
         input_tree=draft.input_tree,
         output_tree=draft.output_tree,
         input_leaves=tuple(to_argument(leaf, numbers) for leaf in draft.input_leaves),
         output_leaves=tuple(to_argument(leaf, numbers) for leaf in draft.output_leaves),
         lowering=lowering,
+        state=tuple(Binding(numbers[value], item.source, item.name) for value, item in draft.state.items()),
+        writes=tuple(WriteBack(numbers[target], numbers[value]) for target, value in draft.writes),
     )
     return program, {numbers[value]: item.tensor.detach() for value, item in draft.constants.items()}
 
@@ -148,7 +150,7 @@ def _flops(node: Node, draft: Draft) -> int:
     return count_flops(node.op, args, kwargs, outputs)
 
 
-def _input_spec(value: int, example: torch.Tensor) -> InputSpec:
+def _input_spec(value: int, example: torch.Tensor, *, state: bool) -> InputSpec:
     if example.numel() == 0:
         return InputSpec(value, 0, 0, 0.0, 0.0)
     if example.dtype is torch.float4_e2m1fn_x2:
@@ -161,6 +163,9 @@ def _input_spec(value: int, example: torch.Tensor) -> InputSpec:
         if wide.numel() == 0:
             return InputSpec(value, 0, 0, 0.0, 1.0)
         std = float(wide.std(correction=0))
+        if state and std == 0.0:
+            # As it begins, and not for long: an empty cache would hide what is done with a full one.
+            std = 1.0
         return InputSpec(value, 0, 0, float(wide.mean()), std)
     if example.dtype.is_complex:
         return InputSpec(value, 0, 0, 0.0, 1.0)

@@ -97,7 +97,7 @@ class Draft:
     """A captured model, changeable.
 
     Args:
-        inputs: value ids of the user's tensors, in flattened order.
+        inputs: value ids of the user's tensors, in flattened order, and of ``state``.
         constants: value id -> tensor of the model.
         prologue: calls evaluated once, from constants.
         nodes: calls of each run, in a topological order.
@@ -106,6 +106,8 @@ class Draft:
         input_tree, output_tree: ``treespec_dumps``.
         examples: the user's tensors by value id.
         specs, storage: shape and strides, and the owner of the memory, of each value, as last observed.
+        state: input value id -> tensor of the model's that it changes, so that it is no constant.
+        writes: ``(input, value)``: what the contents of an input become after the run, in order.
     """
 
     inputs: list[int]
@@ -121,6 +123,8 @@ class Draft:
     regions: list[list[Node]] | None = None
     specs: dict[int, TensorSpec] = field(default_factory=dict)
     storage: dict[int, int] = field(default_factory=dict)
+    state: dict[int, Constant] = field(default_factory=dict)
+    writes: list[tuple[int, int]] = field(default_factory=list)
 
     def copy(self) -> Draft:
         """The same draft, to be changed apart from this one; tensors are shared. It is not grouped into operators."""
@@ -137,6 +141,8 @@ class Draft:
             self.next_value,
             specs=dict(self.specs),
             storage=dict(self.storage),
+            state=dict(self.state),
+            writes=list(self.writes),
         )
 
     def fresh(self) -> int:
@@ -152,7 +158,7 @@ class Draft:
 
     def output_values(self) -> list[int]:
         """Value ids of the graph's outputs, in order, without repetition."""
-        return list(dict.fromkeys(refs_in(self.output_leaves)))
+        return list(dict.fromkeys([*refs_in(self.output_leaves), *(value for _, value in self.writes)]))
 
     def leaving(self) -> set[int]:
         """Owners of memory that leaves the model, whole or as a view; of an observed draft."""
@@ -184,6 +190,7 @@ class Draft:
         for node in self.nodes:
             node.substitute(resolved)
         self.output_leaves = [map_refs(leaf, lambda value: Ref(resolved.get(value, value))) for leaf in self.output_leaves]
+        self.writes = [(target, resolved.get(value, value)) for target, value in self.writes]
         # Views of what went are views of what stands for it.
         for value, owner in self.storage.items():
             if owner in resolved:

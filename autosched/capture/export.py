@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
+from autosched.capture.assignments import assignments_seen
 from autosched.capture.build import build_program
 from autosched.capture.containers import real_containers
 from autosched.capture.custom import run_twice
@@ -50,6 +51,7 @@ _RENAMED = {
     "aten::__and__": "bitwise_and", "aten::__or__": "bitwise_or", "aten::__xor__": "bitwise_xor",
     "aten::__lshift__": "bitwise_left_shift", "aten::__rshift__": "bitwise_right_shift",
 }  # fmt: skip
+_OWN_CHANGES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 _COPIES = frozenset({"aten::clone", "aten::lift_fresh_copy"})
 
 
@@ -119,7 +121,10 @@ def lower_draft(draft: Draft, chosen: Lowering, target: str = "") -> Captured:
 
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
-        with torch.no_grad(), quiet_torch(), no_nested_padding(model), real_containers(model), warnings.catch_warnings():
+        with (
+            torch.no_grad(), quiet_torch(), no_nested_padding(model), real_containers(model), assignments_seen(model),
+            warnings.catch_warnings(),
+        ):  # fmt: skip
             # torch's own use of its own deprecated class.
             warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
             # torch.nn.LSTM and its kin keep their parameters a second time in a list, which export notices and may ignore.
@@ -204,7 +209,9 @@ class _Reader:
         self._ids: dict[torch.fx.Node, int | list[int] | None] = {}
         self._next = 0
         self._nodes: list[Node] = []
-        self._buffers: dict[str, int] = {}
+        self._targets: dict[str, int] = {}  # what a call may change, by the name that the signature has for it
+        self._state: dict[int, Constant] = {}
+        self._writes: list[tuple[int, int]] = []
         self._returned = _reach_outputs(exported)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
@@ -228,7 +235,7 @@ class _Reader:
                 )
         output_leaves = self._outputs(next(node for node in graph.nodes if node.op == "output"))
         return Draft(
-            inputs=sorted(inputs, key=lambda value: caller_leaves.index(Ref(value))),
+            inputs=[*sorted(inputs, key=lambda value: caller_leaves.index(Ref(value))), *self._state],
             constants=constants,
             prologue=[],
             nodes=self._nodes,
@@ -238,6 +245,8 @@ class _Reader:
             output_tree=_tree(self._exported.call_spec.out_spec, "outputs"),
             examples=examples,
             next_value=self._next,
+            state=self._state,
+            writes=self._writes,
         )
 
     def _fresh(self) -> int:
@@ -258,6 +267,7 @@ class _Reader:
         examples: dict[int, torch.Tensor] = {}
         signature = self._exported.graph_signature
         named = named_tensors(self._model)
+        changed = {item.target for item in signature.output_specs if item.kind in _OWN_CHANGES}
         for node, spec in zip(nodes, signature.input_specs, strict=True):
             name = spec.target or ""
             if spec.kind is InputKind.USER_INPUT:
@@ -270,6 +280,7 @@ class _Reader:
                 inputs.append(value)
                 input_leaves.append(Ref(value))
                 examples[value] = leaf.detach()
+                self._targets[node.name] = value
             elif spec.kind is InputKind.PARAMETER:
                 value = self._fresh()
                 tensor = named[ConstantSource.PARAMETER].get(name, self._exported.state_dict.get(name))
@@ -289,8 +300,11 @@ class _Reader:
                     f"the model uses {name or node.name!r}, a {spec.kind.name.lower()}, which cannot be scheduled. Expected tensors only; "
                     "pass what a generator draws as an input, and unpack packed weights."
                 )
-            if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                self._buffers[name] = value
+            if name in changed and spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                # No constant: it is another at each call.
+                self._state[value] = constants.pop(value)
+                examples[value] = self._state[value].tensor.detach()
+                self._targets[name] = value
             self._ids[node] = value
         return constants, inputs, input_leaves, examples
 
@@ -338,7 +352,7 @@ class _Reader:
             before, after = source.meta.get("val"), node.meta.get("val")
             same = isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.stride() == after.stride()
             # A copy that leaves the model, whole or as a view, must stay one: its owner may write to it, or to what it was copied from.
-            if not same or node in self._returned or self._exported.graph_signature.buffers_to_mutate:
+            if not same or node in self._returned:
                 return False
         self._ids[node] = self._ids[source]
         return True
@@ -362,20 +376,13 @@ class _Reader:
         for item, spec in zip(returned, self._exported.graph_signature.output_specs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
                 leaves.append(self._argument(item))
-            elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
-                self._write_back(spec.target or "", item)
-            elif spec.kind is OutputKind.USER_INPUT_MUTATION:
-                raise UnsupportedGraph(
-                    f"the model changes its input {spec.target!r} in place; expected a model that leaves its inputs as they are. Clone the "
-                    "input first, or return the new value."
-                )
+            elif spec.kind in _OWN_CHANGES or spec.kind is OutputKind.USER_INPUT_MUTATION:
+                made = self._argument(item)
+                assert isinstance(made, Ref)
+                self._writes.append((self._targets[spec.target or ""], made.value))
             else:
                 raise UnsupportedGraph(f"the model has an output of kind {spec.kind.name.lower()}; expected tensors and numbers.")
         return leaves
-
-    def _write_back(self, name: str, item: object) -> None:
-        copy = torch.ops.aten.copy_.default
-        self._nodes.append(Node(copy, (Ref(self._buffers[name]), self._argument(item)), {}, (-1,), f"write_{name.replace('.', '_')}"))
 
 
 def _renamed(op: OpOverload[..., Any]) -> OpOverload[..., Any]:

@@ -76,6 +76,7 @@ def rewrite_draft(draft: Draft, target: str = "", lowering: Lowering = Lowering.
     kind = target or draft.device.type
     reports: list[RewriteReport] = []
     layouts = [draft.specs[leaf.value] if isinstance(leaf, Ref) else None for leaf in draft.output_leaves]
+    layouts += [draft.specs[value] for _, value in draft.writes]
     owed = layouts_of(draft)
     stale = False
     for item in PASSES:

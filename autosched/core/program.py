@@ -97,6 +97,17 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteBack:
+    """After a run, the contents of graph input ``target`` become those of ``value``, an output of the graph.
+
+    The target is a tensor of the caller's, or one of the model's (``Program.state``).
+    """
+
+    target: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
 class InputSpec:
     """How to make a random input like the example: integers stay within ``[low, high]`` of the example.
 
@@ -130,6 +141,8 @@ class Program:
         frozen: for such a lowering on a GPU, whether Inductor computed with the constants; since bundle schema 4. On a CPU it always does.
         choices: for such a lowering whose kernels were chosen by timing: each question in the order asked (operation, types and shapes),
             and the kernel taken, or an empty string where that is not known; since bundle schema 4.
+        state: the graph's last inputs, in order: what the model changes of its own, read from it at each call; since bundle schema 5.
+        writes: what the model changes in place, in the order of writing: the graph itself changes nothing; since bundle schema 5.
     """
 
     graph: OpGraph
@@ -144,3 +157,11 @@ class Program:
     source: str = ""
     frozen: bool = False
     choices: tuple[tuple[str, str], ...] = ()
+    state: tuple[Binding, ...] = ()
+    writes: tuple[WriteBack, ...] = ()
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The graph's inputs that the caller gives, in order."""
+        inputs = self.graph.inputs
+        return inputs[: len(inputs) - len(self.state)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +23,18 @@ class EagerBaseline:
         model, args, kwargs: the call that is timed.
         threads: intra-operator threads; this thread's own count is restored after each round.
         min_block_us: a round is the mean over as many calls as last at least this long, after one call that is not timed.
+        restore: called after each call, untimed, where a call changes what the next one starts from.
     """
 
     def __init__(
-        self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *, threads: int, min_block_us: float = 0.0
+        self,
+        model: torch.nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        *,
+        threads: int,
+        min_block_us: float = 0.0,
+        restore: Callable[[], None] | None = None,
     ) -> None:
         self.name = f"eager_{threads}"
         self._model = model
@@ -34,6 +42,7 @@ class EagerBaseline:
         self._kwargs = dict(kwargs or {})
         self._threads = threads
         self._min_block_us = min_block_us
+        self._restore = restore
         self._failure: Failure | None = None
 
     def round_us(self) -> float | Failure:
@@ -57,11 +66,22 @@ class EagerBaseline:
 
     def _calls_us(self, calls: int) -> float:
         model, waiting = self._model, renewed_calls(self._args, self._kwargs, calls)
+        if self._restore is not None:
+            return sum(self._restored_us(call, self._restore) for call in waiting) / calls
         start_ns = time.perf_counter_ns()
         while waiting:
             args, kwargs = waiting.pop()
             model(*args, **kwargs)
         return max(1, time.perf_counter_ns() - start_ns) / (1000.0 * calls)
+
+    def _restored_us(self, call: tuple[tuple[Any, ...], dict[str, Any]], restore: Callable[[], None]) -> float:
+        args, kwargs = call
+        start_ns = time.perf_counter_ns()
+        try:
+            self._model(*args, **kwargs)
+            return max(1, time.perf_counter_ns() - start_ns) / 1000.0
+        finally:
+            restore()
 
 
 @contextlib.contextmanager

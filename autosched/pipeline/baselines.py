@@ -23,19 +23,28 @@ from autosched.pipeline.adopting import TORCH_COMPILE
 from autosched.pipeline.compile_time import CompileTime
 from autosched.pipeline.judge import External
 from autosched.runtime.host_key import usable_cores
+from autosched.runtime.state import Kept
 
 _CPU_TIMEOUT_S = 600.0
 _PRODUCTS = ("linear", "mm", "matmul")
 
 
 @contextlib.contextmanager
-def eager_externals(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, kind: str) -> Iterator[list[External]]:
-    """The model as it came: on a CPU with one thread and with all of them. A CUDA device times its own in its worker."""
+def eager_externals(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, kind: str, program: Program
+) -> Iterator[list[External]]:
+    """The model as it came: on a CPU with one thread and with all of them. A CUDA device times its own in its worker.
+
+    Args:
+        program: what the model was captured as; where it changes memory, each call starts from the same.
+    """
     if kind != "cpu":
         yield []
         return
+    restore = Kept.by(program, model, args, kwargs).restore if program.writes else None
     baselines = [
-        EagerBaseline(model, args, kwargs, threads=threads, min_block_us=SHORTEST_BLOCK_US) for threads in sorted({1, usable_cores()})
+        EagerBaseline(model, args, kwargs, threads=threads, min_block_us=SHORTEST_BLOCK_US, restore=restore)
+        for threads in sorted({1, usable_cores()})
     ]
     # Its own outputs are the reference, so its error is zero by definition.
     yield [External(baseline.name, baseline.round_us, 0.0) for baseline in baselines]
@@ -88,7 +97,7 @@ class Rivals:
         self._stack.close()
 
     def _prepared(self, captured: Captured, reference: Sequence[torch.Tensor]) -> list[External]:
-        found = self._stack.enter_context(eager_externals(self._model, self._args, self._kwargs, self._kind))
+        found = self._stack.enter_context(eager_externals(self._model, self._args, self._kwargs, self._kind, captured.program))
         if self._kind == "cuda":
             call = ModelCall(self._source, self._args, self._kwargs, reference) if self._source is not None else None
             return found + self._cuda_externals(captured, call)

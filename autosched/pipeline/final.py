@@ -78,7 +78,7 @@ def decide(
         raise NoFeasibleCandidate(f"not even a sequential schedule runs: {_listed(failures)}. {_what_to_do(run.references)}")
     run.progress.stage("baselines")
     began_s = time.monotonic()
-    externals = rivals.ready(run.captured, run.references.outputs[0])
+    externals = rivals.ready(run.captured, run.references.answer)
     # A rival's compile time is not taken from the budget of the search.
     run.timetable.extend(time.monotonic() - began_s)
     run.timetable.outside = len(externals)

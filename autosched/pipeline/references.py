@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Program, Ref
+from autosched.runtime.state import OtherBuffers, ask, state_of
 from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.trees import flatten_inputs, output_tensors, unflatten_inputs
 
@@ -20,10 +22,17 @@ INPUT_SETS = 3
 
 @dataclass(frozen=True)
 class References:
-    """``inputs[i]`` are flattened as ``program.graph.inputs``; ``outputs[i]`` are the tensors of the model's answer."""
+    """The model's answers.
+
+    Args:
+        inputs: for each set, in the order of ``program.graph.inputs``.
+        outputs: for each set, what the model makes of it, in the order of ``program.graph.outputs``.
+        answer: the tensors of the model's answer to the first set, flattened.
+    """
 
     inputs: tuple[tuple[torch.Tensor, ...], ...]
     outputs: tuple[tuple[torch.Tensor, ...], ...]
+    answer: tuple[torch.Tensor, ...] = ()
 
 
 class Yardstick:
@@ -50,10 +59,23 @@ def take_references(
     """Run the model as it came on the example and on random inputs like it.
 
     A model that refuses random inputs (ids that must be sorted, say) is judged on the example alone.
+
+    Raises:
+        UnsupportedGraph: if it changes what the program says nothing of.
     """
-    example = flatten_inputs(program, args, kwargs)
+    example = [*flatten_inputs(program, args, kwargs), *state_of(program, model)]
     inputs = [tuple(tensor.detach().clone() for tensor in example)]
-    outputs = [_answer(model, program, inputs[0])]
+    others = OtherBuffers(program, model)
+    first = _answer(model, program, inputs[0])
+    if others.changed():
+        # Once may be a table that is made at the first call; twice is a state.
+        first = _answer(model, program, inputs[0])
+        if name := others.changed():
+            raise UnsupportedGraph(
+                f"the model changes its buffer {name!r} at each call, which torch.export does not see; expected buffers that "
+                "forward() changes by PyTorch's operators."
+            )
+    outputs = [_in_order(program, first)]
     for index in range(1, INPUT_SETS):
         home = example[0].device if example else "cpu"
         try:
@@ -62,8 +84,9 @@ def take_references(
             _log.warning("the model does not accept random inputs (%s); it is checked on the example inputs only", error)
             break
         inputs.append(tuple(drawn))
-        outputs.append(answer)
-    return References(tuple(inputs), tuple(outputs))
+        outputs.append(_in_order(program, answer))
+    returned = sum(isinstance(leaf, Ref) for leaf in program.output_leaves)
+    return References(tuple(inputs), tuple(outputs), first[:returned])
 
 
 def _form(program: Program) -> tuple[object, ...]:
@@ -71,10 +94,32 @@ def _form(program: Program) -> tuple[object, ...]:
     place = {value: position for position, value in enumerate(program.graph.inputs)}
     leaves = tuple(place[leaf.value] if isinstance(leaf, Ref) else repr(leaf) for leaf in program.input_leaves)
     drawn = tuple((program.graph.values[item.value].spec, item.low, item.high, item.mean, item.std) for item in program.inputs)
-    return program.input_tree, leaves, tuple(place[item.value] for item in program.inputs), drawn
+    state = tuple(binding.name for binding in program.state)
+    made = {value: position for position, value in enumerate(program.graph.outputs)}
+    order = tuple(made[value] for value in _made(program))
+    return program.input_tree, leaves, tuple(place[item.value] for item in program.inputs), drawn, state, order
+
+
+def _made(program: Program) -> list[int]:
+    """Which output of the graph each tensor of :func:`_answer` is."""
+    returned = [leaf.value for leaf in program.output_leaves if isinstance(leaf, Ref)]
+    return [*returned, *(item.value for item in program.writes)]
+
+
+def _in_order(program: Program, answer: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """An answer as the graph gives it: what the model returns twice, the graph returns once."""
+    made = _made(program)
+    if len(made) != len(answer):
+        return tuple(answer)
+    known = dict(zip(made, answer, strict=True))
+    return tuple(known[value] for value in program.graph.outputs)
 
 
 def _answer(model: torch.nn.Module, program: Program, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The tensors of the model's answer, and then those that it has written back."""
+    if program.writes:
+        answer, written, _ = ask(program, model, tensors)
+        return (*output_tensors(answer), *written)
     args, kwargs = unflatten_inputs(program, [tensor.clone() for tensor in tensors])
     with torch.inference_mode():
         return tuple(tensor.detach().clone() for tensor in output_tensors(model(*args, **kwargs)))

@@ -12,16 +12,20 @@ from autosched.core.errors import IncompatibleArtifact
 from autosched.core.program import Program, Ref
 from autosched.runtime.numerics import compare
 from autosched.runtime.rounding import coarsest_of
-from autosched.runtime.trees import describe_tree, objects_given, output_tensors, packed_outputs, unflatten_inputs
+from autosched.runtime.state import ask, whole_answer
+from autosched.runtime.trees import describe_tree, objects_given, output_tensors, unflatten_inputs
 
 
 def models_answer(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
-    """What the model itself returns for ``inputs``, in the order of ``program.graph.inputs``, packed (``core.containers``).
+    """What the model itself returns for ``inputs``, in the order of ``program.graph.inputs``, as ``whole_answer``.
 
     Raises:
         UnsupportedGraph: if it changes containers that it is given and does not return.
         Exception: whatever it raises.
     """
+    if program.writes:
+        answer, written, _ = ask(program, model, inputs)
+        return answer, written
     args, kwargs = unflatten_inputs(program, inputs)
     watch = Watch((args, kwargs), objects_given(program, args, kwargs))
     with torch.no_grad():
@@ -38,7 +42,7 @@ def require_agreement(program: Program, outputs: Sequence[torch.Tensor], answer:
     Raises:
         IncompatibleArtifact: saying what differs, if it is more than the tolerance.
     """
-    result = packed_outputs(program, outputs)
+    result = whole_answer(program, outputs)
     if not _same_containers(result, answer):
         raise IncompatibleArtifact(label, ["it returns other containers or other plain values than the model"])
     # After the output structure, which decides which tensors are returned, and how often.
@@ -49,9 +53,10 @@ def require_agreement(program: Program, outputs: Sequence[torch.Tensor], answer:
 
 
 def _coarsest_returned(program: Program) -> tuple[torch.dtype | None, ...]:
-    """``coarsest_of`` the graph, for each tensor that is returned."""
+    """``coarsest_of`` the graph, for each tensor that is returned, and then for each that is written back."""
     known = dict(zip(program.graph.outputs, coarsest_of(program.graph), strict=True))
-    return tuple(known[leaf.value] for leaf in program.output_leaves if isinstance(leaf, Ref))
+    returned = [leaf.value for leaf in program.output_leaves if isinstance(leaf, Ref)]
+    return tuple(known[value] for value in (*returned, *(item.value for item in program.writes)))
 
 
 def _same_containers(result: object, answer: object) -> bool:

@@ -23,15 +23,25 @@ from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.prepared import Bound, Prepared, Runner
 from autosched.runtime.regions import RegionLibrary, region_library
+from autosched.runtime.state import Asked, OtherBuffers, ask, whole_answer
 from autosched.runtime.telling_inputs import telling_inputs
-from autosched.runtime.trees import output_tensors, packed_outputs
+from autosched.runtime.trees import output_tensors
 from autosched.runtime.weights import ModelWatch
 from autosched.runtime.widths import WidePrograms
 from autosched.runtime.workspace import peak_live_bytes, unshared_bytes
+from autosched.runtime.write_back import WriteBacks
 
 _log = logging.getLogger(__name__)
 
 _SEED = 20_259  # of the inputs of the comparison; any will do, one makes a failure reproducible
+
+
+@dataclasses.dataclass(slots=True)
+class _Manners:
+    """What a model was last seen to do with the memory that it changes."""
+
+    seen: Asked | None = None
+
 
 RunnerFactory = Callable[[BoundProgram, Plan, Sequence[torch.Tensor]], Runner]
 """Makes a runner of a bound program and a plan; the tensors are an example input."""
@@ -65,19 +75,20 @@ class Binder:
         _require_threads(bundle, self._label)
         graph = bundle.program.graph
         plan = make_plan(graph, bundle.schedule)
+        manners = _Manners()
         return Prepared(
             bundle.program,
             self._device,
-            lambda verify: self._bind(bundle, plan, verify=verify),
+            lambda verify: self._bind(bundle, plan, manners, verify=verify),
             offsets_matter=any("as_strided" in call.target for operator in graph.operators for call in operator.calls),
             late_watch=self._device.type == "cuda",
         )
 
-    def _bind(self, bundle: Bundle, plan: Plan, *, verify: bool) -> Bound:
+    def _bind(self, bundle: Bundle, plan: Plan, manners: _Manners, *, verify: bool) -> Bound:
         with trusting(self._trusted), made_current(self._device):
-            return self._bind_trusting(bundle, plan, verify=verify)
+            return self._bind_trusting(bundle, plan, manners, verify=verify)
 
-    def _bind_trusting(self, bundle: Bundle, plan: Plan, *, verify: bool) -> Bound:
+    def _bind_trusting(self, bundle: Bundle, plan: Plan, manners: _Manners, *, verify: bool) -> Bound:
         program, device = bundle.program, self._device
         # The watch first: a change while the weights are read is then seen at the next call.
         watch = ModelWatch(self.model, program, frozen=self._frozen)
@@ -93,11 +104,34 @@ class Binder:
         runner = self._factory(bound, plan, random_inputs(program, _SEED, device))
         intermediates = getattr(runner, "peak_bytes", 0) or peak_live_bytes(program.graph, plan)
         workspace = intermediates + unshared_bytes(bound.constants, constants.values())
+        others = OtherBuffers(program, self.model) if verify else None
         error = self._verify(bundle, bound, runner) if verify else None
+        if others is not None and others.changed():
+            # Once may be a table that is made at the first call; twice is a state.
+            error = self._verify(bundle, bound, runner)
+            if name := others.changed():
+                raise IncompatibleArtifact(
+                    self._label, [f"the model changes its buffer {printable(name)} at each call, and the schedule does not"]
+                )
         if verify and watch.settle() and error is not None:
             # A model that keeps count of something may have agreed by chance, in that very call.
             error = max(error, self._verify(bundle, bound, runner))
-        return Bound(runner, watch, workspace, error)
+        if not program.writes:
+            return Bound(runner, watch, workspace, error)
+        if verify or manners.seen is None:
+            manners.seen = self._asked(program)
+        return Bound(runner, watch, workspace, error, WriteBacks(program, self.model, list(constants.values()), manners.seen))
+
+    def _asked(self, program: Program) -> Asked:
+        """What the model does with the memory that it changes: twice the same, or nothing that can be relied on.
+
+        Raises:
+            IncompatibleArtifact: if it is not.
+        """
+        one, other = (ask(program, self.model, random_inputs(program, _SEED, self._device))[2] for _ in range(2))
+        if one != other:
+            raise IncompatibleArtifact(self._label, ["the model changes its memory in one way in one call, and in another way in the next"])
+        return one
 
     def _verify(self, bundle: Bundle, bound: BoundProgram, runner: Runner) -> float:
         """Audit the operators, then compare the schedule's outputs with the model's; the largest absolute difference.
@@ -161,7 +195,7 @@ class Binder:
         with full_float32():
             truth = models_answer(program, self.model, inputs)
             require_agreement(program, bound.run(inputs), truth, label, rounded=compiled)
-        return compare(output_tensors(packed_outputs(program, made)), output_tensors(answer)).max_abs_error
+        return compare(output_tensors(whole_answer(program, made)), output_tensors(answer)).max_abs_error
 
 
 def _is_telling(program: Program, item: InputSpec) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "autosched.bundle"
-SCHEMA = 4
+SCHEMA = 5
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 SCHEDULE = "schedule.json"
@@ -32,19 +32,21 @@ MAX_SHAPES = 64
 
 
 def schema_for(shapes: Iterable[Bundle]) -> int:
-    """The lowest schema number whose readers know everything in ``shapes``: 4 for modes of Inductor and variants that schema 3 did not
-    have, 3 for variants that schema 2 did not have, else 2.
+    """The lowest schema number whose readers know everything in ``shapes``: 5 for a model that changes its buffers or inputs, 4 for modes
+    of Inductor and variants that schema 3 did not have, 3 for variants that schema 2 did not have, else 2.
     """
     known = max(Variant.CALLS, Variant.COMPILED, Variant.TUNED_TEMPLATES, Variant.TEMPLATES)
     needed = 2
     for item in shapes:
         program = item.program
+        if program.state or program.writes:
+            return 5
         if program.frozen or program.choices or program.lowering in WHOLE[1:]:
-            return 4
+            needed = 4
         if any(variant > Variant.HALF_SMS for variant in item.schedule.variant):
-            return 4
+            needed = 4
         if any(variant > known for variant in item.schedule.variant):
-            needed = 3
+            needed = max(needed, 3)
     return needed
 
 
@@ -116,7 +118,7 @@ class ManifestOne(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``manifest.json`` of schemas 2 to 4, which differ in the variants of operators and in the modes of Inductor they know.
+    """``manifest.json`` of schemas 2 to 5, which differ in the variants of operators, in the modes of Inductor and in the models they know.
 
     The files of shape ``i`` are in the folder ``shapes/i``, literals are shared.
     """
@@ -202,11 +204,11 @@ class Bundle:
 
 
 def model_fingerprint(program: Program) -> str:
-    """Digest of the names, shapes and dtypes of every parameter and buffer that ``program`` takes from its model."""
+    """Digest of the names, shapes and dtypes of every parameter and buffer that ``program`` takes from its model, or changes there."""
     graph: OpGraph = program.graph
     rows = [
         [binding.source, binding.name, graph.values[binding.value].spec.shape, graph.values[binding.value].spec.dtype]
-        for binding in program.bindings
+        for binding in (*program.bindings, *program.state)
         if binding.source is not ConstantSource.LITERAL
     ]
     return hashlib.sha256(msgspec.json.encode(sorted(rows))).hexdigest()

@@ -11,20 +11,16 @@ from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils.dlpack import from_dlpack
 
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.runtime.prepared import Prepared, Runner
 from autosched.runtime.shape_table import Refused, ShapeTable, Slot
+from autosched.runtime.write_back import TENSOR_TYPES, normal
 
 __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "Prepared", "Runner", "ShapeReport", "foreign_mode"]
 
 # A server that sees every shape there is must not keep a list of them all.
 _MAX_REASONS = 1000
-_TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
-_to_capsule = torch._C._to_dlpack
-# The public function only checks what kind of thing it was given.
-_from_capsule = getattr(torch._C, "_from_dlpack", from_dlpack)
 
 
 class FallbackWarning(UserWarning):
@@ -167,7 +163,7 @@ class LoadedModel:
                 with torch.no_grad():
                     outcome = padding.cut(outcome, found.size)
             if not torch.is_inference_mode_enabled():
-                outcome = [_normal(tensor) for tensor in outcome]
+                outcome = [normal(tensor) for tensor in outcome]
             return slot.answer_to(outcome, found.given) if found.given else slot.answer(outcome)
         finally:
             running.inside = False
@@ -312,7 +308,7 @@ def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device) -> None:
     offsets_matter = prepared is None or prepared.offsets_matter
     for position, (tensor, strides) in enumerate(zip(tensors, slot.strides, strict=True)):
         kind = type(tensor)
-        if kind not in _TENSOR_TYPES:
+        if kind not in TENSOR_TYPES:
             raise InputMismatch(f"input {position} is a {kind.__name__}; the schedule was made for plain tensors.")
         if gradients and tensor.requires_grad:
             raise InputMismatch(f"input {position} requires gradients, and a schedule computes none. Call under torch.no_grad().")
@@ -321,19 +317,7 @@ def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device) -> None:
         if tensor.layout is not torch.strided:
             raise InputMismatch(f"input {position} is {tensor.layout}; the schedule was made for strided tensors.")
         if tensor.stride() != strides or tensor.is_conj() or tensor.is_neg() or (offsets_matter and tensor.storage_offset()):
+            if position in slot.changed:
+                raise InputMismatch(f"input {position} is changed in place, and is laid out otherwise than in tuning. Give it contiguous.")
             with torch.no_grad():
                 tensors[position] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def _normal(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor that may be changed and used anywhere: one made in inference mode may not."""
-    if not tensor.is_inference():
-        return tensor
-    if tensor.is_conj() or tensor.is_neg():
-        # A capsule has no word for values that are to be conjugated or negated when read.
-        return tensor.resolve_conj().resolve_neg().clone()
-    try:
-        # By capsule: several times cheaper than the protocol's handshake, which is for strangers.
-        return _from_capsule(_to_capsule(tensor))
-    except (RuntimeError, BufferError, TypeError):
-        return tensor.clone()

@@ -23,7 +23,7 @@ import torch
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, InvalidGraph
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
-from autosched.core.program import Argument, Call, Program, Ref
+from autosched.core.program import Argument, Call, Program, Ref, WriteBack
 from autosched.core.program_json import decode_program, encode_program
 from autosched.runtime.audit import audit_run
 from autosched.runtime.calls import Kernel, Slots
@@ -221,6 +221,8 @@ class _Assembler:
             input_leaves=tuple(_renamed(leaf, self._of_source) for leaf in self._source.input_leaves),
             output_leaves=tuple(_renamed(leaf, outputs) for leaf in self._source.output_leaves),
             lowering=self._mode.lowering.value,
+            state=tuple(dataclasses.replace(binding, value=self._of_source[binding.value]) for binding in self._source.state),
+            writes=tuple(WriteBack(self._of_source[item.target], outputs[item.value]) for item in self._source.writes),
             source=encode_program(self._source).decode(),
             # A CPU's program says nothing of what it always is: older readers understand it.
             frozen=self._mode.frozen and self._bound.device.type != "cpu",

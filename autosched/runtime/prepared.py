@@ -10,6 +10,7 @@ import torch
 from autosched.core.errors import AutoschedError
 from autosched.core.program import Program
 from autosched.runtime.weights import Change, ModelWatch
+from autosched.runtime.write_back import WriteBacks
 
 Runner = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
@@ -37,12 +38,14 @@ class Bound:
         watch: notices changes of the model.
         workspace_bytes: memory it takes beside the model's weights: most intermediates alive at once, and weights packed or folded.
         max_abs_error: largest difference from the model, if they were compared.
+        writes: what it reads of the model's state and writes back, if there is anything.
     """
 
     runner: Runner
     watch: ModelWatch
     workspace_bytes: int
     max_abs_error: float | None
+    writes: WriteBacks | None = None
 
 
 class Prepared:
@@ -76,7 +79,22 @@ class Prepared:
 
         Raises:
             NoLongerFits: if the model was changed into another one.
+            HalfWritten: if what the model changes was not changed in full.
         """
+        if self.writes is None:
+            return self._run(tensors)
+        with self.writes.turn:
+            while True:
+                writes = self.writes
+                inputs = writes.inputs(tensors)
+                if isinstance(inputs, str):
+                    return inputs
+                outcome = self._run(inputs)
+                # A model that was found changed may have other buffers now; nothing was written yet.
+                if writes is self.writes:
+                    return writes.finish(inputs, outcome) if isinstance(outcome, list) else outcome
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | str:
         if not self.late_watch:
             return self._follow() or self._launch(tensors)
         outcome = self._launch(tensors)
@@ -136,6 +154,6 @@ class Prepared:
             raise NoLongerFits(f"the model was changed and its schedule no longer fits: {error}") from error
 
     def _take(self, bound: Bound) -> None:
-        self.runner, self.watch, self.workspace_bytes = bound.runner, bound.watch, bound.workspace_bytes
+        self.runner, self.watch, self.workspace_bytes, self.writes = bound.runner, bound.watch, bound.workspace_bytes, bound.writes
         if bound.max_abs_error is not None:
             self.max_abs_error = bound.max_abs_error

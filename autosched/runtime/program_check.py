@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from autosched.core.errors import InvalidGraph
 from autosched.core.graph import ITEM_BYTES, OpGraph, TensorSpec, ValueRole
 from autosched.core.opened import OPENED, read_context
-from autosched.core.program import Argument, Call, Many, Program, Ref
+from autosched.core.program import Argument, Call, ConstantSource, Many, Program, Ref
 
 _MAX_VALUES = 2_000_000
 _MAX_OPERATORS = 50_000
@@ -49,6 +49,7 @@ def check_program(program: Program) -> None:
     _check_boundary(program)
     graph.validate()
     _check_constants(program)
+    _check_writes(program)
     _check_tree(program.input_tree, len(program.input_leaves), "inputs")
     _check_tree(program.output_tree, len(program.output_leaves), "outputs")
 
@@ -107,8 +108,11 @@ def _check_boundary(program: Program) -> None:
     count = len(graph.values)
     _check_indices((*graph.inputs, *graph.outputs), count, "the graph")
     _check_indices((item.value for item in program.inputs), count, "an input")
-    _check_indices((binding.value for binding in program.bindings), count, "a binding")
-    _check_names(binding.name for binding in program.bindings)
+    _check_indices((binding.value for binding in (*program.bindings, *program.state)), count, "a binding")
+    _check_names(binding.name for binding in (*program.bindings, *program.state))
+    _check_indices((value for item in program.writes for value in (item.target, item.value)), count, "a write")
+    if [binding.value for binding in program.state] != list(graph.inputs[len(graph.inputs) - len(program.state) :]):
+        raise InvalidGraph("the model's state is not the graph's last inputs, in order")
     _check_names((program.lowering, *(text for choice in program.choices for text in choice)))
     if len(set(graph.inputs)) != len(graph.inputs):
         raise InvalidGraph("an input appears twice")
@@ -128,7 +132,7 @@ def _check_boundary(program: Program) -> None:
     if sum(_strided_bytes(graph.values[value].spec) for value in graph.inputs) > _MAX_INPUT_BYTES:
         raise InvalidGraph(f"the inputs hold more than {_MAX_INPUT_BYTES} bytes")
     given = {leaf.value for leaf in program.input_leaves if isinstance(leaf, Ref)}
-    if given != set(graph.inputs):
+    if given != set(program.given):
         raise InvalidGraph("the call signature does not fill exactly the graph's inputs")
     returned = [leaf.value for leaf in program.output_leaves if isinstance(leaf, Ref)]
     if not set(returned) <= set(graph.outputs):
@@ -172,6 +176,28 @@ def _check_constants(program: Program) -> None:
 def _constants_needed(graph: OpGraph) -> set[int]:
     used = {value for operator in graph.operators for value in (*operator.reads, *operator.mutates)} | set(graph.outputs)
     return {value for value in used if graph.values[value].role is ValueRole.CONSTANT}
+
+
+def _check_writes(program: Program) -> None:
+    graph = program.graph
+    if any(binding.source is ConstantSource.LITERAL for binding in program.state):
+        raise InvalidGraph("a tensor of the program's own is read as state of the model")
+    names = [binding.name for binding in program.state]
+    constants = {binding.name for binding in program.bindings if binding.source is not ConstantSource.LITERAL}
+    twice = sorted({name for name in names if names.count(name) > 1 or name in constants})
+    if twice:
+        raise InvalidGraph(f"{twice[0][:40]!r} is state of the model, and read by another name as well")
+    targets = [item.target for item in program.writes]
+    if len(set(targets)) != len(targets) or not set(targets) <= set(graph.inputs):
+        raise InvalidGraph("an input is written back twice, or what is written back is no input")
+    if unwritten := [binding.name for binding in program.state if binding.value not in set(targets)]:
+        raise InvalidGraph(f"{unwritten[0][:40]!r} is state of the model that nothing changes")
+    for item in program.writes:
+        if item.value not in graph.outputs:
+            raise InvalidGraph(f"value {item.value} is written back and is no output of the graph")
+        there, made = graph.values[item.target].spec, graph.values[item.value].spec
+        if (there.shape, there.dtype) != (made.shape, made.dtype):
+            raise InvalidGraph(f"value {item.value} is written back to {item.target}, which has another shape or dtype")
 
 
 def _check_tree(text: str, leaves: int, what: str) -> None:

@@ -24,6 +24,7 @@ from autosched.runtime.quick_check import QuickCheck, quick_check
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.trees import as_captured, flatten_inputs, objects_given, returns_given, unflatten_outputs
+from autosched.runtime.write_back import HalfWritten
 
 # Each that says no takes a little time; modes of the caller's thread make one of their own, as shapes do.
 _MOST_KNOWN = 8
@@ -58,7 +59,9 @@ class Slot:
         self._returns_given = returns_given(program)
         self.order = _reading_order(program)
         values = program.graph.values
-        self.strides = [values[index].spec.strides for index in program.graph.inputs]
+        self.strides = [values[index].spec.strides for index in program.given]
+        targets = {item.target for item in program.writes}
+        self.changed = frozenset(place for place, value in enumerate(program.given) if value in targets)
         self._prepare = prepare
         self._lock = threading.Lock()
         self._of_parent: Prepared | None = None
@@ -97,6 +100,8 @@ class Slot:
                         return Refused("retired", self.refused)
                     prepared = self.ready()
                 outcome = prepared.run(tensors)
+            except HalfWritten:
+                raise
             except NoLongerFits as error:
                 return self._retire("model", str(error), error.__cause__)
             except OPERATOR_ERRORS as error:
@@ -339,9 +344,9 @@ class ShapeTable:
 
 
 def _reading_order(program: Program) -> list[int]:
-    """Place among the call's leaves of each input of the graph."""
+    """Place among the call's leaves of each input that the caller gives."""
     place = {leaf.value: index for index, leaf in enumerate(program.input_leaves) if isinstance(leaf, Ref)}
-    return [place[value] for value in program.graph.inputs]
+    return [place[value] for value in program.given]
 
 
 def _close(dropped: Sequence[Prepared]) -> None:

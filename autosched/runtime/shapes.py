@@ -26,7 +26,7 @@ def _leaf_key(program: Program, leaf: Argument) -> Hashable:
 
 def describe_shape(program: Program) -> str:
     """For people: the inputs' shapes and dtypes, such as ``[4, 3, 224, 224] float32``."""
-    specs = [program.graph.values[value].spec for value in program.graph.inputs]
+    specs = [program.graph.values[value].spec for value in program.given]
     named = [f"{list(spec.shape)} {spec.dtype}" for spec in specs[:_MAX_NAMED]]
     if len(specs) > _MAX_NAMED:
         named.append(f"and {len(specs) - _MAX_NAMED} more")
@@ -35,7 +35,7 @@ def describe_shape(program: Program) -> str:
 
 def shape_name(program: Program) -> str:
     """What ``--shape`` takes: sizes of each input joined by ``x``, inputs joined by commas, such as ``4x3x224x224`` or ``1x8,1x8``."""
-    return ",".join("x".join(map(str, program.graph.values[value].spec.shape)) or "scalar" for value in program.graph.inputs)
+    return ",".join("x".join(map(str, program.graph.values[value].spec.shape)) or "scalar" for value in program.given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,8 @@ def find_buckets(programs: Sequence[Program]) -> Buckets | str:
     if len(programs) < 2:
         return "it holds one shape; which dimension may be padded is learned from two or more"
     first = programs[0]
+    if any(program.writes for program in programs):
+        return "the model changes a buffer or an input, which rows that are added would change too"
     if any(_form(program) != _form(first) for program in programs):
         return "its shapes differ in more than sizes: in containers, plain values, dtypes or ranks"
     columns = [[program.graph.values[program.graph.inputs[place]].spec.shape for program in programs] for place in range(_count(first))]
@@ -129,7 +131,7 @@ def choose_shapes(
 
 
 def _leading(program: Program) -> int | None:
-    for value in program.graph.inputs:
+    for value in program.given:
         shape = program.graph.values[value].spec.shape
         return shape[0] if shape else None
     return None

@@ -44,7 +44,7 @@ class Padding:
         self._reader = CallReader(program.input_tree)
         self._plain = {place: expected_key(program, leaf) for place, leaf in enumerate(program.input_leaves) if not isinstance(leaf, Ref)}
         place = {leaf.value: index for index, leaf in enumerate(program.input_leaves) if isinstance(leaf, Ref)}
-        self._order = [place[value] for value in program.graph.inputs]
+        self._order = [place[value] for value in program.given]
 
     def fit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, list[torch.Tensor], int] | str:
         """The place of the shape to run, its padded inputs, and the size to cut outputs to; or why the call cannot be padded."""

@@ -54,7 +54,7 @@ def _call_form(tree: str) -> tuple[int, tuple[str, ...]]:
 
 
 def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
-    """Tensors of a call, in the order of ``program.graph.inputs``.
+    """Tensors of a call, in the order of ``program.given``.
 
     Raises:
         InputMismatch: if structure, a shape, a dtype, or a non-tensor argument differs from what the schedule was made for.
@@ -81,7 +81,7 @@ def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, A
             tensors[expected.value] = leaf
         elif not _same_literal(leaf, expected):
             raise InputMismatch(f"input {position} is {leaf!r}; the schedule was made for {expected!r}. Tune for this value too.")
-    return [tensors[value] for value in program.graph.inputs]
+    return [tensors[value] for value in program.given]
 
 
 def as_captured(
@@ -187,8 +187,8 @@ def renewed_calls(args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> 
 
 
 def unflatten_inputs(program: Program, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the model from the tensors of ``program.graph.inputs``; inverse of :func:`flatten_inputs`."""
-    place = dict(zip(program.graph.inputs, tensors, strict=True))
+    """Positional and keyword arguments of the model from the tensors of ``program.given``; inverse of :func:`flatten_inputs`."""
+    place = dict(zip(program.given, tensors, strict=True))
     leaves = [place[leaf.value] if isinstance(leaf, Ref) else python_value(leaf) for leaf in program.input_leaves]
     args, kwargs = call_of(program.input_tree, leaves)
     return args, kwargs

@@ -114,7 +114,7 @@ def _custom_operators(program: Program) -> list[str]:
 def _model_differences(program: Program, model: torch.nn.Module) -> list[Difference]:
     own = named_tensors(model)
     found: list[Difference] = []
-    for binding in program.bindings:
+    for binding in (*program.bindings, *program.state):
         if binding.source is ConstantSource.LITERAL:
             continue
         spec = program.graph.values[binding.value].spec

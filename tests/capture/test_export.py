@@ -8,9 +8,11 @@ from torch import nn
 
 from autosched.capture.draft import Draft
 from autosched.capture.export import Captured, capture
-from autosched.core.graph import EdgeKind, ValueRole
+from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import ConstantSource, NonFinite, Ref
+from autosched.core.variants import Lowering
 from autosched.runtime.kernels import bind, gather_constants
+from autosched.runtime.state import state_of
 from autosched.runtime.trees import flatten_inputs
 
 
@@ -52,10 +54,12 @@ def mixed():
 
 def test_outputs_equal_eager_bit_for_bit(mixed):
     model, args, captured = mixed
-    outputs = bind(captured.program, captured.constants).run(flatten_inputs(captured.program, args))
-    expected = model(*args)
-    for output, name in zip(outputs, ("sum", "best", "view"), strict=True):
-        assert torch.equal(output, expected[name])
+    inputs = [*flatten_inputs(captured.program, args), *state_of(captured.program, model)]
+    outputs = bind(captured.program, captured.constants).run(inputs)
+    with torch.no_grad():
+        expected = model(*args)
+    for output, wanted in zip(outputs, (expected["sum"], expected["best"], expected["view"], model.count), strict=True):
+        assert torch.equal(output, wanted)
     assert outputs[2].stride() == expected["view"].stride()
 
 
@@ -91,12 +95,16 @@ def test_views_share_the_storage_of_what_they_show(mixed):
     assert split.flops == 0
 
 
-def test_a_buffer_update_is_an_operator_that_mutates_after_every_reader(mixed):
-    graph = mixed[2].program.graph
-    write, read = operator(mixed[2], "aten::copy_"), operator(mixed[2], "aten::add.Tensor")
-    assert write.mutates == (read.reads[0],)
-    assert graph.values[write.mutates[0]].role is ValueRole.CONSTANT
-    assert read.index in graph.predecessors[write.index]
+def test_a_buffer_that_is_updated_is_an_input_and_an_output_of_a_graph_that_changes_nothing(mixed):
+    program = mixed[2].program
+    [state], [write] = program.state, program.writes
+    assert (state.source, state.name) == (ConstantSource.BUFFER, "count")
+    assert (*program.given, state.value) == program.graph.inputs
+    assert write.target == state.value
+    assert operator(mixed[2], "aten::add.Tensor").writes == (write.value,)
+    assert write.value in program.graph.outputs
+    assert not any(item.mutates for item in program.graph.operators)
+    assert "count" not in {binding.name for binding in program.bindings}
 
 
 def test_capturing_leaves_the_model_as_it_was():
@@ -106,14 +114,52 @@ def test_capturing_leaves_the_model_as_it_was():
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_running_twice_counts_twice():
-    model = Mixed().eval()
-    args = (torch.randn(2, 3, 8, 8), {"scale": 2.0})
-    captured = capture(model, args)
-    bound = bind(captured.program, captured.constants)
-    bound.run([args[0]])
-    bound.run([args[0]])
-    assert model.count.item() == 2
+@pytest.mark.parametrize("lowering", [Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED])
+def test_what_depends_on_a_buffer_that_changes_is_never_computed_ahead(lowering):
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x):
+            made = x @ (self.weight * self.scale)
+            self.scale.add_(1)
+            return made
+
+    program = capture(Scaled().eval(), (torch.randn(2, 4),), lowering=lowering).program
+    assert not any(program.state[0].value in call.reads() for call in program.prologue)
+    assert any("mul" in call.target for item in program.graph.operators for call in item.calls)
+
+
+def test_memory_that_is_changed_under_one_of_two_names_is_refused():
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.zeros(2, 4)
+            self.register_buffer("whole", whole)
+            self.register_buffer("first", whole[0])
+            self.register_buffer("other", torch.zeros(4))
+
+        def forward(self, x):
+            self.first.add_(x)
+            self.other.add_(x)
+            return self.first + x
+
+    with pytest.raises(UnsupportedGraph, match="memory that it knows by two names"):
+        capture(Halves(), (torch.ones(4),))
+
+
+def test_an_input_changed_in_place_is_written_back():
+    class Changes(nn.Module):
+        def forward(self, x, y):
+            y[1:].add_(x[1:])
+            return y * 2
+
+    program = capture(Changes(), (torch.ones(4), torch.ones(4))).program
+    assert program.state == ()
+    assert [item.target for item in program.writes] == [program.given[1]]
+    assert not any(item.mutates for item in program.graph.operators)
 
 
 def test_unused_results_and_non_finite_arguments(mixed):
@@ -200,7 +246,7 @@ def test_python_operators_get_names_a_schedule_may_use():
     assert all(not call.target.startswith("aten::__") for item in captured.program.graph.operators for call in item.calls)
 
 
-def test_edges_of_reads_before_and_after_an_update():
+def test_reads_before_an_update_see_what_was_there_before():
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -213,13 +259,11 @@ def test_edges_of_reads_before_and_after_an_update():
 
     model = Counts()
     captured = capture(model, (torch.ones(4),))
-    graph = captured.program.graph
-    edges = [edge for edge in graph.edges if edge.kind is EdgeKind.MUTATION]
-    assert len(edges) == 1
-    assert graph.operators[edges[0].after].mutates
     bound = bind(captured.program, captured.constants)
-    assert torch.equal(bound.run([torch.ones(4)])[0], torch.zeros(4))
-    assert torch.equal(bound.run([torch.ones(4)])[0], torch.full((4,), 2.0))
+    old, written = bound.run([torch.ones(4), torch.full((4,), 3.0)])
+    assert torch.equal(old, torch.full((4,), 6.0))
+    assert torch.equal(written, torch.ones(4))
+    assert torch.equal(model.state, torch.zeros(4))
 
 
 def test_a_view_that_the_real_layout_does_not_allow_is_a_copy(monkeypatch):

@@ -27,9 +27,11 @@ from autosched.runtime.inductor_modes import Mode, mode_of
 from autosched.runtime.kernels import bind, gather_constants
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
+from autosched.runtime.state import state_of
 from autosched.runtime.trees import flatten_inputs, output_tensors
 from tests.conformance.bundles import encode_schema_1, shapes_of, two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
+from tests.conformance.stateful import ReadBeforeAndAfter, made
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "compat" / "bundle"
 _OF_ONE_SHAPE = [f"shapes/0/{name}.json" for name in ("evidence", "program", "schedule")]
@@ -261,3 +263,19 @@ def test_shapes_that_do_not_belong_together_are_not_written(bundle: Bundle) -> N
         encode_bundle(bundle, other)
     with pytest.raises(UsageError, match="at most 64"):
         encode_bundle(*[bundle] * 65)
+
+
+def test_a_model_that_changes_memory_raises_the_schema_and_its_golden_bundle_is_loaded() -> None:
+    [golden] = read_bundles(_GOLDEN / "schema-5.autosched")
+    assert [binding.name for binding in golden.program.state] == ["memory", "count"]
+    assert [item.target for item in golden.program.writes] == [binding.value for binding in golden.program.state]
+    data = encode_bundle(golden)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert json.loads(archive.read("manifest.json"))["schema"] == 5
+    model = made(ReadBeforeAndAfter)
+    bound = bind(golden.program, gather_constants(golden.program, model, golden.literals))
+    outputs = bound.run([torch.ones(4, 8), *state_of(golden.program, model)])
+    place = dict(zip(golden.program.graph.outputs, outputs, strict=True))
+    written = [place[item.value] for item in golden.program.writes]
+    assert torch.equal(written[0], torch.ones(4, 8))
+    assert int(written[1]) == 1

@@ -109,21 +109,3 @@ def test_a_model_is_exported_once_for_all_its_lowerings(monkeypatch: pytest.Monk
         assert found.structure == alone.structure
     assert exported == [net]
     assert shared.export_s > 0.0
-
-
-class Counter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: torch.Tensor
-        self.register_buffer("calls", torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return x * self.calls
-
-
-def test_a_model_that_updates_a_buffer_is_refused_before_anything_is_measured() -> None:
-    device = Device()
-    with pytest.raises(UnsupportedGraph, match=r"changes a buffer in place \(operator write_calls\)"):
-        preparing.prepare(Lowering.ATEN, Original(Counter(), (torch.ones(2),), None), device, Silent())  # type: ignore[arg-type]
-    assert device.asked[1:] == ["drop"]

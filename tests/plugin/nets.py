@@ -115,6 +115,14 @@ class Counting(nn.Module):
         return made
 
 
+class CountingTwice(Counting):
+    """Knows what it changes under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("also", self.seen[:4])
+
+
 def reseed(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

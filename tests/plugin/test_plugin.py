@@ -141,14 +141,14 @@ def test_sizes_left_open_are_closed_for_each_call(monkeypatch: pytest.MonkeyPatc
 def test_a_changed_buffer_is_changed_once_a_call() -> None:
     model = Counting().eval()
     args, _ = inputs_of(model)
-    run = compiled(model)
-    with pytest.warns(FallbackWarning, match="'seen_.*' in place"):
-        run(*args)
-    assert model.seen[0] == 1
-    run(*args)
-    assert model.seen[0] == 2
-    with pytest.raises(UnsupportedGraph, match="in place"):
-        compiled(model, strict=True)(*args)
+    run = compiled(model, strict=True)
+    for calls in range(1, 5):
+        require_same(run(*args), model.a(*args) + calls)
+        assert model.seen.tolist() == [calls] * 8
+    model.seen.zero_()
+    require_same(run(*args), model.a(*args) + 1)
+    [report] = reports()
+    assert (report.scheduled, report.calls) == (True, 5)
 
 
 def test_an_input_changed_in_place_is_changed() -> None:
@@ -157,10 +157,12 @@ def test_an_input_changed_in_place_is_changed() -> None:
             return x.add_(1) * 2
 
     x = torch.zeros(3)
-    with pytest.warns(FallbackWarning, match="input 'given_0' in place"):
-        made = compiled(Adding().eval())(x)
-    assert x.tolist() == [1.0, 1.0, 1.0]
-    assert made.tolist() == [2.0, 2.0, 2.0]
+    run = compiled(Adding().eval(), strict=True)
+    for calls in range(1, 4):
+        assert run(x).tolist() == [2.0 * calls] * 3
+        assert x.tolist() == [float(calls)] * 3
+    [report] = reports()
+    assert (report.scheduled, report.calls) == (True, 3)
 
 
 def test_random_numbers_are_not_scheduled() -> None:

@@ -15,11 +15,11 @@ from autosched.core.program import Ref
 def restore_output_layout(draft: Draft, wanted: Sequence[TensorSpec | None]) -> int:
     """A copy after each output that a rewrite made channels last and that was row-major before (or the reverse).
 
-    ``wanted`` has, for each output leaf, its spec before rewriting. Code after the model may call ``view`` on it.
+    ``wanted`` has, for each output leaf and then for each write, its spec before rewriting. Code after the model may call ``view`` on it.
     """
     restored = 0
     leaves: list[object] = []
-    for leaf, spec in zip(draft.output_leaves, wanted, strict=True):
+    for leaf, spec in zip([*draft.output_leaves, *(Ref(value) for _, value in draft.writes)], wanted, strict=True):
         if isinstance(leaf, Ref) and spec is not None and not same_layout(draft.specs[leaf.value], spec):
             layout = format_of(spec)
             if layout is not None:
@@ -29,7 +29,9 @@ def restore_output_layout(draft: Draft, wanted: Sequence[TensorSpec | None]) -> 
                 leaf = Ref(value)
                 restored += 1
         leaves.append(leaf)
-    draft.output_leaves = leaves
+    count = len(draft.output_leaves)
+    draft.output_leaves = leaves[:count]
+    draft.writes = [(target, leaf.value) for (target, _), leaf in zip(draft.writes, leaves[count:], strict=True) if isinstance(leaf, Ref)]
     return restored
 
 

@@ -1,0 +1,62 @@
+"""Buffers of submodules that ``forward`` replaces (``self.hidden = new``), seen by ``torch.export``.
+
+Export notices such an assignment on the root module alone; on any other it takes the buffer for one that never changes. While a model is
+exported here, every submodule's buffer that was replaced is given, when the model's call ends, the contents of what replaced it, which
+export notices everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_buffer_registration_hook
+from torch.utils._pytree import tree_map_only
+
+
+@contextmanager
+def assignments_seen(model: torch.nn.Module) -> Iterator[None]:
+    """While ``model`` is exported."""
+    if isinstance(model, torch.jit.ScriptModule):
+        # It has no such hooks to run.
+        yield
+        return
+    inner = {id(module._buffers) for module in model.modules() if isinstance(module._buffers, dict)} - {id(model._buffers)}
+    # By the dictionary that holds it, and its key there: what was there before the first assignment.
+    began: dict[tuple[int, str], tuple[dict[str, Any], torch.Tensor]] = {}
+
+    def note(module: torch.nn.Module, name: str, value: object) -> None:
+        old = module._buffers.get(name)
+        if id(module._buffers) in inner and isinstance(old, torch.Tensor):
+            began.setdefault((id(module._buffers), name), (module._buffers, old))
+
+    def settle(module: torch.nn.Module, args: object, result: Any) -> Any:
+        replaced: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = []
+        for (_, key), (table, old) in began.items():
+            new = table.get(key)
+            if isinstance(new, torch.Tensor) and new is not old:
+                replaced.append((table, key, old, new))
+        began.clear()
+        if not replaced or any(old.shape != new.shape or old.dtype != new.dtype for _, _, old, new in replaced):
+            return result
+        # A result that is what was there before must not become what is there now.
+        result = tree_map_only(torch.Tensor, lambda tensor: tensor.clone() if _is_among(tensor, replaced) else tensor, result)
+        # One may be another's old tensor, or an input, of which export must be able to tell what becomes of it.
+        news = [new.clone() for _, _, _, new in replaced]
+        for (table, key, old, _), new in zip(replaced, news, strict=True):
+            old.copy_(new)
+            table[key] = old
+        return result
+
+    def _is_among(tensor: torch.Tensor, replaced: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]]) -> bool:
+        return any(tensor is old or (tensor._is_view() and tensor._base is old) for _, _, old, _ in replaced)
+
+    noting = register_module_buffer_registration_hook(note)
+    settling = model.register_forward_hook(settle)
+    try:
+        yield
+    finally:
+        noting.remove()
+        settling.remove()

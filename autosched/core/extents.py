@@ -1,0 +1,51 @@
+"""Which tensors share bytes: by the addresses they reach from, to, and not by storage, of which two may begin in one array of NumPy's."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
+
+import torch
+
+Extent = tuple[int, int]
+"""Address of the first byte of a tensor, and of the one behind its last; of two columns of one table these overlap, too."""
+
+
+def extent_of(tensor: torch.Tensor) -> Extent:
+    """Where a strided tensor lies; ``(0, 0)`` for an empty one, or one that is not strided."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return 0, 0
+    start = tensor.data_ptr()
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + reach * tensor.element_size()
+
+
+def overlap(first: Extent, second: Extent) -> bool:
+    """Whether two extents share an address.
+
+    >>> overlap((0, 8), (4, 12)), overlap((0, 8), (8, 12)), overlap((4, 4), (0, 8))
+    (True, False, False)
+    """
+    return first[0] < second[1] and second[0] < first[1] and first[0] < first[1] and second[0] < second[1]
+
+
+class Extents:
+    """Many extents, asked one question at a time.
+
+    >>> Extents([(0, 100), (10, 20), (200, 300)]).meets((50, 60))
+    True
+    """
+
+    __slots__ = ("_farthest", "_starts")
+
+    def __init__(self, extents: Iterable[Extent]) -> None:
+        ordered = sorted(item for item in extents if item[0] < item[1])
+        self._starts = [start for start, _ in ordered]
+        # How far any that starts no later reaches.
+        self._farthest = list(accumulate((end for _, end in ordered), max))
+
+    def meets(self, extent: Extent) -> bool:
+        """Whether one of them shares an address with ``extent``."""
+        before = bisect_left(self._starts, extent[1])
+        return extent[0] < extent[1] and before > 0 and self._farthest[before - 1] > extent[0]

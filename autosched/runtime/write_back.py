@@ -1,0 +1,174 @@
+"""Around a run of a schedule whose model changes memory: reading the model's state before it, and writing what was changed after it.
+
+The schedule itself changes nothing, so that a run that fails, or that comes too late for its model, has done no harm. What is checked
+before the run is all that can go wrong after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from autosched.core.errors import AutoschedError, IncompatibleArtifact
+from autosched.core.extents import Extents, extent_of, overlap
+from autosched.core.program import Program, Ref
+from autosched.runtime.state import Asked, Share, holders_of, turn_of
+
+TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+_to_capsule = torch._C._to_dlpack
+# The public function only checks what kind of thing it was given.
+_from_capsule = getattr(torch._C, "_from_dlpack", from_dlpack)
+
+
+class HalfWritten(AutoschedError):
+    """A call has changed some of what its model changes, and not all of it; to run the model would change it twice."""
+
+
+class WriteBacks:
+    """What one program reads of its model and writes to memory that outlives a call.
+
+    Args:
+        model: has the program's state.
+        constants: whatever else the schedule reads where it lies.
+        asked: what the model itself does with the memory.
+
+    Raises:
+        IncompatibleArtifact: if the model has no such state.
+    """
+
+    def __init__(self, program: Program, model: torch.nn.Module, constants: Sequence[torch.Tensor], asked: Asked) -> None:
+        self.turn = turn_of(model)
+        self.asked = asked
+        self._names = [binding.name for binding in program.state]
+        self._holders = holders_of(program, model)
+        self._given = len(program.given)
+        values = program.graph.values
+        self._specs = [values[value].spec for value in program.graph.inputs[self._given :]]
+        self._dtypes = [getattr(torch, spec.dtype) for spec in self._specs]
+        self._constants = Extents(extent_of(tensor) for tensor in constants)
+        place = {value: index for index, value in enumerate(program.graph.inputs)}
+        made = {value: index for index, value in enumerate(program.graph.outputs)}
+        self._targets = [place[item.target] for item in program.writes]
+        self._values = [made[item.value] for item in program.writes]
+        self._changed = {index for index, replaced in zip(self._targets, asked.replaced, strict=True) if not replaced}
+        self._shares = _shares_by_output(program, asked)
+        # Their memory is changed by writing something else.
+        roots = [values[value].storage for value in program.graph.outputs]
+        changed = {values[program.graph.inputs[index]].storage for index in self._changed}
+        kept = {roots[place] for place, replaced in zip(self._values, asked.replaced, strict=True) if replaced}
+        returned = {made[leaf.value] for leaf in program.output_leaves if isinstance(leaf, Ref)} - self._shares.keys()
+        self._copied_values = [index for index, place in enumerate(self._values) if roots[place] in changed]
+        self._copied_outputs = frozenset(place for place in returned if roots[place] in changed | kept)
+
+    def inputs(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor] | str:
+        """All inputs of the graph, or why this call may not run on the schedule. Under the model's turn.
+
+        Args:
+            given: the caller's, checked and laid out.
+        """
+        found = list(given)
+        device = given[0].device if given else None
+        for name, holder, spec, dtype in zip(self._names, self._holders, self._specs, self._dtypes, strict=True):
+            tensor = holder.now()
+            if type(tensor) not in TENSOR_TYPES or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+                return f"its {name!r} is no plain tensor now"
+            if tuple(tensor.shape) != spec.shape or tensor.dtype is not dtype:
+                return f"its {name!r} is {list(tensor.shape)} {tensor.dtype} now; the schedule was made for {list(spec.shape)} {spec.dtype}"
+            if device is not None and tensor.device != device:
+                return f"its {name!r} is on {tensor.device} now; the inputs are on {device}"
+            if tensor.requires_grad and torch.is_grad_enabled():
+                return f"its {name!r} requires gradients, and a schedule computes none"
+            if tensor.stride() != spec.strides:
+                if len(found) in self._changed:
+                    return f"its {name!r} is laid out otherwise than in tuning"
+                tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=tensor.device).copy_(tensor.detach())
+            found.append(tensor)
+        return self._mixed_up(found) or found
+
+    def finish(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Write back, and give the outputs that share memory with what was written. Under the model's turn.
+
+        Args:
+            inputs: as :meth:`inputs` gave them.
+            outputs: of the graph, in order; the caller's to keep.
+
+        Raises:
+            HalfWritten: if writing failed.
+        """
+        with torch.no_grad():
+            own = list(outputs) if torch.is_inference_mode_enabled() else [normal(tensor) for tensor in outputs]
+            values = [own[place] for place in self._values]
+            for index in self._copied_values:
+                values[index] = values[index].clone()
+            results = [tensor.clone() if place in self._copied_outputs else tensor for place, tensor in enumerate(own)]
+            ends: list[torch.Tensor] = []
+            try:
+                for target, value, replaced in zip(self._targets, values, self.asked.replaced, strict=True):
+                    if replaced:
+                        self._holders[target - self._given].put(value)
+                    else:
+                        inputs[target].copy_(value)
+                    ends.append(value if replaced else inputs[target])
+                for place, share in self._shares.items():
+                    results[place] = _view(ends[share.write], share)
+            except (RuntimeError, MemoryError) as error:
+                raise HalfWritten(f"what the model changes could not be written in full: {error}. Reset the model's state.") from error
+        return results
+
+    def _mixed_up(self, tensors: Sequence[torch.Tensor]) -> str:
+        """Why what is changed cannot be told from what is only read, or nothing."""
+        if not self._changed:
+            return ""
+        extents = [extent_of(tensor) for tensor in tensors]
+        inference = torch.is_inference_mode_enabled()
+        for index in self._changed:
+            if self._constants.meets(extents[index]):
+                return "what it changes in place shares memory with its weights"
+            if tensors[index].is_inference() and not inference:
+                return "what it changes in place was made in inference mode, and may be changed in it alone"
+        ordered = sorted(range(len(extents)), key=extents.__getitem__)
+        if all(not overlap(extents[one], extents[other]) for one, other in pairwise(ordered)):
+            return ""
+        for index in self._changed:
+            if any(other != index and overlap(extents[index], extent) for other, extent in enumerate(extents)):
+                return "what it changes in place shares memory with something else that it is given"
+        return ""
+
+
+def normal(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor that may be changed and used anywhere: one made in inference mode may not."""
+    if not tensor.is_inference():
+        return tensor
+    if tensor.is_conj() or tensor.is_neg():
+        # A capsule has no word for values that are to be conjugated or negated when read.
+        return tensor.resolve_conj().resolve_neg().clone()
+    try:
+        # By capsule: several times cheaper than the protocol's handshake, which is for strangers.
+        return _from_capsule(_to_capsule(tensor))
+    except (RuntimeError, BufferError, TypeError):
+        return tensor.clone()
+
+
+def _shares_by_output(program: Program, asked: Asked) -> dict[int, Share]:
+    """What each output of the graph is to be a view of.
+
+    Raises:
+        IncompatibleArtifact: if one value is returned twice, and shares memory in one place only.
+    """
+    made = {value: index for index, value in enumerate(program.graph.outputs)}
+    returned = [leaf.value for leaf in program.output_leaves if isinstance(leaf, Ref)]
+    found: dict[int, Share | None] = {}
+    for value, share in zip(returned, asked.shares, strict=True):
+        if found.setdefault(made[value], share) != share:
+            raise IncompatibleArtifact("the schedule", ["the model returns one value twice, and only one of the two is what it changed"])
+    return {place: share for place, share in found.items() if share is not None}
+
+
+def _view(end: torch.Tensor, share: Share) -> torch.Tensor:
+    if share.whole:
+        return end
+    whole = end.detach()
+    return whole.as_strided(share.size, share.stride, whole.storage_offset() + share.offset)
