@@ -156,8 +156,9 @@ def _timed(
     progress: Progress,
 ) -> tuple[Times, float | None]:
     """Rounds of the tuned schedule, ``others`` and the model as it comes; and the fastest median of the latter in microseconds."""
-    args, kwargs = unflatten_inputs(bundle.program, random_inputs(bundle.program, seed))
-    with eager_externals(model, args, kwargs, bundle.key.device.kind) as eager:
+    given = random_inputs(bundle.program, seed)[: len(bundle.program.given)]
+    args, kwargs = unflatten_inputs(bundle.program, given)
+    with eager_externals(model, args, kwargs, bundle.key.device.kind, bundle.program) as eager:
         times = interleave(
             session,
             [(_TUNED, bundle.schedule), *others],
