@@ -22,12 +22,14 @@ from autosched.core.graph import OpGraph
 from autosched.core.schedule import make_schedule, sequential
 from autosched.core.variants import Lowering
 from autosched.runtime.guard import FallbackWarning
-from autosched.runtime.kernels import bind
+from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.load import load
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
+from autosched.runtime.state import ask
 from autosched.runtime.trees import flatten_inputs, objects_given, unflatten_outputs
+from autosched.runtime.write_back import WriteBacks
 from experiments.coverage_cases.answers import (
     Answer,
     copied,
@@ -217,7 +219,7 @@ def _stages(one: _Check, expected: list[Answer]) -> tuple[Outcome, str]:
         one.operators = len(captured.program.graph)
         bound = bind(captured.program, captured.constants)
         try:
-            one.agree(_runner(captured, bound.run), expected, f"{lowering} in order")
+            one.agree(_runner(captured, bound.run, one.model), expected, f"{lowering} in order")
         except _Wrong as wrong:
             if lowering is not Lowering.ATEN or not _export_differs(one, expected):
                 raise
@@ -226,7 +228,7 @@ def _stages(one: _Check, expected: list[Answer]) -> tuple[Outcome, str]:
             return Outcome.FALLS_BACK, f"torch.export's own program differs from the model ({wrong}); {reason}"
     schedule = two_lanes(captured.program.graph, random.Random(0))
     executor = LaneExecutor(bound, make_plan(captured.program.graph, schedule))
-    one.agree(_runner(captured, executor.run), expected, "two lanes")
+    one.agree(_runner(captured, executor.run, one.model), expected, "two lanes")
     one.stage = "bundle"
     data = bundle_of(captured, schedule, type(one.model).__name__)
     # What is loaded packs weights of its own.
@@ -264,10 +266,19 @@ def two_lanes(graph: OpGraph, rng: random.Random) -> Any:
     return make_schedule(graph, order, [rng.randrange(2) for _ in order])
 
 
-def _runner(captured: Captured, run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]) -> Callable[..., Any]:
+def _runner(captured: Captured, run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], model: torch.nn.Module) -> Callable[..., Any]:
+    program = captured.program
+    writes = None
+    if program.writes:
+        writes = WriteBacks(program, model, (), ask(program, model, random_inputs(program, 0))[2])
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        program = captured.program
-        outputs = run(flatten_inputs(program, args, kwargs))
+        given = flatten_inputs(program, args, kwargs)
+        inputs = given if writes is None else writes.inputs(given)
+        if isinstance(inputs, str):
+            raise _Wrong(f"what the model changes cannot be written back: {inputs}")
+        outputs = run(inputs)
+        outputs = outputs if writes is None else writes.finish(inputs, outputs)
         return unflatten_outputs(program, outputs, objects_given(program, args, kwargs))
 
     return call
