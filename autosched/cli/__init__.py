@@ -6,7 +6,6 @@ Exit codes: 0 ok, 2 usage, 3 unstable measurement, 4 incompatible or corrupt art
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import sys
@@ -102,8 +101,7 @@ class _ToStderr(logging.Handler):
     """Writes to what ``sys.stderr`` is at the moment, so that a line does not cut a progress bar in two."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            print(self.format(record), file=sys.stderr)
+        complain(self.format(record))
 
 
 def _typer_exit(error: Exception, as_json: bool) -> int:
