@@ -226,7 +226,7 @@ class CudaMeasurer:
     # -- whole schedules ----------------------------------------------------------------------------------------------
     def runner(self, schedule: Schedule) -> GraphRunner | Failure:
         """The schedule as a graph in the scratch pool, captured once."""
-        key = canonical_key(self.graph, schedule, lanes_matter=False)
+        key = self._key(schedule)
         if key not in self._runners:
             made = self.capture(schedule)
             if isinstance(made, Failure):
@@ -236,6 +236,9 @@ class CudaMeasurer:
             self.backend.synchronize()
             self._runners[key] = made
         return self._runners[key]
+
+    def _key(self, schedule: Schedule) -> str:
+        return canonical_key(self.graph, schedule, lanes_matter=False)
 
     def capture(
         self,
@@ -270,12 +273,17 @@ class CudaMeasurer:
                 yield index, runner
                 continue
             starts, ends = self._trace(schedule) if trace else ((), ())
-            key = canonical_key(self.graph, schedule, lanes_matter=False)
-            yield index, ScheduleRecord(key, summarize(times[index]), runner.peak_bytes, contamination, starts, ends)
+            yield index, ScheduleRecord(self._key(schedule), summarize(times[index]), runner.peak_bytes, contamination, starts, ends)
         self.drop_runners()
 
     def paired(self, schedules: Sequence[Schedule], rounds: int, seed: int) -> list[list[float]] | Failure:
-        """Raw times, ``[len(schedules)][rounds]``; a failure of one is a failure of all."""
+        """Raw times, ``[len(schedules)][rounds]``; a failure of one is a failure of all.
+
+        Their graphs are kept for as long as the same schedules are asked for: a comparison takes a few rounds at a time, and capturing a
+        thousand operators takes longer than those. Another selection is captured afresh, so that no graph's place in memory decides twice.
+        """
+        if {self._key(schedule) for schedule in schedules} != set(self._runners):
+            self.drop_runners()
         runners = []
         for index, schedule in enumerate(schedules):
             runner = self._try_runner(index, schedule)

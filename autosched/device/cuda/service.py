@@ -199,7 +199,6 @@ class CudaService:
                     yield ScheduleAnswer(index, failure=made) if isinstance(made, Failure) else ScheduleAnswer(index, made)
             case PairedRequest():
                 times = measurer.paired(request.schedules, request.rounds, request.seed)
-                measurer.drop_runners()
                 yield wrap_answer(FailedResult(times)) if isinstance(times, Failure) else PairedAnswer(tuple(tuple(row) for row in times))
             case CompareRequest():
                 inputs = [_in_order(read_tensors(Path(path))) for path in request.inputs_files]

@@ -1,0 +1,49 @@
+"""Whose graphs are captured again when schedules are timed in turn, a few rounds at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autosched.core.records import Failure
+from autosched.core.schedule import Schedule, make_schedule, sequential
+from autosched.device.cuda.measure import CudaMeasurer
+from autosched.runtime.cuda_graph import GraphCapturer
+from tests.conformance.fake_cuda import FakeCapture, FakeCuda
+from tests.conformance.fake_graphs import diamond
+from tests.conformance.fake_program import FakeProgram
+
+
+class Counting(FakeCuda):
+    """Knows how many captures began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captures = 0
+
+    def begin_capture(self, pool: int) -> FakeCapture:
+        self.captures += 1
+        return super().begin_capture(pool)
+
+
+def test_graphs_are_kept_while_the_same_schedules_are_timed() -> None:
+    cuda, graph = Counting(), diamond()
+    program = FakeProgram(cuda, graph)
+    measurer = CudaMeasurer(GraphCapturer(cuda), program, graph, program.inputs(1))
+    measurer.capturer.scratch_pool()
+    alone, spread = sequential(graph), make_schedule(graph, range(len(graph)), [index % 2 for index in range(len(graph))])
+
+    def captures(schedules: Sequence[Schedule]) -> int:
+        before = cuda.captures
+        times = measurer.paired(schedules, rounds=2, seed=0)
+        assert not isinstance(times, Failure)
+        assert [len(row) for row in times] == [2] * len(schedules)
+        return cuda.captures - before
+
+    assert captures([alone, spread, alone]) == 2
+    assert captures([spread, alone]) == 0
+    # A duel of fewer begins with fresh graphs, and so does whatever comes after another measurement.
+    assert captures([alone]) == 1
+    assert captures([alone]) == 0
+    for _ in measurer.schedules([spread], rounds=1, trace=False, min_block_us=0.0, seed=0):
+        pass
+    assert captures([alone]) == 1
