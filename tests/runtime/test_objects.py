@@ -252,6 +252,33 @@ def test_decoding_goes_through_the_shapes_there_are_and_on_in_the_model(llama: A
     assert mine.get_seq_length() == 19
 
 
+def test_every_step_into_a_static_cache_is_one_shape_and_written_in_place(llama: Any) -> None:
+    from transformers import StaticCache
+
+    def begun() -> Any:
+        cache = StaticCache(config=llama.config, max_cache_len=24)
+        with torch.no_grad():
+            llama(torch.arange(4)[None], past_key_values=cache)
+        return cache
+
+    example = begun()
+    fast = load(bundle(capture(llama, (torch.tensor([[7]]),), {"past_key_values": example})), llama, strict=True)
+    mine, theirs = begun(), begun()
+    held = [layer.keys for layer in mine.layers]
+    with torch.no_grad():
+        for token in range(6):
+            step = torch.tensor([[token + 5]])
+            got, expected = fast(step, past_key_values=mine), llama(step, past_key_values=theirs)
+            assert got.past_key_values is mine
+            torch.testing.assert_close(got.logits, expected.logits)
+            for one, other in zip(mine.layers, theirs.layers, strict=True):
+                torch.testing.assert_close((one.keys, one.values), (other.keys, other.values))
+    assert all(layer.keys is keys for layer, keys in zip(mine.layers, held, strict=True))
+    assert int(mine.get_seq_length()) == int(theirs.get_seq_length()) == 10
+    assert int(example.get_seq_length()) == 4
+    assert fast.report().calls == 6
+
+
 def test_a_cache_that_was_begun_otherwise_is_another_call_and_the_warning_names_what_differs(llama: Any) -> None:
     from transformers import DynamicCache, EncoderDecoderCache
 
