@@ -97,7 +97,7 @@ class KeyValueCache(Stateful):
         self.keys.index_copy_(0, place, self.layer(x[:1]))
         self.values.index_copy_(0, place, x[:1])
         self.count += 1
-        scores = (x @ self.keys.t()).masked_fill(torch.arange(16) >= self.count, float("-inf"))
+        scores = (x @ self.keys.t()).masked_fill(torch.arange(16, device=x.device) >= self.count, float("-inf"))
         return torch.softmax(scores, 1) @ self.values
 
 
