@@ -1,4 +1,4 @@
-"""A model that changes its buffers or inputs, on a recorded graph: the caller's and the model's own tensors are changed, no copy of them."""
+"""A model that changes its buffers or inputs, on a recorded graph: the caller's and the model's own tensors are changed, not copies."""
 
 from __future__ import annotations
 
