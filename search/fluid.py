@@ -147,9 +147,11 @@ class FluidState:
     def _start(self, chosen: _Slot) -> None:
         problem = self.problem
         running = self._running()
-        for slot in running:
-            chosen.slowdown += float(problem.excess_last[chosen.kernel, slot.kernel])
-            slot.slowdown += float(problem.excess_first[slot.kernel, chosen.kernel])
+        # By lane, as the compiled twin adds up: in another order the last bit of a sum may differ.
+        for slot in self.slots:
+            if slot is not None and slot.sequence >= 0:
+                chosen.slowdown += float(problem.excess_last[chosen.kernel, slot.kernel])
+                slot.slowdown += float(problem.excess_first[slot.kernel, chosen.kernel])
         chosen.sequence = self.started
         self.started += 1
         self.start_us[chosen.operator] = self.time_us

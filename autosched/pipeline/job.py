@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from autosched.config import loops_dir, studies_path
+from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.core.variants import Lowering
@@ -139,6 +140,16 @@ class Job:
             return outcome
 
 
+def _write_back_note(program: Program) -> str:
+    """What schedules, timed as pure functions, leave to whoever calls them and eager mode does itself."""
+    if not program.writes:
+        return ""
+    values = program.graph.values
+    mebibytes = sum(values[item.target].spec.bytes for item in program.writes) / 2**20
+    what = f"{mebibytes:,.1f} MiB of its own or its inputs' memory"
+    return f"the model changes {what}: each call writes them back, which no schedule's time includes"
+
+
 def require_strategies(options: Options) -> None:
     """Find out before a minute is spent on capture that a strategy is misspelt.
 
@@ -171,6 +182,8 @@ def _measured(run: Run, journal: Journal) -> Costs:
     if variants is not None:
         table = dataclasses.replace(table, variant=variants.best)
     ledger.notes.append(prediction_note(run.model, graph, table, pairs))
+    if note := _write_back_note(run.captured.program):
+        ledger.notes.append(note)
     wanted = demands(graph, launches, facts)
     problem = Problem.make(graph, table, demand=wanted.demand, memory_bound=wanted.memory_bound)
     # What was measured of compiled variants stands for this graph alone: no feature tells a model which variant it was.

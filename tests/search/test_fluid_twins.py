@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autosched.core.costs import CostTable
@@ -49,6 +49,7 @@ def random_schedule(problem: Problem, seed: int, lanes: int) -> Schedule:
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 40), lanes=st.integers(1, 6), widths=st.sampled_from([(1,), (1, 2)]))
+@example(seed=736537, count=16, lanes=5, widths=(1,))  # sums that differ in the last bit if added up in order of start
 def test_the_compiled_simulator_equals_the_reference(seed: int, count: int, lanes: int, widths: tuple[int, ...]) -> None:
     problem = synthetic.random_problem(seed, count, widths=widths, max_lanes=lanes)
     problem = with_concurrent_gap(problem, 2.5 * (seed % 2))

@@ -1,0 +1,34 @@
+"""Tuning a model that changes its buffers, end to end on the CPU: it is left as it was, and served as it is in eager mode."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+import autosched
+from autosched import pipeline
+from tests.conformance.stateful import KeyValueCache, assert_like_eager, example, made
+
+
+def test_it_is_tuned_without_a_trace_and_served_with_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    model, x = made(KeyValueCache), example()
+    before, given = copy.deepcopy(model), x.clone()
+    tuned = pipeline.tune(model, (x,), device="cpu", effort="quick", budget_s=2.0, lowering="rewritten")
+    assert torch.equal(x, given)
+    for one, other in zip(model.buffers(), before.buffers(), strict=True):
+        assert torch.equal(one, other)
+    assert [note for note in tuned.report.notes if "writes them back" in note]
+    path = tmp_path / "model.autosched"
+    tuned.save(path)
+    loaded = autosched.load(path, model, strict=True)
+    assert_like_eager(loaded, model, [(example(),) for _ in range(5)])
+
+
+def test_a_model_without_state_has_no_word_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    tuned = pipeline.tune(made(KeyValueCache).layer, (example(),), device="cpu", effort="quick", budget_s=2.0, lowering="rewritten")
+    assert not [note for note in tuned.report.notes if "writes them back" in note]
