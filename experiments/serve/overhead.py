@@ -58,8 +58,9 @@ def interleaved(runs: dict[str, Callable[[], Any]], rounds: int, seed: int) -> d
 
 def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
     """The guard's cost for one model."""
-    from autosched.runtime.guard import _normal, foreign_mode
+    from autosched.runtime.guard import foreign_mode
     from autosched.runtime.load import load
+    from autosched.runtime.write_back import normal
 
     model, args, kwargs = build(name)
     data, operators = bundle_bytes(model, args, kwargs, lanes=lanes)
@@ -87,7 +88,7 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
             "mode": lambda: foreign_mode(table.kind),
             "find": lambda: table.find(loaded._signature, args, kwargs),
             "watch": prepared.watch.change,
-            "answer": lambda: slot.answer([_normal(tensor) for tensor in outputs]),
+            "answer": lambda: slot.answer([normal(tensor) for tensor in outputs]),
         }
         stage_us = {stage: statistics.median(per_call_us(run, 200) for _ in range(9)) for stage, run in stages.items()}
     added = [after - before for before, after in zip(times["raw"], times["loaded"], strict=True)]

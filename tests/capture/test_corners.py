@@ -8,7 +8,8 @@ from autosched import zoo
 from autosched.capture.export import capture
 from autosched.capture.sources import source_of
 from autosched.runtime.kernels import bind
-from autosched.runtime.trees import flatten_inputs
+from autosched.runtime.state import state_of
+from autosched.runtime.trees import flatten_inputs, output_tensors, packed_outputs
 
 
 def compare(model, args, *, tolerance=1e-4, strides=True):
@@ -16,7 +17,9 @@ def compare(model, args, *, tolerance=1e-4, strides=True):
         expected = torch.utils._pytree.tree_leaves(model(*args))
     for rewrite in (False, True):
         captured = capture(model, args, rewrite=rewrite)
-        outputs = bind(captured.program, captured.constants).run(flatten_inputs(captured.program, args))
+        program = captured.program
+        made = bind(program, captured.constants).run([*flatten_inputs(program, args), *state_of(program, model)])
+        outputs = output_tensors(packed_outputs(program, made))
         for output, reference in zip(outputs, expected, strict=True):
             scale = max(1.0, float(reference.abs().max()))
             torch.testing.assert_close(output.clone(), reference, rtol=tolerance, atol=tolerance * scale)

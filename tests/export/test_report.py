@@ -237,7 +237,7 @@ def test_a_missing_extra_is_named(bundle: Bundle, monkeypatch: pytest.MonkeyPatc
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UsageError, match=rf"{missing}.*pip install autosched\[report\]"):
+    with pytest.raises(UsageError, match=rf"{missing}.*pip install 'autosched\[report\]'"):
         report_html([bundle])
 
 

@@ -14,7 +14,7 @@ from autosched.runtime.load import load
 from tests.conformance.bundles import evidence_for
 from tests.conformance.stateful import STATEFUL, Stateful, assert_like_eager, example, made
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.gpu_only(reason="it loads a file on the device")]
 
 
 def reset(model: Any, number: int) -> None:

@@ -148,7 +148,7 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(UsageError, match=r"pip install autosched\[zoo\]"):
+    with pytest.raises(UsageError, match=r"pip install 'autosched\[zoo\]'"):
         zoo.load("transformers:bert")
 
 
