@@ -115,6 +115,9 @@ def cp_sat(
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = deterministic_time
+    # It would put the system's own handler in Python's place and leave it there: the next Ctrl-C would end this process with its children
+    # and scratch files left behind.
+    solver.parameters.catch_sigint_signal = False
     if seconds is not None:
         solver.parameters.max_time_in_seconds = max(seconds, 1e-3)
     status = solver.solve(model)

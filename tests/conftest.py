@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +17,11 @@ settings.register_profile("suite", derandomize=True, database=None, deadline=Non
 settings.load_profile("suite")
 
 _SEED = 20_240_229  # like no seed that the code or a test chooses
+
+
+# A shell's background jobs are born deaf to Ctrl-C, and so would be every process that a test begins.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -76,12 +76,7 @@ def test_an_interrupt_that_python_makes_a_note_of_has_the_same_code(
     (tmp_path / "interrupted_in_exec.py").write_text(_INTERRUPTED_IN_EXEC)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")])))
     command = [sys.executable, "-P", "-m", "interrupted_in_exec", str(int(number))]
-    # A shell's background jobs ignore SIGINT, and so would this one.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + number, "autosched: interrupted\n")
 
 

@@ -29,5 +29,6 @@ def test_example_inputs_whose_answer_is_nan_are_named_as_the_reason(tmp_path: Pa
     with pytest.raises(NoFeasibleCandidate, match="give example inputs") as raised:
         autosched.tune(Blind().eval(), call, device="cpu", effort="quick", budget_s=2.0, lowering="rewritten")
     said = str(raised.value)
-    assert said.count("NaN in other places") == 1
-    assert "more: nonfinite" in said
+    # Once for all strategies, however many distinct schedules they made.
+    assert said.count(": nonfinite, output 0: NaN in other places") == 1
+    assert "sequential" in said

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +70,31 @@ def test_cp_sat_finds_the_optimum_without_interference() -> None:
     assert solved is not None
     assert (solved.makespan_us, solved.bound_us) == (6.0, 6.0)
     assert makespan_us(problem, solved.schedule) == 6.0
+
+
+_INTERRUPTED_AFTERWARDS = """
+import os, signal, time
+from autosched.search import exact
+from autosched.search.problem import Problem
+from tests.conformance.strategy_suite import flat_costs
+signal.signal(signal.SIGINT, signal.default_int_handler)
+assert exact.cp_sat(Problem.from_arrays([[], []], flat_costs([3.0, 6.0])), 2) is not None
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(10)
+except KeyboardInterrupt:
+    print("cleaned up")
+"""
+
+
+@pytest.mark.skipif(not exact.cp_sat_available(), reason="OR-Tools is not installed")
+def test_an_interrupt_after_cp_sat_still_reaches_python() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_AFTERWARDS], cwd=root, env={**os.environ, "PYTHONSAFEPATH": "", "PYTHONPATH": str(root)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "cleaned up\n"), done.stderr
 
 
 @pytest.mark.parametrize("seed", range(4))
