@@ -226,18 +226,17 @@ def rebuild(spec: pytree.TreeSpec, leaves: Iterator[Any], given: MutableMapping[
     if spec.is_leaf():
         return next(leaves)
     children = [rebuild(child, leaves, given) for child in spec.children()]
-    if spec.type is torch.Size:
-        return torch.Size(children)
-    if spec.type is not Opened:
-        return pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
-    return _made(*read_context(spec.context), children, given)
+    return _made(*read_context(spec.context), children, given) if spec.type is Opened else _container(spec, children)
 
 
 def rebuild_packed(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
     """As :func:`rebuild`, with the nodes left as they are."""
     if spec.is_leaf():
         return next(leaves)
-    children = [rebuild_packed(child, leaves) for child in spec.children()]
+    return _container(spec, [rebuild_packed(child, leaves) for child in spec.children()])
+
+
+def _container(spec: pytree.TreeSpec, children: list[Any]) -> Any:
     return torch.Size(children) if spec.type is torch.Size else pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
 
 

@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 from after_import import after_import
+from torch.library import Library
 
-_LIBRARIES: list[torch.library.Library] = []
+_LIBRARIES: list[Library] = []
 
 
 def install() -> None:
     """Once for each process, after PyTorch and before autosched."""
     if _LIBRARIES or torch.version.cuda is None:
         return
-    library = torch.library.Library("aten", "IMPL", "CUDA")
+    library = Library("aten", "IMPL", "CUDA")
     _LIBRARIES.append(library)
     # Computed there, and read back as what no kernel has written: false.
     with warnings.catch_warnings():
