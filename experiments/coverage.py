@@ -5,7 +5,7 @@
 
 Weights are random, and nothing is downloaded. Each model is captured in every lowering without compiling, run in order and on two random
 lanes, written to a bundle and loaded; what comes back is compared with the model as it came on two inputs. One JSON line a model goes to
-``--lines``; the summary (counts by source and outcome, and every refusal with its reason) to ``results/cpu/coverage.json``. No
+``--lines``; the summary (counts by source and outcome, and every refusal with its reason) to ``results/coverage.json``. No
 figure is a time. ``--smoke`` runs a handful and writes nothing unless told where.
 """
 
@@ -159,7 +159,7 @@ def main() -> None:
     for source, counts in made["counts"].items():
         print(source, {outcome: count for outcome, count in counts.items() if count})
     if arguments.out is not None or not (arguments.smoke or arguments.names):
-        out = arguments.out or HERE / "results" / "cpu" / "coverage.json"
+        out = arguments.out or HERE / "results" / "coverage.json"
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"environment": environment(), **made}, indent=1) + "\n", encoding="utf-8")
     bad = [name for name in names if done(arguments.lines)[name]["outcome"] in (Outcome.WRONG, Outcome.ERROR, Outcome.CRASH)]

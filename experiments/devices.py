@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "experiments" / "results"
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
@@ -21,8 +22,25 @@ def folder_name(key: DeviceKey) -> str:
     """``<kind>_<short name>_<cores>``; just ``h100`` and ``h200`` for those two."""
     if key.name in _SHORT:
         return _SHORT[key.name]
-    name = re.sub(r"[^a-z0-9]+", "_", key.name.lower()).strip("_")
+    unmarked = re.sub(r"\((r|tm)\)", "", key.name.lower())
+    name = re.sub(r"[^a-z0-9]+", "_", unmarked).strip("_")
     return "_".join(part for part in (key.kind, name, dict(key.details).get("cores", "")) if part)
+
+
+def key_of(device: str) -> DeviceKey:
+    """The key of this machine's ``cpu`` or ``cuda``."""
+    if device == "cuda":
+        from autosched.runtime.cuda_key import cuda_device_key
+
+        return cuda_device_key()
+    from autosched.runtime.host_key import cpu_device_key
+
+    return cpu_device_key()
+
+
+def results_of(device: str) -> Path:
+    """Where figures taken on this machine's ``cpu`` or ``cuda`` lie: ``results/<folder>``, so that none stands in another's place."""
+    return RESULTS / folder_name(key_of(device))
 
 
 def commit() -> str:

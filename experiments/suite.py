@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from experiments.calls import LATE, run_to_end, write_json  # noqa: E402
-from experiments.devices import commit, folder_name  # noqa: E402
+from experiments.devices import commit, results_of  # noqa: E402
 
 CPU_SUITE = (
     "torchvision:googlenet",
@@ -80,15 +80,6 @@ class Run:
 def stem_of(model: str) -> str:
     """What a model's result files are called: its name, without the colon that not every file system takes."""
     return model.replace(":", "_")
-
-
-def results_of(device: str) -> Path:
-    """Where figures of a device lie: ``results/cpu``, or a folder for each GPU, so that none stands in another's place."""
-    if device != "cuda":
-        return HERE / "results" / device
-    from autosched.runtime.cuda_key import cuda_device_key
-
-    return HERE / "results" / folder_name(cuda_device_key())
 
 
 def environment() -> dict[str, object]:

@@ -20,7 +20,8 @@ PAGES = (HERE.parent / "README.md", HERE / "README.md", *sorted((HERE.parent / "
 sys.path.append(str(HERE.parent))
 
 from experiments import tables_claims, tables_coverage, tables_fused, tables_gpu, tables_search, tables_serve, tables_suite  # noqa: E402
-from experiments.tables_recorded import NOT_YET, for_each_gpu  # noqa: E402
+from experiments.devices import RESULTS  # noqa: E402
+from experiments.tables_recorded import NOT_YET, cpus, for_each, gpus  # noqa: E402
 
 
 def pasted(path: Path) -> str:
@@ -32,7 +33,17 @@ def pasted(path: Path) -> str:
 
 def of_gpus(table: Callable[[Path], str]) -> str:
     """``table`` of each GPU that something was recorded on."""
-    return for_each_gpu(HERE / "results", table)
+    return for_each(gpus(RESULTS), table)
+
+
+def of_cpus(table: Callable[[Path], str]) -> str:
+    """``table`` of each CPU that something was recorded on."""
+    return for_each(cpus(RESULTS), table)
+
+
+def of_cpu(table: Callable[[Path], str]) -> str:
+    """``table`` of the CPU that most was recorded on."""
+    return next((table(folder) for folder in cpus(RESULTS)), NOT_YET)
 
 
 def included(path: Path) -> str:
@@ -41,11 +52,11 @@ def included(path: Path) -> str:
 
 
 TABLES = {
-    "cpu-short": lambda: tables_suite.short_table(HERE / "results" / "cpu"),
-    "cpu-suite": lambda: tables_suite.suite_table(HERE / "results" / "cpu"),
-    "tune-googlenet": lambda: pasted(HERE / "results" / "cpu" / "tune_googlenet.txt"),
-    "bench-googlenet": lambda: pasted(HERE / "results" / "cpu" / "bench_googlenet.txt"),
-    "compile-cost-cpu": lambda: tables_fused.compile_cost_table(HERE / "results" / "cpu" / "compile_cost"),
+    "cpu-short": lambda: of_cpu(tables_suite.short_table),
+    "cpu-suite": lambda: of_cpus(tables_suite.suite_table),
+    "tune-googlenet": lambda: of_cpu(lambda folder: pasted(folder / "tune_googlenet.txt")),
+    "bench-googlenet": lambda: of_cpu(lambda folder: pasted(folder / "bench_googlenet.txt")),
+    "compile-cost-cpu": lambda: of_cpus(lambda folder: tables_fused.compile_cost_table(folder / "compile_cost")),
     "gpu-suite": lambda: of_gpus(lambda folder: tables_gpu.suite_table(folder / "suite")),
     "gpu-fused": lambda: of_gpus(lambda folder: tables_fused.fused_table(folder / "fused")),
     "gpu-compile-cost": lambda: of_gpus(lambda folder: tables_fused.compile_cost_table(folder / "compile_cost")),
@@ -53,15 +64,15 @@ TABLES = {
     "gpu-probes": lambda: of_gpus(lambda folder: tables_gpu.probes_table(folder / "probes.json")),
     "gpu-opara": lambda: of_gpus(lambda folder: tables_gpu.opara_table(folder / "opara")),
     "gpu-costmodel": lambda: of_gpus(lambda folder: tables_gpu.costmodel_table(folder / "costmodel.json")),
-    "claims": lambda: tables_claims.claims_table(HERE / "results", HERE / "results" / "sim"),
-    "coverage": lambda: tables_coverage.coverage_table(HERE / "results" / "cpu" / "coverage.json"),
-    "serve-cpu": lambda: tables_serve.serve_table(HERE / "results" / "cpu"),
-    "fused-cpu": lambda: tables_fused.fused_table(HERE / "results" / "cpu" / "fused"),
-    "search-quality": lambda: tables_search.quality_table(HERE / "results" / "sim" / "quality.json"),
-    "search-speed": lambda: tables_search.speed_table(HERE / "results" / "sim" / "speed.json"),
-    "composition-cpu": lambda: included(HERE / "results" / "cpu" / "composition.txt"),
+    "claims": lambda: tables_claims.claims_table(RESULTS, RESULTS / "sim"),
+    "coverage": lambda: tables_coverage.coverage_table(RESULTS / "coverage.json"),
+    "serve-cpu": lambda: of_cpus(tables_serve.serve_table),
+    "fused-cpu": lambda: of_cpus(lambda folder: tables_fused.fused_table(folder / "fused")),
+    "search-quality": lambda: tables_search.quality_table(RESULTS / "sim" / "quality.json"),
+    "search-speed": lambda: tables_search.speed_table(RESULTS / "sim" / "speed.json"),
+    "composition-cpu": lambda: of_cpus(lambda folder: included(folder / "composition.txt")),
     "composition-gpu": lambda: of_gpus(lambda folder: included(folder / "composition.txt")),
-    "train-cpu": lambda: included(HERE / "results" / "cpu" / "train.txt"),
+    "train-cpu": lambda: of_cpu(lambda folder: included(folder / "train.txt")),
 }
 
 

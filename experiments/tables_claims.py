@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.tables_gpu import COMPILED
-from experiments.tables_recorded import Recorded, first, geometric_mean, gpu_name, gpus, recorded
+from experiments.tables_recorded import Recorded, cpus, device_name, first, geometric_mean, gpus, recorded
 
 # The eight models of the design, at batch 1 in float32.
 CLAIMED = (
@@ -71,9 +71,9 @@ def claims(results: Path, search_results: Path) -> list[Claim]:
         results: ``experiments/results``.
         search_results: where the scripts of ``experiments/search`` write.
     """
-    beside = _on_cpu(results / "cpu")
+    beside = next((found for folder in cpus(results) if (found := _on_cpu(folder))), {})
     without = _of_gpu(results / "none", "")
-    by_gpu = [_of_gpu(folder, gpu_name(folder)) for folder in gpus(results)]
+    by_gpu = [_of_gpu(folder, device_name(folder)) for folder in gpus(results)]
     made: list[Claim] = []
     for place, nothing in enumerate(without):
         made += [found[place] for found in by_gpu if found[place].figure] or [nothing]
@@ -103,7 +103,7 @@ def _of_gpu(folder: Path, gpu: str) -> list[Claim]:
 def _on_cpu(folder: Path) -> dict[str, str]:
     """What a CPU's results say of the same quantities, by the target's name: the figure, its file, and what it rests on."""
     found = [item for item in recorded(folder)[0] if item.batch == 1 and item.dtype == "float32"]
-    counterparts = [*_cost_model(folder / "costmodel.json"), _makespan(found, "results/cpu"), _load(folder / "load.json")]
+    counterparts = [*_cost_model(folder / "costmodel.json"), _makespan(found, f"results/{folder.name}"), _load(folder / "load.json")]
     return {item.what: f"{item.figure}, `{item.source}`: {item.remark}" for item in counterparts if item.figure}
 
 

@@ -1,4 +1,4 @@
-"""The table of models that autosched takes, from ``results/cpu/coverage.json``."""
+"""The table of models that autosched takes, from ``results/coverage.json``."""
 
 from __future__ import annotations
 

@@ -116,14 +116,19 @@ def gpus(results: Path) -> list[Path]:
     return sorted(folder for folder in results.glob("*/") if not folder.name.startswith(_NO_GPU))
 
 
-def for_each_gpu(results: Path, table: Callable[[Path], str]) -> str:
-    """``table`` of each GPU's folder, below its name; figures of two GPUs never share a table."""
-    made = [(folder, text) for folder in gpus(results) if (text := table(folder)) != NOT_YET]
-    return "\n\n".join(f"**{gpu_name(folder)}**\n\n{text}" for folder, text in made) or NOT_YET
+def cpus(results: Path) -> list[Path]:
+    """The folder of each CPU that something was recorded on; the one with most models first, which is the one that pages show."""
+    return sorted(results.glob("cpu_*/"), key=lambda folder: (-len(recorded(folder)[0]), folder.name))
 
 
-def gpu_name(folder: Path) -> str:
-    """What the GPU called itself where the results in ``folder`` were taken; the folder's name if no file says."""
+def for_each(folders: Sequence[Path], table: Callable[[Path], str]) -> str:
+    """``table`` of each device's folder, below its name; figures of two devices never share a table."""
+    made = [(folder, text) for folder in folders if (text := table(folder)) != NOT_YET]
+    return "\n\n".join(f"**{device_name(folder)}**\n\n{text}" for folder, text in made) or NOT_YET
+
+
+def device_name(folder: Path) -> str:
+    """What the device called itself where the results in ``folder`` were taken; the folder's name if no file says."""
     for path in sorted(folder.rglob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
         said = [document.get(part, {}) for part in ("environment", "machine", "report")]

@@ -1,4 +1,4 @@
-"""The serving table of the README, from ``results/cpu/load.json`` and ``overhead.json``."""
+"""The serving table of the README, from a device's ``load.json`` and ``overhead.json``."""
 
 from __future__ import annotations
 

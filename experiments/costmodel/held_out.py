@@ -1,6 +1,6 @@
 """The cost model's error on model families it was not trained on, from a store of runs; with baselines and the noise floor beside.
 
-    python experiments/costmodel/held_out.py                           # datasets/data/cpu_*, into experiments/results/cpu/
+    python experiments/costmodel/held_out.py             # this machine's runs in datasets/data/, into results/<device>/
     python experiments/costmodel/held_out.py STORE --out FOLDER [--models ...] [--probes 6] [--seed 0] [--keep]
     python experiments/costmodel/held_out.py --smoke
 

@@ -1,6 +1,6 @@
 """How pair slowdowns are composed to three and more at once: several rules, on recorded groups and on a made-up GPU.
 
-    python experiments/costmodel/rules.py                # datasets/data/cpu_*, into experiments/results/cpu/composition.txt; a minute
+    python experiments/costmodel/rules.py                # datasets/data/<device>, into results/<device>/composition.txt; a minute
     python experiments/costmodel/rules.py STORE --out FOLDER
     python experiments/costmodel/rules.py --smoke
 

@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from experiments.calls import LEFT, Call, run_to_end, write_json  # noqa: E402
-from experiments.suite import environment, results_of, stem_of  # noqa: E402
+from experiments.devices import results_of  # noqa: E402
+from experiments.suite import environment, stem_of  # noqa: E402
 
 LEAST_S = 10.0
 """No process is worth starting with less."""

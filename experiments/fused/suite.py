@@ -32,7 +32,8 @@ sys.path.append(str(ROOT))
 from autosched.config import parse_seconds  # noqa: E402
 from autosched.pipeline.budget import budget_for  # noqa: E402
 from experiments.calls import LEFT, Call, compile_total_s, write_json  # noqa: E402
-from experiments.suite import Run, environment, measure, outcome, results_of, stem_of  # noqa: E402
+from experiments.devices import results_of  # noqa: E402
+from experiments.suite import Run, environment, measure, outcome, stem_of  # noqa: E402
 
 LOWERINGS = ("rewritten", "fused", "inductor")
 CPU_MODELS = (

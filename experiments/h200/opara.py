@@ -43,8 +43,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from experiments import calls  # noqa: E402
+from experiments.devices import results_of  # noqa: E402
 from experiments.serve.common import interval  # noqa: E402
-from experiments.suite import environment, results_of, stem_of  # noqa: E402
+from experiments.suite import environment, stem_of  # noqa: E402
 
 MODELS = ("torchvision:googlenet", "autosched:deepfm")
 # Of one model, besides tuning: importing, measuring operators, the published code's own profile, the rounds.

@@ -27,7 +27,8 @@ sys.path.append(str(ROOT))
 from autosched.config import parse_seconds  # noqa: E402
 from autosched.core.errors import DeviceMissing  # noqa: E402
 from experiments.calls import LEFT, Call, compile_total_s  # noqa: E402
-from experiments.suite import Run, outcome, record, results_of, stem_of  # noqa: E402
+from experiments.devices import results_of  # noqa: E402
+from experiments.suite import Run, outcome, record, stem_of  # noqa: E402
 
 CLAIMED = (
     "torchvision:googlenet",

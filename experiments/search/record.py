@@ -38,6 +38,7 @@ HERE = Path(__file__).resolve().parent
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parents[1]))
 
+from experiments.devices import results_of  # noqa: E402
 from experiments.suite import stem_of  # noqa: E402
 
 # Made-up machine of ``--no-measure``: 4 lanes, and an operator that starts beside others loses in proportion to the work of both.
@@ -91,7 +92,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     models, budget_s = options.models, parse_seconds(options.budget)
-    folder: Path = options.out or HERE.parent / "results" / (options.device if options.measure else "sim") / "problems"
+    folder: Path = options.out or (results_of(options.device) if options.measure else HERE.parent / "results" / "sim") / "problems"
     if options.smoke:
         scratch = Scratch()
         models, budget_s, folder = ["autosched:toy"], 1.0, scratch.path

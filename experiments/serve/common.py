@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from autosched.core.schedule import Schedule
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "cpu"
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parents[1]))
 
 from experiments.calls import write_json  # noqa: E402
-from experiments.suite import environment, results_of  # noqa: E402
+from experiments.devices import results_of  # noqa: E402
+from experiments.suite import environment  # noqa: E402
 
-__all__ = ["RESULTS", "bundle_bytes", "bundle_of", "environment", "interval", "percentile", "record", "results_of", "tower"]
+__all__ = ["bundle_bytes", "bundle_of", "environment", "interval", "percentile", "record", "results_of", "tower"]
 
 
 class Tower(torch.nn.Module):

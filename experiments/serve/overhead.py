@@ -2,7 +2,7 @@
 
     python experiments/serve/overhead.py
 
-writes ``experiments/results/cpu/overhead.json``. Raw executor (A), loaded model (B) and the raw executor again (A') are timed in rounds, in
+writes ``results/<device>/overhead.json``. Raw executor (A), loaded model (B) and the raw executor again (A') are timed in rounds, in
 random order within each; B - A is the guard's cost, A' - A the noise it must be read against. The executor's own cost is the time of a
 plan whose operators do nothing. ``--smoke`` runs a small model for a few rounds and writes nothing unless told where.
 """
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.serve.common import RESULTS, bundle_bytes, interval, record, tower  # noqa: E402
+from experiments.serve.common import bundle_bytes, interval, record, results_of, tower  # noqa: E402
 from experiments.serve.load import build  # noqa: E402
 
 MODELS = ("tower:3", "tower:30", "tower:300", "torchvision:googlenet")
@@ -172,7 +172,7 @@ def main() -> None:
     for walk in walks:
         print(f"{walk['operators']} operators, {walk['lanes']} lanes: {walk['per_operator_us']:.2f} us per operator")
     if arguments.out is not None or not arguments.smoke:
-        record(arguments.out or RESULTS / "overhead.json", {"calls": cases, "executor": walks})
+        record(arguments.out or results_of("cpu") / "overhead.json", {"calls": cases, "executor": walks})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 from experiments import tables, tables_claims, tables_fused, tables_gpu, tables_suite
 from experiments.tables_claims import CLAIMED, CONTROLS, Claim, claims
-from experiments.tables_recorded import NOT_YET, for_each_gpu
+from experiments.tables_recorded import NOT_YET, cpus, for_each, gpus
 
 
 def row(
@@ -147,8 +147,8 @@ def test_two_gpus_stand_beside_each_other_under_their_own_names(results: Path) -
         (results / "h100" / "suite").mkdir(parents=True, exist_ok=True)
         (results / "h100" / "suite" / path.name).write_text(json.dumps(document))
     (results / "h100" / "suite" / "transformers_t5_b1_float32.json").unlink()
-    (results / "cpu").mkdir()
-    table = for_each_gpu(results, lambda folder: tables_gpu.suite_table(folder / "suite"))
+    (results / "cpu_made_up_2").mkdir()
+    table = for_each(gpus(results), lambda folder: tables_gpu.suite_table(folder / "suite"))
     assert [line for line in table.splitlines() if line.startswith("**")] == ["**NVIDIA H100 80GB HBM3**", "**NVIDIA H200**"]
     first, last = table.split("**NVIDIA H200**")
     assert ("transformers:t5" in first, "transformers:t5" in last) == (False, True)
@@ -162,9 +162,20 @@ def test_two_gpus_stand_beside_each_other_under_their_own_names(results: Path) -
 
 
 def test_without_a_gpu_there_is_no_table(tmp_path: Path) -> None:
-    for name in ("cpu", "sim", "cuda_emulated_h100_no_kernels_run"):
+    for name in ("cpu_made_up_2", "sim", "cuda_emulated_h100_no_kernels_run"):
         (tmp_path / name).mkdir()
-    assert for_each_gpu(tmp_path, lambda folder: "made") == NOT_YET
+    assert for_each(gpus(tmp_path), lambda folder: "made") == NOT_YET
+
+
+def test_of_several_cpus_the_one_with_most_models_comes_first_and_none_is_a_gpu(tmp_path: Path) -> None:
+    for name, models in (("cpu_b_2", ("torchvision:googlenet", "transformers:bert")), ("cpu_a_2", ("torchvision:googlenet",))):
+        (tmp_path / name).mkdir()
+        for model in models:
+            write(tmp_path / name, model, 80.0)
+    (tmp_path / "h200").mkdir()
+    assert [folder.name for folder in cpus(tmp_path)] == ["cpu_b_2", "cpu_a_2"]
+    assert [folder.name for folder in gpus(tmp_path)] == ["h200"]
+    assert for_each(cpus(tmp_path), lambda folder: folder.name).index("cpu_b_2") < for_each(cpus(tmp_path), str).index("cpu_a_2")
 
 
 def test_other_results_fill_their_targets(tmp_path: Path) -> None:
@@ -204,7 +215,7 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
 
 
 def test_what_a_cpu_measured_stands_beside_a_target_and_never_settles_it(tmp_path: Path) -> None:
-    folder = tmp_path / "cpu"
+    folder = tmp_path / "cpu_made_up_2"
     folder.mkdir()
     metrics = {"contended_median_ape_pct": 4.5, "coverage_pct": 90.5}
     model = {
@@ -219,10 +230,10 @@ def test_what_a_cpu_measured_stands_beside_a_target_and_never_settles_it(tmp_pat
     assert [item.what for item in found if item.figure or item.met is not None or item.source] == []
     beside = {item.what: item.on_cpu for item in found if item.on_cpu}
     assert len(beside) == 4
-    assert named(found, "median APE").on_cpu == "4.5 %, `results/cpu/costmodel.json`: xgboost, measured rows, 7 pairs"
-    assert named(found, "coverage").on_cpu.startswith("90.5 %, `results/cpu/costmodel.json`")
-    assert named(found, "makespan").on_cpu == "12.5 %, `results/cpu`: median of 1 schedules of 1 models"
-    assert named(found, "first inference").on_cpu.startswith("0.15 s, `results/cpu/load.json`: 300 operators")
+    assert named(found, "median APE").on_cpu == "4.5 %, `results/cpu_made_up_2/costmodel.json`: xgboost, measured rows, 7 pairs"
+    assert named(found, "coverage").on_cpu.startswith("90.5 %, `results/cpu_made_up_2/costmodel.json`")
+    assert named(found, "makespan").on_cpu == "12.5 %, `results/cpu_made_up_2`: median of 1 schedules of 1 models"
+    assert named(found, "first inference").on_cpu.startswith("0.15 s, `results/cpu_made_up_2/load.json`: 300 operators")
     lines = tables_claims.claims_table(tmp_path, tmp_path).splitlines()
     assert {line.count("|") for line in lines if line.startswith("|")} == {8}
     assert "12 targets: 0 with a figure" in lines[-1]
