@@ -16,6 +16,7 @@ from autosched.core.custom_operators import BUILT_IN, ON_IMPORT, trusted, why_un
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Argument, Call, Many, NonFinite, Ref, TorchLiteral
 from autosched.runtime.direct import binding_of
+from autosched.runtime.instructions import CallOperator, carrying
 
 Slots = list[Any]
 Kernel = Callable[[Slots], None]
@@ -57,15 +58,18 @@ def resolve(target: str) -> Callable[..., Any]:
 
 
 def compile_call(call: Call, device: torch.device) -> Kernel:
-    """A callable that takes the arguments of ``call`` from slots and puts its results there.
+    """A callable that takes the arguments of ``call`` from slots and puts its results there; it carries the call as an instruction.
 
     Raises:
         UnsupportedGraph: if the operator is not allowed or does not exist here.
     """
     overload = resolve(call.target)
     function = binding_of(call.target) or overload
-    if (short := _short_call(call, function, overload, device)) is not None:
-        return short
+    kernel = _short_call(call, function, overload, device) or _general_call(call, function, device)
+    return carrying(kernel, [CallOperator(call)])
+
+
+def _general_call(call: Call, function: Callable[..., Any], device: torch.device) -> Kernel:
     fillers = [_filler(argument, device) for argument in call.args]
     keywords = {name: literal(argument, device) for name, argument in call.kwargs if not _has_ref(argument)}
     keyword_fillers = [(name, _filler(argument, device)) for name, argument in call.kwargs if _has_ref(argument)]

@@ -18,6 +18,7 @@ from autosched.core.program import Call, ConstantSource, Program
 from autosched.core.schedule import sequential
 from autosched.core.variants import WHOLE
 from autosched.runtime.calls import Kernel, Slots, compile_call
+from autosched.runtime.instructions import CallOperator, Release, carrying
 from autosched.runtime.plan import make_plan
 
 
@@ -212,4 +213,4 @@ def _compile_operator(operator: Operator, program: Program, device: torch.device
         for value in scratch:
             slots[value] = None
 
-    return run
+    return carrying(run, [*map(CallOperator, operator.calls), Release(scratch)])

@@ -1,0 +1,99 @@
+"""What a kernel does, as data: for an executor that runs a whole lane without the interpreter (see ``native_lanes``).
+
+A kernel is a callable on slots (``calls.Kernel``). One that carries instructions can also be run natively; a kernel that somebody
+wraps or replaces carries none, and so is called. Slots are value indices of the program; ``scratch(k)`` are the operator's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from autosched.core.program import Call
+
+if TYPE_CHECKING:
+    from autosched.runtime.calls import Kernel  # which attaches them
+
+_FIRST_SCRATCH = -2  # -1 in ``Call.outputs`` is a result that nobody uses
+
+
+@dataclass(frozen=True, slots=True)
+class CallOperator:
+    """Call a registered operator; its tensors are slots."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Put a new, uninitialised tensor into ``slot``. ``dtype`` as in ``TensorSpec``; ``stride`` in elements."""
+
+    slot: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Put a view of the tensor in ``of`` into ``slot``: size and stride as given, begun ``offset`` elements after its own first one."""
+
+    slot: int
+    of: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Put the tensor in ``of`` into ``slot`` as well."""
+
+    slot: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunKernel:
+    """Call a compiled C++ function with the addresses of tensors.
+
+    Args:
+        name: for messages.
+        address: of ``void name(T*...)``, every parameter a pointer.
+        tensors: slots, in the order of its parameters.
+        library: keeps the code loaded.
+    """
+
+    name: str
+    address: int
+    tensors: tuple[int, ...]
+    library: object
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Empty ``slots``."""
+
+    slots: tuple[int, ...]
+
+
+Instruction: TypeAlias = CallOperator | Allocate | Window | Same | RunKernel | Release
+
+
+def scratch(number: int) -> int:
+    """The slot of an operator's own ``number``-th tensor, from 0; nobody else sees it."""
+    return _FIRST_SCRATCH - number
+
+
+def carrying(kernel: Kernel, instructions: Sequence[Instruction]) -> Kernel:
+    """``kernel``, which does the same as ``instructions``; it carries them from now on."""
+    # With whose they are: a decorator may copy a function's attributes.
+    kernel.instructions = (id(kernel), tuple(instructions))  # type: ignore[attr-defined]
+    return kernel
+
+
+def instructions_of(kernel: Kernel) -> tuple[Instruction, ...] | None:
+    """What ``kernel`` does; ``None`` if that can only be found out by calling it."""
+    owner, instructions = getattr(kernel, "instructions", (0, None))
+    return instructions if owner == id(kernel) else None
