@@ -7,7 +7,10 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import time
 from dataclasses import dataclass
+
+_WATCHED_S = 1.0
 
 
 class State(enum.StrEnum):
@@ -72,16 +75,30 @@ def _torch() -> Finding:
 
 
 def _cpu() -> Finding:
+    from autosched.datasets.facts import DISTURBED
     from autosched.runtime.host_key import usable_cores
 
     usable = usable_cores()
     if usable < 2:
         return Finding("cpu lanes", State.PROBLEM, f"{usable} core", "lanes need at least 2 cores; schedules will stay sequential")
-    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if busy > 0.25 * usable:
-        detail = f"{usable} cores, load {busy:.1f} in the last minute"
+    taken = _taken_now(usable)
+    if taken > DISTURBED:
+        detail = f"{usable} cores, {100 * taken:.0f} % of them taken by other processes now"
         return Finding("cpu lanes", State.PROBLEM, detail, "stop other work before tuning: what is timed beside it says nothing")
     return Finding("cpu lanes", State.OK, f"{usable} cores", "")
+
+
+def _taken_now(usable: int) -> float:
+    """Share (0 to 1) of the cores that other processes take at this moment: a tuning job that has just ended counts no more."""
+    from autosched.device.contamination import foreign_load, mark_load
+
+    start = mark_load()
+    time.sleep(_WATCHED_S)
+    taken = foreign_load(start, mark_load())
+    if taken >= 0.0 or not hasattr(os, "getloadavg"):
+        return max(taken, 0.0)
+    # Only Linux tells more than the mean of the last minute.
+    return min(1.0, os.getloadavg()[0] / usable)
 
 
 def _cuda() -> Finding:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import autosched
+from autosched.device.contamination import LoadMark
 from tests.conformance.command import run
 
 
@@ -117,14 +118,22 @@ def test_doctor_looks_at_what_decides_whether_tuning_will_work(capsys: pytest.Ca
     assert re.match(r"\d+ cores?", findings["cpu lanes"]["detail"])
 
 
-def test_doctor_says_that_a_busy_machine_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [True, False], ids=["present", "last minute"])
+@pytest.mark.parametrize(("taken", "problem"), [(0.0, False), (0.05, False), (0.6, True)])
+def test_doctor_says_that_a_busy_machine_measures_nothing(told: bool, taken: float, problem: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from autosched import doctor
+    from autosched.device import contamination
 
-    for load, state in ((0.0, doctor.State.OK), (64.0, doctor.State.PROBLEM)):
-        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
-        monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
-        (lanes,) = (finding for finding in doctor.examine() if finding.what == "cpu lanes")
-        assert lanes.state is state
+    marks = iter([LoadMark(0.0, 0.0, 0.0, 4), LoadMark(1.0, 4.0 * taken, 0.0, 4)])
+    # What the last minute held counts only where the present cannot be read: a job of ours may just have ended.
+    load = 64.0 if told and not problem else 4.0 * taken
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(contamination, "mark_load", lambda: next(marks) if told else LoadMark(0.0, -1.0, 0.0, 0))
+    monkeypatch.setattr("autosched.doctor._WATCHED_S", 0.0)
+    (lanes,) = (finding for finding in doctor.examine() if finding.what == "cpu lanes")
+    assert lanes.state is (doctor.State.PROBLEM if problem else doctor.State.OK)
+    assert ("60 %" in lanes.detail) == problem
 
 
 def test_a_missing_file_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:

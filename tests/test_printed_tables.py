@@ -89,6 +89,26 @@ def test_an_error_on_a_terminal_breaks_between_words_and_leaves_paths_whole(
     assert all(len(line) <= 80 for line in lines if path not in line)
 
 
+@pytest.mark.parametrize("width", [None, 60, 80, 97, 150])
+def test_what_a_note_says_to_type_is_not_broken_over_two_lines(
+    width: int | None, report: TuneReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = ("'autosched collect -o runs'", "'autosched train runs'", "--budget 70s")
+    note = (
+        f"856 pairs of kernels that can meet are predicted by the analytic prior alone, for it is the model's own ({commands[0]}, then "
+        f"{commands[1]} makes a cost model); left out for want of time: the device loop; {commands[2]} should include all of it"
+    )
+    console = Console(width=width, file=io.StringIO(), force_terminal=True) if width is not None else Console(width=150)
+    monkeypatch.setattr("autosched.cli.printing.results_console", lambda: console)
+    show_report(dataclasses.replace(report, notes=(note,)), as_json=False)
+    printed = console.file.getvalue() if width is not None else capsys.readouterr().out  # type: ignore[attr-defined]
+    assert all(command in printed for command in commands)
+    assert note.split() == [word for word in printed[printed.index("note: ") + 6 :].split()][: len(note.split())]
+    assert (note in printed) == (width is None)  # a file has it as one line
+    if width is not None:
+        assert all(len(line) <= width for line in printed[printed.index("note: ") :].splitlines())
+
+
 def test_a_narrow_terminal_sees_the_stage_and_the_time_left() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=20)
     with LiveProgress(console) as progress:

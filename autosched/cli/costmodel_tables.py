@@ -9,6 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from autosched.cli.printing import say
+
 if TYPE_CHECKING:
     from autosched.costmodel.evaluate import Evaluation
     from autosched.costmodel.metrics import Metrics
@@ -34,7 +36,7 @@ def print_evaluation(found: Evaluation, console: Console) -> None:
     if found.folder:
         # Nothing but the terminal breaks a path.
         console.print(f"the cost model in {found.folder}", highlight=False, soft_wrap=True)
-    console.print(f"{found.rows} rows, noise floor of repeats {floor}{simulated}", highlight=False)
+    say(console, f"{found.rows} rows, noise floor of repeats {floor}{simulated}")
     for title, metrics in (
         ("all rows", found.overall),
         ("unseen model families", found.unseen),
@@ -44,7 +46,7 @@ def print_evaluation(found: Evaluation, console: Console) -> None:
         if metrics:
             _print(console, f"{found.model}: {title}", ("model", *_METRICS), [(name, *_cells(row)) for name, row in metrics.items()])
     if not found.unseen:
-        console.print("every model family here was in its training, which flatters it; its errors on held-out ones are in its card.md")
+        say(console, "every model family here was in its training, which flatters it; its errors on held-out ones are in its card.md")
     if found.composition:
         _print(
             console,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from autosched.cli.options import JsonOption
-from autosched.cli.printing import emit, results_console
+from autosched.cli.printing import emit, results_console, say
 
 _OTHER_FORMS = (
     "Any other model of torchvision or timm, by its name there: timm:resnet18",
@@ -32,7 +32,7 @@ def list_models(json: JsonOption = False) -> None:
     console = results_console()
     console.print(table)
     for line in _OTHER_FORMS:
-        console.print(line, highlight=False, markup=False)
+        say(console, line)
 
 
 def doctor(json: JsonOption = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shlex
 import shutil
 import sys
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 _LOADED = ("cpu", "cuda")
 """Kinds of devices that ``autosched.load`` runs schedules on."""
+
+_WHOLE = re.compile(r"(?<!\w)'[^'\n]{1,60}'(?!\w)|(?<!\S)--?\w[\w-]* [^\s;]+")
+"""What is copied from a sentence: a quoted command, and an option with its value."""
 
 
 def emit(value: Any) -> None:
@@ -46,12 +50,28 @@ def results_console() -> Console:
     return console if console.is_terminal else Console(width=150)
 
 
+def folded(text: str, width: int) -> str:
+    """``text`` in lines of at most ``width``, which end between words; a path, a name and what is copied from a sentence stay whole.
+
+    >>> print(folded("the analytic prior alone ('autosched train' makes a model)", 40))
+    the analytic prior alone
+    ('autosched train' makes a model)
+    """
+    lines = (_WHOLE.sub(lambda found: found[0].replace(" ", "\0"), line) for line in text.splitlines())
+    parts = (textwrap.wrap(line, max(width, 40), break_long_words=False, break_on_hyphens=False) or [""] for line in lines)
+    return "\n".join(part for line in parts for part in line).replace("\0", " ")
+
+
+def say(console: Console, sentence: str, *, style: str = "") -> None:
+    """Print a sentence: in a file or a pipe one line, on a terminal as many as it takes."""
+    text = folded(sentence, console.width) if console.is_terminal else sentence
+    console.print(text, highlight=False, markup=False, soft_wrap=True, style=style or None)
+
+
 def complain(message: str) -> None:
-    """Write ``message`` to stderr; on a terminal lines end between words, and a path or a name stays whole."""
+    """Write ``message`` to stderr; on a terminal lines end between words."""
     if sys.stderr.isatty():
-        width = max(40, shutil.get_terminal_size().columns)
-        lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""] for line in message.splitlines())
-        message = "\n".join(part for line in lines for part in line)
+        message = folded(message, shutil.get_terminal_size().columns)
     with contextlib.suppress(BrokenPipeError):
         print(message, file=sys.stderr)
 
@@ -96,23 +116,21 @@ def _print_report(report: TuneReport, last: tuple[str, ...]) -> None:
     console.print(table)
     if dropped:
         wider = f"not shown for want of width: {', '.join(dropped)}; widen the terminal, pipe into a file, or use --json"
-        console.print(wider, highlight=False, markup=False, style="dim")
+        say(console, wider, style="dim")
     for failed in report.strategies:
         if failed.failure is not None:
-            console.print(f"{failed.name} failed, {failed.failure.kind}: {failed.failure.detail}", highlight=False, markup=False)
-    console.print(report.verdict, highlight=False, markup=False)
+            say(console, f"{failed.name} failed, {failed.failure.kind}: {failed.failure.detail}")
+    say(console, report.verdict)
     for tried in report.lowerings:
-        console.print(f"lowering {tried.sentence()}", highlight=False, markup=False)
+        say(console, f"lowering {tried.sentence()}")
     for note in report.notes:
-        console.print(f"note: {note}", highlight=False, markup=False)
-    console.print(
-        f"{report.measurements} measurements, {report.failures} failures, {report.search_s:.1f} s, "
-        f"noise floor {report.noise_floor_pct:.1f} %, seed {report.seed}",
-        highlight=False,
-    )
+        say(console, f"note: {note}")
+    counted = f"{report.measurements} measurements, {report.failures} failures, {report.search_s:.1f} s"
+    say(console, f"{counted}, noise floor {report.noise_floor_pct:.1f} %, seed {report.seed}")
     if spent := where_time_went(report.stages):
-        console.print(f"where the time went: {spent}", highlight=False, markup=False)
+        say(console, f"where the time went: {spent}")
     for line in last:
+        # Commands: nothing but the terminal breaks them.
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

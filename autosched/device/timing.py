@@ -86,6 +86,16 @@ def noise_floor_pct(first_us: Sequence[float], again_us: Sequence[float], rng: n
     return 100.0 * max(ratio.ci_high - 1.0, 1.0 - ratio.ci_low, 0.0)
 
 
+def beyond_noise(ratio: Ratio, noise_pct: float) -> bool:
+    """Whether a difference may be claimed: the interval of ``ratio`` excludes 1, and the faster one takes less time by more than the floor.
+
+    >>> beyond_noise(Ratio(1.122, 1.034, 1.171, 40), 13.6), beyond_noise(Ratio(0.85, 0.80, 0.90, 40), 13.6)
+    (False, True)
+    """
+    excludes_one = ratio.ci_high < 1.0 or ratio.ci_low > 1.0
+    return excludes_one and 100.0 * (1.0 - min(ratio.ratio, 1.0 / ratio.ratio)) > noise_pct
+
+
 def is_unstable(times_us: Sequence[float], *, limit_pct: float = 10.0) -> bool:
     """Whether a measurement is too restless for any statement.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from autosched.core.errors import IncompatibleArtifact, UnstableMeasurement
 from autosched.core.progress import Progress, Silent
 from autosched.core.schedule import Schedule, sequential
 from autosched.device.base import Session
-from autosched.device.timing import is_unstable, noise_floor_pct, paired_ratio
+from autosched.device.timing import beyond_noise, is_unstable, noise_floor_pct, paired_ratio, summarize
 from autosched.pipeline.baselines import eager_externals
 from autosched.pipeline.bundles import chosen, open_here
 from autosched.pipeline.judge import RESTLESS_PCT, Times, interleave
@@ -31,7 +32,8 @@ _TUNED = "tuned"
 class BenchResult:
     """``autosched bench``: medians in microseconds, measured in interleaved rounds. ``ci_us`` belongs to ``tuned_us``.
 
-    ``speedup_vs_sequential`` and its interval come from paired rounds; ``tuned_when_made_us`` is what the tuning job measured.
+    ``speedup_vs_sequential`` and its interval come from paired rounds; ``beyond_noise`` and ``eager_beyond_noise`` say whether anything may
+    be claimed of it and of ``speedup_vs_eager``. ``tuned_when_made_us`` is what the tuning job measured.
     """
 
     file: str
@@ -49,6 +51,8 @@ class BenchResult:
     noise_floor_pct: float
     tuned_when_made_us: float | None
     shape: str = ""
+    beyond_noise: bool = False
+    eager_beyond_noise: bool | None = None
 
     def summary(self) -> str:
         """For people."""
@@ -56,10 +60,11 @@ class BenchResult:
             f"{self.model} {self.shape} on {self.device}, {self.rounds} interleaved rounds, noise floor {self.noise_floor_pct:.1f} %",
             f"  tuned ({self.chosen}): {self.tuned_us:,.0f} us (95 % interval {self.ci_us[0]:,.0f} to {self.ci_us[1]:,.0f})",
             f"  sequential: {self.sequential_us:,.0f} us; tuned is {self.speedup_vs_sequential:.3f}x "
-            f"(95 % interval {self.speedup_ci[0]:.3f} to {self.speedup_ci[1]:.3f})",
+            f"(95 % interval {self.speedup_ci[0]:.3f} to {self.speedup_ci[1]:.3f}){_unless(self.beyond_noise)}",
         ]
         if self.eager_us is not None:
-            lines.append(f"  as it comes (eager): {self.eager_us:,.0f} us; tuned is {self.speedup_vs_eager:.3f}x")
+            said = f"tuned is {self.speedup_vs_eager:.3f}x{_unless(self.eager_beyond_noise is not False)}"
+            lines.append(f"  as it comes (eager): {self.eager_us:,.0f} us; {said}")
         if self.tuned_when_made_us is not None:
             change = 100 * (self.tuned_us / self.tuned_when_made_us - 1)
             lines.append(f"  when tuned it took {self.tuned_when_made_us:,.0f} us; today {change:+.1f} %")
@@ -111,21 +116,28 @@ def _bench(
         widths = [(f"sequential {width} wide", sequential(bundle.program.graph, width=width)) for width in session.limits.widths]
         # Where a sequential schedule was kept, it is not timed against itself.
         others = [(name, schedule) for name, schedule in widths if schedule != bundle.schedule]
-        times, eager_us = _timed(session, bundle, model, others, rounds, seed, told)
+        times, eager = _timed(session, bundle, model, others, rounds, seed, told)
     finally:
         session.close()
-    tuned = times.samples(_TUNED)
-    if tuned is None:
+    if not times.columns.get(_TUNED):
         raise IncompatibleArtifact(os.fspath(path), [f"it does not run here: {times.failures.get(_TUNED, 'no time was taken')}"])
+    rivals = [name for name, _ in others if times.columns.get(name)] + ([_TUNED] if len(others) < len(widths) else [])
+    return stated(path, bundle, times, rivals, eager, seed)
+
+
+def stated(path: str | os.PathLike[str], bundle: Bundle, times: Times, rivals: Sequence[str], eager: str | None, seed: int) -> BenchResult:
+    """What may be said of ``times``; ``rivals`` are the sequential schedules in them, ``eager`` the model as it comes."""
+    tuned = summarize(times.columns[_TUNED])
     rng = np.random.default_rng(seed)
     noise = noise_floor_pct(times.columns[_TUNED], times.again, rng)
     if is_unstable(times.columns[_TUNED], limit_pct=RESTLESS_PCT):
         raise UnstableMeasurement(
             f"the tuned schedule varied too much from round to round (A/A floor {noise:.0f} %); stop other work and try again"
         )
-    rivals = [name for name, _ in others if times.columns.get(name)] + ([_TUNED] if len(others) < len(widths) else [])
     best = min(rivals, key=lambda name: float(np.median(times.columns[name])))
     ratio = paired_ratio(times.columns[best], times.columns[_TUNED], rng)
+    against_eager = paired_ratio(times.columns[eager], times.columns[_TUNED], rng) if eager is not None else None
+    eager_us = float(np.median(times.columns[eager])) if eager is not None else None
     report = bundle.evidence.report
     return BenchResult(
         file=os.fspath(path),
@@ -138,11 +150,13 @@ def _bench(
         ci_us=(tuned.ci_low_us, tuned.ci_high_us),
         speedup_vs_sequential=ratio.ratio,
         speedup_ci=(ratio.ci_low, ratio.ci_high),
-        speedup_vs_eager=eager_us / tuned.median_us if eager_us is not None else None,
+        speedup_vs_eager=against_eager.ratio if against_eager is not None else None,
         rounds=tuned.count,
         noise_floor_pct=noise,
         tuned_when_made_us=next((row.measured_us for row in report.strategies if row.name == report.chosen), None),
         shape=describe_shape(bundle.program),
+        beyond_noise=beyond_noise(ratio, noise),
+        eager_beyond_noise=beyond_noise(against_eager, noise) if against_eager is not None else None,
     )
 
 
@@ -154,8 +168,8 @@ def _timed(
     rounds: int,
     seed: int,
     progress: Progress,
-) -> tuple[Times, float | None]:
-    """Rounds of the tuned schedule, ``others`` and the model as it comes; and the fastest median of the latter in microseconds."""
+) -> tuple[Times, str | None]:
+    """Rounds of the tuned schedule, ``others`` and the model as it comes; and the name of the fastest way to run the latter."""
     given = random_inputs(bundle.program, seed)[: len(bundle.program.given)]
     args, kwargs = unflatten_inputs(bundle.program, given)
     with eager_externals(model, args, kwargs, bundle.key.device.kind, bundle.program) as eager:
@@ -168,5 +182,9 @@ def _timed(
             progress=progress,
             anchor=_TUNED,
         )
-    eager_us = [sample.median_us for item in eager if (sample := times.samples(item.name)) is not None]
-    return times, min(eager_us, default=None)
+    names = [item.name for item in eager if times.columns.get(item.name)]
+    return times, min(names, key=lambda name: float(np.median(times.columns[name])), default=None)
+
+
+def _unless(beyond: bool) -> str:
+    return "" if beyond else ": no difference beyond the noise floor"

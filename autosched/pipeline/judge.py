@@ -12,7 +12,7 @@ from autosched.core.progress import Progress
 from autosched.core.records import Failure, Samples
 from autosched.core.schedule import Schedule
 from autosched.device.base import Session
-from autosched.device.timing import Ratio, is_unstable, noise_floor_pct, paired_ratio, summarize
+from autosched.device.timing import Ratio, beyond_noise, is_unstable, noise_floor_pct, paired_ratio, summarize
 
 # Rounds between two looks at the clock; also how long the two processes of an external baseline stay apart.
 _CHUNK = 4
@@ -201,7 +201,7 @@ def judge(
     outside = [name for name in externals if times.columns.get(name)]
     best_baseline = min([base, *outside], key=lambda name: _median(times.columns[name]))
     chosen, ratio, unstable = base, Ratio(1.0, 1.0, 1.0, len(times.columns[base])), False
-    noise = noise_floor_pct(times.columns[times.anchor], times.again, rng)
+    floor = noise = noise_floor_pct(times.columns[times.anchor], times.again, rng)
     if best is None or fought is None:
         unstable = is_unstable(times.columns[base], limit_pct=RESTLESS_PCT)
         why = "no candidate could be measured" if candidates else "nothing else to choose from"
@@ -213,31 +213,37 @@ def judge(
         result = paired_ratio(fought.candidate_us, fought.base_us, rng)
         if unstable:
             why = f"the machine was too restless to tell (best candidate {best}: {_faster(result.ratio)})"
-        elif result.ci_high < 1.0 and 100.0 * (1.0 - result.ratio) > noise:
+        elif result.ratio < 1.0 and beyond_noise(result, noise):
             chosen, ratio, why = best, result, ""
         else:
             interval = f"95 % interval {100 * (result.ci_low - 1):+.1f} to {100 * (result.ci_high - 1):+.1f} % time"
             why = f"the best candidate, {best}, is {_faster(result.ratio)} ({interval})"
             if result.ratio < 1.0:
-                why += f", which is not beyond the noise floor of {noise:.1f} %"
-    return Judgement(chosen, best_baseline, _sentence(times, chosen, base, best_baseline, ratio, why, rng), ratio, noise, unstable)
+                within = 100.0 * (1.0 - result.ratio) <= noise
+                why += f", which is not beyond the noise floor of {noise:.1f} %" if within else ", which is not certain"
+    said = _sentence(chosen, base, ratio, why)
+    if best_baseline not in (base, chosen):
+        said += _against(times, chosen, best_baseline, floor, rng)
+    return Judgement(chosen, best_baseline, said, ratio, noise, unstable)
 
 
-def _sentence(times: Times, chosen: str, base: str, best_baseline: str, ratio: Ratio, why: str, rng: np.random.Generator) -> str:
+def _sentence(chosen: str, base: str, ratio: Ratio, why: str) -> str:
     if chosen == base:
-        said = f"sequential kept ({base}): {why}."
-    else:
-        said = (
-            f"{chosen} kept: {100 * (1 - ratio.ratio):.1f} % less time than {base}, the best sequential schedule "
-            f"(95 % interval {100 * (1 - ratio.ci_high):.1f} to {100 * (1 - ratio.ci_low):.1f} %)."
-        )
-    if best_baseline != base and best_baseline != chosen:
-        against = paired_ratio(times.columns[chosen], times.columns[best_baseline], rng)
-        if against.ci_low > 1.0:
-            said += f" {best_baseline} is faster still: what was kept takes {against.ratio:.2f} times as long; use {best_baseline} here."
-        elif against.ci_high >= 1.0:
-            said += f" {best_baseline} is equally fast within noise."
-    return said
+        return f"sequential kept ({base}): {why}."
+    return (
+        f"{chosen} kept: {100 * (1 - ratio.ratio):.1f} % less time than {base}, the best sequential schedule "
+        f"(95 % interval {100 * (1 - ratio.ci_high):.1f} to {100 * (1 - ratio.ci_low):.1f} %)."
+    )
+
+
+def _against(times: Times, chosen: str, best_baseline: str, floor_pct: float, rng: np.random.Generator) -> str:
+    """What is to be said of a baseline that cannot be kept, if it was the fastest of all; ``floor_pct`` is that of the comparison."""
+    ratio = paired_ratio(times.columns[chosen], times.columns[best_baseline], rng)
+    if not beyond_noise(ratio, floor_pct):
+        return f" {best_baseline} is equally fast within noise."
+    if ratio.ratio > 1.0:
+        return f" {best_baseline} is faster still: what was kept takes {ratio.ratio:.2f} times as long; use {best_baseline} here."
+    return ""
 
 
 def _faster(ratio: float) -> str:

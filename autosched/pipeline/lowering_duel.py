@@ -9,7 +9,7 @@ import numpy as np
 
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
-from autosched.device.timing import Ratio, noise_floor_pct, paired_ratio
+from autosched.device.timing import Ratio, beyond_noise, noise_floor_pct, paired_ratio
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.preparing import Prepared
@@ -45,7 +45,7 @@ def duels(
         base, again, other = fought
         ledger.measurements += 3 * len(base)
         ratio, noise = paired_ratio(other, base, rng), noise_floor_pct(base, again, rng)
-        wins = ratio.ci_high < 1.0 and 100.0 * (1.0 - ratio.ratio) > noise
+        wins = ratio.ratio < 1.0 and beyond_noise(ratio, noise)
         why[names[0] if wins else names[1]] = _sentence(ratio, names, noise)
         kept = rival if wins else kept
     return kept, why

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosched.core.errors import UsageError
-from autosched.device.timing import is_unstable, noise_floor_pct, paired_ratio, summarize
+from autosched.device.timing import Ratio, beyond_noise, is_unstable, noise_floor_pct, paired_ratio, summarize
 
 times = st.lists(st.floats(1.0, 1e6, allow_nan=False), min_size=1, max_size=60)
 quick = settings(deadline=None, derandomize=True, max_examples=60)
@@ -109,3 +109,17 @@ def test_impossible_times_are_refused(bad: list[float]) -> None:
 def test_columns_of_different_length_are_no_pairs() -> None:
     with pytest.raises(UsageError, match="2 and 1"):
         paired_ratio([1.0, 2.0], [1.0], np.random.default_rng(0))
+
+
+@quick
+@given(st.floats(0.2, 5.0), st.floats(0.0, 0.3), st.floats(0.0, 30.0))
+def test_what_may_be_claimed_is_beyond_the_floor_and_the_interval_whichever_is_faster(ratio: float, spread: float, floor: float) -> None:
+    found = Ratio(ratio, ratio * (1 - spread), ratio * (1 + spread), 40)
+    mirrored = Ratio(1 / ratio, 1 / found.ci_high, 1 / found.ci_low, 40)
+    claimed = beyond_noise(found, floor)
+    if abs(100 * (1 - min(ratio, 1 / ratio)) - floor) > 1e-9:
+        assert beyond_noise(mirrored, floor) == claimed
+    if claimed:
+        assert not found.ci_low <= 1.0 <= found.ci_high
+        assert max(ratio, 1 / ratio) - 1 > floor / 100
+    assert not beyond_noise(found, 100.0)

@@ -171,3 +171,25 @@ def test_a_session_that_fails_everywhere_ends_the_comparison() -> None:
     )
     assert times.columns.get("sequential", []) == []
     assert set(times.failures) == {"sequential", "beam"}
+
+
+@pytest.mark.parametrize(("outside_us", "words"), [(700.0, "faster still"), (960.0, "equally fast within noise"), (1300.0, "")])
+def test_a_baseline_that_cannot_be_kept_is_recommended_only_beyond_the_noise_floor(outside_us: float, words: str) -> None:
+    spread = [1.0 + 0.001 * (place % 5) for place in range(40)]
+    columns = {"sequential": [1000.0 * item for item in spread], "torch_compile": [outside_us * item for item in spread]}
+    # Its second measurement took 10 % longer: so much may any two differ by.
+    times = Times(columns, {}, "sequential", [1100.0 * item for item in spread])
+    judgement = judge(times, [], ["sequential"], ["torch_compile"], None, 0)
+    assert judgement.chosen == "sequential"
+    assert words in judgement.verdict
+    assert ("torch_compile" in judgement.verdict) == bool(words)
+
+
+def test_a_gain_beyond_the_floor_that_the_interval_does_not_bear_out_is_not_called_within_it() -> None:
+    times, _ = run(1000.0, 1300.0, 950.0)
+    base = [1000.0] * 20
+    candidate = [900.0, 910.0, 920.0, 930.0, 940.0, 1100.0, 1110.0, 1120.0, 945.0, 1105.0] * 2
+    judgement = judge(times, ["beam"], ["sequential", "sequential_wide"], [], Duel(tuple(candidate), tuple(base), tuple(base)), 0)
+    assert judgement.chosen == "sequential"
+    assert "not certain" in judgement.verdict
+    assert "noise floor" not in judgement.verdict

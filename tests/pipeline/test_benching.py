@@ -1,0 +1,58 @@
+"""What ``bench`` claims of times that are known beforehand. All times are simulated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autosched.core.errors import UnstableMeasurement
+from autosched.pipeline.benching import stated
+from autosched.pipeline.judge import Times
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches
+
+ROUNDS = 40
+_PHRASE = "no difference beyond the noise floor"
+
+
+def times(tuned_us: float, sequential_us: float, eager_us: float, again: float) -> Times:
+    """``again``: what a second measurement of the tuned schedule takes, over the first one."""
+    rng = np.random.default_rng(7)
+
+    def column(truth_us: float) -> list[float]:
+        return (truth_us * np.exp(0.01 * rng.standard_normal(ROUNDS))).tolist()
+
+    columns = {"tuned": column(tuned_us), "sequential 1 wide": column(sequential_us), "eager_1": column(eager_us)}
+    return Times(columns, {}, "tuned", column(again * tuned_us))
+
+
+@pytest.mark.parametrize(
+    ("sequential_us", "eager_us", "beyond", "eager_beyond"),
+    [(1500.0, 3000.0, True, True), (1080.0, 3000.0, False, True), (1000.0, 1050.0, False, False), (700.0, 600.0, True, True)],
+    ids=["a gain", "a gain within noise", "no gain at all", "a loss"],
+)
+def test_a_difference_within_the_noise_floor_is_not_claimed(
+    sequential_us: float, eager_us: float, beyond: bool, eager_beyond: bool
+) -> None:
+    taken = times(1000.0, sequential_us, eager_us, again=1.1)
+    found = stated("a.autosched", two_branches_bundle(TwoBranches()), taken, ["sequential 1 wide"], "eager_1", 0)
+    assert (found.beyond_noise, found.eager_beyond_noise) == (beyond, eager_beyond)
+    _, _, against_sequential, against_eager, *_ = found.summary().splitlines()
+    assert (_PHRASE in against_sequential) != beyond
+    assert (_PHRASE in against_eager) != eager_beyond
+    # The figures themselves are there in either case.
+    assert f"{found.speedup_vs_sequential:.3f}x" in against_sequential
+    assert f"{found.speedup_vs_eager:.3f}x" in against_eager
+
+
+def test_a_sequential_schedule_that_was_kept_is_no_different_from_itself() -> None:
+    found = stated("a.autosched", two_branches_bundle(TwoBranches()), times(1000.0, 1500.0, 3000.0, 1.0), ["tuned"], None, 0)
+    assert (found.speedup_vs_sequential, found.beyond_noise, found.eager_beyond_noise) == (1.0, False, None)
+    assert _PHRASE in found.summary()
+
+
+def test_nothing_is_stated_of_times_that_no_statement_can_be_made_of() -> None:
+    restless = times(1000.0, 1500.0, 3000.0, 1.0)
+    restless.columns["tuned"][:20] = [4000.0] * 20
+    with pytest.raises(UnstableMeasurement, match="stop other work"):
+        stated("a.autosched", two_branches_bundle(TwoBranches()), restless, ["sequential 1 wide"], "eager_1", 0)
