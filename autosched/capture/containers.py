@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autosched.core.containers import Watch, unpack
+from autosched.core.containers import unpack
 from autosched.core.errors import UnsupportedGraph
+from autosched.core.watch import Watch
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 PyTorch takes them all apart, but writes down only those it was told of.
 
-The only file that registers containers with torch's private pytree.
+The only file that changes the private tables of PyTorch's pytree by hand.
 """
 
 from __future__ import annotations

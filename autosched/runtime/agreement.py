@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from autosched.core.containers import Watch
 from autosched.core.errors import IncompatibleArtifact
 from autosched.core.program import Program, Ref
+from autosched.core.watch import Watch
 from autosched.runtime.numerics import compare
 from autosched.runtime.rounding import coarsest_of
 from autosched.runtime.state import ask, whole_answer

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autosched.core.containers import open_object
+from autosched.core.objects import open_object
 from autosched.core.opened import OPENED, read_context
 from autosched.core.program import Argument, NonFinite, Program, Ref
 from autosched.runtime.trees import python_value, unflatten_outputs

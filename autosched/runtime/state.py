@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autosched.core.containers import Watch
 from autosched.core.errors import IncompatibleArtifact
 from autosched.core.program import ConstantSource, Program
+from autosched.core.watch import Watch
 from autosched.runtime.trees import flatten_inputs, objects_given, output_tensors, packed_outputs, unflatten_inputs
 
 _locks: weakref.WeakKeyDictionary[torch.nn.Module, threading.RLock] = weakref.WeakKeyDictionary()

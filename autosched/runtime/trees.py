@@ -156,7 +156,7 @@ def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor], given: 
 
 
 def packed_outputs(program: Program, tensors: Sequence[torch.Tensor]) -> Any:
-    """As :func:`unflatten_outputs`, with objects taken apart and marked, as ``containers.Watch`` does it with a model's answer."""
+    """As :func:`unflatten_outputs`, with objects taken apart and marked, as ``core.watch.Watch`` does it with a model's answer."""
     return rebuild_packed(_structure(program.output_tree), iter(_output_leaves(program, tensors)))
 
 
