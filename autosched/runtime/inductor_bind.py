@@ -29,8 +29,8 @@ from autosched.runtime.audit import audit_run
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.inductor_compile import Compiled, Refused, compile_whole
 from autosched.runtime.inductor_modes import PLAIN, Mode, mode_of
-from autosched.runtime.inductor_source import Module, Unrecognised, View, read_module
-from autosched.runtime.inductor_units import Effects, Unit, Units, function_text, make_units
+from autosched.runtime.inductor_source import Module, Unrecognised, read_module
+from autosched.runtime.inductor_units import Unit, Units, function_text, make_units
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.program_check import check_program
 
@@ -39,7 +39,6 @@ PREPARE = "inductor::prepare"
 
 _SEED = 20_260  # of the inputs of the run that shows shapes; any will do
 _LABEL = "the inductor program"
-_MAX_FOOTPRINT = 2**28  # elements of a buffer whose windows are compared one by one
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def record(source: Program, constants: Mapping[int, torch.Tensor], device: torch
         module = read_module(compiled.source)
         if module.devices - {home.index or 0}:
             return Refused(f"the generated code runs on devices {sorted(module.devices)}; expected {home}")
-        units = make_units(module, compiled.constants, _effects, _Footprints(module))
+        units = make_units(module, compiled.constants)
         recording = _Assembler(bound, compiled, module, units, mode).assemble(inputs)
     except Unrecognised as error:
         return Refused(f"the code Inductor wrote is not understood: {error}")
@@ -312,60 +311,6 @@ def _function(unit: Unit, place: Mapping[str, int], namespace: Mapping[str, Any]
     exec(compile(function_text(unit, place), f"<inductor {unit.name}>", "exec"), scope)
     made: Kernel = scope["unit"]
     return made
-
-
-class _Footprints:
-    """Whether two views of one allocation share an element, by marking elements."""
-
-    def __init__(self, module: Module) -> None:
-        self._module = module
-
-    def __call__(self, first: View, second: View) -> bool:
-        if first.base != second.base or first.size is None or second.size is None:
-            return False
-        reach = max(_reach(first), _reach(second))
-        if reach > _MAX_FOOTPRINT or _overlaps_itself(first) or _overlaps_itself(second):
-            return False
-        marks = torch.zeros(reach, dtype=torch.bool)
-        marks.as_strided(first.size, first.stride, first.offset).fill_(True)
-        return not bool(marks.as_strided(second.size, second.stride, second.offset).any())
-
-
-def _reach(view: View) -> int:
-    assert view.size is not None
-    return 1 + view.offset + sum((size - 1) * stride for size, stride in zip(view.size, view.stride, strict=True) if size > 0)
-
-
-def _overlaps_itself(view: View) -> bool:
-    assert view.size is not None
-    return any(stride == 0 and size > 1 for size, stride in zip(view.size, view.stride, strict=True))
-
-
-def _effects(callee: str) -> Effects | None:
-    """From the schema of the operator that generated code calls ``torch.ops.ns.name.overload`` or ``aten.name``."""
-    parts = callee.removeprefix("torch.ops.").split(".")
-    namespaces = {"inductor_ops": "inductor", "_quantized": "_quantized"}
-    if len(parts) not in (2, 3):
-        return None
-    packet = getattr(getattr(torch.ops, namespaces.get(parts[0], parts[0])), parts[1], None)
-    if packet is None:
-        return None
-    names = parts[2:] or packet.overloads()
-    overloads = [getattr(packet, name, None) for name in names]
-    writes: set[int | str] = set()
-    aliases: set[int | str] = set()
-    for overload in overloads:
-        schema = getattr(overload, "_schema", None)
-        if schema is None:
-            return None
-        for place, argument in enumerate(schema.arguments):
-            if argument.alias_info is None:
-                continue
-            where: set[int | str] = {argument.name} if argument.kwarg_only else {place, argument.name}
-            aliases |= where
-            if argument.alias_info.is_write:
-                writes |= where
-    return Effects(frozenset(writes), frozenset(aliases))
 
 
 __all__ = ["PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "first_difference", "record", "source_of"]

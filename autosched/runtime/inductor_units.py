@@ -3,12 +3,11 @@
 A unit is one launch with what belongs to it: it allocates the buffers that it is the first to write, takes its views anew (they are
 windows, not work), asks for the current stream at the moment it is called, and stores what other units read.
 
-Dataflow is that of buffers, seen through views:
+Dataflow is that of buffers, seen through views (``inductor_accesses``):
 - a buffer that one launch writes is a value that launch makes;
 - a buffer whose writers touch *disjoint* windows (a concatenation that every branch writes its slice of) is allocated by a unit of
   its own, and each writer makes its window of it, so that branches stay independent and a reader waits for the windows it reads;
 - any other buffer with several writers is made by the first and changed in place by the others, in the order of the code.
-An argument that is not known to be only read counts as read and written.
 """
 
 from __future__ import annotations
@@ -17,39 +16,25 @@ import ast
 import copy
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autosched.runtime.inductor_accesses import Accesses
 from autosched.runtime.inductor_source import Kind, Launch, Module, Unrecognised, View
 
 _THREADS = re.compile(r"num_threads\(\d+\)")
 _NUMBER = re.compile(r"(_\d+)+$")
 
-Footprint = Callable[[View, View], bool]
-"""Whether two views of one buffer share no element."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effects:
-    """What an operator does to its tensor arguments: names or places of those it writes, and of those its result shares memory with."""
-
-    writes: frozenset[int | str]
-    aliases: frozenset[int | str]
-
-
-Schema = Callable[[str], Effects | None]
-"""Effects of the operator with this dotted name; ``None`` if nothing is known of it."""
-
 
 @dataclass(slots=True)
 class Unit:
-    """One unit. Names are those of the generated code; ``window of`` entries are written ``buf7#3`` (the third launch's part).
+    """One unit. Names are those of the generated code; a window of a buffer is ``buf7#3``, the part of it that launch 3 writes.
 
     Args:
         name: unique; that of the kernel.
         target: what it computes, without numbers that depend on its place in the module.
         source: text that decides its speed.
-        code: body of a function of ``slots`` with a placeholder ``{name}`` for each value outside; see :func:`function_text`.
+        lines: body of a function of ``slots``, values outside as ``slots['name']``; see :func:`function_text`.
         reads, makes, changes: values.
     """
 
@@ -71,53 +56,33 @@ class Units:
     returned: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Access:
-    view: View
-    read: bool
-    written: bool
-
-
-def make_units(module: Module, constants: Sequence[str], schema: Schema, disjoint: Footprint) -> Units:
+def make_units(module: Module, constants: Sequence[str]) -> Units:
     """Units of ``module``.
 
     Args:
         constants: names of the module's globals that are tensors.
-        schema: see :data:`Schema`.
-        disjoint: see :data:`Footprint`.
 
     Raises:
         Unrecognised: if a launch cannot be understood.
     """
-    return _Maker(module, frozenset(constants), schema, disjoint).make()
+    return _Maker(module, frozenset(constants)).make()
 
 
 class _Maker:
-    def __init__(self, module: Module, constants: frozenset[str], schema: Schema, disjoint: Footprint) -> None:
+    def __init__(self, module: Module, constants: frozenset[str]) -> None:
         self._module = module
         self._known = constants
-        self._schema = schema
-        self._disjoint = disjoint
-        self._items: dict[str, list[str]] = {}
-        for name, (result, _) in module.items.items():
-            self._items.setdefault(result, []).append(name)
-        self._owner: dict[str, str] = {name: name for name in (*module.arguments, *constants, *module.allocations)}
-        self._accesses = [self._of_launch(launch) for launch in module.launches]
-        self._writers: dict[str, list[tuple[int, View]]] = {}
-        for place, accesses in enumerate(self._accesses):
-            for access in accesses:
-                if access.written:
-                    self._writers.setdefault(self._owner[access.view.base], []).append((place, access.view))
-        self._split = {name for name in module.allocations if self._splits(name)}
+        self._accesses = Accesses(module, constants)
+        self._owner = self._accesses.owner
         self._names: dict[str, int] = {}
 
     def make(self) -> Units:
         units: list[Unit] = []
         allocated: set[str] = set()
         for place, launch in enumerate(self._module.launches):
-            touched = dict.fromkeys(self._owner[access.view.base] for access in self._accesses[place])
+            touched = dict.fromkeys(self._owner[access.view.base] for access in self._accesses.by_launch[place])
             for name in touched:
-                if name in self._split and name not in allocated:
+                if name in self._accesses.split and name not in allocated:
                     allocated.add(name)
                     units.append(self._allocation(name))
             units.append(
@@ -128,110 +93,24 @@ class _Maker:
         self._drop_private(units, returned)
         return Units(units, self._owner, returned)
 
-    # --- what a launch does -------------------------------------------------------------------------------------------------
-
-    def _of_launch(self, launch: Launch) -> list[_Access]:
-        effects = self._effects(launch)
-        found: list[_Access] = []
-        arguments: list[tuple[int | str, ast.expr]] = [*enumerate(launch.call.args)]
-        arguments += [(keyword.arg or "**", keyword.value) for keyword in launch.call.keywords]
-        if launch.kind is Kind.OPERATOR and isinstance(launch.call.func, ast.Attribute) and not self._is_function(launch):
-            arguments.append(("self", launch.call.func.value))
-        shared: str = ""
-        for where, expression in arguments:
-            for view in self._module.tensors(expression, self._known):
-                if view.base not in self._owner:
-                    raise Unrecognised(f"line {launch.line}: {view.base} is used before it is made")
-                read, written = effects(where)
-                found.append(_Access(view, read, written))
-                if self._shares(launch, where):
-                    shared = self._owner[view.base]
-        for name in (launch.made, *self._items.get(launch.made, ())):
-            if name:
-                self._owner[name] = shared or name
-        return found
-
-    def _is_function(self, launch: Launch) -> bool:
-        return launch.callee.startswith(("torch.ops.", "aten.", "inductor_ops.", "_quantized."))
-
-    def _shares(self, launch: Launch, where: int | str) -> bool:
-        if launch.kind is not Kind.OPERATOR or not launch.made:
-            return False
-        known = self._schema(launch.callee)
-        if known is None:
-            raise Unrecognised(f"line {launch.line}: nothing is known of the operator {launch.callee}")
-        return where in known.aliases
-
-    def _effects(self, launch: Launch) -> Callable[[int | str], tuple[bool, bool]]:
-        """For each argument: whether it is read, whether it is written."""
-        if launch.kind in (Kind.CPP, Kind.TRITON):
-            kernel = self._module.kernels[launch.callee]
-            names = list(kernel.parameters)
-
-            def of_kernel(where: int | str) -> tuple[bool, bool]:
-                parameter = names[where] if isinstance(where, int) and where < len(names) else str(where)
-                if kernel.kind is Kind.CPP:
-                    # A pointer that may be written may also be read: only a first write is known to be no more.
-                    return (True, False) if parameter.startswith("const ") else (False, True)
-                if parameter in kernel.changed:
-                    return True, True
-                if parameter.startswith(("in_ptr", "arg_")):
-                    return True, False
-                return not parameter.startswith("out_ptr"), True
-
-            return of_kernel
-        if launch.kind is Kind.EXTERN:
-            has_output = any(keyword.arg == "out" for keyword in launch.call.keywords)
-            if not has_output and not launch.made:
-                return lambda where: (True, True)
-            return lambda where: (where != "out", where == "out")
-        if not self._is_function(launch):
-            return lambda where: (True, where == "self")
-        known = self._schema(launch.callee)
-        if known is None:
-            raise Unrecognised(f"line {launch.line}: nothing is known of the operator {launch.callee}")
-        writes = known.writes
-        return lambda where: (where not in ("out",), where in writes)
-
-    def _splits(self, name: str) -> bool:
-        """Whether the launches that write buffer ``name`` write disjoint windows, none of which was read before by another."""
-        writers = self._writers.get(name, [])
-        if len({place for place, _ in writers}) < 2:
-            return False
-        for index, (place, view) in enumerate(writers):
-            for other, theirs in writers[index + 1 :]:
-                if place != other and not self._disjoint(view, theirs):
-                    return False
-        for place, accesses in enumerate(self._accesses):
-            for access in accesses:
-                if self._owner[access.view.base] != name or not access.read:
-                    continue
-                late = (view for other, view in writers if other > place)
-                if access.view.base != name or any(not self._disjoint(access.view, view) for view in late):
-                    return False
-                # Read and written through one argument.
-                if access.written:
-                    return False
-        return all(view.base == name for _, view in writers)
-
     # --- units --------------------------------------------------------------------------------------------------------------
 
     def _unit(self, place: int, launch: Launch, first: list[str]) -> Unit:
         unit = Unit(self._fresh(self._title(launch)), self._target(launch), self._source(launch), [])
         mine: set[str] = set()
-        for access in self._accesses[place]:
+        for access in self._accesses.by_launch[place]:
             base = access.view.base
             owner = self._owner[base]
-            if owner in self._split:
+            if owner in self._accesses.split:
                 unit.reads[owner] = None
                 if access.read:
-                    self._wait_for_windows(unit, place, access.view)
+                    unit.reads.update(dict.fromkeys(self._accesses.windows_before(place, access.view)))
                 if access.written:
                     window = f"{owner}#{place}"
                     self._owner[window] = owner
                     unit.makes[window] = self._text(_expression(access.view), mine)
             elif owner in first:
-                if not any(item.written for item in self._accesses[place] if self._owner[item.view.base] == owner):
+                if not any(item.written for item in self._accesses.by_launch[place] if self._owner[item.view.base] == owner):
                     raise Unrecognised(f"line {launch.line}: {owner} is read before it is written")
                 if owner not in mine:
                     mine.add(owner)
@@ -249,7 +128,7 @@ class _Maker:
         return unit
 
     def _finish(self, unit: Unit, launch: Launch, call: str) -> None:
-        items = self._items.get(launch.made, [])
+        items = self._accesses.items.get(launch.made, [])
         if not launch.made:
             unit.lines.append(call)
             return
@@ -258,12 +137,6 @@ class _Maker:
             unit.makes[launch.made] = launch.made
         for name in items:
             unit.makes[name] = f"{launch.made}[{self._module.items[name][1]}]"
-
-    def _wait_for_windows(self, unit: Unit, place: int, view: View) -> None:
-        owner = self._owner[view.base]
-        for other, window in self._writers[owner]:
-            if other < place and not self._disjoint(view, window):
-                unit.reads[f"{owner}#{other}"] = None
 
     def _allocation(self, name: str) -> Unit:
         expression = self._module.allocations[name]
@@ -283,8 +156,8 @@ class _Maker:
             unit = Unit(self._fresh("view"), f"inductor::view.{_digest(repr((view.size, view.stride, view.offset)))}", text, [])
             owner = self._owner[view.base]
             unit.reads[view.base] = None
-            if owner in self._split:
-                self._wait_for_windows(unit, len(self._module.launches), view)
+            if owner in self._accesses.split:
+                unit.reads.update(dict.fromkeys(self._accesses.windows_before(len(self._module.launches), view)))
             unit.makes[name] = self._text(_expression(view), set())
             units.append(unit)
         return name
@@ -322,7 +195,7 @@ class _Maker:
     def _target(self, launch: Launch) -> str:
         title = _NUMBER.sub("", self._title(launch)) if launch.kind in (Kind.CPP, Kind.TRITON) else self._title(launch)
         kernel = self._module.kernels.get(launch.callee)
-        plain = _Anonymous(self._module, self._known).visit(copy.deepcopy(launch.call))
+        plain = _Anonymous(self._module, self._known, ()).visit(copy.deepcopy(launch.call))
         plain.func = ast.Name("f", ast.Load())
         parameters = kernel.parameters if kernel is not None else ()
         return f"inductor::{title}.{_digest(repr((parameters, launch.callee if kernel is None else '', ast.unparse(plain))))}"
@@ -335,7 +208,7 @@ class _Maker:
 class _Inline(ast.NodeTransformer):
     """Views written out; values that are not local looked up in ``slots``."""
 
-    def __init__(self, module: Module, known: frozenset[str], mine: set[str]) -> None:
+    def __init__(self, module: Module, known: frozenset[str], mine: Container[str]) -> None:
         self._module = module
         self._known = known
         self._mine = mine
@@ -344,22 +217,18 @@ class _Inline(ast.NodeTransformer):
         if node.id in self._module.views:
             inner: ast.expr = self.visit(copy.deepcopy(self._module.views[node.id]))
             return inner
+        return self._named(node)
+
+    def _named(self, node: ast.Name) -> ast.expr:
         if node.id in self._mine or not self._module.is_tensor(node.id, self._known):
             return node
         return ast.Subscript(ast.Name("slots", ast.Load()), ast.Constant(node.id), ast.Load())
 
 
-class _Anonymous(ast.NodeTransformer):
-    """Tensors and streams without their names, so that equal launches have equal texts."""
+class _Anonymous(_Inline):
+    """Views written out; tensors and streams without their names, so that equal launches have equal texts."""
 
-    def __init__(self, module: Module, known: frozenset[str]) -> None:
-        self._module = module
-        self._known = known
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id in self._module.views:
-            inner: ast.expr = self.visit(copy.deepcopy(self._module.views[node.id]))
-            return inner
+    def _named(self, node: ast.Name) -> ast.expr:
         if self._module.is_tensor(node.id, self._known):
             return ast.Name("tensor", ast.Load())
         return ast.Name("stream", ast.Load()) if node.id in self._module.streams else node

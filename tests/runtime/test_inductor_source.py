@@ -301,5 +301,5 @@ def test_another_number_of_threads_is_the_same_graph() -> None:
     made = []
     for threads in (1, 2):
         module = read_module(_CPP.format(threads=threads, extra=""))
-        made.append(make_units(module, ("_frozen_param3", "_frozen_param4"), lambda callee: None, lambda first, second: False).units)
+        made.append(make_units(module, ("_frozen_param3", "_frozen_param4")).units)
     assert [dataclasses.asdict(unit) for unit in made[0]] == [dataclasses.asdict(unit) for unit in made[1]]
