@@ -9,9 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from autosched.core.records import MAX_SLOWDOWN
 from autosched.costmodel.features import KernelColumns, kernel_columns
-from autosched.costmodel.model import MAX_SLOWDOWN, Floats, Indices, PairLabels, PairQuery, Prediction, point_prediction
+from autosched.costmodel.model import Floats, Indices, PairLabels, PairQuery, Prediction, point_prediction
 
 CPU_BACKGROUND = 1.03
 """Two one-thread operators on separate cores still share clocks and last-level cache.
@@ -54,9 +56,7 @@ def analytic_slowdowns(query: PairQuery, columns: KernelColumns) -> tuple[Floats
     first, last = np.ones(len(query)), np.ones(len(query))
     if not len(query):
         return first, last
-    place = query.kernel_device[query.first]
-    is_cuda = np.asarray([device.kind == "cuda" for device in query.devices])[place]
-    units = np.asarray([float(device.units) for device in query.devices])[place]
+    is_cuda, units = _devices(query)
     for mask, rule in ((~is_cuda, _cpu), (is_cuda, _cuda)):
         if mask.any():
             first[mask], last[mask] = rule(columns, query.first[mask], query.last[mask], units[mask])
@@ -134,11 +134,16 @@ def slot_rate(columns: KernelColumns, first: Indices, last: Indices) -> Floats:
 
 def structural(query: PairQuery, columns: KernelColumns) -> tuple[Floats, Floats]:
     """The part of the slowdowns that comes from sharing cores or block slots, without saturation: first and last, ``[n_pairs]``."""
-    place = query.kernel_device[query.first]
-    is_cuda = np.asarray([device.kind == "cuda" for device in query.devices])[place]
-    units = np.asarray([float(device.units) for device in query.devices])[place]
+    is_cuda, units = _devices(query)
     sharing = core_sharing(columns, query.first, query.last, units)
     slots = 1.0 / slot_rate(columns, query.first, query.last)
     waiting = core_waiting(columns, query.first, query.last, units)
     cpu_first, cpu_last = np.where(waiting > 1.0, 1.0, sharing), np.maximum(sharing, waiting)
     return np.where(is_cuda, 1.0, cpu_first), np.where(is_cuda, slots, cpu_last)
+
+
+def _devices(query: PairQuery) -> tuple[NDArray[np.bool_], Floats]:
+    """Of the device of each pair: whether it is a CUDA device, and its cores or multiprocessors; ``[n_pairs]`` each."""
+    place = query.kernel_device[query.first]
+    is_cuda = np.asarray([device.kind == "cuda" for device in query.devices])[place]
+    return is_cuda, np.asarray([float(device.units) for device in query.devices])[place]

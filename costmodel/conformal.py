@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autosched.costmodel.design import take_labels
-from autosched.costmodel.model import Floats, Indices, PairLabels, Prediction
+from autosched.costmodel.design import take_labels, take_prediction
+from autosched.costmodel.model import Floats, PairLabels, Prediction
 
 LEVEL = 0.90
+"""Share of the rows that an interval is to hold."""
+
 EDGES = (0.095, 0.70)
 """Predicted log slowdowns that part undisturbed, contended and queued rows: slowdowns of 1.1 and 2; their errors differ in size."""
 
@@ -65,20 +67,14 @@ def calibrate(prediction: Prediction, labels: PairLabels) -> Conformal:
     return replace(table, low=low, high=high)
 
 
-def some(prediction: Prediction, rows: Indices) -> Prediction:
-    """Some rows of a prediction."""
-    names = ("slowdown_first", "slowdown_last", "makespan_ratio", "low", "high")
-    return Prediction(**{name: getattr(prediction, name)[rows] for name in names})
-
-
 def _stretch(prediction: Prediction, labels: PairLabels) -> float:
     """The factor by which intervals made from all families but one must be widened to hold ``LEVEL`` of that one's rows, over all rows."""
     groups = np.asarray(labels.family)
     needed: list[Floats] = []
     for name in np.unique(groups):
         mine, others = np.flatnonzero(groups == name), np.flatnonzero(groups != name)
-        table = _calibrate(some(prediction, others), take_labels(labels, others))
-        held, truth = table.apply(some(prediction, mine)), take_labels(labels, mine)
+        table = _calibrate(take_prediction(prediction, others), take_labels(labels, others))
+        held, truth = table.apply(take_prediction(prediction, mine)), take_labels(labels, mine)
         for side, guess, found in (
             (0, held.slowdown_first, truth.slowdown_first),
             (1, held.slowdown_last, truth.slowdown_last),

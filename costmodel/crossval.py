@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 
-from autosched.costmodel.conformal import calibrate, some
-from autosched.costmodel.design import take, take_labels
+from autosched.costmodel.conformal import calibrate
+from autosched.costmodel.design import join_predictions, take, take_labels, take_prediction
 from autosched.costmodel.metrics import Metrics, measure
 from autosched.costmodel.model import Indices, PairLabels, PairModel, Prediction
 from autosched.costmodel.pair_set import PairSet
@@ -19,6 +19,7 @@ Factory: TypeAlias = Callable[[], PairModel]
 
 FAMILY_FOLDS = "model family"
 KERNEL_FOLDS = "kernel"
+"""What was held out, in the words of a card: whole model families, or kernels where all pairs are of one family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,10 @@ class HeldOut:
         low, high = self.prediction.low.copy(), self.prediction.high.copy()
         for name in names:
             mine, others = np.flatnonzero(groups == name), np.flatnonzero(groups != name)
-            table = calibrate(some(self.prediction, others), take_labels(self.labels, others))
-            answered = table.apply(some(self.prediction, mine))
+            table = calibrate(take_prediction(self.prediction, others), take_labels(self.labels, others))
+            answered = table.apply(take_prediction(self.prediction, mine))
             low[mine], high[mine] = answered.low, answered.high
-        whole = self.prediction
-        return Prediction(whole.slowdown_first, whole.slowdown_last, whole.makespan_ratio, low, high)
+        return replace(self.prediction, low=low, high=high)
 
 
 def folds_of(pairs: PairSet, rng: np.random.Generator) -> tuple[str, list[Fold]]:
@@ -86,6 +86,4 @@ def cross_validate(factory: Factory, pairs: PairSet, folds: Sequence[Fold], *, s
         rows.append(fold.test)
         groups += [fold.name] * len(fold.test)
     place = np.concatenate(rows)
-    names = ("slowdown_first", "slowdown_last", "makespan_ratio", "low", "high")
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return HeldOut(place, tuple(groups), Prediction(**joined), take_labels(pairs.labels, place))
+    return HeldOut(place, tuple(groups), join_predictions(parts), take_labels(pairs.labels, place))

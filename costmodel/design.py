@@ -1,15 +1,17 @@
-"""From a query to what learned models read: directional rows, the analytic prior, and where its two halves lie."""
+"""From a query to what learned models read: directional rows and the analytic prior; and some of the pairs of what goes in and out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autosched.core.records import MAX_SLOWDOWN
 from autosched.costmodel.analytic import analytic_slowdowns
 from autosched.costmodel.features import KernelColumns, kernel_columns, pair_rows
-from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairLabels, PairQuery
+from autosched.costmodel.model import Floats, Indices, PairLabels, PairQuery, Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,12 @@ def log_targets(labels: PairLabels) -> Floats:
     return result
 
 
-def take(query: PairQuery, rows: NDArray[np.int64]) -> PairQuery:
+def take(query: PairQuery, rows: Indices) -> PairQuery:
     """The same kernels, some of the pairs."""
     return PairQuery(query.kernels, query.devices, query.kernel_device, query.first[rows], query.last[rows])
 
 
-def take_labels(labels: PairLabels, rows: NDArray[np.int64]) -> PairLabels:
+def take_labels(labels: PairLabels, rows: Indices) -> PairLabels:
     """Labels of some of the pairs."""
     return PairLabels(
         labels.slowdown_first[rows],
@@ -58,3 +60,13 @@ def take_labels(labels: PairLabels, rows: NDArray[np.int64]) -> PairLabels:
         labels.work_first_us[rows],
         labels.work_last_us[rows],
     )
+
+
+def take_prediction(prediction: Prediction, rows: Indices) -> Prediction:
+    """Predictions for some of the pairs, copied."""
+    return Prediction(**{item.name: getattr(prediction, item.name)[rows] for item in fields(Prediction)})
+
+
+def join_predictions(parts: Sequence[Prediction]) -> Prediction:
+    """Predictions for the pairs of all parts, one part after the other."""
+    return Prediction(**{item.name: np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(Prediction)})

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from autosched.costmodel.baselines import Constant, NoInterference
 from autosched.costmodel.composition import finish_times, room_of
-from autosched.costmodel.conformal import some
-from autosched.costmodel.design import design, log_targets, take_labels
+from autosched.costmodel.design import design, log_targets, take_labels, take_prediction
 from autosched.costmodel.features import PAIR_FEATURES
 from autosched.costmodel.metrics import CurvePoint, Metrics, inside, measure, pair_classes
 from autosched.costmodel.model import COST_MODELS, Floats, Indices, PairModel, PairQuery, Prediction
@@ -213,7 +212,7 @@ def composition(model: PairModel, query: PairQuery, groups: Sequence[GroupRow], 
 
 
 def _on(pairs: PairSet, prediction: Prediction, rows: Indices) -> Metrics:
-    return measure(take_labels(pairs.labels, rows), some(prediction, rows))
+    return measure(take_labels(pairs.labels, rows), take_prediction(prediction, rows))
 
 
 def _by_class(pairs: PairSet, prediction: Prediction) -> dict[str, Metrics]:

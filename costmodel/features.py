@@ -179,12 +179,11 @@ def pair_rows(
         part[:, block : 2 * block] = matrix[other]
         part[:, 2 * block] = (np.log(columns.solo_us[own]) - np.log(columns.solo_us[other])).astype(np.float32)
     shared = 2 * block + 1
-    sums = [columns.waves[first] + columns.waves[last]]
-    sums[0] = np.minimum(4.0, sums[0])
+    units = np.minimum(4.0, columns.waves[first] + columns.waves[last])
     compute = columns.compute[first] + columns.compute[last]
     bandwidth = columns.bandwidth[first] + columns.bandwidth[last]
     cache = columns.cache[first] + columns.cache[last]
-    symmetric = [sums[0], compute, bandwidth, cache, np.maximum(compute, bandwidth), first == last]
+    symmetric = [units, compute, bandwidth, cache, np.maximum(compute, bandwidth), first == last]
     device = kernel_device[first]
     facts = [
         [

@@ -47,10 +47,10 @@ def decide(held_out: Mapping[str, HeldOut], folds: str) -> GateDecision:
     errors = {name: group_errors(rows) for name, rows in held_out.items()}
     mean = {name: float(np.mean(list(by_group.values()))) for name, by_group in errors.items()}
     passed = []
+    rivals = ("analytic", "constant")
     for name in held_out:
-        if name in ("analytic", "constant", "no interference"):
+        if name in (*rivals, "no interference"):
             continue
-        rivals = ("analytic", "constant")
         better = all(mean[name] < (1.0 - MARGIN) * mean[rival] for rival in rivals)
         often = all(sum(errors[name][group] < errors[rival][group] for group in errors[name]) * 2 >= len(errors[name]) for rival in rivals)
         if better and often:

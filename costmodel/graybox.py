@@ -44,6 +44,8 @@ NOISE = 0.08
 """Standard deviation of a measured log slowdown; with ``DEVIATION`` it decides how many runs outweigh the features."""
 
 STEPS = 250
+"""Steps of the optimiser over all rows; the rate falls to zero along a cosine."""
+
 MOST_PAIRS = 6_000
 """More rows than this are thinned at random: seven numbers a kernel and thirteen shared ones need no more, and time grows with rows."""
 
@@ -68,7 +70,7 @@ class GrayboxModel:
         self._deviations: dict[tuple[str, str, int], NDArray[np.float64]] = {}
 
     def fit(self, query: PairQuery, labels: PairLabels, *, rng: np.random.Generator) -> None:
-        """Fit what is shared and every kernel's deviation together."""
+        """Fit what is shared and every kernel's deviation together, each row once in each step; at most ``MOST_PAIRS``."""
         check_labels(query, labels)
         self._classes = tuple(sorted({device.kind for device in query.devices}))
         self._deviations = {}

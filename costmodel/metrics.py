@@ -11,14 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosched.core.records import MAX_SLOWDOWN
 from autosched.costmodel.features import kernel_columns
-from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairLabels, PairQuery, Prediction, makespan_ratio
+from autosched.costmodel.model import Floats, PairLabels, PairQuery, Prediction, makespan_ratio
 
 CONTENDED = 1.1
 """A slowdown above this is contention; below it lies the noise of repeats."""
-_ROUNDING = 1e-6
 
 TOP_K = 8
+"""Pairs that regret is told of."""
+
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)

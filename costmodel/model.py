@@ -1,7 +1,7 @@
 """What a cost model is: the protocol, what it is asked, what it answers, and the registry of its kinds.
 
 A pair is ordered: ``first`` is started first. A slowdown is a kernel's time beside the other over its time alone; 1.0 is
-undisturbed, and :data:`MAX_SLOWDOWN` stands for "waited until the other was done".
+undisturbed, and :data:`core.records.MAX_SLOWDOWN` stands for "waited until the other was done".
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.core.errors import UsageError
+from autosched.core.records import MAX_SLOWDOWN
 from autosched.core.registry import Registry
 from autosched.datasets.facts import DeviceFacts, KernelFacts
-
-MAX_SLOWDOWN = 24.0
-"""Labels and predictions stop here: below a 24th of its speed a kernel is in effect queued behind the other."""
 
 Indices: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]

@@ -30,7 +30,11 @@ from autosched.costmodel.xgboost_model import XgboostModel
 from autosched.datasets.splits import by_kernel
 
 FOLDS = 3
+"""Folds that hold kernels out, for the errors that the trees learn from and for their share."""
+
 SHARES = (0.0, 0.5, 1.0)
+"""How much of the trees' correction may be added."""
+
 LEAST_PAIRS = 60
 """Below this many pairs folds say nothing and the residual stays off."""
 

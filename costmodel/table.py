@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from autosched.core.costs import CostTable
 from autosched.core.errors import NoFeasibleCandidate, UsageError
 from autosched.core.graph import OpGraph
-from autosched.core.records import Contamination, Failure, PairRecord, SoloRecord
+from autosched.core.records import MAX_SLOWDOWN, Contamination, Failure, PairRecord, SoloRecord
 from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.composition import room_of
-from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairModel, PairQuery
+from autosched.costmodel.model import Floats, PairModel, PairQuery
 from autosched.datasets.choices import independence
 from autosched.datasets.facts import DISTURBED, DeviceFacts, KernelFacts, LaunchFacts, kernel_facts, stolen_share, with_observed_peaks
 

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     import torch
 
 HIDDEN = 64
+"""Neurons of each of the two hidden layers."""
+
 STEPS = 1500
+"""Steps of the optimiser; the rate falls to zero along a cosine."""
+
 BATCH = 512
+"""Rows drawn, with replacement, for each step."""
 
 
 class TorchModel:

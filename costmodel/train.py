@@ -83,7 +83,8 @@ def train(
         report: told in one line what is done next.
 
     Returns:
-        A model that is never worse on held-out families than the analytic prior, by measurement; with too few rows, the prior itself.
+        A model that is never worse on held-out families than the analytic prior, by measurement; with too few rows, the prior itself, or
+        ``start`` where that errs less on them.
 
     Raises:
         UnknownName: a kind that is not registered.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,8 @@ import numpy as np
 
 from autosched.core.errors import UsageError
 from autosched.costmodel.analytic import AnalyticModel
-from autosched.costmodel.conformal import Conformal, some
-from autosched.costmodel.design import take
+from autosched.costmodel.conformal import Conformal
+from autosched.costmodel.design import take, take_prediction
 from autosched.costmodel.gate import GateDecision
 from autosched.costmodel.metrics import CurvePoint, Metrics
 from autosched.costmodel.model import PairLabels, PairModel, PairQuery, Prediction
@@ -105,9 +106,9 @@ class TrainedModel:
             return prior
         rows = np.flatnonzero(known)
         learned = self._answer(take(query, rows))
-        merged = some(prior, np.arange(len(query)))
-        for name in ("slowdown_first", "slowdown_last", "makespan_ratio", "low", "high"):
-            getattr(merged, name)[rows] = getattr(learned, name)
+        merged = take_prediction(prior, np.arange(len(query)))
+        for item in fields(Prediction):
+            getattr(merged, item.name)[rows] = getattr(learned, item.name)
         return merged
 
     def save(self, directory: Path) -> None:

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
+from autosched.core.records import MAX_SLOWDOWN
 from autosched.costmodel.design import Design, design, log_targets
 from autosched.costmodel.features import PAIR_FEATURES
-from autosched.costmodel.model import MAX_SLOWDOWN, Floats, PairLabels, PairQuery, Prediction, check_labels, not_fitted, point_prediction
+from autosched.costmodel.model import Floats, PairLabels, PairQuery, Prediction, check_labels, not_fitted, point_prediction
 from autosched.costmodel.threads import SMALL
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ RISING = (
 """A neighbour that asks for more of a resource never makes a kernel faster; a row can only rise with these."""
 
 ROUNDS = 150
+"""Trees in a model."""
 
 _LEAST_RATE = "autosched_least_rate"
 """In the file: the bound. Trees of older versions do not have it; they begin at nothing and are not held to anything."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autosched.core.records import Contamination, DeviceKey, GroupRecord, PairRecord, Samples, SoftwareKey, Source
+from autosched.core.records import MAX_SLOWDOWN, Contamination, DeviceKey, GroupRecord, PairRecord, Samples, SoftwareKey, Source
 from autosched.datasets.facts import DeviceFacts, KernelFacts, LaunchFacts
 from autosched.datasets.journal import Scope
 from autosched.datasets.schema import GroupRow, PairRow, Row, ScopeRow, SoloRow
@@ -128,7 +128,7 @@ def pair_record(first: HiddenKernel, last: HiddenKernel, rng: np.random.Generato
     early, late = (0, 1) if finish[0] <= finish[1] else (1, 0)
     slow = [0.0, 0.0]
     slow[early] = finish[early] / (solo_first, solo_last)[early]
-    slow[late] = min(24.0, finish[early] / max(work[early][late], 1e-6))
+    slow[late] = min(MAX_SLOWDOWN, finish[early] / max(work[early][late], 1e-6))
     factors = np.exp(rng.normal(0.0, noise, size=3))
     together = max(finish) * float(factors[2])
     return PairRecord(

@@ -12,22 +12,19 @@ saturation terms are this project's and are fitted, not proven.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from autosched.core.costs import CostTable
 from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule
 from autosched.search.compiled.layout import ROOM_DUST
 from autosched.search.fluid import Simulation
 from autosched.search.problem import Floats, Ints, Problem
+from autosched.search.simulate import split_waits
 
 COHORTS = 8
 """Cohorts followed for each running kernel; later ones join the youngest, with the mean of what is left."""
-SLOWDOWN_CAP = 24.0
-"""A kernel that advances at under a 24th of its speed counts as serialised."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -245,82 +242,9 @@ def simulate_compiled(problem: Problem, kernels: BlockKernels, schedule: Schedul
     Raises:
         UsageError: if the schedule uses a width that was not costed.
     """
-    from autosched.search.simulate import split_waits
-
     width_index = problem.width_indices(schedule)
     problem, wait = split_waits(problem, schedule)
     evaluator = BlockEvaluator(problem, kernels, schedule.lane_slots)
     order, lane = np.array(schedule.order, dtype=np.int32), np.array(schedule.lane, dtype=np.int32)
     makespan = evaluator.makespan_us(order, lane, width_index, wait)
     return Simulation(makespan, tuple(evaluator.start_us.tolist()), tuple(evaluator.ends_us().tolist()))
-
-
-def pair_costs(
-    kernels: BlockKernels,
-    operator_kernel: Ints,
-    *,
-    widths: tuple[int, ...] = (1,),
-    launch_gap_us: float = 0.5,
-    cross_lane_us: float = 1.0,
-    fixed_us: float = 5.0,
-    max_lanes: int = 4,
-) -> CostTable:
-    """The cost table that perfect pair measurements of these kernels would give, and their launches.
-
-    Each pair starts together, in both launch orders. With ``a`` and ``b`` ending at ``ta`` and ``tb``: the one that ends first is slowed by
-    its end over its time alone; the other by that same end over the work it had done by then.
-
-    Args:
-        kernels: the device's truth.
-        operator_kernel: int32 ``[n_operators, n_widths]``, as ``CostTable.kernel``.
-        widths, launch_gap_us, cross_lane_us, fixed_us, max_lanes: as in ``CostTable``.
-    """
-    count = len(kernels.blocks)
-    quiet = np.ones((count, count))
-    alone = CostTable((1,), np.arange(count, dtype=np.int32)[:, None], np.zeros(count), quiet, quiet, 0.0, 0.0, 0.0, 2)
-    problem = Problem.from_arrays([[] for _ in range(count)], alone)
-    solo = np.array([_run_together(problem, kernels, (row,))[0] for row in range(count)])
-    first, last = np.ones((count, count)), np.ones((count, count))
-    for a in range(count):
-        for b in range(count):
-            first[a, b], last[b, a] = _pair_slowdowns(_run_together(problem, kernels, (a, b)), float(solo[a]), float(solo[b]))
-    room = np.minimum(1.0, kernels.blocks / kernels.capacity)
-    return CostTable(widths, operator_kernel, solo, first, last, launch_gap_us, cross_lane_us, fixed_us, max_lanes, room=room)
-
-
-def group_ends_us(kernels: BlockKernels, rows: Sequence[int]) -> list[float]:
-    """When each of some kernels is done that start together, in the order given, on as many lanes: microseconds."""
-    count = len(rows)
-    quiet = np.ones((1, 1))
-    nothing = CostTable((1,), np.zeros((count, 1), dtype=np.int32), np.zeros(1), quiet, quiet, 0.0, 0.0, 0.0, count)
-    problem = Problem.from_arrays([[] for _ in range(count)], nothing)
-    return _run_together(problem, kernels, tuple(rows))
-
-
-def _run_together(problem: Problem, kernels: BlockKernels, rows: tuple[int, ...]) -> list[float]:
-    import dataclasses
-
-    count = len(rows)
-    small = dataclasses.replace(
-        problem,
-        pred_ptr=np.zeros(count + 1, dtype=np.int32),
-        succ_ptr=np.zeros(count + 1, dtype=np.int32),
-        kernel=np.array(rows, dtype=np.int32)[:, None],
-    )
-    evaluator = BlockEvaluator(small, kernels, count)
-    places = np.arange(count, dtype=np.int32)
-    evaluator.makespan_us(places, places, np.zeros(count, dtype=np.int32))
-    return [float(end) for end in evaluator.ends_us()]
-
-
-def _pair_slowdowns(ends: list[float], solo_first: float, solo_last: float) -> tuple[float, float]:
-    """Slowdown of each while both run, capped to what is believable."""
-    solo = (solo_first, solo_last)
-    early = 0 if ends[0] <= ends[1] else 1
-    late = 1 - early
-    result = [1.0, 1.0]
-    if solo[early] > 0.0:
-        result[early] = ends[early] / solo[early]
-        done = solo[late] - (ends[late] - ends[early])
-        result[late] = ends[early] / done if done > ends[early] / SLOWDOWN_CAP else SLOWDOWN_CAP
-    return min(result[0], SLOWDOWN_CAP), min(result[1], SLOWDOWN_CAP)

@@ -5,6 +5,8 @@ Everything computed here is a prediction of the cost table, never a measurement.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from autosched.core.schedule import Schedule
@@ -95,8 +97,6 @@ def split_waits(problem: Problem, schedule: Schedule) -> tuple[Problem, Ints]:
 
 
 def _with_edges(problem: Problem, edges: tuple[tuple[int, int], ...]) -> Problem:
-    import dataclasses
-
     before = [set(problem.predecessors(index)) for index in range(problem.count)]
     after = [set(problem.successors(index)) for index in range(problem.count)]
     for first, second in edges:

@@ -12,6 +12,7 @@ import numpy as np
 from autosched.core.costs import CostTable
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
+from autosched.search.block_pairs import pair_costs
 from autosched.search.leftover import BlockKernels
 from autosched.search.problem import Floats, Ints, Problem
 
@@ -208,8 +209,6 @@ def random_block_kernels(rng: np.random.Generator, count: int) -> BlockKernels:
 
 def random_block_problem(seed: int, count: int, *, shape: str = "layered", max_lanes: int = 4) -> tuple[Problem, BlockKernels]:
     """A seeded problem whose costs are perfect pair measurements of a made-up GPU, and that GPU's truth."""
-    from autosched.search.leftover import pair_costs
-
     rng = np.random.default_rng(seed)
     kernels = random_block_kernels(rng, max(1, count // 3))
     predecessors = SHAPES[shape](rng, count)

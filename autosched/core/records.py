@@ -8,6 +8,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+MAX_SLOWDOWN = 24.0
+"""Labels and predictions of slowdowns stop here: below a 24th of its speed an operator is in effect queued behind the other."""
+
 
 class Source(enum.StrEnum):
     """Where a figure comes from."""

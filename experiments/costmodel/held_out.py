@@ -24,14 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from autosched.core.records import MAX_SLOWDOWN  # noqa: E402
 from autosched.costmodel.analytic import AnalyticModel  # noqa: E402
 from autosched.costmodel.baselines import Constant, NoInterference  # noqa: E402
-from autosched.costmodel.conformal import some  # noqa: E402
 from autosched.costmodel.crossval import Factory, HeldOut, cross_validate, folds_of  # noqa: E402
-from autosched.costmodel.design import take, take_labels  # noqa: E402
+from autosched.costmodel.design import take, take_labels, take_prediction  # noqa: E402
 from autosched.costmodel.graybox import GrayboxModel  # noqa: E402
 from autosched.costmodel.metrics import Metrics, measure  # noqa: E402
-from autosched.costmodel.model import COST_MODELS, MAX_SLOWDOWN  # noqa: E402
+from autosched.costmodel.model import COST_MODELS  # noqa: E402
 from autosched.costmodel.pair_set import PairSet, pair_set  # noqa: E402
 from autosched.costmodel.persist import save_model  # noqa: E402
 from autosched.costmodel.train import DEFAULT_KINDS, train  # noqa: E402
@@ -101,7 +101,7 @@ def not_waiting(pairs: PairSet, folds: list[Fold], kind: str, seed: int) -> dict
         truth = held_out.labels
         rows = np.flatnonzero(np.maximum(truth.slowdown_first, truth.slowdown_last) < MAX_SLOWDOWN)
         if len(rows):
-            found[name] = measure(take_labels(truth, rows), some(held_out.with_intervals(), rows))
+            found[name] = measure(take_labels(truth, rows), take_prediction(held_out.with_intervals(), rows))
     return found
 
 

@@ -30,7 +30,8 @@ from autosched.costmodel.model import Floats, PairModel  # noqa: E402
 from autosched.costmodel.pair_set import pair_set  # noqa: E402
 from autosched.datasets.store import Store  # noqa: E402
 from autosched.search.anneal import Annealer  # noqa: E402
-from autosched.search.leftover import BlockEvaluator, group_ends_us, pair_costs  # noqa: E402
+from autosched.search.block_pairs import group_ends_us, pair_costs  # noqa: E402
+from autosched.search.leftover import BlockEvaluator  # noqa: E402
 from autosched.search.policies import Decoder, Policy  # noqa: E402
 from autosched.search.problem import Problem  # noqa: E402
 from autosched.search.simulate import Evaluator  # noqa: E402

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from autosched.core.errors import UsageError
+from autosched.core.records import MAX_SLOWDOWN
 from autosched.costmodel.design import take, take_labels
-from autosched.costmodel.model import MAX_SLOWDOWN, PairModel, PairQuery
+from autosched.costmodel.model import PairModel, PairQuery
 from autosched.costmodel.pair_set import PairSet, pair_set
 from autosched.datasets.synthetic import synthetic_store
 

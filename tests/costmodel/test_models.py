@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosched.core.errors import ArtifactCorrupt, UsageError
+from autosched.core.records import MAX_SLOWDOWN
 from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.design import design, take, take_labels
 from autosched.costmodel.features import PAIR_FEATURES
 from autosched.costmodel.graybox import GrayboxModel
-from autosched.costmodel.model import COST_MODELS, MAX_SLOWDOWN, PairModel, PairQuery, makespan_ratio
+from autosched.costmodel.model import COST_MODELS, PairModel, PairQuery, makespan_ratio
 from autosched.costmodel.pair_set import PairSet, pair_set
 from autosched.costmodel.stacked import StackedModel
 from autosched.costmodel.torch_model import TorchModel

@@ -12,8 +12,7 @@ import pytest
 from autosched.core.errors import NoFeasibleCandidate, UsageError
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
-from autosched.core.records import Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
-from autosched.costmodel.model import MAX_SLOWDOWN
+from autosched.core.records import MAX_SLOWDOWN, Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
 from autosched.costmodel.select_pairs import select_pairs
 from autosched.costmodel.table import make_cost_table as full_cost_table
 from autosched.datasets.choices import independence

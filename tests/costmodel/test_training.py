@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
-from autosched.core.records import Source
+from autosched.core.records import MAX_SLOWDOWN, Source
 from autosched.costmodel.baselines import Constant, NoInterference
 from autosched.costmodel.conformal import calibrate
-from autosched.costmodel.crossval import HeldOut, cross_validate, folds_of, some
-from autosched.costmodel.design import take, take_labels
+from autosched.costmodel.crossval import HeldOut, cross_validate, folds_of
+from autosched.costmodel.design import take, take_labels, take_prediction
 from autosched.costmodel.evaluate import evaluate
 from autosched.costmodel.features import FEATURE_SET
 from autosched.costmodel.gate import decide
 from autosched.costmodel.metrics import measure
-from autosched.costmodel.model import MAX_SLOWDOWN, PairLabels, PairQuery, point_prediction
+from autosched.costmodel.model import PairLabels, PairQuery, point_prediction
 from autosched.costmodel.pair_set import PairSet, pair_set
 from autosched.costmodel.persist import load_model, read_card, save_model
 from autosched.costmodel.plots import write_plots
@@ -139,8 +139,8 @@ def test_intervals_made_on_one_half_hold_on_the_other(pairs: PairSet) -> None:
     held_out = cross_validate(NoInterference, pairs, folds, seed=0)
     rows = np.random.default_rng(0).permutation(len(held_out.rows))
     one, two = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-    table = calibrate(some(held_out.prediction, one), take_labels(held_out.labels, one))
-    answer = table.apply(some(held_out.prediction, two))
+    table = calibrate(take_prediction(held_out.prediction, one), take_labels(held_out.labels, one))
+    answer = table.apply(take_prediction(held_out.prediction, two))
     truth = take_labels(held_out.labels, two)
     inside = (truth.slowdown_last >= answer.low[:, 1]) & (truth.slowdown_last <= answer.high[:, 1])
     assert inside.mean() > 0.8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autosched.core.records import Failure, FailureKind, GroupRecord
 from autosched.device.base import Group
 from autosched.device.cpu import CpuDevice
-from autosched.device.cpu_groups import _lanes_of
+from autosched.device.cpu_loops import lanes_of
 from tests.conformance.programs import branches_program
 
 
@@ -30,5 +30,5 @@ def test_one_member_may_be_wide_but_not_two() -> None:
 
 
 def test_the_wide_member_has_the_callers_thread() -> None:
-    assert _lanes_of((1, 1, 1)) == [0, 1, 2]
-    assert _lanes_of((1, 2, 1)) == [1, 0, 2]
+    assert lanes_of((1, 1, 1)) == [0, 1, 2]
+    assert lanes_of((1, 2, 1)) == [1, 0, 2]

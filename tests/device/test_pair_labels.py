@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosched.device.cpu_pairs import SLOWDOWN_CAP, Overlap, balanced_repeats, directional_slowdowns
+from autosched.core.records import MAX_SLOWDOWN
+from autosched.device.cpu_loops import balanced_repeats
+from autosched.device.pair_labels import Overlap, directional_slowdowns
 
 lengths = st.floats(1.0, 1e5)
 quick = settings(deadline=None, derandomize=True, max_examples=200)
@@ -39,7 +41,7 @@ def test_by_the_definition_when_the_first_ends_first() -> None:
 
 
 def test_one_after_the_other_is_the_cap_for_the_last() -> None:
-    assert directional_slowdowns(Overlap(0.0, 10.0, 10.0, 30.0), 10.0, 20.0) == (1.0, SLOWDOWN_CAP)
+    assert directional_slowdowns(Overlap(0.0, 10.0, 10.0, 30.0), 10.0, 20.0) == (1.0, MAX_SLOWDOWN)
 
 
 @quick
@@ -47,7 +49,7 @@ def test_one_after_the_other_is_the_cap_for_the_last() -> None:
 def test_any_run_gives_usable_figures(a: float, b: float, c: float, d: float, solo_a: float, solo_b: float) -> None:
     found = directional_slowdowns(Overlap(0.0, a, min(c, 10.0), min(c, 10.0) + b), solo_a, solo_b)
     assert all(figure > 0 for figure in found)
-    assert found[1] <= SLOWDOWN_CAP
+    assert found[1] <= MAX_SLOWDOWN
 
 
 @quick

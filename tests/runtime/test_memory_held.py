@@ -12,8 +12,8 @@ from torch import nn
 
 from autosched.capture.export import capture
 from autosched.core.program import Call
+from autosched.device.cpu_loops import loop_of, values_of
 from autosched.device.cpu_measure import CpuMeasurer
-from autosched.device.cpu_pairs import loop_of, values_of
 from autosched.runtime import kernels, numerics
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.kernels import BoundProgram, bind

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from autosched.core.costs import CostTable
 from autosched.core.errors import UsageError
+from autosched.core.records import MAX_SLOWDOWN
 from autosched.search import leftover, synthetic
+from autosched.search.block_pairs import pair_costs
 from autosched.search.leftover import BlockKernels
 from autosched.search.problem import Problem
 from autosched.search.synthetic import random_order
@@ -66,10 +68,10 @@ def test_demand_above_the_device_slows_everybody() -> None:
 
 
 def test_pair_costs_recover_order_asymmetry() -> None:
-    costs = leftover.pair_costs(device([20, 5]), np.array([[0], [1]], dtype=np.int32))
+    costs = pair_costs(device([20, 5]), np.array([[0], [1]], dtype=np.int32))
     assert costs.solo_us == pytest.approx([8.0, 4.0])
     assert costs.slowdown_first[0, 1] == pytest.approx(1.0)
-    assert costs.slowdown_last[1, 0] == leftover.SLOWDOWN_CAP  # it did nothing while the first ran
+    assert costs.slowdown_last[1, 0] == MAX_SLOWDOWN  # it did nothing while the first ran
     assert costs.slowdown_first[1, 0] == pytest.approx(1.0)
 
 

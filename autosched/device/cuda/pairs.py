@@ -8,8 +8,8 @@ from statistics import median
 from autosched.core.records import Failure, PairRecord
 from autosched.core.variants import variant_signature
 from autosched.device.base import Pair
-from autosched.device.cpu_pairs import Overlap, directional_slowdowns
 from autosched.device.cuda.measure import Chain, CudaMeasurer
+from autosched.device.pair_labels import Overlap, directional_slowdowns
 from autosched.device.requests import pair_refusal
 
 # A chain this long hides the skew between the two branches' starts (a few microseconds).
