@@ -19,7 +19,7 @@ from autosched.search.problem import Floats, Ints, Problem
 from autosched.search.simulate import Evaluator
 from autosched.search.strategy import SearchContext
 
-_CHUNK = 2000
+_CHUNK = 2000  # schedules between two looks at the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +125,9 @@ def least_time_to_end_us(problem: Problem, widths: Ints, lanes: int) -> Floats:
 
     The longest path at each operator's fastest width, shortened where some pair of operators speeds up together.
     """
-    fastest = np.min([problem.operator_us(int(place)) for place in widths], axis=0)
-    bound = np.zeros(problem.count)
-    for index in range(problem.count - 1, -1, -1):
-        after = problem.succ_idx[problem.succ_ptr[index] : problem.succ_ptr[index + 1]]
-        bound[index] = fastest[index] + (bound[after].max() if len(after) else 0.0)
+    bound = problem.paths_to_end_us(problem.fastest_us(widths))
     helpful = min(0.0, float(problem.excess_first.min(initial=0.0)), float(problem.excess_last.min(initial=0.0)))
-    scale = max(0.25, 1.0 + (lanes - 1) * helpful)
+    scale = max(layout.MIN_SLOWDOWN, 1.0 + (lanes - 1) * helpful)
     result: Floats = bound * scale * (1.0 - 1e-12)
     return result
 

@@ -17,15 +17,14 @@ from autosched.search.compiled.layout import MIN_SLOWDOWN
 from autosched.search.problem import Problem
 
 MOST_COLUMNS = 400_000
-_MOST_PART_COLUMNS = 20_000
+"""A linear programme of a whole graph with more is refused."""
+
+_MOST_PART_COLUMNS = 20_000  # the same of one part of a graph, of which there may be dozens
 
 
 def critical_path_bound_us(problem: Problem) -> float:
     """Longest path at each operator's fastest width, plus the fixed cost; valid where no pair speeds up together."""
-    fastest = np.min([problem.operator_us(place) for place in range(len(problem.costs.widths))], axis=0)
-    levels = np.zeros(problem.count)
-    for index in range(problem.count - 1, -1, -1):
-        levels[index] = fastest[index] + max((levels[after] for after in problem.successors(index)), default=0.0)
+    levels = problem.paths_to_end_us(problem.fastest_us(range(len(problem.costs.widths))))
     return float(levels.max(initial=0.0) + problem.latency_us[2])
 
 

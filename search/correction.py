@@ -55,6 +55,9 @@ class CorrectionLimits:
 _Pair = tuple[int, int, bool]
 """Kernel, the kernel beside it, and whether the first one started first."""
 
+_LEAST_SLOWDOWN = 1e-3
+"""No corrected slowdown is below this: its logarithm is what is moved."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Interval:
@@ -93,7 +96,7 @@ class _Tables:
     def original(self, pair: _Pair) -> float:
         """The slowdown before correction."""
         excess = self.problem.excess_first if pair[2] else self.problem.excess_last
-        return max(1e-3, 1.0 + float(excess[pair[0], pair[1]]))
+        return max(_LEAST_SLOWDOWN, 1.0 + float(excess[pair[0], pair[1]]))
 
     def slowdown(self, pair: _Pair) -> float:
         """The slowdown now."""
@@ -114,8 +117,8 @@ class _Tables:
         return replace(
             self.problem.costs,
             solo_us=self.solo_us.copy(),
-            slowdown_first=np.maximum(first, 1e-3),
-            slowdown_last=np.maximum(last, 1e-3),
+            slowdown_first=np.maximum(first, _LEAST_SLOWDOWN),
+            slowdown_last=np.maximum(last, _LEAST_SLOWDOWN),
         )
 
 

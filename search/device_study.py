@@ -10,7 +10,7 @@ trial's sampler is seeded by its number, so the trials to come are those an unbr
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from autosched.core.schedule import canonical_key
 from autosched.search.halving import Ledger
@@ -61,8 +61,8 @@ def study_on_device(
     widths = context.width_indices(problem)
     decoder = Decoder(problem, context.lanes(problem), widths)
     seed = int(context.rng.integers(0, 2**31 - 1))
-    medians: dict[str, float] = {}
-    best: tuple[float, Proposal] | None = None
+    medians = _Medians(ledger, incumbent, rounds)
+    best = StudyResult(None, float("inf"), 0)
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     number = 0
     with open_study(context.study_path, f"device-{problem.graph.hash[:16]}-{name or seed}") as study:
@@ -78,23 +78,42 @@ def study_on_device(
             key = canonical_key(problem.graph, schedule, lanes_matter=lanes_matter)
             proposal = Proposal(("optuna",), False, schedule, candidate.makespan_us, key)
             if known is not None:
-                if known.value is not None:
-                    if key not in medians:
-                        ledger.used([proposal] if key == incumbent.key else [incumbent, proposal], rounds)
-                    medians[key] = known.value
+                median_us = medians.remember(proposal, known.value)
             else:
-                if key not in medians and key not in ledger.failures:
-                    both = [proposal] if key == incumbent.key else [incumbent, proposal]
-                    taken = ledger.take(both, rounds, bench.measure)
-                    if key in taken:
-                        medians[key] = statistics.median(taken[key])
-                if key in medians:
-                    study.tell(trial, medians[key])
-                else:
-                    # Not FAIL, which a resumed study takes for an interrupted trial: this policy was tried, and its schedule failed.
-                    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-            if key in medians and (best is None or medians[key] < best[0]):
-                best = (medians[key], proposal)
-                context.progress("optuna", number + 1, medians[key])
+                median_us = medians.measure(proposal, bench)
+                # Not FAIL, which a resumed study takes for an interrupted trial: such a policy was tried, and its schedule failed.
+                study.tell(trial, median_us, state=None if median_us is not None else optuna.trial.TrialState.PRUNED)
             number += 1
-    return StudyResult(best[1] if best is not None else None, best[0] if best is not None else float("inf"), number)
+            if median_us is not None and median_us < best.best_us:
+                best = StudyResult(proposal, median_us, number)
+                context.progress("optuna", number, median_us)
+    return replace(best, trials=number)
+
+
+@dataclass(slots=True)
+class _Medians:
+    """Medians of proposals by canonical key, microseconds; the rounds that each is made of are taken from the ledger once."""
+
+    ledger: Ledger
+    incumbent: Proposal
+    rounds: int
+    found: dict[str, float] = field(default_factory=dict)
+
+    def remember(self, proposal: Proposal, median_us: float | None) -> float | None:
+        """Take over what a finished trial was told; None if its schedule failed."""
+        if median_us is not None:
+            if proposal.key not in self.found:
+                self.ledger.used(self._beside(proposal), self.rounds)
+            self.found[proposal.key] = median_us
+        return self.found.get(proposal.key)
+
+    def measure(self, proposal: Proposal, bench: Bench) -> float | None:
+        """The median, measured beside the incumbent if it is not known; None if the schedule fails."""
+        if proposal.key not in self.found and proposal.key not in self.ledger.failures:
+            taken = self.ledger.take(self._beside(proposal), self.rounds, bench.measure)
+            if proposal.key in taken:
+                self.found[proposal.key] = statistics.median(taken[proposal.key])
+        return self.found.get(proposal.key)
+
+    def _beside(self, proposal: Proposal) -> list[Proposal]:
+        return [proposal] if proposal.key == self.incumbent.key else [self.incumbent, proposal]

@@ -27,6 +27,8 @@ from autosched.search.strategy import SearchContext
 logger = logging.getLogger(__name__)
 
 BRUTE_OPERATORS = 10
+"""More have too many launch orders to try them all."""
+
 _TICKS_PER_US = 20
 """CP-SAT wants integers; a twentieth of a microsecond is far below any noise."""
 

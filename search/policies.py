@@ -23,6 +23,7 @@ from autosched.search.strategy import Rule, SearchContext
 
 NEVER = -1.0
 ALWAYS = 1e9
+"""Of ``Policy.wide_below``: no operator runs wide, and all of them do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from autosched.core.schedule import Schedule
 from autosched.search.problem import Problem
 
 LEVELS = 4
+"""Priorities, 0 to 3."""
 
 
 def by_path(problem: Problem, schedule: Schedule) -> Schedule:

@@ -160,13 +160,26 @@ class Problem:
         return times
 
     def bottom_levels_us(self, width_index: int = 0, *, edge_us: float = 0.0) -> Floats:
-        """Longest path from each operator's start to the end of the graph: float64 ``[n]``, microseconds."""
-        times = self.operator_us(width_index)
-        levels = times.copy()
+        """As :meth:`paths_to_end_us`, every operator at one width."""
+        return self.paths_to_end_us(self.operator_us(width_index), edge_us=edge_us)
+
+    def fastest_us(self, width_indices: Iterable[int]) -> Floats:
+        """Time alone of each operator at whichever of these widths is its fastest: float64 ``[n]``, microseconds."""
+        times: Floats = np.min([self.operator_us(int(place)) for place in width_indices], axis=0)
+        return times
+
+    def paths_to_end_us(self, times_us: Floats, *, edge_us: float = 0.0) -> Floats:
+        """Longest path from each operator's start to the end of the graph: float64 ``[n]``, microseconds.
+
+        Args:
+            times_us: float64 ``[n]``, of each operator.
+            edge_us: of each edge on the path.
+        """
+        levels = times_us.copy()
         for index in range(self.count - 1, -1, -1):
             after = self.succ_idx[self.succ_ptr[index] : self.succ_ptr[index + 1]]
             if len(after):
-                levels[index] = times[index] + edge_us + levels[after].max()
+                levels[index] = times_us[index] + edge_us + levels[after].max()
         return levels
 
     def width_indices(self, schedule: Schedule) -> Ints:

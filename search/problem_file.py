@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosched.core.costs import CostTable
 from autosched.core.errors import AutoschedError, UsageError
-from autosched.search.problem import Problem
+from autosched.search.problem import Floats, Problem
 
 SCHEMA = 1
 _ARRAYS = (
@@ -102,6 +103,6 @@ def load_problem(path: Path) -> SavedProblem:
     return SavedProblem(problem, found["provenance"].tobytes().decode())
 
 
-def _short(slowdowns: np.ndarray) -> np.ndarray:
+def _short(slowdowns: Floats) -> NDArray[np.float32]:
     # Three digits are far below what a pair's measurement repeats to, and compress to a third.
     return np.maximum(np.round(slowdowns, 3), 1e-3).astype(np.float32)

@@ -12,7 +12,7 @@ from autosched.search.compiled import layout
 from autosched.search.problem import Problem
 from autosched.search.strategy import Rule, SearchContext
 
-_CHUNK = 1000
+_CHUNK = 1000  # schedules between two looks at the clock
 
 
 def _random(problem: Problem, context: SearchContext) -> list[Schedule]:

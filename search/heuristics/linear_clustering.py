@@ -17,6 +17,7 @@ from autosched.search.problem import Problem
 from autosched.search.strategy import Rule, SearchContext
 
 STATES = 64
+"""States of the dynamic programme kept after each cluster, the best by when the last lane becomes free."""
 
 
 def clusters(problem: Problem) -> list[list[int]]:

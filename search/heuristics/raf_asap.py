@@ -9,16 +9,14 @@ Each operator has at most one heavy edge in and one out, chosen by depth; heavy 
 from __future__ import annotations
 
 from autosched.core.schedule import Schedule
-from autosched.search.heuristics.streams import chains, fold
+from autosched.search.heuristics.streams import chains, depths, fold
 from autosched.search.problem import Problem
 from autosched.search.strategy import Rule, SearchContext
 
 
 def heavy_chains(problem: Problem) -> list[int]:
     """Chain of each operator."""
-    depth = [1] * problem.count
-    for index in range(problem.count - 1, -1, -1):
-        depth[index] = 1 + max((depth[after] for after in problem.successors(index)), default=0)
+    depth = depths(problem)
     height = [1] * problem.count
     for index in range(problem.count):
         height[index] = 1 + max((height[before] for before in problem.predecessors(index)), default=0)

@@ -1,4 +1,4 @@
-"""What the published stream allocators share: chains of operators, and folding chains onto the lanes there are.
+"""What the published stream allocators share: depths, chains of operators, and folding chains onto the lanes there are.
 
 Inside a CUDA Graph a stream only draws edges, so an allocator may ask for far more streams than a device has queues. Folding keeps
 each chain whole and gives it a lane whose earlier work it depends on anyway, where there is one: then the fold adds no ordering.
@@ -9,6 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autosched.search.problem import Problem
+
+
+def depths(problem: Problem) -> list[int]:
+    """For each operator, how many are on the longest path (in operators) from it to the end, itself included."""
+    depth = [1] * problem.count
+    for index in range(problem.count - 1, -1, -1):
+        depth[index] = 1 + max((depth[after] for after in problem.successors(index)), default=0)
+    return depth
 
 
 def chains(stream: Sequence[int], order: Sequence[int]) -> list[list[int]]:

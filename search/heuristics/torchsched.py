@@ -8,17 +8,17 @@ Depth counts operators, not time, and even a chain off the deepest path is dealt
 from __future__ import annotations
 
 from autosched.core.schedule import Schedule
+from autosched.search.heuristics.streams import depths
 from autosched.search.problem import Problem
 from autosched.search.strategy import Rule, SearchContext
 
 SIDE_LANES = 7
+"""Beside the main lane, at most. *Source:* as above."""
 
 
 def deepest_path(problem: Problem) -> list[int]:
     """The path with the most operators; the lowest indices among equals."""
-    depth = [1] * problem.count
-    for index in range(problem.count - 1, -1, -1):
-        depth[index] = 1 + max((depth[after] for after in problem.successors(index)), default=0)
+    depth = depths(problem)
     path: list[int] = []
     options = [index for index in range(problem.count) if not problem.predecessors(index)]
     while options:

@@ -16,6 +16,8 @@ from autosched.search.problem import Problem
 from autosched.search.strategy import Rule, SearchContext
 
 STREAMS = 3
+"""At most. *Source:* as above."""
+
 _PRODUCTS = ("mm", "linear", "conv", "attention", "matmul", "einsum")
 _VIEWS = ("view", "reshape", "getitem", "empty", "permute", "transpose", "expand", "squeeze", "select", "slice", "sym_")
 
