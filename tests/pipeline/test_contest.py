@@ -4,154 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-import torch
-from torch import nn
 
-from autosched import pipeline
-from autosched.capture.export import Captured, lower_draft
 from autosched.core.errors import AutoschedError, NoFeasibleCandidate, UnsupportedGraph
-from autosched.core.program import Program
 from autosched.core.progress import Silent
-from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, PairRecord, Samples, SoftwareKey, SoloRecord
+from autosched.core.records import Failure, FailureKind, Samples
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
-from autosched.core.schedule import Schedule
-from autosched.core.variants import WHOLE, Lowering
-from autosched.device.base import Comparison, Device, Pair
-from autosched.pipeline import baselines, contest, granularity, job, preparing
+from autosched.core.variants import Lowering
+from autosched.pipeline import contest, granularity, job, preparing
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.contest import LEAST_COMPILE_S
-from autosched.pipeline.original import Original
-from autosched.pipeline.preparing import NotHad
 from autosched.pipeline.qualification import contenders
-from tests.conformance.session_double import SessionDouble
-
-
-class Chain(nn.Module):
-    """Nothing can run beside anything."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(torch.mm(torch.softmax(torch.mm(x, x), -1), x), -1)
-
-
-class Branches(nn.Module):
-    """Two products that do not wait for each other."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x, x) + torch.mm(x.t(), x)
-
-
-@dataclasses.dataclass
-class Speed:
-    """What a lowering takes on the device, microseconds: in order, and on two lanes (``None``: as long as in order)."""
-
-    sequential_us: float
-    lanes_us: float | None = None
-    broken: Failure | None = None
-    wrong: Failure | None = None
-
-
-class Session(SessionDouble):
-    """Its operators take equal parts of the sequential time."""
-
-    def __init__(self, program: Program, speed: Speed) -> None:
-        super().__init__(self._takes, noise=0.001)
-        self.program, self.speed, self.closed = program, speed, False
-
-    def _takes(self, schedule: Schedule) -> float | Failure:
-        if self.speed.broken is not None:
-            return self.speed.broken
-        lanes_us = self.speed.lanes_us
-        return lanes_us if len(set(schedule.lane)) > 1 and lanes_us is not None else self.speed.sequential_us
-
-    def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:
-        self.asked_solo += 1
-        count = len(self.program.graph)
-        time_us = self.speed.sequential_us / count
-        samples = Samples(time_us, time_us, time_us, time_us, time_us, repeats)
-        signatures = [operator.signature for operator in self.program.graph.operators]
-        return [[SoloRecord(signature, width, samples, Contamination()) for width in widths] for signature in signatures]
-
-    def pairs(self, pairs: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
-        return [Failure(FailureKind.UNAVAILABLE, "not on this double")] * len(pairs)
-
-    def compare(self, schedule: Schedule, inputs: object, references: object) -> Comparison | Failure:
-        return self.speed.wrong or super().compare(schedule, inputs, references)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Bench:
-    """A device: its speeds by lowering, and what was opened on it."""
-
-    key = DeviceKey("cpu", "double", (("cores", "2"),))
-    software = SoftwareKey((("torch", "0"),))
-
-    def __init__(self, **speeds: Speed) -> None:
-        self.speeds = speeds
-        self.sessions: dict[str, Session] = {}
-
-    def open(self, program: Program, constants: Mapping[int, torch.Tensor], *, timeout_s: float) -> Session:
-        session = Session(program, self.speeds[program.lowering])
-        self.sessions[program.lowering] = session
-        return session
-
-
-Capturing = Callable[..., Captured | str]
+from tests.conformance.contest_double import Bench, Branches, Speed, comparing, rows, steady_clock
 
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that moves by how often it is looked at: however long a busy machine takes to export a model, shares stay what they are."""
-    looks = itertools.count(1000.0, 1e-4)
-    monkeypatch.setattr(time, "monotonic", lambda: next(looks))
+    steady_clock(monkeypatch)
 
 
 @pytest.fixture
 def compare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., TuneReport]:
-    """``pipeline.compare`` on a bench; ``refuse`` says what becomes of a lowering in the place of its capture."""
-    runs = itertools.count()
-    # The model as it came is no part of the choice, and would be timed for real.
-    monkeypatch.setattr(baselines, "eager_externals", lambda *call: contextlib.nullcontext([]))
-    monkeypatch.setattr(granularity, "missing_compiler", lambda kind: "")
-
-    def run(
-        bench: Bench, model: nn.Module | None = None, refuse: Mapping[str, str | NotHad | AutoschedError] | None = None, **options: Any
-    ) -> TuneReport:
-        def capture_as(lowering: Lowering, original: Original, device: Device, limit_s: float | None = None) -> Any:
-            answer = (refuse or {}).get(lowering)
-            if isinstance(answer, AutoschedError):
-                raise answer
-            if answer is not None:
-                return answer if isinstance(answer, NotHad) else NotHad(answer)
-            # Inductor's launches are not what is tested here: the calls stand in for them.
-            found = lower_draft(original.draft(), Lowering.ATEN if lowering in WHOLE else lowering)
-            return dataclasses.replace(found, program=dataclasses.replace(found.program, lowering=str(lowering)))
-
-        monkeypatch.setattr(preparing, "capture_as", capture_as)
-        # Operators of one signature take what this bench says, not what an earlier one did.
-        monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / str(next(runs))))
-        for room in (contest, job):
-            monkeypatch.setattr(room, "open_device", lambda name: bench)
-        monkeypatch.setattr("autosched.pipeline.replaying.open_device", lambda name: bench)
-        asked: dict[str, Any] = {"effort": "quick", "strategies": ["critical_path", "wavefront"], "compiled": False, **options}
-        return pipeline.compare(model or Chain(), (torch.randn(8, 8),), device="cpu", **asked)
-
-    return run
-
-
-def rows(report: TuneReport) -> dict[str, LoweringRow]:
-    return {row.lowering: row for row in report.lowerings}
+    return comparing(monkeypatch, tmp_path)
 
 
 def test_the_fastest_in_order_is_tuned_and_the_others_are_dropped_where_lanes_cannot_help(compare: Callable[..., TuneReport]) -> None:
@@ -368,103 +250,6 @@ def _options() -> Any:
     from autosched.pipeline.options import Options
 
     return Options("cpu", "quick", budget_for("quick"), 0, Lowering.REWRITTEN, False, None, True, False, "m")
-
-
-def test_the_compiled_rival_is_prepared_once_and_stands_in_the_kept_report(
-    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-
-    rivals(monkeypatch, {Lowering.INDUCTOR: 80.0, Lowering.MAX_AUTOTUNE: 90.0}, made)
-    report = compare(Bench(rewritten=Speed(105.0, lanes_us=60.0), fused=Speed(500.0), inductor=Speed(100.0)), Branches(), compiled=True)
-    assert made == ["inductor compiled", "inductor prepared", "max_autotune compiled", "max_autotune prepared"] + ["closed"] * 2
-    assert report.lowering == "rewritten"
-    found = {row.name: row for row in report.strategies}
-    assert found["torch_compile"].is_baseline
-    assert found["max_autotune"].is_baseline
-    assert found["torch_compile"].measured_us == pytest.approx(80.0)
-
-
-def rivals(monkeypatch: pytest.MonkeyPatch, times_us: Mapping[Lowering, float], made: list[str]) -> None:
-    """Compiled baselines that take these times; what becomes of them goes to ``made``."""
-
-    class Rival:
-        max_abs_error = 0.0
-
-        def __init__(self, *call: Any, lowering: Lowering, **options: Any) -> None:
-            self._lowering = lowering
-            made.append(f"{lowering} compiled")
-
-        def prepare(self) -> None:
-            made.append(f"{self._lowering} prepared")
-
-        def round_us(self) -> float:
-            return times_us[self._lowering]
-
-        def close(self) -> None:
-            made.append("closed")
-
-    monkeypatch.setattr(baselines, "CompiledBaseline", Rival)
-
-
-def test_the_mode_of_the_fastest_rival_takes_the_place_of_inductors_defaults(
-    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, [])
-    bench = Bench(rewritten=Speed(300.0), fused=Speed(300.0), inductor=Speed(100.0), max_autotune=Speed(70.0))
-    report = compare(bench, compiled=True)
-    found = rows(report)
-    assert report.lowering == "max_autotune"
-    assert found["max_autotune"].outcome is LoweringOutcome.KEPT
-    assert found["inductor"].outcome is LoweringOutcome.DROPPED
-    assert "max_autotune is the fastest of torch.compile's ways here: 70 us; torch_compile 100 us" in found["inductor"].why
-    # Compiled once, in the right mode.
-    assert list(bench.sessions) == ["rewritten", "fused", "max_autotune"]
-    assert all(session.closed for session in bench.sessions.values())
-
-
-@pytest.mark.parametrize("answer", ["the launches are not understood", UnsupportedGraph("no")])
-def test_where_that_mode_cannot_be_had_inductors_defaults_stay(
-    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch, answer: str | AutoschedError
-) -> None:
-    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, [])
-    bench = Bench(rewritten=Speed(300.0), fused=Speed(300.0), inductor=Speed(100.0))
-    report = compare(bench, compiled=True, refuse={"max_autotune": answer})
-    found = rows(report)
-    assert report.lowering == "inductor"
-    assert found["max_autotune"].outcome is LoweringOutcome.FAILED
-    assert str(answer) in found["max_autotune"].why
-
-
-def test_what_a_baseline_has_compiled_is_there_however_short_the_budget(
-    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 170.0}, [])
-    bench = Bench(rewritten=Speed(300.0), inductor=Speed(100.0))
-    report = compare(bench, compiled=True, budget_s=2.0)
-    assert report.lowering == "inductor"
-    assert "at least 5 s are needed" in rows(report)["fused"].why
-    [said] = [note for note in report.notes if note.startswith("left out for want of time")]
-    assert "the lowering fused" in said
-    assert "the lowering inductor" not in said
-    assert re.search(r"--budget \d+0s should include all of it", said)
-
-
-def test_inductors_code_stands_in_where_nothing_else_can_be_had(
-    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, [])
-    refused: dict[str, str | AutoschedError] = {name: UnsupportedGraph(name) for name in ("rewritten", "fused")}
-    report = compare(Bench(inductor=Speed(100.0)), compiled=True, refuse=refused)
-    assert report.lowering == "inductor"
-
-
-def test_without_compiled_rivals_there_is_nothing_to_adopt(compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, made)
-    report = compare(Bench(rewritten=Speed(300.0), fused=Speed(300.0), inductor=Speed(100.0)), compiled=False)
-    assert made == []
-    assert [row.lowering for row in report.lowerings] == ["rewritten", "fused", "inductor"]
 
 
 def test_the_report_says_it_as_text_and_as_json(compare: Callable[..., TuneReport]) -> None:
