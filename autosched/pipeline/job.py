@@ -47,7 +47,7 @@ from autosched.search.problem import Problem
 from autosched.search.strategy import STRATEGIES, SearchContext
 
 # Exact searches explode, and optuna's own overhead dwarfs a quick budget: they run when asked for by name.
-_ON_REQUEST = frozenset({"exact", "brute_force", "cp_sat", "optuna"})
+_ON_REQUEST = frozenset({"exact", "optuna"})
 
 
 class Job:
