@@ -12,8 +12,12 @@ The line is part of what is hashed: kernels built here and kernels that ``torch.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 _HOLDS_LOCK = "kernel({}); Py_RETURN_NONE;"
@@ -25,7 +29,18 @@ _RELEASES_LOCK = (
 # These report a division by zero through one pointer of the whole process, so two of them must not run at the same time.
 _DIVIDES_INTEGERS = ("floor_divide_integral(", "remainder_integral(", "mod(")
 
+# The function that the binding calls; its name is a setting of PyTorch's binding cache, the same for all kernels.
+_SIGNATURE = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(([^()]*)\)\s*\{')
+
 _patching = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The function of a kernel: ``void kernel(T*...)`` at ``address``, for as long as ``library`` is held."""
+
+    address: int
+    library: object
 
 
 @contextlib.contextmanager
@@ -76,3 +91,33 @@ def _binding_cache() -> Any:
     cache: Any = CppPythonBindingsCodeCache
     known = getattr(cache, "call_entry_function", None) == _HOLDS_LOCK and getattr(cache, "entry_function", None) == "kernel"
     return cache if known and hasattr(cache, "load_pybinding_async") else None
+
+
+def entry_of(binding: object, parameters: Sequence[str], source: str) -> Entry | str:
+    """The C++ function behind a binding, to be called without the interpreter; or why it must not be.
+
+    Args:
+        binding: what generated code calls.
+        parameters: C++ types of its arguments.
+        source: its text.
+    """
+    if any(name in source for name in _DIVIDES_INTEGERS):
+        return "divides integers, and two such kernels must not run at the same time"
+    signatures = _SIGNATURE.findall(source)
+    if len(signatures) != 1:
+        return f"has {len(signatures)} functions called kernel; expected one"
+    declared = [" ".join(part.split()[:-1]) for part in signatures[0].replace("*", "* ").split(",")]
+    if declared != [" ".join(part.replace("*", "* ").split()) for part in parameters]:
+        return f"takes {declared}; expected {list(parameters)}"
+    if not all(part.endswith("*") for part in declared):
+        return "takes numbers beside pointers"
+    module = getattr(binding, "__self__", None)
+    path = getattr(module, "__file__", None)
+    if not isinstance(module, ModuleType) or not path:
+        return "is not bound as PyTorch binds C++"
+    try:
+        library = ctypes.CDLL(path)
+        address = ctypes.cast(library.kernel, ctypes.c_void_p).value
+    except (OSError, AttributeError) as error:
+        return f"cannot be found in its library: {error}"
+    return Entry(address, library) if address else "has no address"

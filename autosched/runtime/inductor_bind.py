@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +29,16 @@ from autosched.core.program_json import decode_program, encode_program
 from autosched.runtime.audit import audit_run
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.inductor_compile import Compiled, Refused, compile_whole
+from autosched.runtime.inductor_instructions import unit_instructions
 from autosched.runtime.inductor_modes import PLAIN, Mode, mode_of
+from autosched.runtime.inductor_source import Kernel as LaunchedKernel
 from autosched.runtime.inductor_source import Module, Unrecognised, read_module
 from autosched.runtime.inductor_units import Unit, Units, function_text, make_units
+from autosched.runtime.instructions import carrying
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.program_check import check_program
+
+_log = logging.getLogger(__name__)
 
 PREPARE = "inductor::prepare"
 """The one call of the prologue: every tensor that Inductor, or the source's own prologue, computes from the parameters."""
@@ -167,6 +173,7 @@ class _Assembler:
         self._bound = bound
         self._compiled = compiled
         self._units = units
+        self._kernels = module.kernels
         if len(module.arguments) != len(compiled.takes):
             raise Unrecognised(f"call takes {len(module.arguments)} tensors; expected {len(compiled.takes)}")
         if len(units.returned) != len(self._source.graph.outputs):
@@ -199,7 +206,7 @@ class _Assembler:
                 following += 1
 
     def assemble(self, inputs: Sequence[torch.Tensor]) -> Recording:
-        kernels = tuple(_function(unit, self._place, self._compiled.namespace) for unit in self._units.units)
+        kernels = tuple(_function(unit, self._place, self._compiled.namespace, self._kernels) for unit in self._units.units)
         specs = self._observe(kernels, inputs)
         values = self._values(specs)
         operators = tuple(self._operator(index, unit, values) for index, unit in enumerate(self._units.units))
@@ -305,12 +312,18 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), strides)
 
 
-def _function(unit: Unit, place: Mapping[str, int], namespace: Mapping[str, Any]) -> Kernel:
+def _function(unit: Unit, place: Mapping[str, int], namespace: Mapping[str, Any], kernels: Mapping[str, LaunchedKernel]) -> Kernel:
+    """The unit as a callable, with its instructions where its code is understood."""
     # The text is Inductor's own, from the module that this process has just generated and run.
+    text = function_text(unit, place)
     scope = dict(namespace)
-    exec(compile(function_text(unit, place), f"<inductor {unit.name}>", "exec"), scope)
+    exec(compile(text, f"<inductor {unit.name}>", "exec"), scope)
     made: Kernel = scope["unit"]
-    return made
+    try:
+        return carrying(made, unit_instructions(text, kernels, namespace))
+    except Unrecognised as error:
+        _log.debug("%s needs the interpreter: %s", unit.name, error)
+        return made
 
 
 __all__ = ["PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "first_difference", "record", "source_of"]

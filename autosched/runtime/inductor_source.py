@@ -104,7 +104,7 @@ class Module:
 
     def tensors(self, expression: ast.AST, known: frozenset[str]) -> Iterator[View]:
         """Every tensor in ``expression``, as a view of an argument, an allocation, a result, an item, or one of ``known`` (constants)."""
-        if isinstance(expression, ast.Call) and _dotted(expression.func).endswith("reinterpret_tensor"):
+        if isinstance(expression, ast.Call) and dotted(expression.func).endswith("reinterpret_tensor"):
             yield self.view(expression, known)
             return
         if isinstance(expression, ast.Name):
@@ -135,12 +135,12 @@ class Module:
                 return self.view(self.views[expression.id], known)
             if self.is_tensor(expression.id, known):
                 return View(expression.id)
-        elif isinstance(expression, ast.Call) and _dotted(expression.func).endswith("reinterpret_tensor") and len(expression.args) >= 3:
+        elif isinstance(expression, ast.Call) and dotted(expression.func).endswith("reinterpret_tensor") and len(expression.args) >= 3:
             inner = self.view(expression.args[0], known)
-            size, stride = _integers(expression.args[1]), _integers(expression.args[2])
-            offset = _integer(expression.args[3]) if len(expression.args) > 3 else 0
+            size, stride = integers(expression.args[1]), integers(expression.args[2])
+            offset = integer(expression.args[3]) if len(expression.args) > 3 else 0
             return View(inner.base, size, stride, inner.offset + offset)
-        raise Unrecognised(f"{_shown(expression)} is not a tensor that is known here")
+        raise Unrecognised(f"{shown(expression)} is not a tensor that is known here")
 
 
 def read_module(source: str) -> Module:
@@ -149,11 +149,25 @@ def read_module(source: str) -> Module:
     Raises:
         Unrecognised: naming the line that is in no known form.
     """
+    kernels, body = parse_module(source)
+    module = Module(kernels=kernels)
+    _read_body(module, body)
+    if not module.returned and not body:
+        raise Unrecognised("the generated 'call' is empty")
+    return module
+
+
+def parse_module(source: str) -> tuple[dict[str, Kernel], list[ast.stmt]]:
+    """The kernels of a generated module, and the statements of its ``call``.
+
+    Raises:
+        Unrecognised: if it is no module of one straight ``call``.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
         raise Unrecognised(f"the generated module is not Python: {error}") from error
-    module = Module()
+    kernels: dict[str, Kernel] = {}
     calls: list[ast.FunctionDef] = []
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "call":
@@ -163,13 +177,10 @@ def read_module(source: str) -> Module:
         elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
             kernel = _kernel(statement.value)
             if kernel is not None:
-                module.kernels[statement.targets[0].id] = kernel
+                kernels[statement.targets[0].id] = kernel
     if len(calls) != 1:
         raise Unrecognised(f"the generated module has {len(calls)} functions called 'call'; expected one")
-    _read_body(module, calls[0].body)
-    if not module.returned and not calls[0].body:
-        raise Unrecognised("the generated 'call' is empty")
-    return module
+    return kernels, calls[0].body
 
 
 def _read_body(module: Module, body: list[ast.stmt]) -> None:
@@ -180,9 +191,9 @@ def _read_body(module: Module, body: list[ast.stmt]) -> None:
             raise _unknown(statement)
         match statement:
             case ast.With(items=[ast.withitem(context_expr=ast.Call() as guard, optional_vars=None)]):
-                if not _dotted(guard.func).endswith("_DeviceGuard"):
+                if not dotted(guard.func).endswith("_DeviceGuard"):
                     raise _unknown(statement)
-                module.devices.add(_integer(guard.args[0]))
+                module.devices.add(integer(guard.args[0]))
                 _read_body(module, statement.body)
             case ast.Delete() | ast.Assert() | ast.Pass():
                 continue
@@ -206,7 +217,7 @@ def _read_assignment(module: Module, name: str, value: ast.expr, statement: ast.
     tables = (module.allocations, module.views, module.items, module.results, module.arguments, module.streams)
     again = any(name in table for table in tables)
     if isinstance(value, ast.Call):
-        called = _dotted(value.func)
+        called = dotted(value.func)
         last = called.rpartition(".")[2]
         if last == "get_raw_stream":
             module.streams[name] = value
@@ -236,14 +247,14 @@ def _read_assignment(module: Module, name: str, value: ast.expr, statement: ast.
 
 
 def _read_call(module: Module, call: ast.Call, statement: ast.stmt) -> None:
-    called = _dotted(call.func)
+    called = dotted(call.func)
     if called in _ASSERTS or called == "args.clear" or called.endswith(".set_device"):
         return
     module.launches.append(_launch(module, call, "", statement))
 
 
 def _launch(module: Module, call: ast.Call, made: str, statement: ast.stmt) -> Launch:
-    called = _dotted(call.func)
+    called = dotted(call.func)
     owner, _, method = called.rpartition(".")
     if called in module.kernels and module.kernels[called].kind is Kind.CPP and not made:
         kind = Kind.CPP
@@ -265,7 +276,7 @@ def _kernel(value: ast.expr) -> Kernel | None:
     """The kernel that ``async_compile.cpp_pybinding(types, source)`` or ``async_compile.triton(name, source, ...)`` defines."""
     if not isinstance(value, ast.Call) or len(value.args) < 2 or not isinstance(value.args[1], ast.Constant):
         return None
-    called, source = _dotted(value.func), value.args[1].value
+    called, source = dotted(value.func), value.args[1].value
     if not isinstance(source, str):
         return None
     if called.endswith(".cpp_pybinding") and isinstance(value.args[0], ast.List):
@@ -297,7 +308,7 @@ def _triton_kernel(name: str, source: str) -> Kernel | None:
     return Kernel(Kind.TRITON, tuple(argument.arg for argument in found.args.args), frozenset(changed), source)
 
 
-def _dotted(expression: ast.expr) -> str:
+def dotted(expression: ast.expr) -> str:
     """``a.b.c`` of an attribute chain, or an empty string."""
     parts: list[str] = []
     while isinstance(expression, ast.Attribute):
@@ -308,26 +319,37 @@ def _dotted(expression: ast.expr) -> str:
     return ".".join([expression.id, *reversed(parts)])
 
 
-def _integers(expression: ast.expr) -> tuple[int, ...]:
+def integers(expression: ast.expr) -> tuple[int, ...]:
+    """The integers of a tuple that is written out.
+
+    Raises:
+        Unrecognised: if it is anything else.
+    """
     if not isinstance(expression, ast.Tuple | ast.List):
-        raise Unrecognised(f"{_shown(expression)} is not a tuple of integers")
-    return tuple(_integer(item) for item in expression.elts)
+        raise Unrecognised(f"{shown(expression)} is not a tuple of integers")
+    return tuple(integer(item) for item in expression.elts)
 
 
-def _integer(expression: ast.expr) -> int:
+def integer(expression: ast.expr) -> int:
+    """An integer that is written out.
+
+    Raises:
+        Unrecognised: if it is anything else.
+    """
     try:
         found = ast.literal_eval(expression)
     except (ValueError, TypeError):
         found = None
     if not isinstance(found, int):
-        raise Unrecognised(f"{_shown(expression)} is not an integer (shapes must be static)")
+        raise Unrecognised(f"{shown(expression)} is not an integer (shapes must be static)")
     return found
 
 
 def _unknown(statement: ast.stmt) -> Unrecognised:
-    return Unrecognised(f"line {statement.lineno}: {_shown(statement)} has no form that is known here")
+    return Unrecognised(f"line {statement.lineno}: {shown(statement)} has no form that is known here")
 
 
-def _shown(node: ast.AST) -> str:
+def shown(node: ast.AST) -> str:
+    """The code of ``node`` for a message: its first line, quoted, cut at 80 characters."""
     text = ast.unparse(node).splitlines()[0]
     return repr(text if len(text) <= 80 else text[:77] + "...")

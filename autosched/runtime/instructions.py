@@ -72,13 +72,26 @@ class RunKernel:
 
 
 @dataclass(frozen=True, slots=True)
+class Expect:
+    """Stop the run unless the tensor in ``slot`` has this size and these strides.
+
+    A stride is not looked at where the size is 1, nor any if there are no elements: as ``assert_size_stride`` in Inductor's code, which a
+    region asks before its C++ indexes memory by shapes that come from a file.
+    """
+
+    slot: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Empty ``slots``."""
 
     slots: tuple[int, ...]
 
 
-Instruction: TypeAlias = CallOperator | Allocate | Window | Same | RunKernel | Release
+Instruction: TypeAlias = CallOperator | Allocate | Window | Same | RunKernel | Expect | Release
 
 
 def scratch(number: int) -> int:

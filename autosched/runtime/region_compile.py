@@ -179,8 +179,8 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
     return window.as_strided(tensor.shape, tensor.stride(), 0)
 
 
-def load_source(source: str, name: str) -> Entry | Refused:
-    """The entry of a module whose text was kept from an earlier :func:`compile_piece`; kernels not built yet are built."""
+def load_source(source: str, name: str) -> Code | Refused:
+    """A module whose text was kept from an earlier :func:`compile_piece`; kernels not built yet are built."""
     module = ModuleType(f"autosched_region_{name}")
     try:
         with kernels_release_gil(), _quiet():
@@ -188,7 +188,7 @@ def load_source(source: str, name: str) -> Entry | Refused:
         entry: Entry = module.__dict__["call"]
     except Exception as error:
         return Refused(f"the kept code cannot be loaded: {first_line(error)}")
-    return entry
+    return Code(source, entry)
 
 
 def _graph_module(piece: Piece, device: torch.device) -> torch.fx.GraphModule:

@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -29,7 +29,10 @@ from autosched.core.variants import Lowering, Variant
 from autosched.runtime import cudnn_fused, sm_share
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.host_key import numerics_key
+from autosched.runtime.inductor_instructions import region_instructions
 from autosched.runtime.inductor_settings import settings_digest
+from autosched.runtime.inductor_source import Unrecognised
+from autosched.runtime.instructions import Release, carrying, instructions_of
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan
 from autosched.runtime.region_compile import Code, Entry, Refused, aligned, compile_piece, load_source, missing_compiler
@@ -66,7 +69,7 @@ class RegionLibrary:
         self._device = device
         self._scope = scope
         self._store = store
-        self._entries: dict[str, Entry | Refused] = {}
+        self._codes: dict[str, Code | Refused] = {}
         self._pieces: dict[int, tuple[tuple[Piece, str], ...]] = {}
         self._kernels: dict[tuple[int, int, int], Kernel | Refused] = {}
         self._tried: dict[str, str] = {}  # what is wrong with cuDNN's fused kernels, by the operator's signature
@@ -166,21 +169,21 @@ class RegionLibrary:
                 if not piece.compiled:
                     continue
                 key = self._key(digest, width, variant)
-                if key in jobs or key in self._entries or (self._store is not None and self._store.get(key) is not None):
+                if key in jobs or key in self._codes or (self._store is not None and self._store.get(key) is not None):
                     continue
                 jobs[key] = Job(len(jobs), operator, place, width, variant)
         return jobs
 
     def _take(self, key: str, made: Made) -> None:
         if made.refused:
-            self._entries[key] = Refused(made.refused)
+            self._codes[key] = Refused(made.refused)
         elif made.source:
             self.compiled += 1
             if self._store is not None:
                 self._store.put(key, made.source)
             loaded = load_source(made.source, key[:16])
             if not isinstance(loaded, Refused):
-                self._entries[key] = loaded
+                self._codes[key] = loaded
 
     def _opening(self, lock: Path) -> Opening:
         program = encode_program(self._program).decode()
@@ -223,10 +226,10 @@ class RegionLibrary:
             if not piece.compiled:
                 steps += [compile_call(call, self._device) for call in piece.calls]
                 continue
-            entry = self._entry(piece, digest, width, Variant(variant))
-            if isinstance(entry, Refused):
-                return entry
-            steps.append(_caller(aligned(entry) if self._device.type == "cuda" else entry, piece))
+            code = self._code(piece, digest, width, Variant(variant))
+            if isinstance(code, Refused):
+                return code
+            steps.append(_on_cpu(code, piece, operator.name) if self._device.type == "cpu" else _caller(aligned(code.entry), piece))
         return _joined(steps, operator)
 
     def _on_half(self, index: int) -> Kernel | Refused:
@@ -250,10 +253,10 @@ class RegionLibrary:
             return Refused(why)
         return _joined(cudnn_fused.fused_steps(operator, graph, self._device), operator)
 
-    def _entry(self, piece: Piece, digest: str, width: int, variant: Variant) -> Entry | Refused:
+    def _code(self, piece: Piece, digest: str, width: int, variant: Variant) -> Code | Refused:
         key = self._key(digest, width, variant)
-        if key in self._entries:
-            return self._entries[key]
+        if key in self._codes:
+            return self._codes[key]
         # Without a digest of the settings nobody knows what was compiled under others.
         store = self._store if self._settings_digest() else None
         kept = store.get(key) if store is not None else None
@@ -261,7 +264,7 @@ class RegionLibrary:
             loaded = load_source(kept, key[:16])
             if not isinstance(loaded, Refused):
                 self.reused += 1
-                self._entries[key] = loaded
+                self._codes[key] = loaded
                 return loaded
             _log.info("%s; it is compiled again", loaded.reason)
         if self._stopped:
@@ -271,8 +274,8 @@ class RegionLibrary:
             self.compiled += 1
             if store is not None and made.source:
                 store.put(key, made.source)
-        self._entries[key] = made.entry if isinstance(made, Code) else made
-        return self._entries[key]
+        self._codes[key] = made
+        return self._codes[key]
 
 
 def region_library(program: Program, device: torch.device, key: DeviceKey, software: SoftwareKey) -> RegionLibrary | None:
@@ -309,7 +312,18 @@ def _caller(entry: Entry, piece: Piece) -> Kernel:
     return run
 
 
-def _joined(steps: list[Callable[[Slots], Any]], operator: Operator) -> Kernel:
+def _on_cpu(code: Code, piece: Piece, name: str) -> Kernel:
+    """The callable of a piece, with its instructions if the code is understood."""
+    kernel = _caller(code.entry, piece)
+    try:
+        namespace = getattr(code.entry, "__globals__", {})
+        return carrying(kernel, region_instructions(code.source, namespace, piece.reads, piece.writes))
+    except Unrecognised as error:
+        _log.debug("%s needs the interpreter: %s", name, error)
+        return kernel
+
+
+def _joined(steps: list[Kernel], operator: Operator) -> Kernel:
     if len(steps) == 1:
         return steps[0]
     kept = set(operator.writes)
@@ -321,4 +335,7 @@ def _joined(steps: list[Callable[[Slots], Any]], operator: Operator) -> Kernel:
         for value in scratch:
             slots[value] = None
 
-    return run
+    carried = [instructions_of(step) for step in steps]
+    known = [item for item in carried if item is not None]
+    # A kernel with one step that only Python can take is called as a whole.
+    return carrying(run, [*chain.from_iterable(known), Release(scratch)]) if len(known) == len(carried) else run

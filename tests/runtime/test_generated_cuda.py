@@ -315,8 +315,9 @@ def test_a_kept_region_launches_on_the_stream_of_the_moment(version: str, monkey
     monkeypatch.setattr(torch.cuda, "_exchange_device", lambda index: index)
     monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", lambda index: index)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    entry = region_compile.load_source(source, "test")
-    assert not isinstance(entry, region_compile.Refused), entry.reason
+    code = region_compile.load_source(source, "test")
+    assert not isinstance(code, region_compile.Refused), code.reason
+    entry = code.entry
     model, (x,) = nets.epilogue()
     weight, bias = model.linear.weight.detach(), model.linear.bias.detach()
     with torch.inference_mode():

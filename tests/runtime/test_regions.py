@@ -14,6 +14,8 @@ from autosched.capture.export import Captured, capture
 from autosched.core.schedule import Schedule, canonical_key, sequential
 from autosched.core.variants import Lowering, Variant, variant_signature
 from autosched.runtime import region_compile
+from autosched.runtime import regions as regions_module
+from autosched.runtime.instructions import Expect, RunKernel, instructions_of
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
@@ -22,6 +24,7 @@ from autosched.runtime.region_pieces import piece_digest, pieces_of
 from autosched.runtime.region_store import RegionStore
 from autosched.runtime.regions import RegionLibrary
 from autosched.runtime.widths import WidePrograms
+from tests.conformance.interpreter import slots_after
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
@@ -92,6 +95,30 @@ def test_compiled_regions_compute_what_their_calls_compute_and_are_kept(captured
     mended = library(captured, folder)
     mended.apply(programs.at(1), make_plan(graph, schedule))
     assert (mended.compiled, mended.reused) == (1, len(digests) - 1)
+
+
+@needs_compiler
+def test_compiled_regions_do_the_same_as_their_instructions(captured: Captured, folder: Path) -> None:
+    graph = captured.program.graph
+    regions = library(captured, folder)
+    bound = WidePrograms(captured.program, captured.constants, regions=regions).for_plan(
+        make_plan(graph, compiled_schedule(captured, regions))
+    )
+    carried = [instructions_of(kernel) for kernel in bound.kernels]
+    known = [items for items in carried if items is not None]
+    assert len(known) == len(graph)
+    # Memory is indexed only by shapes that were looked at.
+    assert {Expect, RunKernel} <= {type(item) for items in known for item in items}
+    inputs = random_inputs(captured.program, 0)
+    wanted, got = bound.slots_after(inputs, keep=range(len(graph.values))), slots_after(bound, known, inputs)
+    assert min(got) >= 0
+    for operator in graph.operators:
+        assert all(torch.equal(wanted[value], got[value]) for value in operator.writes)
+    # A region that holds tensors of its own is called.
+    code = regions._codes.popitem()[1]
+    assert isinstance(code, region_compile.Code)
+    piece = next(piece for operator in graph.operators for piece in pieces_of(operator, graph) if piece.compiled)
+    assert instructions_of(regions_module._on_cpu(dataclasses.replace(code, source=""), piece, "region")) is None
 
 
 def test_only_products_and_convolutions_on_a_gpu_may_be_rounded(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
