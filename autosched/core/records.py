@@ -46,7 +46,7 @@ class Failure:
 class Samples:
     """Times of one thing measured several times, in microseconds.
 
-    ``ci_low_us`` and ``ci_high_us`` bound the median with 95 % confidence (bootstrap, or order statistics).
+    ``ci_low_us`` and ``ci_high_us`` bound the median with 95 % confidence (order statistics).
     """
 
     median_us: float

@@ -122,21 +122,20 @@ def _bench(
     if not times.columns.get(_TUNED):
         raise IncompatibleArtifact(os.fspath(path), [f"it does not run here: {times.failures.get(_TUNED, 'no time was taken')}"])
     rivals = [name for name, _ in others if times.columns.get(name)] + ([_TUNED] if len(others) < len(widths) else [])
-    return stated(path, bundle, times, rivals, eager, seed)
+    return stated(path, bundle, times, rivals, eager)
 
 
-def stated(path: str | os.PathLike[str], bundle: Bundle, times: Times, rivals: Sequence[str], eager: str | None, seed: int) -> BenchResult:
+def stated(path: str | os.PathLike[str], bundle: Bundle, times: Times, rivals: Sequence[str], eager: str | None) -> BenchResult:
     """What may be said of ``times``; ``rivals`` are the sequential schedules in them, ``eager`` the model as it comes."""
     tuned = summarize(times.columns[_TUNED])
-    rng = np.random.default_rng(seed)
-    noise = noise_floor_pct(times.columns[_TUNED], times.again, rng)
+    noise = noise_floor_pct(times.columns[_TUNED], times.again)
     if is_unstable(times.columns[_TUNED], limit_pct=RESTLESS_PCT):
         raise UnstableMeasurement(
             f"the tuned schedule varied too much from round to round (A/A floor {noise:.0f} %); stop other work and try again"
         )
     best = min(rivals, key=lambda name: float(np.median(times.columns[name])))
-    ratio = paired_ratio(times.columns[best], times.columns[_TUNED], rng)
-    against_eager = paired_ratio(times.columns[eager], times.columns[_TUNED], rng) if eager is not None else None
+    ratio = paired_ratio(times.columns[best], times.columns[_TUNED])
+    against_eager = paired_ratio(times.columns[eager], times.columns[_TUNED]) if eager is not None else None
     eager_us = float(np.median(times.columns[eager])) if eager is not None else None
     report = bundle.evidence.report
     return BenchResult(

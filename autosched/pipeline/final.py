@@ -132,7 +132,7 @@ def _judged(run: Run, field: Field, times: Times) -> Judgement:
     while True:
         best, base = finalists(times, left, field.static)
         fought = _duel(run, field, best, base) if best is not None else None
-        judgement = judge(times, left, field.static, [item.name for item in field.externals], fought, run.options.seed)
+        judgement = judge(times, left, field.static, [item.name for item in field.externals], fought)
         if judgement.chosen in field.static:
             return judgement
         race = stress_capture(run.session, run.graph, field.entry(judgement.chosen).schedule, run.options.seed)

@@ -166,10 +166,10 @@ def _measured(run: Run, journal: Journal) -> Costs:
     session, graph, budget, ledger = run.session, run.graph, run.options.budget, run.ledger
     run.progress.stage("operators alone", run.timetable.left_s())
     solo_s = SOLO_SHARE * budget.total_s
-    variants = measure_variants(session, run.captured.program, journal, budget.solo_rounds, ledger, run.prepared.refused, solo_s)
-    solo = variants.solo if variants is not None else measure_solo(session, graph, journal, budget.solo_rounds, ledger, solo_s)
-    run.progress.stage("operators in pairs", run.timetable.left_s())
     facts = device_facts(run.device.key)
+    variants = measure_variants(session, run.captured.program, facts, journal, budget.solo_rounds, ledger, run.prepared.refused, solo_s)
+    solo = variants.solo if variants is not None else measure_solo(session, graph, facts, journal, budget.solo_rounds, ledger, solo_s)
+    run.progress.stage("operators in pairs", run.timetable.left_s())
     if run.recording is not None:
         pairs, launches = run.recording.all_pairs, run.recording.launches
     else:

@@ -111,7 +111,7 @@ def interleave(
                     break
                 columns[item.name].append(taken)
         done += chunk
-        progress.update(done=done, total=rounds, left_s=max(deadline - time.monotonic(), 0.0))
+        progress.update(done=done, total=rounds)
     return Times(columns, failures, anchor, again)
 
 
@@ -184,7 +184,7 @@ def duel(session: Session, candidate: Schedule, base: Schedule, *, rounds: int, 
 
 
 def judge(
-    times: Times, candidates: Sequence[str], static: Sequence[str], externals: Sequence[str], fought: Duel | Failure | None, seed: int
+    times: Times, candidates: Sequence[str], static: Sequence[str], externals: Sequence[str], fought: Duel | Failure | None
 ) -> Judgement:
     """Keep the fastest candidate if it beats the fastest static schedule beyond noise; else keep that one.
 
@@ -196,21 +196,20 @@ def judge(
 
     A candidate must be faster in the duel by more than its A/A floor, with its 95 % interval below 1.
     """
-    rng = np.random.default_rng(seed)
     best, base = finalists(times, candidates, static)
     outside = [name for name in externals if times.columns.get(name)]
     best_baseline = min([base, *outside], key=lambda name: _median(times.columns[name]))
     chosen, ratio, unstable = base, Ratio(1.0, 1.0, 1.0, len(times.columns[base])), False
-    floor = noise = noise_floor_pct(times.columns[times.anchor], times.again, rng)
+    floor = noise = noise_floor_pct(times.columns[times.anchor], times.again)
     if best is None or fought is None:
         unstable = is_unstable(times.columns[base], limit_pct=RESTLESS_PCT)
         why = "no candidate could be measured" if candidates else "nothing else to choose from"
     elif isinstance(fought, Failure):
         why = f"the best candidate, {best}, failed in the final measurement ({fought.kind}: {fought.detail})"
     else:
-        noise = noise_floor_pct(fought.base_us, fought.again_us, rng)
+        noise = noise_floor_pct(fought.base_us, fought.again_us)
         unstable = is_unstable(fought.base_us, limit_pct=RESTLESS_PCT)
-        result = paired_ratio(fought.candidate_us, fought.base_us, rng)
+        result = paired_ratio(fought.candidate_us, fought.base_us)
         if unstable:
             why = f"the machine was too restless to tell (best candidate {best}: {_faster(result.ratio)})"
         elif result.ratio < 1.0 and beyond_noise(result, noise):
@@ -223,7 +222,7 @@ def judge(
                 why += f", which is not beyond the noise floor of {noise:.1f} %" if within else ", which is not certain"
     said = _sentence(chosen, base, ratio, why)
     if best_baseline not in (base, chosen):
-        said += _against(times, chosen, best_baseline, floor, rng)
+        said += _against(times, chosen, best_baseline, floor)
     return Judgement(chosen, best_baseline, said, ratio, noise, unstable)
 
 
@@ -236,9 +235,9 @@ def _sentence(chosen: str, base: str, ratio: Ratio, why: str) -> str:
     )
 
 
-def _against(times: Times, chosen: str, best_baseline: str, floor_pct: float, rng: np.random.Generator) -> str:
+def _against(times: Times, chosen: str, best_baseline: str, floor_pct: float) -> str:
     """What is to be said of a baseline that cannot be kept, if it was the fastest of all; ``floor_pct`` is that of the comparison."""
-    ratio = paired_ratio(times.columns[chosen], times.columns[best_baseline], rng)
+    ratio = paired_ratio(times.columns[chosen], times.columns[best_baseline])
     if not beyond_noise(ratio, floor_pct):
         return f" {best_baseline} is equally fast within noise."
     if ratio.ratio > 1.0:

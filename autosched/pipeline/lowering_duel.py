@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.device.timing import Ratio, beyond_noise, noise_floor_pct, paired_ratio
@@ -36,15 +34,14 @@ def duels(
     for rival in outcomes[1:]:
         names = kept.report.lowering, rival.report.lowering
         seconds = DUEL_SHARE * options.budget.total_s
-        progress.stage(f"{names[0]} against {names[1]}", seconds)
+        progress.stage(f"{names[0]} against {names[1]}")
         fought = _fight(kept, rival, sessions, rounds=2 * options.budget.final_rounds, seconds=seconds)
         if isinstance(fought, Failure):
             why[names[1]] = f"it could not be compared ({fought.kind}: {fought.detail})"
             continue
-        rng = np.random.default_rng(options.seed)
         base, again, other = fought
         ledger.measurements += 3 * len(base)
-        ratio, noise = paired_ratio(other, base, rng), noise_floor_pct(base, again, rng)
+        ratio, noise = paired_ratio(other, base), noise_floor_pct(base, again)
         wins = ratio.ratio < 1.0 and beyond_noise(ratio, noise)
         why[names[0] if wins else names[1]] = _sentence(ratio, names, noise)
         kept = rival if wins else kept

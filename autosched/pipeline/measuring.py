@@ -54,11 +54,12 @@ class Ledger:
 
 
 def measure_solo(
-    session: Session, graph: OpGraph, journal: Journal, rounds: int, ledger: Ledger, seconds: float = math.inf
+    session: Session, graph: OpGraph, device: DeviceFacts, journal: Journal, rounds: int, ledger: Ledger, seconds: float = math.inf
 ) -> list[list[SoloRecord | Failure]]:
     """Every operator alone at every width: ``[n_operators][n_widths]``; ``rounds`` and ``seconds`` as for :func:`rounds_within`."""
     widths = session.limits.widths
-    known = [[_usable_solo(journal, operator.signature, width, rounds) for width in widths] for operator in graph.operators]
+    found = [[known_solo(journal, operator.signature, width, rounds, device) for width in widths] for operator in graph.operators]
+    known = [[record if isinstance(record, SoloRecord) else None for record in row] for row in found]
     if all(record is not None for row in known for record in row):
         return [[record for record in row if record is not None] for row in known]
     answers = session.solo(widths, repeats=rounds_within(session, graph, len(widths), rounds, seconds))
@@ -92,9 +93,14 @@ def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, s
     return max((rounds + 1) // 2, min(rounds, fitting))
 
 
-def _usable_solo(journal: Journal, signature: str, width: int, rounds: int) -> SoloRecord | None:
+def known_solo(journal: Journal, signature: str, width: int, rounds: int, device: DeviceFacts) -> SoloRecord | Failure | None:
+    """What the journal holds of a kernel alone, if it was taken in enough of ``rounds`` and nobody else had the cores.
+
+    A busy hour must not decide what later jobs believe: what was measured in it is measured again.
+    """
     found = journal.solo(signature, width, min_count=rounds // 2)
-    return found if isinstance(found, SoloRecord) else None
+    disturbed = isinstance(found, SoloRecord) and stolen_share(found.contamination, device, width) > DISTURBED
+    return None if disturbed else found
 
 
 def measure_pairs(

@@ -83,8 +83,9 @@ def enter(prepared: Prepared, journal: Journal, rounds: int, ledger: Ledger, sec
     """Measure the operators alone, through the journal: tuning finds them there. ``rounds`` and ``seconds`` as for ``rounds_within``."""
     program, session = prepared.captured.program, prepared.session
     widths = session.limits.widths
-    variants = measure_variants(session, program, journal, rounds, ledger, prepared.refused, seconds)
-    solo = variants.solo if variants is not None else measure_solo(session, program.graph, journal, rounds, ledger, seconds)
+    facts = device_facts(prepared.device.key)
+    variants = measure_variants(session, program, facts, journal, rounds, ledger, prepared.refused, seconds)
+    solo = variants.solo if variants is not None else measure_solo(session, program.graph, facts, journal, rounds, ledger, seconds)
     times: NDArray[np.float64] = np.array(
         [[item.samples.median_us if isinstance(item, SoloRecord) else np.nan for item in row] for row in solo], dtype=np.float64
     ).reshape(len(program.graph), len(widths))
@@ -92,7 +93,7 @@ def enter(prepared: Prepared, journal: Journal, rounds: int, ledger: Ledger, sec
     if variants is not None:
         chosen = [tuple(int(item) for item in variants.best[:, place]) for place in range(len(widths))]
         orders = tuple(dataclasses.replace(order, variant=variant) for order, variant in zip(orders, chosen, strict=True))
-    return Entrant(prepared, orders, bound_of_times(program.graph, times, widths, device_facts(prepared.device.key)))
+    return Entrant(prepared, orders, bound_of_times(program.graph, times, widths, facts))
 
 
 def qualify(
@@ -103,7 +104,7 @@ def qualify(
     The orders take turns in their own processes, one at work while the others sleep, in another turn every round. Goes on for ``seconds``,
     but at least seven rounds and at most forty.
     """
-    progress.stage("sequential orders of all lowerings", seconds)
+    progress.stage("sequential orders of all lowerings")
     failed: list[tuple[Entrant, Failure]] = []
     alive: list[Entrant] = []
     for entrant in entrants:
@@ -128,7 +129,7 @@ def qualify(
             ledger.measurements += len(taken)
         alive = [entrant for entrant in alive if all(entrant is not lost for lost, _ in failed)]
         done += 1
-        progress.update(done=done, total=_MOST_ROUNDS, measured=ledger.measurements, left_s=max(deadline - time.monotonic(), 0.0))
+        progress.update(done=done, total=_MOST_ROUNDS, measured=ledger.measurements)
     ledger.failures += len(failed)
     timed = [Qualified(entrant, min(map(summarize, columns[id(entrant)]), key=lambda item: item.median_us)) for entrant in alive]
     return sorted(timed, key=lambda item: item.sequential.median_us), failed

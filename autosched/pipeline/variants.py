@@ -19,11 +19,12 @@ from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind, PairRecord, SoloRecord
 from autosched.core.schedule import Schedule
 from autosched.core.variants import Variant, variant_signature
+from autosched.datasets.facts import DeviceFacts
 from autosched.datasets.journal import Journal
 from autosched.device.base import Session
 from autosched.device.variants import NO_TIME, VariantSession
 from autosched.pipeline.left_out import LeftOut
-from autosched.pipeline.measuring import Ledger, rounds_within
+from autosched.pipeline.measuring import Ledger, known_solo, rounds_within
 from autosched.runtime.region_pieces import UNCOMPILED, has_variants, variants_of
 from autosched.search.loop import Bench
 
@@ -136,6 +137,7 @@ def _refusal_notes(program: Program, kind: str, reasons: Mapping[tuple[int, int]
 def measure_variants(
     session: Session,
     program: Program,
+    device: DeviceFacts,
     journal: Journal,
     rounds: int,
     ledger: Ledger,
@@ -159,7 +161,7 @@ def measure_variants(
     def out(operator: int, width: int, variant: int) -> bool:
         return (operator, width, variant) in refused or (-1, width, variant) in refused
 
-    answers = _known(journal, graph, offered, columns, rounds, out)
+    answers = _known(journal, graph, device, offered, columns, rounds, out)
     if answers is None:
         answers = session.solo_variants(columns, repeats=rounds_within(session, graph, len(columns), rounds, seconds))
         added: set[tuple[str, int]] = set()
@@ -210,6 +212,7 @@ def _all_variants(program: Program, kind: str) -> list[Variant]:
 def _known(
     journal: Journal,
     graph: OpGraph,
+    device: DeviceFacts,
     offered: Sequence[Sequence[int]],
     columns: Sequence[tuple[int, int]],
     rounds: int,
@@ -221,7 +224,7 @@ def _known(
     for operator in graph.operators:
         row: list[SoloRecord | Failure] = []
         for width, variant in columns:
-            answer = journal.solo(variant_signature(operator.signature, variant), width, min_count=rounds // 2)
+            answer = known_solo(journal, variant_signature(operator.signature, variant), width, rounds, device)
             if variant not in offered[operator.index] or out(operator.index, width, variant):
                 answer = missing
             elif answer is None or (isinstance(answer, Failure) and (variant == Variant.CALLS or answer.kind is FailureKind.UNAVAILABLE)):

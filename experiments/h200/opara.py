@@ -161,7 +161,7 @@ def ours(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], seed: int) ->
     session = device.open(captured.program, captured.constants, timeout_s=120.0)
     try:
         with open_journal(device, fresh=False, private=False) as journal:
-            solo = measure_solo(session, graph, journal, budget_for("quick").solo_rounds, Ledger())
+            solo = measure_solo(session, graph, device_facts(device.key), journal, budget_for("quick").solo_rounds, Ledger())
         launches = launch_facts(session, graph)
         table = cost_table(session, graph, device.key, solo, [], launches)
     finally:

@@ -7,7 +7,6 @@ import time
 from statistics import median
 from typing import Any
 
-import numpy as np
 from probe_bench import Answer, Bench, chains, spread
 
 from autosched.core.records import PairRecord
@@ -35,7 +34,7 @@ def p9(bench: Bench) -> Answer:
             for place in rng.sample(range(2), 2):
                 runner = (first, second)[place]
                 columns[place] += bench.replay_us(runner._graph, 10, 1)
-        floor = noise_floor_pct(columns[0], columns[1], np.random.default_rng(0))
+        floor = noise_floor_pct(columns[0], columns[1])
         data[label] = {"floor_pct": floor, "first": spread(columns[0]), "second": spread(columns[1]), "times_us": columns}
         first.close()
         second.close()

@@ -52,7 +52,7 @@ def measured(captured: Captured, device: Device, budget_s: float) -> tuple[Probl
     try:
         with open_journal(device, fresh=False, private=False) as journal:
             ledger = Ledger()
-            solo = measure_solo(session, graph, journal, budget_for("quick").solo_rounds, ledger)
+            solo = measure_solo(session, graph, device_facts(device.key), journal, budget_for("quick").solo_rounds, ledger)
             pairs = measure_pairs(session, graph, device_facts(device.key), solo, journal, budget_s, ledger, Silent())
             table = cost_table(session, graph, device.key, solo, pairs, launch_facts(session, graph))
     finally:

@@ -35,7 +35,7 @@ def test_a_difference_within_the_noise_floor_is_not_claimed(
     sequential_us: float, eager_us: float, beyond: bool, eager_beyond: bool
 ) -> None:
     taken = times(1000.0, sequential_us, eager_us, again=1.1)
-    found = stated("a.autosched", two_branches_bundle(TwoBranches()), taken, ["sequential 1 wide"], "eager_1", 0)
+    found = stated("a.autosched", two_branches_bundle(TwoBranches()), taken, ["sequential 1 wide"], "eager_1")
     assert (found.beyond_noise, found.eager_beyond_noise) == (beyond, eager_beyond)
     _, _, against_sequential, against_eager, *_ = found.summary().splitlines()
     assert (_PHRASE in against_sequential) != beyond
@@ -46,7 +46,7 @@ def test_a_difference_within_the_noise_floor_is_not_claimed(
 
 
 def test_a_sequential_schedule_that_was_kept_is_no_different_from_itself() -> None:
-    found = stated("a.autosched", two_branches_bundle(TwoBranches()), times(1000.0, 1500.0, 3000.0, 1.0), ["tuned"], None, 0)
+    found = stated("a.autosched", two_branches_bundle(TwoBranches()), times(1000.0, 1500.0, 3000.0, 1.0), ["tuned"], None)
     assert (found.speedup_vs_sequential, found.beyond_noise, found.eager_beyond_noise) == (1.0, False, None)
     assert _PHRASE in found.summary()
 
@@ -55,4 +55,4 @@ def test_nothing_is_stated_of_times_that_no_statement_can_be_made_of() -> None:
     restless = times(1000.0, 1500.0, 3000.0, 1.0)
     restless.columns["tuned"][:20] = [4000.0] * 20
     with pytest.raises(UnstableMeasurement, match="stop other work"):
-        stated("a.autosched", two_branches_bundle(TwoBranches()), restless, ["sequential 1 wide"], "eager_1", 0)
+        stated("a.autosched", two_branches_bundle(TwoBranches()), restless, ["sequential 1 wide"], "eager_1")

@@ -103,7 +103,7 @@ def test_measuring_goes_through_the_journal_and_asks_nothing_twice(
 ) -> None:
     scope, ledger = Scope(KEY, SoftwareKey(())), Ledger()
     with Journal.open(tmp_path / "j.jsonl", scope) as journal:
-        solo = measure_solo(session, GRAPH, journal, 4, ledger)
+        solo = measure_solo(session, GRAPH, device_facts(KEY), journal, 4, ledger)
         pairs = measure_pairs(session, GRAPH, device_facts(KEY), solo, journal, 30.0, ledger, Silent())
         assert pairs
         table = cost_table(session, GRAPH, KEY, solo, pairs, launch_facts(session, GRAPH))
@@ -117,6 +117,6 @@ def test_measuring_goes_through_the_journal_and_asks_nothing_twice(
     monkeypatch.setattr(session, "solo", refuse)
     monkeypatch.setattr(session, "pairs", refuse)
     with Journal.open(tmp_path / "j.jsonl", scope) as journal:
-        assert measure_solo(session, GRAPH, journal, 4, ledger) == solo
+        assert measure_solo(session, GRAPH, device_facts(KEY), journal, 4, ledger) == solo
         assert measure_pairs(session, GRAPH, device_facts(KEY), solo, journal, 30.0, ledger, Silent()) == pairs
     assert ledger.measurements == spent

@@ -31,6 +31,7 @@ class Session(SessionDouble):
         self.now_s, self.run_s, self.pair_s = 0.0, run_s, pair_s
         self.lots: list[int] = []
         self.repeats: list[int] = []
+        self.load = 0.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
 
     def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
@@ -40,7 +41,7 @@ class Session(SessionDouble):
     def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:
         self.repeats.append(repeats)
         samples = Samples(10.0, 10.0, 10.0, 10.0, 10.0, repeats)
-        return [[SoloRecord(item.signature, width, samples, Contamination()) for width in widths] for item in GRAPH.operators]
+        return [[SoloRecord(item.signature, width, samples, Contamination(self.load)) for width in widths] for item in GRAPH.operators]
 
     def pairs(self, pairs: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
         self.now_s += self.pair_s * len(pairs)
@@ -61,9 +62,25 @@ def test_rounds_shrink_to_their_time_but_not_below_half(monkeypatch: pytest.Monk
 
 def test_what_was_measured_in_fewer_rounds_is_known_the_next_time(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:
     session = Session(monkeypatch, 1.0)
-    measure_solo(session, GRAPH, journal, 12, Ledger(), 1.0)
-    measure_solo(session, GRAPH, journal, 12, Ledger())
+    measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), 1.0)
+    measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger())
     assert session.repeats == [6]
+
+
+@pytest.mark.parametrize(("load", "asked"), [(0.0, 1), (0.04, 1), (0.6, 2), (-1.0, 1)])
+def test_what_was_measured_while_others_had_the_cores_is_measured_again(
+    load: float, asked: int, monkeypatch: pytest.MonkeyPatch, journal: Journal
+) -> None:
+    session = Session(monkeypatch, 1.0)
+    session.load = load
+    measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger())
+    session.load = 0.0
+    found = measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger())
+    assert len(session.repeats) == asked
+    assert all(isinstance(item, SoloRecord) and item.contamination.foreign_load < 0.1 for row in found for item in row)
+    # The better answer has taken the place of the disturbed one.
+    measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger())
+    assert len(session.repeats) == asked
 
 
 @pytest.mark.parametrize("budget_s", [2.0, 7.0, 25.0])
