@@ -15,7 +15,7 @@ from autosched.cli.shapes import ChosenBatchOption, ShapeOption
 def bench(
     file: FileArgument,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="The model; by default the one the schedule was tuned for.")] = None,
-    rounds: Annotated[int, typer.Option(min=5, help="Interleaved rounds.")] = 40,
+    rounds: Annotated[int | None, typer.Option(min=5, help="Interleaved rounds; default: 40, or as many as fit into five minutes.")] = None,
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
     custom_operators: CustomOperatorsOption = None,

@@ -23,8 +23,10 @@ from autosched.runtime.kernels import random_inputs
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.trees import unflatten_inputs
 
-# Nobody waits longer for the rounds of one shape.
+ROUNDS = 40
+# Nobody waits longer for the rounds of one shape: those that were asked for, and those of a machine too slow or too busy for the default.
 _LONGEST_S = 3600.0
+_DEFAULT_S = 300.0
 _TUNED = "tuned"
 
 
@@ -87,13 +89,16 @@ def bench(
     path: str | os.PathLike[str],
     model: torch.nn.Module,
     *,
-    rounds: int = 40,
+    rounds: int | None = None,
     seed: int = 0,
     shape: str | None = None,
     batch: int | None = None,
     progress: Progress | None = None,
 ) -> BenchResult | BenchShapes:
     """Time tuned schedules beside the best sequential one and the model as it comes; every shape, or those asked for.
+
+    Args:
+        rounds: how many; by default ``ROUNDS``, or as many as five minutes allow, and seven at the least.
 
     Returns:
         A result, or, if several shapes are meant, one for each.
@@ -107,7 +112,7 @@ def bench(
 
 
 def _bench(
-    path: str | os.PathLike[str], bundle: Bundle, model: torch.nn.Module, rounds: int, seed: int, progress: Progress | None
+    path: str | os.PathLike[str], bundle: Bundle, model: torch.nn.Module, rounds: int | None, seed: int, progress: Progress | None
 ) -> BenchResult:
     told = progress or Silent()
     session = open_here(path, bundle, model)
@@ -164,7 +169,7 @@ def _timed(
     bundle: Bundle,
     model: torch.nn.Module,
     others: list[tuple[str, Schedule]],
-    rounds: int,
+    rounds: int | None,
     seed: int,
     progress: Progress,
 ) -> tuple[Times, str | None]:
@@ -176,8 +181,8 @@ def _timed(
             session,
             [(_TUNED, bundle.schedule), *others],
             eager,
-            rounds=rounds,
-            deadline=time.monotonic() + _LONGEST_S,
+            rounds=ROUNDS if rounds is None else rounds,
+            deadline=time.monotonic() + (_DEFAULT_S if rounds is None else _LONGEST_S),
             progress=progress,
             anchor=_TUNED,
         )

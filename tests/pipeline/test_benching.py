@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from autosched.core.errors import UnstableMeasurement
-from autosched.pipeline.benching import stated
+from autosched.export.bundle import write_bundle
+from autosched.pipeline import benching
+from autosched.pipeline.benching import ROUNDS, BenchResult, bench, stated
 from autosched.pipeline.judge import Times
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
+from tests.conformance.session_double import SessionDouble
 
-ROUNDS = 40
 _PHRASE = "no difference beyond the noise floor"
 
 
@@ -56,3 +61,21 @@ def test_nothing_is_stated_of_times_that_no_statement_can_be_made_of() -> None:
     restless.columns["tuned"][:20] = [4000.0] * 20
     with pytest.raises(UnstableMeasurement, match="stop other work"):
         stated("a.autosched", two_branches_bundle(TwoBranches()), restless, ["sequential 1 wide"], "eager_1")
+
+
+@pytest.mark.parametrize(("rounds", "asked", "seconds"), [(None, ROUNDS, 300.0), (30, 30, 3600.0)])
+def test_nobody_who_asked_for_no_rounds_waits_longer_than_five_minutes(
+    rounds: int | None, asked: int, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, float] = {}
+
+    def interleave(*_: object, rounds: int, deadline: float, **__: object) -> Times:
+        told.update(rounds=rounds, seconds=deadline - time.monotonic())
+        return times(1000.0, 1500.0, 3000.0, again=1.0)
+
+    monkeypatch.setattr(benching, "interleave", interleave)
+    monkeypatch.setattr(benching, "open_here", lambda *_: SessionDouble(lambda schedule: 1000.0))
+    model = TwoBranches().eval()
+    found = bench(write_bundle(tmp_path / "a.autosched", two_branches_bundle(model)), model, rounds=rounds)
+    assert isinstance(found, BenchResult)
+    assert told == {"rounds": asked, "seconds": pytest.approx(seconds, abs=10.0)}
