@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +71,10 @@ def pair_set(store: Store) -> PairSet:
             usable.append((pair, place[first], place[last]))
     if not usable:
         found = "; ".join(report.lines()) or "it has no pairs"
-        raise UsageError(f"{store.folder} holds no usable pair ({found}); expected measured pairs: run 'autosched collect' into it")
+        raise UsageError(
+            f"{store.folder} holds no usable pair ({found}); expected measured pairs: "
+            f"'autosched collect -o {shlex.quote(str(store.folder))}' adds some on an otherwise idle machine"
+        )
     records = [pair.record for pair, _, _ in usable]
     variance = np.asarray([pair_variance(record.count, record.contamination) for record in records])
     query = PairQuery(

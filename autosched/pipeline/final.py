@@ -11,6 +11,7 @@ from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.records import Failure, ScheduleRecord, Source
 from autosched.core.report import StrategyRow, TuneReport
 from autosched.core.schedule import Schedule
+from autosched.datasets.facts import DISTURBED, DeviceFacts, device_facts, stolen_share
 from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.candidates import Candidate
 from autosched.pipeline.collecting import scope_row
@@ -28,6 +29,7 @@ from autosched.pipeline.timetable import LEAST_ROWS
 from autosched.search.simulate import simulate
 
 _TRACE_ROUNDS = 5
+_TRACE_BLOCK_US = 25_000.0  # so long that what else the machine did meanwhile can be told
 _MOST_NAMES = 3  # of strategies that failed for the same reason
 _DUEL_SHARE = 0.1
 
@@ -155,8 +157,10 @@ def _duel(run: Run, field: Field, candidate: str, base: str) -> Duel | Failure:
 
 def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judgement) -> Outcome:
     kept = field.entry(judgement.chosen).schedule
-    traced = run.session.schedules([kept], rounds=_TRACE_ROUNDS, trace=True)[0]
+    traced = run.session.schedules([kept], rounds=_TRACE_ROUNDS, trace=True, min_block_us=_TRACE_BLOCK_US)[0]
     peaks = run.session.schedules([entry.schedule for entry in field.entries], rounds=1)
+    disturbed = disturbance_note([traced, *peaks], device_facts(run.device.key))
+    run.ledger.notes += [disturbed] if disturbed else []
     bytes_of = [None if isinstance(peak, Failure) else peak.peak_memory_bytes for peak in peaks]
     rows = strategy_rows(field.entries, bytes_of, field.externals, field.failures, times, judgement)
     report = _report(run, costs, field, judgement, rows)
@@ -165,7 +169,7 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     elif any(isinstance(peak, ScheduleRecord) and peak.source is not Source.MEASURED for peak in peaks):
         report = _simulated(report)
     else:
-        _remember(run, costs, field, times, report)
+        _remember(run, costs, field, times, report, quiet=not report.unstable and not disturbed)
     trace = None if isinstance(traced, Failure) else traced
     planned = simulate(costs.problem, kept)
     ends = tuple(map(float, planned.start_us)), tuple(map(float, planned.end_us))
@@ -209,14 +213,26 @@ def _simulated(report: TuneReport) -> TuneReport:
     )
 
 
-def _remember(run: Run, costs: Costs, field: Field, times: Times, report: TuneReport) -> None:
+def disturbance_note(answers: Sequence[ScheduleRecord | Failure], device: DeviceFacts) -> str:
+    """What to say if other processes had the cores each time that ``answers`` were taken; empty if they had not, or nobody knows."""
+    records = [item for item in answers if isinstance(item, ScheduleRecord)]
+    taken = min((stolen_share(item.contamination, device, device.units) for item in records), default=0.0)
+    if taken <= DISTURBED:
+        return ""
+    return (
+        f"other processes had {taken:.0%} of the cores at the end of this job: what is fastest beside them need not be fastest alone; "
+        "stop other work and tune again"
+    )
+
+
+def _remember(run: Run, costs: Costs, field: Field, times: Times, report: TuneReport, *, quiet: bool) -> None:
     """Leave what was measured to the next training of a cost model."""
     if costs.measured is None:
         return
     name, scope = run.options.name, scope_row(run.device)
     peaks = {row.name: row.peak_memory_bytes for row in report.strategies}
     # What a restless machine said of whole schedules is worth nothing; operators and pairs carry their own disturbance.
-    sound = {} if report.unstable else _by_key(field)
+    sound = _by_key(field) if quiet else {}
     timed = timed_schedules(scope.scope, run.graph, name, run.model.name, sound, times, peaks)
     remember_runs(scope, run.graph, name, run.session.limits, costs.measured, timed)
 

@@ -36,6 +36,8 @@ from autosched.pipeline.schedule_runs import limits_row, schedule_row
 
 _log = logging.getLogger(__name__)
 
+_NONE_YET = "no model was trained for this device: 'autosched collect -o runs', then 'autosched train runs'"
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
@@ -130,7 +132,7 @@ def model_in_use(key: DeviceKey) -> Judged:
         if judged.folder is not None:
             return judged
         refused.append(judged.why)
-    return Judged(None, "analytic", "; ".join(refused) or "no model was trained for this device: 'autosched train' makes one")
+    return Judged(None, "analytic", "; ".join(refused) or _NONE_YET)
 
 
 def prediction_note(chosen: ChosenModel, graph: OpGraph, table: CostTable, pairs: Sequence[PairRecord]) -> str:
