@@ -118,7 +118,7 @@ def collect(
         keep_disturbed: keep what was timed while others had the cores, marked as such, instead of leaving it for a later run;
             training leaves it out. For rehearsals.
 
-    A model that cannot be captured is left out and named; the rest goes on.
+    A model that cannot be captured is left out and named; the rest goes on. One whose turn comes when the time is up is not begun.
     """
     told, wanted = progress or Silent(), aims or Aims()
     model = load_model(Path(cost_model)) if cost_model is not None else None
@@ -130,6 +130,10 @@ def collect(
     disturbed = 0
     deadline = time.monotonic() + budget_s
     for index, subject in enumerate(subjects):
+        if index and time.monotonic() >= deadline:
+            # Operators alone, which no share of the time ends, would teach nothing without pairs.
+            unfinished.append(subject.name)
+            continue
         told.stage(f"collect {subject.name}", max(deadline - time.monotonic(), 0.0))
         try:
             captured = capture(subject.model, subject.args, subject.kwargs, target=opened.key.kind)
