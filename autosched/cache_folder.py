@@ -19,7 +19,18 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from autosched.config import cache_dir, cost_models_dir, loops_dir, measurements_dir, regions_dir, runs_dir, schedules_dir, studies_path
+from autosched.config import (
+    NATIVE_LIBRARY,
+    cache_dir,
+    cost_models_dir,
+    loops_dir,
+    measurements_dir,
+    native_dir,
+    regions_dir,
+    runs_dir,
+    schedules_dir,
+    studies_path,
+)
 from autosched.core.atomic_write import half_written
 from autosched.core.errors import AutoschedError, UsageError
 from autosched.runtime.bundle_format import printable, read_bundle
@@ -43,6 +54,7 @@ class Kind(enum.StrEnum):
     COST_MODELS = "costmodels"
     REGIONS = "regions"
     INDUCTOR = "inductor"
+    NATIVE = "native"
     STUDIES = "studies"
 
 
@@ -54,6 +66,7 @@ ABOUT = {
     Kind.COST_MODELS: "trained on this machine",
     Kind.REGIONS: "compiled code of fused regions",
     Kind.INDUCTOR: "code that Inductor wrote for whole models",
+    Kind.NATIVE: "lanes without the interpreter, compiled for this PyTorch",
     Kind.STUDIES: "Optuna's, for its dashboard",
 }
 
@@ -150,6 +163,7 @@ def items() -> list[Item]:
     found += _folders(Kind.COST_MODELS, cost_models_dir(), lambda folder: (folder / "manifest.json").is_file())
     for kept in RegionStore(regions_dir()).kept():
         found.append(Item(Kind.INDUCTOR if kept.whole else Kind.REGIONS, kept.path, 1, kept.size_bytes, kept.used_s))
+    found += _files(Kind.NATIVE, native_dir(), re.compile(rf"{NATIVE_LIBRARY}|{half_written(NATIVE_LIBRARY)}"))
     found += _files(Kind.STUDIES, studies.parent, re.compile(re.escape(studies.name) + r"(-journal|-wal|-shm)?"))
     order = list(Kind)
     return sorted(found, key=lambda item: (order.index(item.kind), item.path.name))

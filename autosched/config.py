@@ -79,6 +79,23 @@ def compile_workers(default: int) -> int:
     return int(given)
 
 
+def native_lanes_wanted() -> bool:
+    """Whether CPU lanes may run without the interpreter: not if ``AUTOSCHED_NATIVE`` is 0.
+
+    Raises:
+        UsageError: if the variable is neither 0 nor 1.
+    """
+    given = os.environ.get("AUTOSCHED_NATIVE", "1")
+    if given not in ("", "0", "1"):
+        raise UsageError(f"AUTOSCHED_NATIVE is {given!r}; expected 1, or 0 for lanes that are threads of Python")
+    return given != "0"
+
+
+def cpp_compiler() -> str:
+    """The C++ compiler that ``CXX`` names, as PyTorch reads it; empty if it names none."""
+    return os.environ.get("CXX", "")
+
+
 def _limit_s(name: str, default_s: float) -> float:
     given = os.environ.get(name)
     if not given:
@@ -125,6 +142,15 @@ def studies_path() -> Path:
 def regions_dir() -> Path:
     """Compiled code of regions and of whole programs."""
     return cache_dir() / "regions"
+
+
+NATIVE_LIBRARY = r"lanes-[0-9a-f]{24}-[0-9a-f]{16}\.so"
+"""How a file in :func:`native_dir` is called: after what it was built of, and its own digest."""
+
+
+def native_dir() -> Path:
+    """The native part of the lanes, compiled for each PyTorch that was used."""
+    return cache_dir() / "native"
 
 
 def runs_dir() -> Path:

@@ -51,6 +51,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store = RegionStore(config.regions_dir())
     assert store.put("region", "code")
     assert store.put(f"{WHOLE}1", "more code")
+    config.native_dir().mkdir()
+    (config.native_dir() / f"lanes-{'0' * 24}-{'1' * 16}.so").write_bytes(b"native")
     config.studies_path().parent.mkdir()
     config.studies_path().write_bytes(b"studies")
     for name in ("notes.txt", "schedules/readme.md", "runs/mine/part-1.parquet", "studies/mine.sqlite3", "regions/keep.json"):
@@ -73,6 +75,7 @@ def test_every_kind_is_listed_with_its_size(folder: Path) -> None:
     found = cache_folder.listing()
     assert {row.kind for row in found.kinds} == set(Kind)
     sizes = {row.kind: row.size_bytes for row in found.kinds}
+    assert sizes[Kind.NATIVE] == len(b"native")
     assert sizes[Kind.STUDIES] == len(b"studies")
     ours = [folder / name for name in left(folder) - FOREIGN]
     assert found.size_bytes == sum(sizes.values()) == sum(path.stat().st_size for path in ours)

@@ -63,3 +63,10 @@ def test_the_top_level_folders_are_only_importable_as_sub_packages() -> None:
     installed = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-P", "-c", code], env=installed, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_compiled_where_it_is_used_travels_with_the_package() -> None:
+    patterns = settings()["tool"]["setuptools"]["package-data"]["autosched.runtime"]
+    sources = {path.relative_to(ROOT / "autosched/runtime") for path in (ROOT / "autosched/runtime").rglob("*.cpp")}
+    assert sources
+    assert all(any(path.match(pattern) for pattern in patterns) for path in sources)

@@ -17,7 +17,7 @@ from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.requests import group_refusal
 from autosched.runtime.calls import Slots
 from autosched.runtime.host_key import usable_cores
-from autosched.runtime.lanes import Signals
+from autosched.runtime.lane_pool import Signals
 
 # Turns a lane yields before it sleeps: lanes without a core of their own would take it from those that work.
 _SPINS_OWN_CORE = 400

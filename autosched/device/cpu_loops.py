@@ -14,7 +14,7 @@ from autosched.core.records import Contamination, Failure
 from autosched.device.cpu_measure import CpuMeasurer, no_collector
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel, Slots
-from autosched.runtime.lanes import Signals
+from autosched.runtime.lane_pool import Signals
 
 # Threads start within some tens of microseconds of each other; a run must be long beside that.
 _SHORTEST_RUN_US = 400.0

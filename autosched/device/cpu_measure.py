@@ -23,7 +23,8 @@ from autosched.device.worker_child import describe
 from autosched.device.worker_messages import CompareAnswer
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.host_key import usable_cores
-from autosched.runtime.lanes import LaneExecutor, LanePool, Trace
+from autosched.runtime.lane_pool import LanePool
+from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.numerics import Agreement, compare
 from autosched.runtime.plan import Plan, Step, make_plan
 from autosched.runtime.rounding import coarsest_of

@@ -15,7 +15,7 @@ from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.pair_labels import Overlap, directional_slowdowns
 from autosched.device.requests import pair_refusal
 from autosched.runtime.calls import Slots
-from autosched.runtime.lanes import Signals
+from autosched.runtime.lane_pool import Signals
 
 
 def measure_pairs(

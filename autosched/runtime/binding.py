@@ -229,7 +229,8 @@ def _runner_factory(device: torch.device) -> RunnerFactory:
         from autosched.runtime.cuda_load import cuda_runner
 
         return cuda_runner
-    from autosched.runtime.lanes import LaneExecutor, LanePool
+    from autosched.runtime.lane_pool import LanePool
+    from autosched.runtime.lanes import LaneExecutor
 
     pool = LanePool()
     return lambda bound, plan, inputs: LaneExecutor(bound, plan, pool).run

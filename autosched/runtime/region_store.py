@@ -91,7 +91,7 @@ class RegionStore:
             return False
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not _private(os.stat(self._folder), stat.S_ISDIR):
+            if not private_folder(self._folder):
                 return False
             handle, name = tempfile.mkstemp(dir=self._folder, prefix=".new-")
             try:
@@ -141,7 +141,7 @@ class RegionStore:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
 
     def _read(self, path: Path) -> bytes | None:
-        if not _private(os.stat(self._folder), stat.S_ISDIR):
+        if not private_folder(self._folder):
             return None
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(handle, "rb") as file:
@@ -160,6 +160,16 @@ def _is_whole(path: Path) -> bool:
         return decode_json(path.read_bytes(), _Key).key.startswith(WHOLE)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return False
+
+
+def private_folder(path: Path) -> bool:
+    """Whether it is a folder of this user's that nobody else may write into."""
+    return _private(os.stat(path), stat.S_ISDIR)
+
+
+def private_file(path: Path) -> bool:
+    """Whether it is a file of this user's, no link, that nobody else may write."""
+    return _private(os.lstat(path), stat.S_ISREG)
 
 
 def _private(status: os.stat_result, is_kind: object) -> bool:

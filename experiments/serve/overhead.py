@@ -120,7 +120,8 @@ def executor(operators: int, lanes: int, rounds: int) -> dict[str, Any]:
     """Microseconds per operator of a plan whose operators do nothing."""
     from autosched.runtime.bundle_format import read_bundle
     from autosched.runtime.kernels import bind, gather_constants, random_inputs
-    from autosched.runtime.lanes import LaneExecutor, LanePool
+    from autosched.runtime.lane_pool import LanePool
+    from autosched.runtime.lanes import LaneExecutor
     from autosched.runtime.plan import make_plan
 
     model, args = tower(operators)

@@ -11,16 +11,16 @@ import pytest
 from autosched.device import cpu_pairs
 from autosched.device.cpu_loops import Loop, time_alone
 from autosched.device.cpu_measure import CpuMeasurer
-from autosched.runtime import lanes
+from autosched.runtime import lane_pool
 from autosched.runtime.calls import Slots
-from autosched.runtime.lanes import LanePool
+from autosched.runtime.lane_pool import LanePool
 
 
 @pytest.fixture
 def polls(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When a lane polled."""
     found: list[float] = []
-    monkeypatch.setattr(lanes, "_give_way", lambda: found.append(time.monotonic()))
+    monkeypatch.setattr(lane_pool, "_give_way", lambda: found.append(time.monotonic()))
     return found
 
 

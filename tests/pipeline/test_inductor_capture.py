@@ -24,7 +24,8 @@ from autosched.runtime.guard import FallbackWarning
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.inductor_bind import Recording, Refused
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
-from autosched.runtime.lanes import LaneExecutor, LanePool
+from autosched.runtime.lane_pool import LanePool
+from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.load import load
 from autosched.runtime.plan import make_plan
 from autosched.runtime.program_check import check_program
