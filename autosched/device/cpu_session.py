@@ -116,17 +116,20 @@ class CpuSession:
             answer = self._single(LimitsRequest())
             if not isinstance(answer, LimitsAnswer):
                 raise DeviceError(f"the costs between operators could not be measured: {_reason(answer)}. Run 'autosched doctor'.")
-            self._limits = Limits(
-                max_lanes=self._max_lanes,
-                widths=self._widths,
-                priorities=(0,),
-                lanes_matter=True,
-                launch_gap_us=answer.launch_gap_us,
-                cross_lane_us=answer.cross_lane_us,
-                fixed_us=answer.fixed_us,
-                concurrent_gap_us=answer.concurrent_gap_us,
-            )
+            self._limits = self._limits_with(answer)
         return self._limits
+
+    def _limits_with(self, costs: LimitsAnswer) -> Limits:
+        return Limits(
+            max_lanes=self._max_lanes,
+            widths=self._widths,
+            priorities=(0,),
+            lanes_matter=True,
+            launch_gap_us=costs.launch_gap_us,
+            cross_lane_us=costs.cross_lane_us,
+            fixed_us=costs.fixed_us,
+            concurrent_gap_us=costs.concurrent_gap_us,
+        )
 
     def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:
         """As ``base.Session.solo``, operators timed where they stand in the program."""

@@ -8,7 +8,7 @@ from statistics import median
 from autosched.core.records import Failure, GroupRecord
 from autosched.device.base import Group
 from autosched.device.cuda.measure import Chain, CudaMeasurer
-from autosched.device.cuda.pairs import balanced_copies, ready_chains
+from autosched.device.cuda.pairs import alone_and_together
 from autosched.device.requests import group_refusal
 
 
@@ -19,17 +19,7 @@ def measure_group(measurer: CudaMeasurer, group: Group, repeats: int, place: int
     """
     if (refusal := group_refusal(measurer.graph, group, wide=False)) is not None:
         return refusal
-    copies = balanced_copies(measurer, group.operators)
-    if isinstance(copies, Failure):
-        return copies
-    lanes = list(zip(group.operators, copies, strict=True))
-    chains = ready_chains(measurer, lanes)
-    if isinstance(chains, Failure):
-        return chains
-    record = _time(measurer, group, copies, chains, repeats, place)
-    for chain in chains:
-        measurer.release(chain)
-    return record
+    return alone_and_together(measurer, group.operators, lambda copies, chains: _time(measurer, group, copies, chains, repeats, place))
 
 
 def _time(measurer: CudaMeasurer, group: Group, copies: Sequence[int], chains: Sequence[Chain], repeats: int, place: int) -> GroupRecord:

@@ -54,7 +54,6 @@ class ProfilesBody(_Body, frozen=True):
     """Profile one operator of each signature among ``operators``."""
 
     operators: tuple[int, ...]
-    cold: bool
 
 
 class MemoryBody(_Body, frozen=True):

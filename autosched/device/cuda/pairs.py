@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
+from typing import TypeVar
 
 from autosched.core.records import Failure, PairRecord
 from autosched.core.variants import variant_signature
@@ -16,6 +17,8 @@ from autosched.device.requests import pair_refusal
 _TARGET_US = 60.0
 _MOST_COPIES = 64
 
+Record = TypeVar("Record")
+
 
 def measure_pair(measurer: CudaMeasurer, pair: Pair, repeats: int, place: int = -1) -> PairRecord | Failure:
     """Time ``pair.first`` and ``pair.last`` together, ``first`` launched first, and each alone in the same number of copies.
@@ -25,20 +28,31 @@ def measure_pair(measurer: CudaMeasurer, pair: Pair, repeats: int, place: int = 
     if (refusal := pair_refusal(measurer.graph, pair, wide=False)) is not None:
         return refusal
     variants = (pair.first_variant, pair.last_variant)
-    copies = balanced_copies(measurer, (pair.first, pair.last), variants)
+    return alone_and_together(
+        measurer, (pair.first, pair.last), lambda copies, chains: _time(measurer, pair, copies, chains, repeats, place), variants
+    )
+
+
+def alone_and_together(
+    measurer: CudaMeasurer,
+    operators: Sequence[int],
+    time: Callable[[Sequence[int], Sequence[Chain]], Record],
+    variants: Sequence[int] = (),
+) -> Record | Failure:
+    """What ``time`` makes of how often each operator is repeated, and of a chain of each alone, in that order, and one of all together."""
+    copies = _balanced_copies(measurer, operators, variants)
     if isinstance(copies, Failure):
         return copies
-    lanes = [(pair.first, copies[0]), (pair.last, copies[1])]
-    chains = ready_chains(measurer, lanes, variants)
+    chains = _ready_chains(measurer, list(zip(operators, copies, strict=True)), variants)
     if isinstance(chains, Failure):
         return chains
-    record = _time(measurer, pair, copies, chains, repeats, place)
+    record = time(copies, chains)
     for chain in chains:
         measurer.release(chain)
     return record
 
 
-def balanced_copies(measurer: CudaMeasurer, operators: Sequence[int], variants: Sequence[int] = ()) -> tuple[int, ...] | Failure:
+def _balanced_copies(measurer: CudaMeasurer, operators: Sequence[int], variants: Sequence[int]) -> tuple[int, ...] | Failure:
     """How often each is repeated so that all sides last about equally long, and long enough."""
     times_us: list[float] = []
     for place, operator in enumerate(operators):
@@ -50,7 +64,7 @@ def balanced_copies(measurer: CudaMeasurer, operators: Sequence[int], variants: 
     return tuple(max(1, min(_MOST_COPIES, round(target_us / time_us))) for time_us in times_us)
 
 
-def ready_chains(measurer: CudaMeasurer, lanes: Sequence[tuple[int, int]], variants: Sequence[int] = ()) -> list[Chain] | Failure:
+def _ready_chains(measurer: CudaMeasurer, lanes: Sequence[tuple[int, int]], variants: Sequence[int]) -> list[Chain] | Failure:
     """A chain for each of ``lanes`` (operator, copies) alone, then one of all together, each replayed once; all or none are held."""
     wanted = [(lanes[place : place + 1], variants[place : place + 1]) for place in range(len(lanes))]
     chains: list[Chain] = []

@@ -93,7 +93,6 @@ class Bench:
         draw: inputs on the device for a seed.
         exact: calls a function with reduced float32 precision (TF32) off; None where that makes no difference.
         bindings: None where cuda-bindings is missing.
-        flush: launches something that displaces the L2 cache.
     """
 
     measurer: CudaMeasurer
@@ -102,7 +101,6 @@ class Bench:
     draw: Callable[[int], list[Tensor]]
     exact: Callable[[Callable[[], list[Tensor]]], list[Tensor]] | None = None
     bindings: GraphBindings | None = None
-    flush: Callable[[], None] | None = None
 
 
 class CudaService:
@@ -292,7 +290,7 @@ class CudaService:
         for operator in body.operators:
             self._beat(operator)
             try:
-                made = profile_operator(bench.measurer, operator, bindings=bench.bindings, flush=bench.flush if body.cold else None)
+                made = profile_operator(bench.measurer, operator, bindings=bench.bindings)
             except Exception as error:
                 made = describe(error)
             failed = isinstance(made, Failure)

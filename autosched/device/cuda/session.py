@@ -42,7 +42,6 @@ from autosched.device.worker_messages import (
     Broken,
     ExtraAnswer,
     LimitsAnswer,
-    LimitsRequest,
     Measurement,
     OpenRequest,
 )
@@ -104,28 +103,16 @@ class CudaSession(CpuSession):
         early = worker if worker is not None else new_cuda_worker(timeout_s, module=module, plugin=plugin)
         super().__init__(program, constants, timeout_s=timeout_s, max_lanes=lanes, widths=(1,), seed=seed, worker=early)
 
-    @property
-    def limits(self) -> Limits:
-        """As ``base.Session.limits``; the costs are measured at the first use.
-
-        Raises:
-            DeviceError: if they cannot be measured.
-        """
-        if self._limits is None:
-            answer = self._single(LimitsRequest())
-            if not isinstance(answer, LimitsAnswer):
-                detail = answer.failure.detail if isinstance(answer, Broken) else getattr(answer, "detail", "no answer")
-                raise DeviceError(f"the costs between operators could not be measured: {detail}. Run 'autosched doctor'.")
-            self._limits = Limits(
-                max_lanes=self._max_lanes,
-                widths=(1,),
-                priorities=(0, 1, 2, 3),
-                lanes_matter=False,
-                launch_gap_us=answer.launch_gap_us,
-                cross_lane_us=answer.cross_lane_us,
-                fixed_us=answer.fixed_us,
-            )
-        return self._limits
+    def _limits_with(self, costs: LimitsAnswer) -> Limits:
+        return Limits(
+            max_lanes=self._max_lanes,
+            widths=self._widths,
+            priorities=(0, 1, 2, 3),
+            lanes_matter=False,
+            launch_gap_us=costs.launch_gap_us,
+            cross_lane_us=costs.cross_lane_us,
+            fixed_us=costs.fixed_us,
+        )
 
     def replay_us(self, schedule: Schedule) -> float | Failure:
         """Time of one undisturbed replay, microseconds."""
@@ -154,7 +141,7 @@ class CudaSession(CpuSession):
             found[item.index] = item.outcome if item.outcome is not None else item.failure or _NO_ANSWER
         return [found.get(place, _NO_ANSWER) for place in range(len(delay_sets))]
 
-    def profiles(self, *, cold: bool = True) -> list[OperatorProfile | Failure]:
+    def profiles(self) -> list[OperatorProfile | Failure]:
         """What every operator launches, by operator; operators of one signature share a profile."""
         operators = self._program.graph.operators
         first: dict[str, int] = {}
@@ -163,7 +150,7 @@ class CudaSession(CpuSession):
         found: dict[int, OperatorProfile | Failure] = {}
         while pending := tuple(index for index in first.values() if index not in found):
             try:
-                for item in self._extra_answers(ProfilesBody(pending, cold), ProfileResult):
+                for item in self._extra_answers(ProfilesBody(pending), ProfileResult):
                     found[item.operator] = item.profile if item.profile is not None else item.failure or _NO_ANSWER
                 found.update({index: _NO_ANSWER for index in pending if index not in found})
             except WorkerDied as death:

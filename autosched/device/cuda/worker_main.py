@@ -29,9 +29,6 @@ from autosched.runtime.regions import region_library
 from autosched.runtime.streams import Tensor
 from autosched.runtime.torch_streams import TorchStreams
 
-# Several times the L2 cache of any GPU of compute capability 9.0 or 10.0.
-_FLUSH_BYTES = 256 << 20
-
 
 class _Builder:
     """Opens a program on the device chosen in the settings."""
@@ -87,10 +84,6 @@ class _Builder:
                 f"operators that a CUDA graph cannot hold: {named}. Move them out of the model, or tune for --device cpu."
             )
         beat(-1)
-        flush_buffer = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
-
-        def flush() -> None:
-            flush_buffer.zero_()
 
         def to_device(tensors: Sequence[torch.Tensor]) -> list[Tensor]:
             return [tensor.to(device) for tensor in tensors]
@@ -102,7 +95,6 @@ class _Builder:
             draw=lambda seed: random_inputs(program, seed, device),
             exact=_with_full_float32,
             bindings=bindings,
-            flush=flush,
         )
 
 

@@ -37,14 +37,13 @@ def test_a_profiler_trace_is_read_without_looking_at_names() -> None:
         {"ph": "X", "cat": "cpu_op", "ts": 1, "name": "aten::mm"},
         {"ph": "M", "name": "process_name"},
     ]
-    kernels, others = read_trace(json.loads(json.dumps(events)))
-    assert others == 1
+    kernels = read_trace(json.loads(json.dumps(events)))
     assert [item.resident_blocks for item in kernels] == [0, 8]  # "blocks per SM" is not residency
     assert kernels[0].blocks == 4
     assert kernels[0].dynamic_shared_bytes == 2048
-    profile = OperatorProfile("s", 0, kernels, others, 1, 2, 3, 4.0, 5.0, ProfileSource.PROFILER)
+    profile = OperatorProfile("s", 0, kernels, ProfileSource.PROFILER)
     assert profile.longest is kernels[0]
-    assert OperatorProfile("s", 0, (), 0, 1, 2, 3, 4.0, 5.0, ProfileSource.GRAPH).longest is None
+    assert OperatorProfile("s", 0, (), ProfileSource.GRAPH).longest is None
 
 
 def one_call(target: str, *args: object, dtypes: tuple[str, ...] = ("float32", "float32")) -> OpGraph:
@@ -155,7 +154,7 @@ def test_a_freed_value_is_really_gone() -> None:
     assert sum(item() is not None for item in alive) == len(outputs)
 
 
-def test_settings_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_travel() -> None:
     before = current_settings(0)
     try:
         torch.set_float32_matmul_precision("high")
