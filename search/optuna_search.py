@@ -85,7 +85,7 @@ class _Study:
 
         with open_study(self.context.study_path, f"{phase}-{self.problem.graph.hash[:16]}-{self.seed}") as study:
             if enqueue and not study.trials:
-                for policy in portfolio(self.problem, self.widths)[:6]:
+                for policy in portfolio(self.widths)[:6]:
                     study.enqueue_trial(_parameters(policy, len(self.widths) > 1))
             for known in study.get_trials(deepcopy=False):
                 if known.state == optuna.trial.TrialState.COMPLETE:

@@ -70,7 +70,7 @@ class Candidate:
         return problem.schedule(self.order, self.lane, width_index=self.width_index, wait=self.wait)
 
 
-def portfolio(problem: Problem, width_indices: Ints) -> list[Policy]:
+def portfolio(width_indices: Ints) -> list[Policy]:
     """The fixed policies: 4 priorities x 2 interference weights x 3 gates, and width rules where there are widths."""
     priorities = (Policy(), Policy(duration=1.0), Policy(bottom=0.0, duration=1.0), Policy(successors=1.0, pressure=-0.5))
     wide = (NEVER, 0.0, 1.0, ALWAYS) if len(width_indices) > 1 else (NEVER,)
@@ -157,7 +157,7 @@ def read_candidate(ints: Ints, lanes: int, count: int, makespan_us: float) -> Ca
 def best_policies(problem: Problem, context: SearchContext, decoder: Decoder) -> list[tuple[Candidate, Policy]]:
     """Every policy of the portfolio that the context pays for (at least one), best first."""
     found: list[tuple[Candidate, Policy]] = []
-    for policy in portfolio(problem, context.width_indices(problem)):
+    for policy in portfolio(context.width_indices(problem)):
         if found and (len(found) >= context.max_evaluations or context.expired()):
             break
         found.append((decoder.decode(policy), policy))

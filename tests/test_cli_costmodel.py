@@ -84,9 +84,7 @@ def test_evaluate_reads_the_model_that_tuning_reads_and_says_which(
     assert evaluated() == str(installed)
 
 
-def test_without_any_model_evaluate_says_how_to_make_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_any_model_evaluate_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(memory, "_shipped", lambda key: [])
     synthetic_store(retraining.places_of("cpu")[0], families=("gamma",), kernels=4, pairs=6, seed=0)
     assert run("evaluate", "--device", "cpu") == 2
@@ -116,7 +114,7 @@ def test_training_says_whether_tuning_will_use_the_model(chosen: str, installed:
     assert words in whether_used(chosen, Path("elsewhere"), installed=installed)
 
 
-def test_no_cell_of_an_evaluation_is_cut_off_in_a_narrow_terminal(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_cell_of_an_evaluation_is_cut_off_in_a_narrow_terminal(runs: Path, tmp_path: Path) -> None:
     retraining.train(runs, tmp_path / "model")
     found = retraining.evaluate(tmp_path / "model", runs)
     first = next(iter(found.by_family.values()))

@@ -33,7 +33,7 @@ def test_help_says_how_to_begin_and_what_exit_codes_mean(flag: str, capsys: pyte
         assert code in " ".join(printed.split())
 
 
-def test_every_option_of_every_command_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_of_every_command_is_explained() -> None:
     from typer.main import get_command
 
     from autosched.cli import app

@@ -37,10 +37,11 @@ def check_samples(samples: Samples) -> None:
 class DeviceSuite:
     """The contract of ``autosched.device.base``, as tests.
 
-    ``traces_everything``: whether every schedule that can be timed can be traced.
+    ``traces_everything``: whether every schedule that can be timed can be traced. ``measures_groups``: whether it measures any.
     """
 
     traces_everything: ClassVar[bool] = True
+    measures_groups: ClassVar[bool] = True
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -116,6 +117,9 @@ class DeviceSuite:
         for refused in found[1:4]:
             assert isinstance(refused, Failure)
             assert refused.kind is FailureKind.ILLEGAL
+        if not self.measures_groups:
+            assert [getattr(record, "kind", None) for record in (found[0], found[4])] == [FailureKind.UNAVAILABLE] * 2
+            return
         for members, record in ((three, found[0]), (three[::-1], found[4])):
             assert isinstance(record, GroupRecord)
             assert record.signatures == tuple(graph.operators[index].signature for index in members)

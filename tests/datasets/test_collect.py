@@ -28,7 +28,6 @@ from autosched.datasets.store import Store
 
 DEVICE, SOFTWARE = DeviceKey("cpu", "test", ()), SoftwareKey(())
 SCOPE = ScopeRow(Scope(DEVICE, SOFTWARE).digest, DEVICE, SOFTWARE, DeviceFacts("test", "cpu", 2))
-CLEAN = Contamination(0.0, 0.0)
 
 
 def fork(count: int) -> OpGraph:

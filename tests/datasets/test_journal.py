@@ -103,7 +103,7 @@ def test_a_damaged_line_is_put_aside_with_one_warning(tmp_path: Path, garbage: b
     assert len(caplog.records) <= 1
 
 
-def test_every_flipped_byte_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with Journal.open(path, SCOPE) as journal:
         journal.add(solo("a", 5.25))

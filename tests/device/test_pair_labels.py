@@ -45,9 +45,9 @@ def test_one_after_the_other_is_the_cap_for_the_last() -> None:
 
 
 @quick
-@given(lengths, lengths, lengths, lengths, lengths, lengths)
-def test_any_run_gives_usable_figures(a: float, b: float, c: float, d: float, solo_a: float, solo_b: float) -> None:
-    found = directional_slowdowns(Overlap(0.0, a, min(c, 10.0), min(c, 10.0) + b), solo_a, solo_b)
+@given(lengths, lengths, st.floats(1.0, 10.0), lengths, lengths)
+def test_any_run_gives_usable_figures(first_us: float, last_us: float, begin_us: float, solo_first_us: float, solo_last_us: float) -> None:
+    found = directional_slowdowns(Overlap(0.0, first_us, begin_us, begin_us + last_us), solo_first_us, solo_last_us)
     assert all(figure > 0 for figure in found)
     assert found[1] <= MAX_SLOWDOWN
 

@@ -155,7 +155,7 @@ def test_readers_see_old_or_new_but_never_half(tmp_path: Path) -> None:
             thread.join()
 
 
-def test_a_literal_keeps_its_strides(tmp_path: Path) -> None:
+def test_a_literal_keeps_its_strides() -> None:
     bundle = two_branches_bundle(TwoBranches().eval())
     data = encode_bundle(dataclasses.replace(bundle, literals={"range": torch.arange(16.0)[::2] / 2}))
     literal = read_bundle(data).literals["range"]

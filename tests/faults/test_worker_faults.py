@@ -195,10 +195,14 @@ def test_exit_in_the_middle_is_a_crash(opened: Open, program: Program) -> None:
 
 
 def test_hang_is_a_timeout_and_the_process_is_gone(opened: Open, program: Program) -> None:
+    opened("kernel(slots)", timeout_s=2.0).schedules([sequential(program.graph)], rounds=1)
     session = opened("if once(): time.sleep(1000)\nkernel(slots)", timeout_s=2.0)
+    pid = session.worker_pid
     found = session.schedules(lane_schedules(program), rounds=1)
     expect_failure(found[0], FailureKind.TIMEOUT, "2 s")
     assert isinstance(found[1], ScheduleRecord)
+    assert pid is not None
+    assert wait_gone(pid)
 
 
 def test_hang_with_the_interpreter_lock_held_is_a_timeout(opened: Open, program: Program) -> None:
@@ -293,7 +297,7 @@ def test_nan_where_the_reference_is_finite(opened: Open, program: Program) -> No
     assert isinstance(found[1], ScheduleRecord)
 
 
-def test_death_in_the_middle_of_a_batch_keeps_what_was_answered(opened: Open, program: Program) -> None:
+def test_death_in_the_middle_of_a_batch_keeps_what_was_answered(opened: Open) -> None:
     # Pairs are answered one by one; only a pair with the bad operator meets the fault a second time.
     session = opened(
         "fault.calls = getattr(fault, 'calls', 0) + 1\nif fault.calls > 1: os.kill(os.getpid(), signal.SIGKILL)\nkernel(slots)"
@@ -305,7 +309,7 @@ def test_death_in_the_middle_of_a_batch_keeps_what_was_answered(opened: Open, pr
     assert isinstance(session.pairs([Pair(0, 4)], repeats=2)[0], PairRecord)
 
 
-def test_an_operator_that_kills_does_not_hide_the_others(opened: Open, program: Program) -> None:
+def test_an_operator_that_kills_does_not_hide_the_others(opened: Open) -> None:
     session = opened("os.kill(os.getpid(), signal.SIGKILL)")
     found = session.solo((1,), repeats=2)
     expect_failure(found[BAD][0], FailureKind.CRASH, "SIGKILL")
@@ -323,7 +327,7 @@ def test_a_worker_that_always_dies_is_lost_not_retried_for_ever(tmp_path: Path) 
         session.close()
 
 
-def test_a_program_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_opened_says_why() -> None:
     program, constants = branches_program()
     constants.popitem()
     with (

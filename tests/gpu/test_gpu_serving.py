@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime.guard import FallbackWarning, LoadedModel
 from autosched.runtime.numerics import compare
 from tests.conformance.graphs import random_placement
+from tests.conformance.waiting import at_once
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(420), pytest.mark.gpu_only(reason="the tuner opens the real device")]
 
@@ -115,11 +115,7 @@ def test_callers_on_several_streams_and_threads_take_turns(spread: LoadedModel, 
                 if not torch.equal(spread(given), wanted[seed]):
                     wrong.append(seed)
 
-    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(call, range(4))
     assert wrong == []
 
 

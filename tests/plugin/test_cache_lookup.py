@@ -103,7 +103,7 @@ def test_another_shape_or_another_model_is_not_found() -> None:
     assert autosched.compile(wider, args).report().schedule == compiled.DEFAULT
 
 
-def test_other_settings_are_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_settings_are_another_entry() -> None:
     model = Mlp().eval()
     args, _ = inputs_of(model)
     cached_two_lanes(model, args, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from autosched import plugin
 from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
 from autosched.runtime.guard import FallbackWarning, LoadReport
 from autosched.runtime.lanes import LaneExecutor
+from tests.conformance.waiting import at_once
 from tests.plugin.nets import Attention, Broken, Counting, Inception, Mlp, inputs_of, require_same
 
 
@@ -285,11 +285,7 @@ def test_four_threads_and_four_models() -> None:
         except BaseException as error:
             wrong.append(f"{type(error).__name__}: {error}")
 
-    threads = [threading.Thread(target=work, args=(own,)) for own in inputs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, inputs)
     assert wrong == []
     found = reports()
     assert all(report.scheduled and not report.stepped_aside for report in found)

@@ -20,6 +20,7 @@ from autosched.runtime.prepared import Prepared
 from autosched.runtime.trees import output_tensors
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
+from tests.conformance.waiting import at_once
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ def test_a_replacement_that_computes_something_else_retires_the_schedule(loaded:
         assert _agrees(loaded, model)
 
 
-def test_an_activation_that_is_swapped_is_noticed(model: TwoBranches) -> None:
+def test_an_activation_that_is_swapped_is_noticed() -> None:
     class Wrapped(TwoBranches):
         def __init__(self) -> None:
             super().__init__()
@@ -229,7 +230,7 @@ def test_hooks_added_after_load_still_run(loaded: LoadedModel, model: TwoBranche
     assert loaded.report().calls == 1
 
 
-def test_outputs_belong_to_the_caller(strict: LoadedModel, model: TwoBranches) -> None:
+def test_outputs_belong_to_the_caller(strict: LoadedModel) -> None:
     args, kwargs = two_branches_inputs(1)
     first = strict(*args, **kwargs)
     kept = copy.deepcopy(first)
@@ -260,11 +261,7 @@ def test_many_threads_get_their_own_answers(strict: LoadedModel, model: TwoBranc
             if not _agrees(strict, model, seed * 100 + step):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(6))
     assert not wrong
     assert strict.report().calls == 120
 

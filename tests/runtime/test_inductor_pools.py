@@ -24,3 +24,4 @@ def test_a_pool_that_would_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_a_pool_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch._inductor.async_compile", raising=False)
     end_pools()
+    assert "torch._inductor.async_compile" not in sys.modules

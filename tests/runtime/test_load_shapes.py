@@ -22,6 +22,7 @@ from autosched.runtime.numerics import compare
 from autosched.runtime.trees import output_tensors
 from tests.conformance.bundles import evidence_for, shapes_of
 from tests.conformance.graphs import Recorder, TwoBranches, two_branches_inputs
+from tests.conformance.waiting import at_once
 
 
 @pytest.fixture(scope="module")
@@ -140,11 +141,7 @@ def test_many_threads_and_shapes_with_room_for_one(model: TwoBranches, data: byt
             if not compare(output_tensors(result), output_tensors(expected)).within_tolerance:
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(4))
     assert not wrong
     # Later calls did not write into earlier answers.
     assert all(compare(output_tensors(result), output_tensors(expected)).within_tolerance for result, expected in kept)

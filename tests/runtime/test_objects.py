@@ -118,7 +118,7 @@ def test_one_that_is_changed_and_not_returned_is_refused() -> None:
         capture(Forgets().eval(), (torch.randn(1, 8), state()))
 
 
-def test_what_fails_leaves_the_callers_object_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_leaves_the_callers_object_to_the_model() -> None:
     model = Remembers().eval()
     fast = load(bundle(capture(model, (torch.randn(1, 8), state()))), model)
     x, mine, other = torch.randn(2, 8), state(), state()

@@ -57,6 +57,7 @@ def test_correct_plans_pass_both(seed: int) -> None:
     schedule = random_schedule(rng, graph, rng.randint(1, 4), priorities=True, extra=2)
     audit, report = examine(graph, schedule, make_plan(graph, schedule))
     assert audit.problems == ()
+    assert audit.orderings_checked >= len(graph.edges)
     assert report.problems == ()
 
 
@@ -103,7 +104,7 @@ def test_memory_freed_at_the_last_launch_is_caught_by_both() -> None:
     # With one more operator on the lane whose turn frees it, the wrong rule hands the block over at once.
     schedule = make_schedule(graph, range(4), [0, 0, 1, 0])
     assert examine(graph, schedule, make_plan(graph, schedule, FreeRule.LAST_LAUNCH))[0].sound
-    caught = 0
+    caught = reused = 0
     for seed in range(40):
         rng = random.Random(seed)
         wide = random_graph(rng, 24)
@@ -111,8 +112,10 @@ def test_memory_freed_at_the_last_launch_is_caught_by_both() -> None:
         audit, report = examine(wide, chosen, make_plan(wide, chosen, FreeRule.LAST_LAUNCH))
         assert audit.sound == report.sound
         caught += not audit.sound
+        reused += audit.reuses_checked
         assert audit.sound or any("used again too early" in line for line in audit.problems)
     assert caught > 15
+    assert reused > caught
 
 
 def test_without_delays_or_poison_the_same_races_pass_unseen() -> None:
