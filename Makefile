@@ -42,6 +42,8 @@ emulate: $(EMULATOR_VENV)/.installed
 		tools/cuda_emulator/test_emulator.py tools/cuda_emulator/test_triton_values.py
 	$(EMULATE) --values zeros -- $(EMULATED_PYTEST) --noconftest -c /dev/null --rootdir tools/cuda_emulator tools/cuda_emulator/test_zeros.py
 	$(EMULATE) --devices 2 -- $(EMULATED_PYTEST) --noconftest -c /dev/null --rootdir tools/cuda_emulator tools/cuda_emulator/test_two_devices.py
+	$(EMULATE) --device h200,l4 -- $(EMULATED_PYTEST) --noconftest -c /dev/null --rootdir tools/cuda_emulator \
+		tools/cuda_emulator/test_different_devices.py
 	$(EMULATED) -m gpu --gpu-budget 7200 tests/gpu
 
 clean:

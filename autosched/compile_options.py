@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from autosched.core.custom_operators import parse_namespaces
 from autosched.core.errors import UsageError
 
 EFFORTS = ("quick", "balanced", "full")
-_DEVICES = ("auto", "cpu", "cuda")
+_DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]{0,3}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class CompileOptions:
     Args:
         tune: tune at the first call with this effort if the cache has nothing; ``None`` to take the default schedule then.
         budget_s: seconds for tuning, instead of the preset's.
-        device: ``cpu`` or ``cuda`` to insist on where the model is; ``auto`` for wherever that is.
+        device: ``cpu``, ``cuda`` or ``cuda:N`` to insist on where the model is; ``auto`` for wherever that is.
         strict: raise where the model would otherwise run as it came.
         custom_operators: namespaces of operators outside PyTorch that may be captured and run.
     """
@@ -51,11 +52,11 @@ def parse_options(options: Mapping[str, Any] | None) -> CompileOptions:
         raise UsageError(f"option budget_s is {budget!r}; expected a number of seconds that is not negative")
     if budget is not None and tune is None:
         raise UsageError("option budget_s says how long to tune, but option tune is not given; expected both, or neither")
-    device = given.get("device", "auto")
-    if device not in _DEVICES:
-        raise UsageError(f"option device is {device!r}; expected one of {', '.join(_DEVICES)}")
+    device = str(given.get("device", "auto"))  # also a torch.device
+    if not _DEVICE.fullmatch(device):
+        raise UsageError(f"option device is {device!r}; expected auto, cpu, cuda, or cuda:N for one of several GPUs")
     strict = given.get("strict", False)
     if not isinstance(strict, bool):
         raise UsageError(f"option strict is {strict!r}; expected True or False")
     namespaces = parse_namespaces(given.get("custom_operators", ()))
-    return CompileOptions(tune, float(budget) if budget is not None else None, str(device), strict, namespaces)
+    return CompileOptions(tune, float(budget) if budget is not None else None, device, strict, namespaces)

@@ -36,13 +36,13 @@ from autosched.core.variants import WHOLE, lowering_named
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime import cache
 from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
-from autosched.runtime.current_device import made_current
+from autosched.runtime.current_device import home_of, made_current
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
 from autosched.runtime.inductor_modes import mode_of
 from autosched.runtime.load import load
 from autosched.runtime.state import Kept
-from autosched.runtime.trees import map_tensors, output_tensors, renewed_calls
+from autosched.runtime.trees import map_tensors, renewed_calls
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def compile(
         schedule: ``auto`` to look in the cache of tuned schedules; or the path or the bytes of a bundle.
         tune: ``quick``, ``balanced`` or ``full``: tune if the cache has nothing, and keep the result there.
         budget_s: seconds for tuning, instead of the preset's.
-        device: ``cpu`` or ``cuda`` to insist on where the model is.
+        device: ``cpu``, ``cuda`` or ``cuda:N`` to insist on where the model is.
         strict: raise where the model would otherwise run as it came with a warning.
         custom_operators: namespaces of operators outside PyTorch that may be captured and run, as for ``load``.
 
@@ -141,8 +141,8 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         UsageError: if the model is not on the device that ``options`` names.
         AutoschedError: if tuning fails.
     """
-    home = _home(model, args, kwargs)
-    if options.device not in ("auto", home.type):
+    home = home_of(model, args, kwargs)
+    if options.device not in ("auto", home.type, str(home)):
         raise UsageError(f"option device is {options.device!r}, but the model is on {home}; move the model, or leave the option out")
     if home.type not in ("cpu", "cuda"):
         raise UnsupportedGraph(f"the model is on {home}; expected cpu or cuda. Move the model.")
@@ -157,7 +157,7 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         origin = Origin.CACHE
         if found is None and options.tune is not None:
             # Once, not again for each shape that comes to the same graph.
-            found, origin = _tune(model, args, kwargs, home.type, options), Origin.TUNED
+            found, origin = _tune(model, args, kwargs, home, options), Origin.TUNED
         if found is not None:
             try:
                 fused_alike = _in_lowering(found.program, home.type, captured, model, args, kwargs)
@@ -173,7 +173,8 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
     Raises:
         AutoschedError: with ``strict``, if the schedule may not run.
     """
-    with alone(), torch.inference_mode(False), torch.no_grad():
+    # Of a model without parameters nobody else knows where it runs.
+    with alone(), made_current(home_of(model, args, kwargs)), torch.inference_mode(False), torch.no_grad():
         loaded = load(recipe.bundle, model, strict=options.strict, custom_operators=options.custom_operators)
         report = loaded.report()
         if (
@@ -247,11 +248,11 @@ def _literals(captured: Captured) -> dict[str, torch.Tensor]:
     }
 
 
-def _tune(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: str, options: CompileOptions) -> Bundle:
+def _tune(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], home: torch.device, options: CompileOptions) -> Bundle:
     from autosched.pipeline import tune
 
     tuned = tune(
-        model, args, kwargs, device=kind, effort=options.tune or "quick", budget_s=options.budget_s,
+        model, args, kwargs, device=str(home), effort=options.tune or "quick", budget_s=options.budget_s,
         custom_operators=options.custom_operators,
     )  # fmt: skip
     return tuned.bundle
@@ -265,25 +266,25 @@ def _faster(loaded: LoadedModel, model: torch.nn.Module, program: Program, args:
         return run(*own_args, **own_kwargs)
 
     runners: tuple[Callable[[], Any], ...] = (lambda: call(loaded), lambda: call(model))
-    on_gpu = _home(model, args, kwargs).type == "cuda"
+    home = home_of(model, args, kwargs)
     restore = Kept.by(program, model, args, kwargs).restore if program.writes else lambda: None
     for run in (*runners, *runners):
-        _timed(run, on_gpu, restore)
+        _timed(run, home, restore)
     ratios: list[float] = []
     begin = time.perf_counter()
     while len(ratios) < 3 or (len(ratios) < _RACE_ROUNDS and time.perf_counter() - begin < _RACE_SECONDS):
         # Who goes first changes from round to round.
         first = len(ratios) % 2
-        times = {index: _timed(runners[index], on_gpu, restore) for index in (first, 1 - first)}
+        times = {index: _timed(runners[index], home, restore) for index in (first, 1 - first)}
         ratios.append(times[0] / times[1])
     return statistics.median(ratios) < 1.0
 
 
-def _timed(run: Callable[[], Any], on_gpu: bool, restore: Callable[[], None]) -> float:
+def _timed(run: Callable[[], Any], home: torch.device, restore: Callable[[], None]) -> float:
     begin = time.perf_counter()
     run()
-    if on_gpu:
-        torch.cuda.synchronize()
+    if home.type == "cuda":
+        torch.cuda.synchronize(home)
     took = time.perf_counter() - begin
     restore()
     return took
@@ -292,12 +293,6 @@ def _timed(run: Callable[[], Any], on_gpu: bool, restore: Callable[[], None]) ->
 def _usable(item: Any) -> Any:
     """The same nested arguments without tensors made in inference mode, which autograd's bookkeeping refuses."""
     return map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, item)
-
-
-def _home(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
-    return next((tensor.device for tensor in output_tensors((args, dict(kwargs)))), torch.device("cpu"))
 
 
 def _host_keys(home: torch.device) -> tuple[DeviceKey, SoftwareKey]:

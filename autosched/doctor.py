@@ -35,10 +35,10 @@ def examine() -> list[Finding]:
     """Look at PyTorch, the devices, the compiler, the cache, the cost model and the optional packages."""
     import torch
 
-    cuda = _cuda()
-    findings = [_versions(), _torch(), _cpu(), cuda, _compiler(), _cache(), _cost_model("cpu")]
-    if cuda.state is State.OK:
-        findings.append(_cost_model("cuda"))
+    gpus = _cuda()
+    findings = [_versions(), _torch(), _cpu(), *gpus, _compiler(), _cache(), _cost_model("cpu")]
+    if gpus[0].state is State.OK:
+        findings += [_cost_model(name) for name in _different_gpus()]
     findings += [_package(*item) for item in _PACKAGES]
     # On a CPU build of PyTorch they would be of no use.
     return findings if torch.version.cuda is None else [*findings, _triton(), *(_package(*item) for item in _GPU_PACKAGES)]
@@ -101,21 +101,34 @@ def _taken_now(usable: int) -> float:
     return min(1.0, os.getloadavg()[0] / usable)
 
 
-def _cuda() -> Finding:
+def _cuda() -> list[Finding]:
+    """One finding of CUDA; where there are several GPUs, one of each follows it."""
     import torch
 
     from autosched.core.errors import DeviceMissing
-    from autosched.runtime.cuda_key import gpu_facts
+    from autosched.runtime.cuda_key import gpu_count, gpu_facts
 
     if torch.version.cuda is None:
-        return Finding(
-            "cuda", State.MISSING, "this PyTorch is a CPU build", "install a CUDA build of torch on a machine with an NVIDIA GPU"
-        )
+        advice = "install a CUDA build of torch on a machine with an NVIDIA GPU"
+        return [Finding("cuda", State.MISSING, "this PyTorch is a CPU build", advice)]
     try:
         # Asks the driver: a look must not create a context on a GPU that others use.
-        return Finding("cuda", State.OK, gpu_facts().name, "")
+        first, count = gpu_facts(), gpu_count()
     except DeviceMissing as error:
-        return Finding("cuda", State.MISSING, "no GPU answers", str(error))
+        return [Finding("cuda", State.MISSING, "no GPU answers", str(error))]
+    if count == 1:
+        return [Finding("cuda", State.OK, first.name, "")]
+    every = enumerate(gpu_facts(index) for index in range(count))
+    named = [Finding(f"cuda:{index}", State.OK, f"{facts.name}, {facts.details()['memory_gib']} GiB", "") for index, facts in every]
+    return [Finding("cuda", State.OK, f"{count} GPUs", ""), *named]
+
+
+def _different_gpus() -> list[str]:
+    """As devices are named, the first GPU of each kind: those that are alike share everything that is learned of them."""
+    from autosched.runtime.cuda_key import cuda_device_key, gpu_count
+
+    keys = [cuda_device_key(index) for index in range(gpu_count())]
+    return [f"cuda:{keys.index(key)}" for key in dict.fromkeys(keys)] if len(set(keys)) > 1 else ["cuda"]
 
 
 def _compiler() -> Finding:

@@ -104,7 +104,7 @@ def test_a_model_named_almost_right_is_answered_with_the_right_form(model: str, 
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("device", "words"), [("gpu", "auto, or replay:DIR"), ("cuda:1", "CUDA_VISIBLE_DEVICES")])
+@pytest.mark.parametrize(("device", "words"), [("gpu", "auto, or replay:DIR"), ("cuda:one", "cuda:N")])
 def test_an_unknown_device_is_answered_with_the_known_ones(device: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("tune", "autosched:toy", "--device", device) == 2
     assert words in capsys.readouterr().err

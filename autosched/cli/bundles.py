@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autosched.cli.options import CustomOperatorsOption, FileArgument, JsonOption, SeedOption, names_in
+from autosched.cli.options import ChosenDeviceOption, CustomOperatorsOption, FileArgument, JsonOption, SeedOption, names_in
 from autosched.cli.printing import emit, live_progress
 from autosched.cli.shapes import ChosenBatchOption, ShapeOption
 
@@ -18,6 +18,7 @@ def bench(
     rounds: Annotated[int | None, typer.Option(min=5, help="Interleaved rounds; default: 40, or as many as fit into five minutes.")] = None,
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
+    device: ChosenDeviceOption = "auto",
     custom_operators: CustomOperatorsOption = None,
     seed: SeedOption = 0,
     json: JsonOption = False,
@@ -26,10 +27,11 @@ def bench(
     from autosched import pipeline, zoo
     from autosched.core.custom_operators import trusting
 
+    _look(device)
     bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
     with trusting(names_in(custom_operators)), live_progress() as progress:
-        result = pipeline.bench(file, loaded.model, rounds=rounds, seed=seed, shape=shape, batch=batch, progress=progress)
+        result = pipeline.bench(file, loaded.model, rounds=rounds, seed=seed, shape=shape, batch=batch, device=device, progress=progress)
     if json:
         emit(result)
     else:
@@ -41,6 +43,7 @@ def check(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Also check it against this model.")] = None,
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
+    device: ChosenDeviceOption = "auto",
     custom_operators: CustomOperatorsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -48,10 +51,11 @@ def check(
     from autosched import pipeline, zoo
     from autosched.core.custom_operators import trusting
 
+    _look(device)
     bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model, dtype=bundle.dtype, seed=bundle.seed) if model is not None else None
     with trusting(names_in(custom_operators)):
-        result = pipeline.check(file, loaded.model if loaded is not None else None, shape=shape, batch=batch)
+        result = pipeline.check(file, loaded.model if loaded is not None else None, shape=shape, batch=batch, device=device)
     if json:
         emit(result)
     else:
@@ -66,6 +70,7 @@ def trace(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the trace.")] = Path("trace.json"),
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
+    device: ChosenDeviceOption = "auto",
     custom_operators: CustomOperatorsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -74,10 +79,11 @@ def trace(
     from autosched.core.custom_operators import trusting
 
     pipeline.check_writable(output)
+    _look(device)
     bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
     with trusting(names_in(custom_operators)):
-        result = pipeline.trace(file, loaded.model, output, shape=shape, batch=batch)
+        result = pipeline.trace(file, loaded.model, output, shape=shape, batch=batch, device=device)
     if json:
         emit(result)
     else:
@@ -101,6 +107,14 @@ def report(
         emit(result)
     else:
         print(result.summary())
+
+
+def _look(device: str) -> None:
+    """Find a device that is not here before a model is built."""
+    from autosched.device.registry import AUTO, device_named
+
+    if device != AUTO:
+        device_named(device)
 
 
 def register(app: typer.Typer) -> None:

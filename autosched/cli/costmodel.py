@@ -11,7 +11,7 @@ import typer
 from autosched.cli.options import CustomOperatorsOption, JsonOption, SeedOption, names_in
 from autosched.cli.printing import emit, live_progress, results_console
 
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto (CUDA if there is a GPU).")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, or auto (CUDA if there is a GPU).")]
 
 
 def collect(

@@ -10,7 +10,8 @@ import typer
 from autosched.core.variants import Lowering
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else there.")]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, auto (CUDA if there is a GPU), or replay:DIR for recorded runs.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, auto (CUDA if there is a GPU), or replay:DIR for recorded runs.")]
+ChosenDeviceOption = Annotated[str, typer.Option("--device", help="Such as cuda:1; auto is the first here that the file was tuned for.")]
 EffortOption = Annotated[str, typer.Option(help="quick (60 s), balanced (150 s) or full (1200 s of measuring and searching).")]
 BudgetOption = Annotated[
     str | None,

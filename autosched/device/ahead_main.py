@@ -34,6 +34,8 @@ def _compiled(body: AheadBody) -> str:
     compilers_write_into(Path(body.program_file).parent)
     program = decode_program(Path(body.program_file).read_bytes())
     home = torch.device(body.device)
+    if home.type == "cuda":
+        torch.cuda.set_device(home)
     constants = {int(name): tensor.to(home) for name, tensor in read_tensors(Path(body.constants_file)).items()}
     torch.set_float32_matmul_precision(body.matmul_precision)
     mode = Mode(Lowering(body.lowering))

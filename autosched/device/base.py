@@ -140,3 +140,16 @@ class StartsEarly(Protocol):
 
     def drop_early(self) -> None:
         """End a process that no ``open`` has taken. May be called twice."""
+
+
+@runtime_checkable
+class OneOfSeveral(Protocol):
+    """A device that a machine may have several of: its class takes ``index``, the number after the colon of ``cuda:1``."""
+
+    @property
+    def index(self) -> int:
+        """Which one, from 0."""
+
+    @property
+    def count(self) -> int:
+        """How many of its kind this process sees."""

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from autosched.core.errors import UnknownName, UsageError
+from autosched.core.records import DeviceKey
 from autosched.core.registry import Registry
-from autosched.device.base import Device
+from autosched.device.base import Device, OneOfSeveral
 
 DEVICES: Registry[type[Device]] = Registry("device", "autosched.runners")
 DEVICES.add("cpu", "autosched.device.cpu:CpuDevice")
 DEVICES.add("cuda", "autosched.device.cuda.device:CudaDevice")
 
+AUTO = "auto"
+# As PyTorch writes it: no sign, no leading zero.
+_NUMBERED = re.compile(r"([^:]+):(0|[1-9][0-9]{0,3})")
+
 
 def device_named(name: str) -> Device:
-    """The device called ``name``; ``auto`` is CUDA where there is a GPU, else the CPU.
+    """The device called ``name``, such as ``cpu``, ``cuda`` or ``cuda:1``; ``auto`` is CUDA where there is a GPU, else the CPU.
 
     Raises:
         UnknownName: listing the known names.
         DeviceMissing: if this machine does not have it.
-        UsageError: if what a plugin brings is no device.
+        UsageError: if this machine has fewer of that kind, or what a plugin brings is no device.
     """
     resolved = resolve_auto(name)
-    if resolved not in DEVICES.names():
-        index = "; a GPU is chosen by the variable CUDA_VISIBLE_DEVICES" if resolved.startswith("cuda:") else ""
-        known = ", ".join([*DEVICES.names(), "auto"])
-        raise UnknownName(f"unknown device {name!r}; expected {known}, or replay:DIR for recorded runs{index}")
-    made = DEVICES.get(resolved)()
+    numbered = _NUMBERED.fullmatch(resolved)
+    kind = numbered[1] if numbered is not None else resolved
+    if kind not in DEVICES.names() or (numbered is not None and not hasattr(DEVICES.get(kind), "index")):
+        names = ["cuda (or cuda:N, one of several GPUs)" if item == "cuda" else item for item in DEVICES.names()]
+        raise UnknownName(f"unknown device {name!r}; expected {', '.join([*names, AUTO])}, or replay:DIR for recorded runs")
+    make: Any = DEVICES.get(kind)
+    made: Device = make(index=int(numbered[2])) if numbered is not None else make()
     # Not by asking for them: a device that is not there may raise.
     if missing := sorted({"key", "software", "open"} - set(dir(made))):
         raise UsageError(
@@ -34,9 +44,36 @@ def device_named(name: str) -> Device:
     return made
 
 
+def device_like(key: DeviceKey, name: str = AUTO) -> Device:
+    """The device called ``name``; for ``auto`` the first on this machine whose key is ``key``, else the first of its kind.
+
+    Raises:
+        UnknownName, DeviceMissing, UsageError: as :func:`device_named`.
+    """
+    if name != AUTO:
+        return device_named(name)
+    first = device_named(key.kind)
+    if first.key == key:
+        return first
+    count = first.count if isinstance(first, OneOfSeveral) else 0
+    every = (device_named(f"{key.kind}:{index}") for index in range(count))
+    return next((device for device in every if device.key == key), first)
+
+
+def index_of(device: Device) -> int | None:
+    """Which of several ``device`` is; ``None`` where there is but one of its kind."""
+    return device.index if isinstance(device, OneOfSeveral) else None
+
+
+def place_of(device: Device) -> str:
+    """``device`` as PyTorch names it: ``cpu``, ``cuda:1``."""
+    index = index_of(device)
+    return device.key.kind if index is None else f"{device.key.kind}:{index}"
+
+
 def resolve_auto(name: str) -> str:
     """``name``, or what ``auto`` means on this machine."""
-    if name != "auto":
+    if name != AUTO:
         return name
     import torch
 

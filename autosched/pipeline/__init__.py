@@ -14,7 +14,7 @@ from autosched.pipeline.benching import bench
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.bundles import check, read, trace
 from autosched.pipeline.cache import remember
-from autosched.pipeline.request import check_request
+from autosched.pipeline.request import check_request, moved_note, where_to_measure
 from autosched.pipeline.result import Tuned, check_writable
 from autosched.pipeline.shapes import TunedShapes, tune_shapes
 
@@ -34,7 +34,7 @@ def tune(
     model: torch.nn.Module,
     example_inputs: Sequence[Any],
     example_kwargs: Mapping[str, Any] | None = None,
-    device: str = "cuda",
+    device: str | torch.device = "cuda",
     effort: str = "balanced",
     budget_s: float | None = None,
     seed: int = 0,
@@ -57,7 +57,9 @@ def tune(
         model: in inference mode; left unchanged.
         example_inputs: positional arguments of one call; nested containers are allowed.
         example_kwargs: keyword arguments of that call.
-        device: ``cuda``, ``cpu`` or ``auto``; ``replay:DIR`` answers from the recorded runs in ``DIR`` and measures nothing.
+        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; ``cuda`` alone is the GPU that the model is on, else PyTorch's current one. A
+            model that is elsewhere stays there, and a copy of its weights is measured. ``replay:DIR`` answers from the recorded runs in
+            ``DIR`` and measures nothing.
         effort: ``quick``, ``balanced`` or ``full``: the preset budget.
         budget_s: seconds for measuring and searching, instead of the preset's.
         seed: of every random choice.
@@ -81,8 +83,8 @@ def tune(
     require_call("tune", model, example_inputs, example_kwargs)
     budget = budget_for(effort, budget_s)
     options = Options(
-        device, effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name or type(model).__name__, dtype,
-        source, cost_model,
+        str(device), effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name or type(model).__name__,
+        dtype, source, cost_model,
     )  # fmt: skip
     with trusting(custom_operators):
         outcome = _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite)
@@ -96,7 +98,7 @@ def compare(
     model: torch.nn.Module,
     example_inputs: Sequence[Any],
     example_kwargs: Mapping[str, Any] | None = None,
-    device: str = "cuda",
+    device: str | torch.device = "cuda",
     effort: str = "quick",
     budget_s: float | None = None,
     seed: int = 0,
@@ -126,7 +128,7 @@ def compare(
     budget = budget_for(effort, budget_s)
     chosen = tuple(strategies) if strategies is not None else None
     options = Options(
-        device,
+        str(device),
         effort,
         budget,
         seed,
@@ -167,6 +169,7 @@ def _run(
     if options.cost_model is not None:
         # Found out now, not after minutes of capturing and compiling.
         read_card(options.cost_model)
+    options = dataclasses.replace(options, device=where_to_measure(options.device, model, args, kwargs))
     clock = StageClock(progress)
     kind = REPLAY if options.device.startswith("replay:") else open_device(options.device).key.kind
     choice = considered(lowering, rewrite=rewrite, kind=kind)
@@ -176,6 +179,6 @@ def _run(
     else:
         outcome = Job(model, args, kwargs, dataclasses.replace(options, lowering=choice.lowerings[0]), clock).run()
         note = coarser_note(outcome.report)
-    said = [note, left_out_sentence(outcome.left_out, options.budget.total_s)]
+    said = [note, left_out_sentence(outcome.left_out, options.budget.total_s), moved_note(outcome.device, model, args, kwargs)]
     notes = (*outcome.report.notes, *filter(None, said))
     return dataclasses.replace(outcome, report=dataclasses.replace(outcome.report, notes=notes, stages=clock.times()))

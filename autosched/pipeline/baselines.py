@@ -13,15 +13,19 @@ from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.core.variants import Lowering
+from autosched.device.base import Device
 from autosched.device.baselines import EagerBaseline
 from autosched.device.compiled_baseline import CompiledBaseline, ModelSource
 from autosched.device.cpu_measure import SHORTEST_BLOCK_US
 from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S, CudaBaseline, ModelCall
 from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.cuda.settings import current_settings
+from autosched.device.registry import index_of
 from autosched.pipeline.adopting import TORCH_COMPILE
 from autosched.pipeline.compile_time import CompileTime
+from autosched.pipeline.granularity import REPLAY
 from autosched.pipeline.judge import External
+from autosched.pipeline.replaying import recording_of
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.state import Kept
 
@@ -54,7 +58,7 @@ class Rivals:
     """Every baseline that is no schedule, prepared when first asked for and then the same for every job on this model.
 
     Args:
-        kind: of the device, ``cpu`` or ``cuda``; anything else (a replay) has the model as it came and nothing more.
+        device: a CPU or a GPU; anything else (a replay) has the model as it came and nothing more.
         compiled: whether to have those of ``torch.compile``, each in a process of its own.
         source: where that process builds the model itself, so that the compiler sees what a user would give it; else it is exported.
     """
@@ -64,7 +68,7 @@ class Rivals:
         model: torch.nn.Module,
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
-        kind: str,
+        device: Device,
         *,
         compiled: bool,
         source: ModelSource | None,
@@ -73,12 +77,13 @@ class Rivals:
         self._model = model
         self._args = tuple(args)
         self._kwargs = dict(kwargs or {})
-        self._kind = kind
+        self._device = device
+        self._kind = device.key.kind if recording_of(device) is None else REPLAY
         self._compiled = compiled
         self._source = source
         self._progress = progress
         self._stack = contextlib.ExitStack()
-        self.compile_time = CompileTime(PREPARE_TIMEOUT_S if kind == "cuda" else _CPU_TIMEOUT_S)
+        self.compile_time = CompileTime(PREPARE_TIMEOUT_S if self._kind == "cuda" else _CPU_TIMEOUT_S)
         self._found: list[External] | None = None
 
     def ready(self, captured: Captured, reference: Sequence[torch.Tensor]) -> list[External]:
@@ -128,11 +133,12 @@ class Rivals:
     def _cuda_externals(self, captured: Captured, model: ModelCall | None) -> list[External]:
         # The sequential CUDA graph of the same operators is a schedule of ours already.
         wanted = [kind for kind in BaselineKind if kind is not BaselineKind.CUDA_GRAPH and (self._compiled or kind is BaselineKind.EAGER)]
+        settings = current_settings(index_of(self._device) or 0, self._device.key)
         found: list[External] = []
         for kind in wanted:
             self._progress.stage(f"baseline {kind}")
             with self.compile_time.turn() as limit_s:
-                baseline = CudaBaseline(captured.program, captured.constants, kind, current_settings(0), timeout_s=limit_s, model=model)
+                baseline = CudaBaseline(captured.program, captured.constants, kind, settings, timeout_s=limit_s, model=model)
                 self._stack.callback(baseline.close)
                 prepared = baseline.prepare()
             if isinstance(prepared, Failure):

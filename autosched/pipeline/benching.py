@@ -14,6 +14,7 @@ from autosched.core.errors import IncompatibleArtifact, UnstableMeasurement
 from autosched.core.progress import Progress, Silent
 from autosched.core.schedule import Schedule, sequential
 from autosched.device.base import Session
+from autosched.device.registry import AUTO
 from autosched.device.timing import beyond_noise, is_unstable, noise_floor_pct, paired_ratio, summarize
 from autosched.pipeline.baselines import eager_externals
 from autosched.pipeline.bundles import chosen, open_here
@@ -93,12 +94,14 @@ def bench(
     seed: int = 0,
     shape: str | None = None,
     batch: int | None = None,
+    device: str = AUTO,
     progress: Progress | None = None,
 ) -> BenchResult | BenchShapes:
     """Time tuned schedules beside the best sequential one and the model as it comes; every shape, or those asked for.
 
     Args:
         rounds: how many; by default ``ROUNDS``, or as many as five minutes allow, and seven at the least.
+        device: where; ``auto`` is the first device of this machine that the bundle was tuned for.
 
     Returns:
         A result, or, if several shapes are meant, one for each.
@@ -107,15 +110,21 @@ def bench(
         IncompatibleArtifact: if a schedule does not fit this machine or model.
         UnstableMeasurement: if the machine is too restless.
     """
-    results = [_bench(path, bundle, model, rounds, seed, progress) for bundle in chosen(path, shape, batch)]
+    results = [_bench(path, bundle, model, device, rounds, seed, progress) for bundle in chosen(path, shape, batch)]
     return results[0] if len(results) == 1 else BenchShapes(os.fspath(path), tuple(results))
 
 
 def _bench(
-    path: str | os.PathLike[str], bundle: Bundle, model: torch.nn.Module, rounds: int | None, seed: int, progress: Progress | None
+    path: str | os.PathLike[str],
+    bundle: Bundle,
+    model: torch.nn.Module,
+    device: str,
+    rounds: int | None,
+    seed: int,
+    progress: Progress | None,
 ) -> BenchResult:
     told = progress or Silent()
-    session = open_here(path, bundle, model)
+    session = open_here(path, bundle, model, device)
     told.stage("bench")
     try:
         widths = [(f"sequential {width} wide", sequential(bundle.program.graph, width=width)) for width in session.limits.widths]

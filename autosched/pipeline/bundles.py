@@ -11,7 +11,7 @@ import torch
 from autosched.core.errors import DeviceError, IncompatibleArtifact, UsageError
 from autosched.core.records import DeviceKey, Failure
 from autosched.device.base import Session
-from autosched.device.registry import device_named
+from autosched.device.registry import AUTO, device_like
 from autosched.export.trace import write_trace
 from autosched.runtime.bundle_format import Bundle, OperatorTimes, read_bundles
 from autosched.runtime.kernels import gather_constants
@@ -99,11 +99,16 @@ class CheckResult:
 
 
 def check(
-    path: str | os.PathLike[str], model: torch.nn.Module | None = None, *, shape: str | None = None, batch: int | None = None
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | None = None,
+    *,
+    shape: str | None = None,
+    batch: int | None = None,
+    device: str = AUTO,
 ) -> CheckResult:
-    """Compare a bundle with this machine and, if given, a model; every shape of it, or those asked for."""
+    """Compare a bundle with this machine (``device`` as in :func:`open_here`) and, if given, a model; every shape, or those asked for."""
     bundles = chosen(path, shape, batch)
-    verdicts = [verdict_here(bundle, model) for bundle in bundles]
+    verdicts = [verdict_here(bundle, model, device) for bundle in bundles]
     worst = min((verdict.compatibility for verdict in verdicts), key=_GRAVITY.index)
     lines = dict.fromkeys(line for verdict in verdicts for line in verdict.lines)
     report = bundles[0].evidence.report
@@ -114,12 +119,21 @@ def check(
 _GRAVITY = (Compatibility.INCOMPATIBLE, Compatibility.DEGRADED, Compatibility.EXACT)
 
 
-def verdict_here(bundle: Bundle, model: torch.nn.Module | None = None) -> Verdict:
-    """Whether ``bundle`` fits this machine and, if given, a model. A machine without the device is one more that it does not fit."""
+def verdict_here(bundle: Bundle, model: torch.nn.Module | None = None, device: str = AUTO) -> Verdict:
+    """Whether ``bundle`` fits this machine and, if given, a model. A machine without such a device is one more that it does not fit.
+
+    Args:
+        device: as in :func:`open_here`.
+
+    Raises:
+        UnknownName, DeviceMissing, UsageError: for a device that was named and is not here.
+    """
     try:
-        device = device_named(bundle.key.device.kind)
-        return check_bundle(bundle, device.key, device.software, model)
+        found = device_like(bundle.key.device, device)
+        return check_bundle(bundle, found.key, found.software, model)
     except DeviceError:
+        if device != AUTO:
+            raise
         # A machine without the device can still be asked; the answer is then incompatible in every field.
         return check_bundle(
             bundle, DeviceKey("none", "no such device on this machine", ()), bundle.key.software, model, numerics=bundle.key.numerics
@@ -142,7 +156,13 @@ class TraceResult:
 
 
 def trace(
-    path: str | os.PathLike[str], model: torch.nn.Module, output: Path, *, shape: str | None = None, batch: int | None = None
+    path: str | os.PathLike[str],
+    model: torch.nn.Module,
+    output: Path,
+    *,
+    shape: str | None = None,
+    batch: int | None = None,
+    device: str = AUTO,
 ) -> TraceResult:
     """Run a tuned schedule with time stamps and write a timeline, planned beside measured.
 
@@ -151,7 +171,7 @@ def trace(
         IncompatibleArtifact: if the schedule does not fit this machine or model, or does not run.
     """
     bundle = _only(path, shape, batch)
-    session = open_here(path, bundle, model)
+    session = open_here(path, bundle, model, device)
     try:
         record = session.schedules([bundle.schedule], rounds=7, trace=True)[0]
     finally:
@@ -163,14 +183,17 @@ def trace(
     return TraceResult(os.fspath(output), len(bundle.program.graph), bundle.schedule.lanes, max(measured.end_us, default=0.0))
 
 
-def open_here(path: str | os.PathLike[str], bundle: Bundle, model: torch.nn.Module) -> Session:
+def open_here(path: str | os.PathLike[str], bundle: Bundle, model: torch.nn.Module, device: str = AUTO) -> Session:
     """A session of the bundle's program with the model's constants.
+
+    Args:
+        device: where; ``auto`` is the first device of this machine that the bundle was tuned for.
 
     Raises:
         IncompatibleArtifact: if it does not fit this machine or model.
     """
-    verdict = verdict_here(bundle, model)
+    verdict = verdict_here(bundle, model, device)
     if verdict.compatibility is Compatibility.INCOMPATIBLE:
         raise IncompatibleArtifact(os.fspath(path), verdict.lines)
     constants = gather_constants(bundle.program, model, bundle.literals)
-    return device_named(bundle.key.device.kind).open(bundle.program, constants, timeout_s=_TIMEOUT_S)
+    return device_like(bundle.key.device, device).open(bundle.program, constants, timeout_s=_TIMEOUT_S)

@@ -104,7 +104,7 @@ def run_contest(
         open_journal(device, fresh=True, private=False).close()
     course = _Course({name: LoweringRow(name, LoweringOutcome.SKIPPED) for name in choice.lowerings})
     with contextlib.ExitStack() as stack:
-        rivals = Rivals(model, args, kwargs, device.key.kind, compiled=options.compiled, source=options.source, progress=progress)
+        rivals = Rivals(model, args, kwargs, device, compiled=options.compiled, source=options.source, progress=progress)
         stack.callback(rivals.close)
         after_rivals = options.compiled and Lowering.INDUCTOR in choice.lowerings
         turns = [lowering for lowering in choice.lowerings if not (after_rivals and lowering is Lowering.INDUCTOR)]

@@ -24,6 +24,7 @@ from autosched.capture.rewrite import rewrite_draft
 from autosched.capture.structure import structure_of
 from autosched.core.graph import Operator, OpGraph, Value
 from autosched.core.program import Program, Ref
+from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import full_float32, rounds_float32
 from autosched.runtime.inductor_bind import Recording, Refused, bound_of, first_difference, record
 from autosched.runtime.inductor_modes import PLAIN, Mode
@@ -49,7 +50,7 @@ def capture_inductor(
 
     Args:
         model, args, kwargs: as for ``export.capture``.
-        target: kind of device the code is for; by default that of the example inputs. For ``cuda`` this process uses the GPU.
+        target: device the code is for, as PyTorch names it; by default that of the example inputs. For a GPU this process uses it.
         mode: how Inductor compiles; by default with its own defaults, frozen.
 
     Returns:
@@ -80,8 +81,14 @@ def lower_inductor(captured: Captured, device: torch.device | str, mode: Mode = 
         device: where it is compiled, and run once.
         mode: as in :func:`capture_inductor`.
     """
-    source = captured.program
     home = torch.device(device)
+    # Generated code launches on the current GPU.
+    with made_current(home):
+        return _lowered(captured, home, mode)
+
+
+def _lowered(captured: Captured, home: torch.device, mode: Mode) -> Captured | Refused:
+    source = captured.program
     placed = {value: tensor.to(home) for value, tensor in captured.constants.items()}
     recording = record(source, placed, home, mode)
     if isinstance(recording, Refused):

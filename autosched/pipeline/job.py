@@ -28,7 +28,6 @@ from autosched.pipeline.candidates import Candidate, by_key, propose
 from autosched.pipeline.demands import demands
 from autosched.pipeline.diary import Diary, question_of
 from autosched.pipeline.final import decide
-from autosched.pipeline.granularity import REPLAY
 from autosched.pipeline.graph_proofs import audit_note, launch_facts
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
@@ -121,10 +120,9 @@ class Job:
         return found
 
     def _own_rivals(self, device: Device) -> Rivals:
-        kind = device.key.kind if recording_of(device) is None else REPLAY
         options = self._options
         return Rivals(
-            self._model, self._args, self._kwargs, kind, compiled=options.compiled, source=options.source, progress=self._progress
+            self._model, self._args, self._kwargs, device, compiled=options.compiled, source=options.source, progress=self._progress
         )
 
     def _tuned(self, run: Run, rivals: Rivals) -> Outcome:

@@ -12,6 +12,7 @@ from autosched.core.progress import Progress
 from autosched.core.variants import WHOLE, Lowering
 from autosched.device.ahead import compile_ahead
 from autosched.device.base import Device, Session, StartsEarly
+from autosched.device.registry import place_of
 from autosched.pipeline.attempts import EXPORTS, Attempts
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger
@@ -74,7 +75,7 @@ def capture_as(lowering: Lowering, original: Original, device: Device, limit_s: 
         return lower_draft(original.draft(), lowering, kind)
     from autosched.pipeline.inductor_capture import inductor_source, lower_inductor
 
-    source, home = inductor_source(original.draft(), target=kind)
+    source, home = inductor_source(original.draft(), target=place_of(device))
     attempts = Attempts(source.program, lowering, device)
     if limit_s is not None:
         needs_s = attempts.needs_s(original.export_s)

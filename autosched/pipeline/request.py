@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from autosched.core.variants import lowering_named
 from autosched.costmodel.persist import read_card
-from autosched.device.registry import device_named
+from autosched.device.base import Device
+from autosched.device.registry import AUTO as ANY_DEVICE
+from autosched.device.registry import device_named, index_of, place_of
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.granularity import AUTO
 from autosched.pipeline.replaying import PREFIX
+from autosched.runtime.current_device import home_of
 from autosched.search.strategy import STRATEGIES
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_request(
@@ -40,3 +47,22 @@ def check_request(
         read_card(cost_model)
     if not device.startswith(PREFIX):
         device_named(device)
+
+
+def where_to_measure(device: str, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> str:
+    """``device``; where that names no GPU in particular and the model is on one, that one."""
+    if device not in (ANY_DEVICE, "cuda"):
+        return device
+    home = home_of(model, args, kwargs)
+    return str(home) if home.type == "cuda" else device
+
+
+def moved_note(device: Device, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> str:
+    """What a reader of the report should know where the model is on another GPU than the one that it was measured on; else nothing."""
+    home, index = home_of(model, args, kwargs), index_of(device)
+    if home.type != device.key.kind or home.index is None or index in (None, home.index):
+        return ""
+    moved = f"the model is on {home}; a copy of its weights was measured on {place_of(device)}"
+    if device_named(str(home)).key == device.key:
+        return f"{moved}, a GPU of the same kind: the schedule is for both"
+    return f"{moved}, another kind of GPU ({device.key.name}): the schedule is for that one, and is refused where the model is"

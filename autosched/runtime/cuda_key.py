@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from autosched.config import cuda_environment
-from autosched.core.errors import DeviceMissing
+from autosched.core.errors import DeviceMissing, UsageError
 from autosched.core.records import DeviceKey, SoftwareKey
 
 # Rises when what a record of a CUDA device means changes.
@@ -64,21 +64,36 @@ class GpuFacts:
         return found
 
 
-@lru_cache(maxsize=4)
-def gpu_facts(index: int = 0) -> GpuFacts:
-    """Ask the driver about visible GPU ``index``.
+def gpu_count() -> int:
+    """How many GPUs the driver shows this process, which ``CUDA_VISIBLE_DEVICES`` may have limited.
 
     Raises:
-        DeviceMissing: saying what is missing (the driver, a GPU, a CUDA build of PyTorch) and what to do.
+        DeviceMissing: if there is no driver, or it does not start.
     """
     library = _driver()
     count = ctypes.c_int()
     if (code := library.cuInit(0)) != 0:
         raise DeviceMissing(f"the NVIDIA driver does not start (cuInit gave error {code}); check 'nvidia-smi', or use --device cpu")
     library.cuDeviceGetCount(ctypes.byref(count))
-    if count.value <= index:
-        raise DeviceMissing(
-            f"the NVIDIA driver sees {count.value} GPUs; expected at least {index + 1}. Check CUDA_VISIBLE_DEVICES, or use --device cpu"
+    return count.value
+
+
+@lru_cache(maxsize=64)
+def gpu_facts(index: int = 0) -> GpuFacts:
+    """Ask the driver about visible GPU ``index``.
+
+    Raises:
+        DeviceMissing: saying what is missing (the driver, a GPU, a CUDA build of PyTorch) and what to do.
+        UsageError: if there are GPUs, but fewer than that.
+    """
+    library, count = _driver(), gpu_count()
+    if count == 0:
+        raise DeviceMissing("the NVIDIA driver sees 0 GPUs; expected at least 1. Check CUDA_VISIBLE_DEVICES, or use --device cpu")
+    if index >= count:
+        known = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        raise UsageError(
+            f"there is no cuda:{index}: this process sees {count} GPU{'s' if count > 1 else ''}; expected {known}. "
+            "'autosched doctor' lists them; CUDA_VISIBLE_DEVICES may hide others."
         )
     handle, total, version = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_int()
     name = ctypes.create_string_buffer(128)

@@ -20,6 +20,7 @@ from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.wrappers import wrapped_in
 from autosched.runtime.binding import Binder
 from autosched.runtime.bundle_format import Bundle, label_of, printable, read_bundles
+from autosched.runtime.current_device import current_index
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, ShapeReport
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.prepared import Prepared
@@ -247,7 +248,7 @@ def _warm(table: ShapeTable, model: torch.nn.Module, facts: _Facts) -> None:
 def _home(model: torch.nn.Module, kind: str) -> torch.device:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
-    return torch.device(kind if kind in ("cpu", "cuda") else "cpu")
+    return torch.device("cuda", current_index()) if kind == "cuda" else torch.device("cpu")
 
 
 def _host_keys(kind: str, device: torch.device, label: str) -> tuple[DeviceKey, SoftwareKey]:

@@ -19,7 +19,7 @@ _root = Path(__file__).resolve().parents[2]
 if str(_root) not in sys.path:
     sys.path.append(str(_root))
 
-_ORDER = ("streams", "memory", "fuzz", "device", "low_precision", "models", "serving", "layout", "regions", "inductor")
+_ORDER = ("streams", "memory", "fuzz", "device", "low_precision", "models", "serving", "layout", "regions", "inductor", "second")
 _EMULATED = "EMULATED_CUDA_MEMORY_BYTES" in os.environ
 _GRACE_S = 10.0
 _LONGEST_S = 300.0  # any test: a GPU's time is dear

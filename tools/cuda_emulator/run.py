@@ -39,12 +39,15 @@ def main() -> int:
     parser.add_argument(
         "--values", choices=("all", "zeros"), default="all", help="zeros: nothing is computed, all memory of the device stays zero"
     )
-    parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="which GPU's properties it has")
-    parser.add_argument("--devices", type=int, default=1, help="how many of them")
+    parser.add_argument("--device", default=DEVICES[0], help=f"which GPU's properties it has: {', '.join(DEVICES)}; or several, as h200,l4")
+    parser.add_argument("--devices", type=int, help="how many there are; by default as many as --device names")
     parser.add_argument("--no-values", dest="values", action="store_const", const="zeros", help="the same as --values zeros")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --")
     arguments = parser.parse_args()
     command = [word for position, word in enumerate(arguments.command) if position or word != "--"]
+    named = arguments.device.split(",")
+    if unknown := set(named) - set(DEVICES):
+        parser.error(f"--device {sorted(unknown)[0]}; expected some of {', '.join(DEVICES)}")
     if not command:
         parser.error("no command; for example: -- python -c 'import torch; print(torch.cuda.get_device_name())'")
     try:
@@ -52,7 +55,8 @@ def main() -> int:
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1
-    os.execvpe(command[0], command, environment(str(folder), arguments.memory_gib, arguments.values, arguments.device, arguments.devices))
+    count = arguments.devices or len(named)
+    os.execvpe(command[0], command, environment(str(folder), arguments.memory_gib, arguments.values, arguments.device, count))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from autosched.core.errors import UsageError
 from autosched.core.program_json import decode_program
 from autosched.device.cuda.baselines import BaselineKind, TimedBaseline, program_module
 from autosched.device.cuda.messages import BaselineBody, BaselineResult, SettingsBody, unwrap, wrap_answer
-from autosched.device.cuda.settings import apply_settings
+from autosched.device.cuda.settings import apply_settings, require_gpu
 from autosched.device.worker_child import Channel
 from autosched.device.worker_compile import load_call
 from autosched.device.worker_messages import (
@@ -59,6 +59,7 @@ class BaselineService:
         match request:
             case ExtraRequest():
                 if (settings := unwrap(request, SettingsBody)) is not None:
+                    require_gpu(settings)
                     apply_settings(settings)
                     self._device = self._device_of(settings.device_index)
                 elif (body := unwrap(request, BaselineBody)) is not None:

@@ -11,7 +11,8 @@ from autosched.device.cuda.screen import require_capturable
 from autosched.device.cuda.session import CudaSession, new_cuda_worker
 from autosched.device.cuda.settings import current_settings
 from autosched.device.early import EarlyWorker
-from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key, require_cuda_build
+from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key, gpu_count, require_cuda_build
+from autosched.runtime.current_device import current_index
 
 if TYPE_CHECKING:
     import torch
@@ -22,18 +23,32 @@ class CudaDevice(EarlyWorker):
 
     Args:
         seed: of the inputs that timings use, and of the order of measurements.
-        index: which of the visible GPUs.
+        index: which of the visible GPUs; by default the one that PyTorch's calls go to where they name none.
+
+    The measuring processes see the same GPUs as this one, and make theirs the current one. Were all others hidden from them, the GPU would
+    have another index there than here: in code that was compiled for it, and in a model that names it.
 
     Raises:
         DeviceMissing: saying what is missing (a CUDA build of PyTorch, the driver, a GPU) and what to do.
+        UsageError: if there are fewer GPUs, saying how many.
     """
 
-    def __init__(self, *, seed: int = 0, index: int = 0) -> None:
+    def __init__(self, *, seed: int = 0, index: int | None = None) -> None:
         require_cuda_build()
         self._seed = seed
-        self._index = index
-        self._key = cuda_device_key(index)
+        self._index = current_index() if index is None else index
+        self._key = cuda_device_key(self._index)
         super().__init__(new_cuda_worker)
+
+    @property
+    def index(self) -> int:
+        """As ``base.OneOfSeveral.index``."""
+        return self._index
+
+    @property
+    def count(self) -> int:
+        """As ``base.OneOfSeveral.count``."""
+        return gpu_count()
 
     @property
     def key(self) -> DeviceKey:
@@ -56,7 +71,7 @@ class CudaDevice(EarlyWorker):
             program,
             constants,
             timeout_s=timeout_s,
-            settings=current_settings(self._index),
+            settings=current_settings(self._index, self._key),
             seed=self._seed,
             worker=self.take_early(timeout_s),
         )

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from autosched.core.decoding import decode_json
-from autosched.core.records import Failure
+from autosched.core.records import DeviceKey, Failure
 from autosched.core.schedule import Schedule
 from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.stress import DelaySet, StressOutcome
@@ -21,13 +21,14 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SettingsBody(_Body, frozen=True):
-    """Settings of the parent that change which kernels run: sent before the program is opened."""
+    """Settings of the parent that change which kernels run: sent before the program is opened. ``gpu`` is what the index means there."""
 
     cudnn_benchmark: bool
     cudnn_deterministic: bool
     cudnn_allow_tf32: bool
     float32_matmul_precision: str
     device_index: int
+    gpu: DeviceKey | None
     deterministic: bool
     cudnn_enabled: bool
     attention: tuple[str, ...]

@@ -15,7 +15,7 @@ from autosched.device.cuda.messages import SettingsBody
 from autosched.device.cuda.meter import GpuMeter
 from autosched.device.cuda.screen import observe_synchronising
 from autosched.device.cuda.service import Bench, CudaService
-from autosched.device.cuda.settings import apply_settings
+from autosched.device.cuda.settings import apply_settings, require_gpu
 from autosched.device.worker_child import COMPILE_S, Channel
 from autosched.device.worker_messages import OpenRequest
 from autosched.device.worker_tensors import read_tensors
@@ -39,6 +39,7 @@ class _Builder:
 
     def apply(self, settings: SettingsBody) -> None:
         """Set what the parent has set: it decides which kernels run."""
+        require_gpu(settings)
         apply_settings(settings)
         self._index = settings.device_index
 

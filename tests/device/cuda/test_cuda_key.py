@@ -19,6 +19,7 @@ from autosched.device.cuda.meter import GpuMeter
 from autosched.device.registry import DEVICES
 from autosched.runtime import cuda_key as facts
 from autosched.runtime.torch_streams import TorchStreams
+from tests.conformance.fake_driver import FakeDriverLibrary
 
 no_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
 
@@ -59,49 +60,9 @@ def test_without_a_driver_or_a_gpu_the_reason_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(start=100))
     with pytest.raises(DeviceMissing, match="cuInit gave error 100"):
         facts.gpu_facts()
-    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(devices=0))
+    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(names=()))
     with pytest.raises(DeviceMissing, match="sees 0 GPUs"):
         facts.gpu_facts()
-
-
-class FakeDriverLibrary:
-    """The few driver calls that need no context."""
-
-    def __init__(self, *, start: int = 0, devices: int = 1) -> None:
-        self._start = start
-        self._devices = devices
-
-    def cuInit(self, flags: int) -> int:
-        return self._start
-
-    def cuDeviceGetCount(self, count: Any) -> int:
-        count._obj.value = self._devices
-        return 0
-
-    def cuDeviceGet(self, handle: Any, index: int) -> int:
-        return 0
-
-    def cuDeviceGetName(self, name: Any, length: int, handle: Any) -> int:
-        name.value = b"Test GPU MIG 1g.18gb"
-        return 0
-
-    def cuDeviceTotalMem_v2(self, total: Any, handle: Any) -> int:
-        total._obj.value = 18 << 30
-        return 0
-
-    def cuDriverGetVersion(self, version: Any) -> int:
-        version._obj.value = 13020
-        return 0
-
-    def cuDeviceGetPCIBusId(self, place: Any, length: int, handle: Any) -> int:
-        place.value = b"0000:3b:00.0"
-        return 0
-
-    def cuDeviceGetAttribute(self, value: Any, number: int, handle: Any) -> int:
-        if number == 37:
-            return 1  # this driver does not tell the bus width
-        value._obj.value = number
-        return 0
 
 
 def test_the_key_is_read_without_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +110,7 @@ def test_the_meter_asks_for_the_gpu_by_its_place(monkeypatch: pytest.MonkeyPatch
     assert GpuMeter(0).read() == Contamination(clock_mhz=1980.0)
     assert asked == ["0000:3b:00.0"]
     facts.gpu_facts.cache_clear()
-    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(devices=0))
+    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(names=()))
     assert GpuMeter(0).read() == Contamination()
     facts.gpu_facts.cache_clear()
 

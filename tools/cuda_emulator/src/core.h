@@ -130,7 +130,7 @@ struct World {
     double host_ns = 0;
     int sticky = 0;  // an error that only a new process cures
     bool forked = false;
-    bool context_active = false;
+    uint64_t contexts = 0;  // a bit for each device that has its primary context
     Stream legacy;
     Stream per_thread;
     std::unordered_set<Stream*> streams;
@@ -148,6 +148,7 @@ World& world();
 extern thread_local CUcontext current_context;
 CUcontext primary_context(int device);
 int device_count();           // EMULATED_CUDA_DEVICES, less what CUDA_VISIBLE_DEVICES hides
+int physical(int device);     // which of those made a visible one is
 int current_device();
 int wrong_device(int device);  // the error of using what belongs to another device than the current one
 void activate();              // as any runtime call that needs a device does
@@ -210,8 +211,8 @@ void adopt(Graph* graph);
 void forget(Graph* graph);
 
 // kernels.cpp
-int device_attribute(int number);
-const char* device_name();
+int device_attribute(int number, int device);
+const char* device_name(int device);
 int launch_kernel(Stream* stream, Launch launch, void** arguments);
 int launch_library(Stream* stream, const char* name, double work, unsigned blocks, unsigned threads, unsigned shared);
 int function_attribute(const Function& function, int number);

@@ -64,43 +64,43 @@ CALL cuDeviceGet(CUdevice* out, int ordinal) {
     *out = ordinal;
     DONE(!initialised ? CUDA_ERROR_NOT_INITIALIZED : ordinal >= 0 && ordinal < device_count() ? 0 : CUDA_ERROR_INVALID_DEVICE);
 }
-CALL cuDeviceGetName(char* out, int size, CUdevice) {
-    snprintf(out, size_t(size), "%s", device_name());
+CALL cuDeviceGetName(char* out, int size, CUdevice device) {
+    snprintf(out, size_t(size), "%s", device_name(device));
     DONE(0);
 }
 CALL cuDeviceGetUuid(CUuuid* out, CUdevice device) {
     memcpy(out->bytes, "emulated-device", 16);
-    out->bytes[15] = char(device);
+    out->bytes[15] = char(physical(device));
     DONE(0);
 }
 CALL cuDeviceTotalMem(size_t* out, CUdevice) {
     memory_info(nullptr, out);
     DONE(0);
 }
-CALL cuDeviceGetAttribute(int* out, CUdevice_attribute number, CUdevice) {
-    *out = device_attribute(number);
+CALL cuDeviceGetAttribute(int* out, CUdevice_attribute number, CUdevice device) {
+    *out = device_attribute(number, device);
     DONE(0);
 }
 CALL cuDeviceGetPCIBusId(char* out, int size, CUdevice device) {
-    snprintf(out, size_t(size), "0000:%02x:00.0", device);
+    snprintf(out, size_t(size), "0000:%02x:00.0", physical(device));
     DONE(0);
 }
 CALL cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) {
     if (int code = health()) DONE(code);
-    world().context_active = true;
+    world().contexts |= 1ull << device;
     *out = primary_context(device);
     DONE(0);
 }
 CALL cuDevicePrimaryCtxRelease(CUdevice) { DONE(0); }
-CALL cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+CALL cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
     if (flags) *flags = 0;
-    if (active) *active = world().context_active;
+    if (active) *active = int(world().contexts >> device & 1);
     DONE(0);
 }
 CALL cuDevicePrimaryCtxSetFlags(CUdevice, unsigned) { DONE(0); }
 CALL cuCtxGetCurrent(CUcontext* out) {
     *out = current_context;
-    DONE(initialised || world().context_active ? 0 : CUDA_ERROR_NOT_INITIALIZED);
+    DONE(initialised || world().contexts ? 0 : CUDA_ERROR_NOT_INITIALIZED);
 }
 CALL cuCtxSetCurrent(CUcontext context) {
     current_context = context;

@@ -226,4 +226,4 @@ extern "C" __attribute__((visibility("default"))) size_t emulated_released() {
     return number;
 }
 extern "C" __attribute__((visibility("default"))) void emulated_break(int error) { world().sticky = error; }
-extern "C" __attribute__((visibility("default"))) const char* emulated_cuda() { return device_name(); }
+extern "C" __attribute__((visibility("default"))) const char* emulated_cuda() { return device_name(0); }

@@ -5,6 +5,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
 
 namespace emu {
 namespace {
@@ -23,18 +26,23 @@ constexpr Model MODELS[] = {
 };
 constexpr int REGISTERS_PER_SM = 65536;
 
-const Model& model() {
-    static const Model* chosen = [] {
-        const char* wanted = getenv("EMULATED_CUDA_DEVICE");
-        for (const Model& item : MODELS) {
-            if (wanted && !strcmp(wanted, item.chosen)) return &item;
+// EMULATED_CUDA_DEVICE names the first device, the second after a comma, and so on; where it ends, the others are like the last.
+const Model& model(int device) {
+    static const std::vector<const Model*> chosen = [] {
+        std::vector<const Model*> found;
+        std::istringstream wanted(getenv("EMULATED_CUDA_DEVICE") ? getenv("EMULATED_CUDA_DEVICE") : "");
+        for (std::string name; std::getline(wanted, name, ',');) {
+            for (const Model& item : MODELS) {
+                if (name == item.chosen) found.push_back(&item);
+            }
         }
-        return &MODELS[0];
+        if (found.empty()) found.push_back(&MODELS[0]);
+        return found;
     }();
-    return *chosen;
+    return *chosen[std::min(size_t(physical(device)), chosen.size() - 1)];
 }
 
-double cycles_per_ns() { return model().clock_khz * 1e-6; }  // for kernels that count cycles, like torch.cuda._sleep's
+double cycles_per_ns() { return model(current_device()).clock_khz * 1e-6; }  // for kernels that count cycles, like torch.cuda._sleep's
 
 double kernel_ns(const Launch& launch, void** arguments) {
     const std::string& name = launch.function->name;
@@ -46,14 +54,15 @@ double kernel_ns(const Launch& launch, void** arguments) {
     double blocks = double(launch.grid[0]) * launch.grid[1] * launch.grid[2];
     int threads = int(launch.block[0] * launch.block[1] * launch.block[2]);
     int resident = std::max(1, resident_blocks(*launch.function, threads, launch.shared));
-    return 2000.0 + 1500.0 * std::ceil(blocks / (double(resident) * model().multiprocessors));
+    return 2000.0 + 1500.0 * std::ceil(blocks / (double(resident) * model(current_device()).multiprocessors));
 }
 
 }  // namespace
 
-const char* device_name() { return model().name; }
+const char* device_name(int device) { return model(device).name; }
 
-int device_attribute(int number) {
+int device_attribute(int number, int device) {
+    const Model& gpu = model(device);
     switch (number) {
         case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return 1024;
         case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X: return 1024;
@@ -63,33 +72,33 @@ int device_attribute(int number) {
         case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y: return 65535;
         case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z: return 65535;
         case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: return 49152;
-        case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: return model().shared_per_block;
+        case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: return gpu.shared_per_block;
         case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: return 1024;
         case CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY: return 65536;
         case CU_DEVICE_ATTRIBUTE_WARP_SIZE: return 32;
         case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK: return 65536;
-        case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: return model().clock_khz;
+        case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: return gpu.clock_khz;
         case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: return 3201000;
         case CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT: return 512;
-        case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return model().multiprocessors;
+        case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return gpu.multiprocessors;
         case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY: return 1;
         case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS: return 1;
         case CU_DEVICE_ATTRIBUTE_ECC_ENABLED: return 1;
         case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: return 3;
         case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING: return 1;
-        case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: return model().bus_bits;
-        case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: return model().l2_bytes;
-        case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: return model().threads_per_sm;
-        case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return model().major;
-        case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return model().minor;
+        case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: return gpu.bus_bits;
+        case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: return gpu.l2_bytes;
+        case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: return gpu.threads_per_sm;
+        case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return gpu.major;
+        case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return gpu.minor;
         case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED: return 1;
-        case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: return model().shared_per_sm;
+        case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: return gpu.shared_per_sm;
         case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: return REGISTERS_PER_SM;
         case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY: return 1;
         case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH: return 1;
-        case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR: return model().blocks_per_sm;
-        case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: return model().major >= 9;
-        case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED: return model().major >= 9;
+        case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR: return gpu.blocks_per_sm;
+        case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: return gpu.major >= 9;
+        case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED: return gpu.major >= 9;
         case CU_DEVICE_ATTRIBUTE_MAX_PITCH: return 2147483647;
         case CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED: return 1;
         case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED: return 1;
@@ -100,10 +109,11 @@ int device_attribute(int number) {
 int resident_blocks(const Function& function, int threads, size_t dynamic_shared) {
     if (threads < 1 || threads > 1024) return 0;
     int warps = (threads + 31) / 32;
-    int by_threads = model().threads_per_sm / (warps * 32);
+    const Model& gpu = model(current_device());
+    int by_threads = gpu.threads_per_sm / (warps * 32);
     int by_registers = REGISTERS_PER_SM / (function.registers * warps * 32);
-    int by_shared = int(size_t(model().shared_per_sm) / (dynamic_shared + size_t(function.static_shared) + 1024));
-    return std::max(0, std::min({by_threads, by_registers, by_shared, model().blocks_per_sm}));
+    int by_shared = int(size_t(gpu.shared_per_sm) / (dynamic_shared + size_t(function.static_shared) + 1024));
+    return std::max(0, std::min({by_threads, by_registers, by_shared, gpu.blocks_per_sm}));
 }
 
 int function_attribute(const Function& function, int number) {
@@ -113,7 +123,7 @@ int function_attribute(const Function& function, int number) {
         case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: return function.static_shared;
         case CU_FUNC_ATTRIBUTE_NUM_REGS: return function.registers;
         case CU_FUNC_ATTRIBUTE_PTX_VERSION:
-        case CU_FUNC_ATTRIBUTE_BINARY_VERSION: return 10 * model().major + model().minor;
+        case CU_FUNC_ATTRIBUTE_BINARY_VERSION: return 10 * model(current_device()).major + model(current_device()).minor;
         case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: return set != function.attributes.end() ? set->second : 49152;
         default: return set != function.attributes.end() ? set->second : 0;
     }
@@ -124,7 +134,7 @@ int launch_kernel(Stream* stream, Launch launch, void** arguments) {
     double threads = double(launch.block[0]) * launch.block[1] * launch.block[2];
     if (blocks < 1 || threads < 1 || threads > 1024 || launch.grid[1] > 65535 || launch.grid[2] > 65535) return CUDA_ERROR_INVALID_VALUE;
     int allowed = function_attribute(*launch.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
-    if (int(launch.shared) > std::max(allowed, 49152) || int(launch.shared) > model().shared_per_block) return CUDA_ERROR_INVALID_VALUE;
+    if (int(launch.shared) > std::max(allowed, 49152) || int(launch.shared) > model(current_device()).shared_per_block) return CUDA_ERROR_INVALID_VALUE;
     Operation operation;
     operation.kind = CU_GRAPH_NODE_TYPE_KERNEL;
     operation.duration_ns = kernel_ns(launch, arguments);
@@ -144,7 +154,7 @@ int launch_library(Stream* stream, const char* name, double work, unsigned block
             entry->name = name;
             entry->registers = 128;
             entry->of_library = true;
-            entry->attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = model().shared_per_block;
+            entry->attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = model(current_device()).shared_per_block;
         }
         function = entry;
     }

@@ -191,12 +191,12 @@ CALL cudaGetDevice(int* out) {
 }
 CALL cudaSetDevice(int device) {
     if (device < 0 || device >= device_count()) DONE(cudaErrorInvalidDevice);
+    current_context = primary_context(device);  // before: no other device gets a context by this
     ACTIVE;
-    current_context = primary_context(device);
     DONE(0);
 }
-CALL cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, int) {
-    *out = device_attribute(attribute);
+CALL cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, int device) {
+    *out = device_attribute(attribute, device);
     DONE(0);
 }
 CALL cudaDeviceCanAccessPeer(int* out, int, int) {
@@ -221,11 +221,11 @@ CALL cudaRuntimeGetVersion(int* out) {
 }
 CALL cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
     memset(out, 0, sizeof *out);
-    snprintf(out->name, sizeof out->name, "%s", device_name());
+    snprintf(out->name, sizeof out->name, "%s", device_name(device));
     memcpy(out->uuid.bytes, "emulated-device", 16);
-    out->uuid.bytes[15] = char(device);
+    out->uuid.bytes[15] = char(physical(device));
     memory_info(nullptr, &out->totalGlobalMem);
-    auto value = [](cudaDeviceAttr attribute) { return device_attribute(attribute); };
+    auto value = [device](cudaDeviceAttr attribute) { return device_attribute(attribute, device); };
     out->sharedMemPerBlock = size_t(value(cudaDevAttrMaxSharedMemoryPerBlock));
     out->sharedMemPerBlockOptin = size_t(value(cudaDevAttrMaxSharedMemoryPerBlockOptin));
     out->sharedMemPerMultiprocessor = size_t(value(cudaDevAttrMaxSharedMemoryPerMultiprocessor));

@@ -38,7 +38,7 @@ World::World() {
     streams = {&legacy, &per_thread};
     pthread_atfork(nullptr, nullptr, [] {
         World& w = world();
-        w.forked = w.context_active;
+        w.forked = w.contexts != 0;
     });
 }
 
@@ -49,17 +49,25 @@ World& world() {
 
 CUcontext primary_context(int device) { return reinterpret_cast<CUcontext>(reinterpret_cast<char*>(&world()) + device); }
 
-int device_count() {
-    static const int made = getenv("EMULATED_CUDA_DEVICES") ? atoi(getenv("EMULATED_CUDA_DEVICES")) : 1;
-    const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (!visible) return made;
-    int count = 0;  // devices are alike, so which of them are visible makes no difference
-    for (const char* at = visible; *at; at = strchr(at, ',') ? strchr(at, ',') + 1 : at + strlen(at)) {
-        if (*at < '0' || *at > '9' || atoi(at) >= made) break;
-        ++count;
-    }
-    return count;
+// Read once, as CUDA does.
+static const std::vector<int>& visible() {
+    static const std::vector<int> found = [] {
+        const int made = getenv("EMULATED_CUDA_DEVICES") ? atoi(getenv("EMULATED_CUDA_DEVICES")) : 1;
+        const char* wanted = getenv("CUDA_VISIBLE_DEVICES");
+        std::vector<int> devices;
+        for (int device = 0; !wanted && device < made; ++device) devices.push_back(device);
+        for (const char* at = wanted; at && *at; at = strchr(at, ',') ? strchr(at, ',') + 1 : at + strlen(at)) {
+            if (*at < '0' || *at > '9' || atoi(at) >= made) break;
+            devices.push_back(atoi(at));
+        }
+        return devices;
+    }();
+    return found;
 }
+
+int device_count() { return int(visible().size()); }
+
+int physical(int device) { return device >= 0 && device < device_count() ? visible()[size_t(device)] : 0; }
 
 int current_device() {
     return current_context ? int(reinterpret_cast<char*>(current_context) - reinterpret_cast<char*>(&world())) : 0;
@@ -68,8 +76,8 @@ int current_device() {
 int wrong_device(int device) { return device == ANY_DEVICE || device == current_device() ? 0 : CUDA_ERROR_INVALID_HANDLE; }
 
 void activate() {
-    world().context_active = true;
     if (!current_context) current_context = primary_context(0);
+    world().contexts |= 1ull << current_device();
 }
 
 int health() {
