@@ -1,4 +1,4 @@
-"""Settings from the environment, and where files are kept. The only file that reads environment variables; it imports no other room."""
+"""Settings from the environment, and where files are kept. The only file that reads environment variables; it imports core.errors alone."""
 
 from __future__ import annotations
 

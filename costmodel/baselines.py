@@ -24,7 +24,11 @@ class NoInterference:
         return point_prediction(query, np.ones(len(query)), np.ones(len(query)))
 
     def save(self, directory: Path) -> None:
-        """Baselines are not saved."""
+        """Baselines are not saved.
+
+        Raises:
+            UsageError: always.
+        """
         raise UsageError(f"the model {self.name!r} cannot be saved; it is only compared with")
 
     @classmethod
@@ -59,7 +63,11 @@ class Constant:
         return point_prediction(query, np.full(len(query), first), np.full(len(query), last))
 
     def save(self, directory: Path) -> None:
-        """Baselines are not saved."""
+        """Baselines are not saved.
+
+        Raises:
+            UsageError: always.
+        """
         raise UsageError(f"the model {self.name!r} cannot be saved; it is only compared with")
 
     @classmethod

@@ -45,12 +45,12 @@ def log_targets(labels: PairLabels) -> Floats:
 
 
 def take(query: PairQuery, rows: Indices) -> PairQuery:
-    """The same kernels, some of the pairs."""
+    """The same kernels, the pairs at ``rows`` (int64 ``[m]``)."""
     return PairQuery(query.kernels, query.devices, query.kernel_device, query.first[rows], query.last[rows])
 
 
 def take_labels(labels: PairLabels, rows: Indices) -> PairLabels:
-    """Labels of some of the pairs."""
+    """Labels of the pairs at ``rows`` (int64 ``[m]``)."""
     return PairLabels(
         labels.slowdown_first[rows],
         labels.slowdown_last[rows],
@@ -63,7 +63,7 @@ def take_labels(labels: PairLabels, rows: Indices) -> PairLabels:
 
 
 def take_prediction(prediction: Prediction, rows: Indices) -> Prediction:
-    """Predictions for some of the pairs, copied."""
+    """Predictions for the pairs at ``rows`` (int64 ``[m]``), copied."""
     return Prediction(**{item.name: getattr(prediction, item.name)[rows] for item in fields(Prediction)})
 
 

@@ -115,7 +115,11 @@ class GrayboxModel:
 
     @classmethod
     def load(cls, directory: Path) -> GrayboxModel:
-        """Read both files."""
+        """Read both files.
+
+        Raises:
+            ArtifactCorrupt, IncompatibleArtifact: as ``PairModel.load``.
+        """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 

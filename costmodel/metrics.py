@@ -64,7 +64,10 @@ class CurvePoint:
 
 
 def inside(truth: Floats, low: Floats, high: Floats) -> NDArray[np.bool_]:
-    """Which slowdowns lie in their interval, rounding apart: serialised pairs are all at the same cap, and so are their bounds."""
+    """Which slowdowns (``[n]``, as their bounds) lie in their interval: bool ``[n]``.
+
+    Rounding apart: serialised pairs are all at the same cap, and so are their bounds.
+    """
     held: NDArray[np.bool_] = (truth >= low * (1.0 - _ROUNDING)) & (truth <= high * (1.0 + _ROUNDING))
     return held
 

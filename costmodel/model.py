@@ -178,7 +178,7 @@ def makespan_ratio(solo_first_us: Floats, solo_last_us: Floats, slowdown_first: 
 
 
 def point_prediction(query: PairQuery, slowdown_first: Floats, slowdown_last: Floats) -> Prediction:
-    """Clip to the legal range, add the makespan ratio, and an interval of no width."""
+    """Slowdowns of every pair (``[n_pairs]`` each) clipped to the legal range, with the makespan ratio and an interval of no width."""
     solo = np.asarray([kernel.solo_us for kernel in query.kernels], dtype=np.float64)
     first = np.clip(slowdown_first, 1.0, MAX_SLOWDOWN)
     last = np.clip(slowdown_last, 1.0, MAX_SLOWDOWN)

@@ -91,7 +91,11 @@ class StackedModel:
 
     @classmethod
     def load(cls, directory: Path) -> StackedModel:
-        """Read what :meth:`save` wrote."""
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ArtifactCorrupt, IncompatibleArtifact: as ``PairModel.load``.
+        """
         path = directory / "stacked.json"
         try:
             saved = decode_json(path.read_bytes(), _Saved)

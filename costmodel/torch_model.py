@@ -88,7 +88,11 @@ class TorchModel:
 
     @classmethod
     def load(cls, directory: Path) -> TorchModel:
-        """Read ``network.safetensors``."""
+        """Read ``network.safetensors``.
+
+        Raises:
+            ArtifactCorrupt, IncompatibleArtifact: as ``PairModel.load``.
+        """
         from safetensors import SafetensorError, safe_open
 
         path = directory / "network.safetensors"

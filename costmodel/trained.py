@@ -85,7 +85,11 @@ class TrainedModel:
         return self.inner.name
 
     def fit(self, query: PairQuery, labels: PairLabels, *, rng: np.random.Generator) -> None:
-        """Not possible: intervals and gate belong to the data it was trained on; see ``train``."""
+        """Not possible: intervals and gate belong to the data it was trained on; see ``train``.
+
+        Raises:
+            UsageError: always.
+        """
         raise UsageError("a trained model is not fitted in place; use 'autosched train DIR --from MODEL'")
 
     def predict(self, query: PairQuery) -> Prediction:
@@ -112,12 +116,20 @@ class TrainedModel:
         return merged
 
     def save(self, directory: Path) -> None:
-        """See ``persist.save_model``, which adds the manifest."""
+        """See ``persist.save_model``, which adds the manifest.
+
+        Raises:
+            UsageError: always.
+        """
         raise UsageError("a trained model cannot be saved without its manifest; use persist.save_model")
 
     @classmethod
     def load(cls, directory: Path) -> TrainedModel:
-        """See ``persist.load_model``."""
+        """See ``persist.load_model``.
+
+        Raises:
+            UsageError: always.
+        """
         raise UsageError("a trained model cannot be loaded without its manifest; use persist.load_model")
 
     def _answer(self, query: PairQuery) -> Prediction:

@@ -131,7 +131,11 @@ class XgboostModel:
 
     @classmethod
     def load(cls, directory: Path) -> XgboostModel:
-        """Read ``trees.ubj``."""
+        """Read ``trees.ubj``.
+
+        Raises:
+            ArtifactCorrupt, IncompatibleArtifact: as ``PairModel.load``.
+        """
         import xgboost
 
         path = directory / "trees.ubj"

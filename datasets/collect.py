@@ -29,6 +29,8 @@ from autosched.datasets.store import Store
 logger = logging.getLogger(__name__)
 
 BATCH = 16
+"""Most pairs or groups in one request; its answers are in the store before the next."""
+
 FIRST_BATCH = 4
 """The first request is small, because nobody knows yet how long one takes; later ones are as large as the time allows."""
 
@@ -39,6 +41,8 @@ GROUP_SHARE = 0.15
 """Share of a model's time that pairs leave to groups, where any are wanted."""
 
 DIVERSE_SHARE = 0.5
+"""Share of the pairs that are chosen for being unlike each other; the rest a model chooses, where there is one."""
+
 _Names: TypeAlias = tuple[str, int, str, int]
 _Item = TypeVar("_Item")
 
@@ -100,6 +104,8 @@ def collect_model(
 
     Args:
         graph: the model's operators.
+        measurer: the device, opened for them.
+        store: what was measured before, and where it goes.
         scope: device and software; written to the store if it is not there.
         model: zoo name; its family decides the folds it will be held out in.
         widths: widths to time every operator at.

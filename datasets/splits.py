@@ -74,6 +74,9 @@ def by_kernel(keys: Sequence[tuple[Hashable, Hashable]], folds: int, rng: np.ran
     """Folds for one family only: kernels are dealt out at random; a fold tests the pairs that have a kernel of its share.
 
     Weaker than families: it says how well unseen kernels of a *seen* family are predicted. No pair of kernels is on both sides.
+
+    Raises:
+        UsageError: not even two kernels.
     """
     kernels = sorted({kernel for key in keys for kernel in key}, key=str)
     if len(kernels) < 2:

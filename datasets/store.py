@@ -138,7 +138,11 @@ class Store:
         return sorted((self.folder / table).glob("part-*.parquet"))
 
     def rows(self, table: str) -> list[Row]:
-        """Every row of a table, one for each key; where two processes measured one thing, the larger and less disturbed measurement."""
+        """Every row of a table, one for each key; where two processes measured one thing, the larger and less disturbed measurement.
+
+        Raises:
+            ArtifactCorrupt: a row that is not one of this table.
+        """
         best: dict[str, dict[str, Any]] = {}
         for part in self._parts(table):
             for cells in self._read(table, part) or ():

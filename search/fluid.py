@@ -113,6 +113,9 @@ class FluidState:
         """Go to the next event. Returns the operator that finished, or -1 if one started or was put off.
 
         Finishes come before starts at the same time; equal starts, and equal finishes, in launch order.
+
+        Raises:
+            RuntimeError: if nothing is placed.
         """
         best_us, best_lane, best_kind, best_rank = math.inf, -1, 2, 0
         for lane, slot in enumerate(self.slots):

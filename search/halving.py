@@ -109,6 +109,9 @@ def halve(
 
     Returns:
         Every proposal that did not fail; empty if all did.
+
+    Raises:
+        ValueError: two proposals of one key.
     """
     if len({proposal.key for proposal in proposals}) != len(proposals):
         raise ValueError("two proposals have one canonical key; merge them before measuring")

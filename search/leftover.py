@@ -159,6 +159,7 @@ def simulate(problem: Problem, kernels: BlockKernels, schedule: Schedule) -> Sim
 
     Raises:
         UsageError: if the schedule uses a width that was not costed.
+        RuntimeError: if it is not legal: nothing runs, and nothing can start.
     """
     width_index = problem.width_indices(schedule)
     gap_us, cross_us, fixed_us = problem.latency_us[:3].tolist()

@@ -71,7 +71,7 @@ class Candidate:
 
 
 def portfolio(width_indices: Ints) -> list[Policy]:
-    """The fixed policies: 4 priorities x 2 interference weights x 3 gates, and width rules where there are widths."""
+    """The fixed policies: 4 priorities x 2 interference weights x 3 gates; with width rules for several ``width_indices`` (``[w]``)."""
     priorities = (Policy(), Policy(duration=1.0), Policy(bottom=0.0, duration=1.0), Policy(successors=1.0, pressure=-0.5))
     wide = (NEVER, 0.0, 1.0, ALWAYS) if len(width_indices) > 1 else (NEVER,)
     return [
@@ -148,7 +148,7 @@ def on_one_wide_lane(problem: Problem, lanes: int, candidate: Candidate) -> Cand
 
 
 def read_candidate(ints: Ints, lanes: int, count: int, makespan_us: float) -> Candidate:
-    """The decisions held by the int row of a complete state."""
+    """The decisions held by the int row of a complete state (int32, laid out as in :mod:`autosched.search.compiled.layout`)."""
     base = layout.HEADER + 4 * lanes
     part = [ints[base + place * count : base + (place + 1) * count].copy() for place in range(1, 5)]
     return Candidate(makespan_us, order=part[3], lane=part[0], width_index=part[1], wait=part[2])

@@ -209,10 +209,10 @@ class Problem:
         runs one gets a team of helper threads of its own, which from then on slow down every other team of the process.
 
         Args:
-            order: operator indices in launch order.
-            lane: lane by operator index.
-            width_index: place in ``costs.widths`` by operator index; default the first (narrow).
-            wait: by operator index, one more operator to wait for, or -1.
+            order: operator indices in launch order, ``[n]``.
+            lane: lane by operator index, ``[n]``.
+            width_index: place in ``costs.widths`` by operator index, ``[n]``; default the first (narrow).
+            wait: by operator index, one more operator to wait for, or -1, ``[n]``.
             extra_edges: more ``(before, after)`` pairs.
 
         Raises:

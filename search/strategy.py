@@ -53,7 +53,7 @@ class SearchContext:
         return max(1, min(limit, problem.count))
 
     def width_indices(self, problem: Problem) -> Ints:
-        """Places in ``CostTable.widths`` that may be used, narrowest first; never empty."""
+        """Places in ``CostTable.widths`` that may be used, narrowest first: int32, never empty."""
         allowed = [place for place, width in enumerate(problem.costs.widths) if self.widths is None or width in self.widths]
         return np.array(allowed or [0], dtype=np.int32)
 

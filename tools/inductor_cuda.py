@@ -39,6 +39,7 @@ from autosched.capture import rewrite
 from autosched.capture.export import capture
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Program
+from autosched.core.specs import spec_of
 from autosched.core.variants import WHOLE, Lowering, Variant
 from autosched.runtime import inductor_compile, inductor_kept, region_compile
 from autosched.runtime.inductor_modes import Mode
@@ -229,11 +230,6 @@ def _region_text(piece: Any, program: Program, variant: Variant) -> str | region
     if len(seen) != 1:
         return region_compile.Refused(f"Inductor wrote {len(seen)} modules; expected one")
     return Path(str(seen[0].__file__)).read_text()
-
-
-def spec_of(tensor: torch.Tensor) -> TensorSpec:
-    """Shape, type and strides."""
-    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tuple(tensor.stride()))
 
 
 def _plain(name: str) -> str:

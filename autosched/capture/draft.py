@@ -13,6 +13,7 @@ from autosched.capture.aliasing import shared_with, written_values
 from autosched.capture.arguments import map_refs, refs_in
 from autosched.core.graph import TensorSpec
 from autosched.core.program import ConstantSource, Ref
+from autosched.core.specs import spec_of
 
 Around = Callable[["Node", Mapping[int, torch.Tensor], Callable[[], list[object]]], list[object]]
 """Runs one call of a draft: given the call, the tensors by value id, and the call as a function; returns what that made."""
@@ -271,12 +272,6 @@ def call(node: Node, lookup: Callable[[int], torch.Tensor]) -> list[object]:
     kwargs = {name: map_refs(item, lookup) for name, item in node.kwargs.items()}
     result = node.op(*args, **kwargs)
     return list(result) if isinstance(result, list | tuple) else [result]
-
-
-def spec_of(tensor: torch.Tensor) -> TensorSpec:
-    """Shape, dtype and strides (none for opaque layouts)."""
-    strides = tuple(tensor.stride()) if tensor.layout is torch.strided else ()
-    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), strides)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from autosched.capture.assignments import assignments_seen
 from autosched.capture.build import build_program
 from autosched.capture.containers import real_containers
 from autosched.capture.custom import run_twice
-from autosched.capture.draft import Draft, spec_of
+from autosched.capture.draft import Draft
 from autosched.capture.export_reader import ExportReader
 from autosched.capture.passes.batch_norm import whole_batch_norms
 from autosched.capture.passes.views import loosen_views
@@ -34,6 +34,7 @@ from autosched.core.containers import pack_call
 from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.namedtuples import register_namedtuples
 from autosched.core.program import Program
+from autosched.core.specs import spec_of
 from autosched.core.variants import WHOLE, Lowering
 
 logger = logging.getLogger(__name__)

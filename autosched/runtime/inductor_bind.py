@@ -26,6 +26,7 @@ from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, Invalid
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
 from autosched.core.program import Argument, Call, Program, Ref, WriteBack
 from autosched.core.program_json import decode_program, encode_program
+from autosched.core.specs import spec_of
 from autosched.runtime.audit import audit_run
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.inductor_compile import Compiled, Refused, compile_whole
@@ -251,7 +252,7 @@ class _Assembler:
             slots[value] = tensor
         for value, tensor in enumerate(slots):
             if isinstance(tensor, torch.Tensor):
-                specs.setdefault(value, _spec(tensor))
+                specs.setdefault(value, spec_of(tensor))
         with torch.inference_mode():
             for unit, kernel in zip(self._units.units, kernels, strict=True):
                 kernel(slots)
@@ -259,7 +260,7 @@ class _Assembler:
                     made = slots[self._place[name]]
                     if not isinstance(made, torch.Tensor):
                         raise Unrecognised(f"{unit.name} makes a {type(made).__name__}, not a tensor")
-                    specs[self._place[name]] = _spec(made)
+                    specs[self._place[name]] = spec_of(made)
         return specs
 
     def _values(self, specs: Mapping[int, TensorSpec]) -> tuple[Value, ...]:
@@ -305,11 +306,6 @@ def _bytes_read(unit: Unit, place: Mapping[str, int], values: Sequence[Value]) -
 
 def _renamed(leaf: Argument, places: Mapping[int, int]) -> Argument:
     return Ref(places[leaf.value]) if isinstance(leaf, Ref) else leaf
-
-
-def _spec(tensor: torch.Tensor) -> TensorSpec:
-    strides = tuple(tensor.stride()) if tensor.layout is torch.strided else ()
-    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), strides)
 
 
 def _function(unit: Unit, place: Mapping[str, int], namespace: Mapping[str, Any], kernels: Mapping[str, LaunchedKernel]) -> Kernel:

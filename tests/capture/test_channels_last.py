@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autosched.capture.draft import spec_of
 from autosched.capture.export import capture, draft_of
 from autosched.capture.passes.channels_last import in_channels_last_order, prefer_channels_last, worth_it
 from autosched.capture.passes.identities import same_layout
 from autosched.core.graph import TensorSpec
+from autosched.core.specs import spec_of
 from autosched.core.variants import Lowering
 from autosched.runtime.binding import bind
 from autosched.zoo import load

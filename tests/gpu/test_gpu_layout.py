@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autosched.capture.draft import spec_of
 from autosched.capture.export import capture
 from autosched.capture.passes.channels_last import in_channels_last_order
 from autosched.capture.passes.identities import same_layout
 from autosched.core.schedule import sequential
+from autosched.core.specs import spec_of
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.calls import compile_call
 from autosched.runtime.float32 import full_float32
