@@ -38,6 +38,22 @@ def cuda_environment() -> tuple[tuple[str, str], ...]:
     return tuple((name.lower(), os.environ.get(name) or "default") for name in names)
 
 
+def cpu_environment() -> tuple[tuple[str, str], ...]:
+    """Those variables that are set of the ones that oneDNN and MKL read once in a process, and that change which kernels they choose.
+
+    ``ONEDNN_MAX_CPU_ISA`` and ``MKL_ENABLE_INSTRUCTIONS``: the latest instructions they may use. ``ONEDNN_DEFAULT_FPMATH_MODE`` and
+    ``MKL_CBWR``: how float32 may be rounded, and whether results are the same on every processor. oneDNN's have an older name each.
+    """
+    names = {
+        "ONEDNN_MAX_CPU_ISA": "DNNL_MAX_CPU_ISA",
+        "ONEDNN_DEFAULT_FPMATH_MODE": "DNNL_DEFAULT_FPMATH_MODE",
+        "MKL_ENABLE_INSTRUCTIONS": "",
+        "MKL_CBWR": "",
+    }
+    found = ((name.lower(), os.environ.get(name) or os.environ.get(older)) for name, older in names.items())
+    return tuple((name, value.lower()) for name, value in found if value)
+
+
 def compile_limit_s(default_s: float) -> float:
     """How long a ``torch.compile`` baseline may take to compile: ``AUTOSCHED_COMPILE_LIMIT_S`` (seconds), else the default.
 

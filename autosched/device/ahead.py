@@ -17,7 +17,7 @@ from autosched.core.program_json import encode_program
 from autosched.core.variants import Lowering
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_messages import Broken, ExtraAnswer, ExtraRequest
-from autosched.runtime.float32 import matmul_precision
+from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor_modes import Mode
 from autosched.runtime.inductor_unfinished import remove_unfinished
 from autosched.runtime.region_pool import worker_count
@@ -38,7 +38,7 @@ class AheadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str
     threads: tuple[int, ...]
     lowering: str
-    matmul_precision: str  # part of what Inductor's cache goes by
+    numerics: tuple[tuple[str, str], ...]  # as ``host_key.numerics_key`` gives them: part of what Inductor's cache goes by
 
 
 class AheadResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,8 +88,8 @@ def compile_ahead(
         program_file.write_bytes(encode_program(source))
         tensors = {str(value): tensor.detach().cpu() for value, tensor in constants.items()}
         constants_file = workers[0].write_tensors("constants.safetensors", tensors)
-        home, precision = str(torch.device(device)), matmul_precision(torch.device(device).type)
-        bodies = [AheadBody(str(program_file), str(constants_file), home, share, lowering.value, precision) for share in shares]
+        home, numerics = str(torch.device(device)), numerics_key(torch.device(device).type)
+        bodies = [AheadBody(str(program_file), str(constants_file), home, share, lowering.value, numerics) for share in shares]
         for worker in workers:
             # By this thread: it is what the process ends with.
             worker.start()

@@ -18,6 +18,7 @@ from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import Answer, ExtraAnswer, ExtraRequest, Request
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.compiler_files import compilers_write_into
+from autosched.runtime.host_key import apply_numerics
 from autosched.runtime.inductor_bind import Refused, record
 from autosched.runtime.inductor_modes import Mode
 
@@ -37,7 +38,7 @@ def _compiled(body: AheadBody) -> str:
     if home.type == "cuda":
         torch.cuda.set_device(home)
     constants = {int(name): tensor.to(home) for name, tensor in read_tensors(Path(body.constants_file)).items()}
-    torch.set_float32_matmul_precision(body.matmul_precision)
+    apply_numerics(body.numerics)
     mode = Mode(Lowering(body.lowering))
     for threads in body.threads:
         torch.set_num_threads(threads)

@@ -22,6 +22,7 @@ from autosched.core.variants import Lowering
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, RoundAnswer, RoundRequest
+from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor_unfinished import remove_unfinished
 from autosched.runtime.trees import describe_tree
 
@@ -118,7 +119,7 @@ class CompiledBaseline:
         try:
             source = self._source if self._source is not None else self._export()
             request = compile_request(self._worker, source, self._args, self._kwargs, self._references, threads=self._threads)
-            request = msgspec.structs.replace(request, lowering=self._lowering.value)
+            request = msgspec.structs.replace(request, lowering=self._lowering.value, numerics=numerics_key("cpu"))
         except Exception as error:
             # The model itself is fine: it only cannot be brought to where it would be compiled.
             return Failure(FailureKind.UNAVAILABLE, f"the model cannot be handed to another process: {describe(error).detail}")

@@ -38,6 +38,7 @@ from autosched.device.worker_messages import (
     SoloAnswer,
     SoloRequest,
 )
+from autosched.runtime.host_key import numerics_key
 
 if TYPE_CHECKING:
     import torch
@@ -315,7 +316,7 @@ class CpuSession:
         program_file = self._worker.folder / "program.json"
         program_file.write_bytes(encode_program(self._program))
         constants_file = self._worker.write_tensors("constants.safetensors", {str(value): tensor for value, tensor in constants.items()})
-        self._worker.opens_with([OpenRequest(str(program_file), str(constants_file), self._seed)])
+        self._worker.opens_with([OpenRequest(str(program_file), str(constants_file), self._seed, numerics_key("cpu"))])
 
     def _next_seed(self) -> int:
         self._requests += 1

@@ -22,6 +22,8 @@ from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, Request, RoundAnswer, RoundRequest
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.compiler_files import compilers_write_into
+from autosched.runtime.float32 import rounded_as
+from autosched.runtime.host_key import apply_numerics
 from autosched.runtime.inductor_modes import mode_options
 from autosched.runtime.numerics import compare
 from autosched.runtime.state import Kept
@@ -52,6 +54,8 @@ class _Service:
         if (why := _missing_compiler()) is not None:
             return Broken(Failure(FailureKind.UNAVAILABLE, why))
         compilers_write_into(Path(request.tensors_file).parent)
+        if request.numerics:
+            apply_numerics(request.numerics)
         model, args, kwargs, references = load_call(request)
         self._threads = request.threads
         torch.set_num_threads(request.threads)
@@ -113,7 +117,8 @@ def _other_model(model: torch.nn.Module, args: Any, kwargs: Any, references: lis
     with torch.no_grad():
         [(own_args, own_kwargs)] = renewed_calls(args, kwargs, 1)
         answer = model(*own_args, **own_kwargs)
-    return compare(output_tensors(answer), references).reason
+    # The answer given is in full float32; here it is as the settings are.
+    return compare(output_tensors(answer), references, rounded=rounded_as("cpu")).reason
 
 
 def _calls_us(

@@ -41,7 +41,7 @@ from autosched.device.worker_messages import (
     SoloRequest,
 )
 from autosched.device.worker_tensors import read_tensors
-from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.host_key import apply_numerics, cpu_device_key, software_key
 from autosched.runtime.kernels import BoundProgram, random_inputs
 from autosched.runtime.regions import region_library
 from autosched.runtime.widths import WidePrograms
@@ -90,6 +90,9 @@ class _Service:
                 raise UsageError(f"the measuring process of the CPU device cannot answer {type(request).__name__}")
 
     def _open(self, request: OpenRequest) -> CpuMeasurer:
+        if request.numerics:
+            # Before weights are packed: their layout is that of a precision.
+            apply_numerics(request.numerics)
         program = decode_program(Path(request.program_file).read_bytes())
         constants = {int(name): tensor for name, tensor in read_tensors(Path(request.constants_file)).items()}
         self._channel.beat(-1)

@@ -27,11 +27,12 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class OpenRequest(_Message, frozen=True):
-    """Bind the program in ``program_file`` to the tensors in ``constants_file``."""
+    """Bind the program in ``program_file`` to the tensors in ``constants_file``, under settings (``host_key.numerics_key``)."""
 
     program_file: str
     constants_file: str
     seed: int
+    numerics: tuple[tuple[str, str], ...] = ()
 
 
 class LimitsRequest(_Message, frozen=True):
@@ -114,6 +115,7 @@ class CompileRequest(_Message, frozen=True):
 
     ``source`` is a ``.pt2`` file, or ``module:function`` that makes a model when called with ``options``. Its call is described by
     ``tree`` and ``leaves``, where ``Ref(i)`` is tensor ``i`` of ``tensors_file``; its right answer is in ``references_file``.
+    ``numerics``: settings, as in ``OpenRequest``.
     """
 
     source: str
@@ -124,6 +126,7 @@ class CompileRequest(_Message, frozen=True):
     references_file: str
     threads: int
     lowering: str = "inductor"
+    numerics: tuple[tuple[str, str], ...] = ()
 
 
 class RoundRequest(_Message, frozen=True):

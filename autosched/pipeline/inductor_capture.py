@@ -25,7 +25,7 @@ from autosched.capture.structure import structure_of
 from autosched.core.graph import Operator, OpGraph, Value
 from autosched.core.program import Program, Ref
 from autosched.runtime.current_device import made_current
-from autosched.runtime.float32 import full_float32, rounds_float32
+from autosched.runtime.float32 import full_float32, rounded_as
 from autosched.runtime.inductor_bind import Recording, Refused, bound_of, first_difference, record
 from autosched.runtime.inductor_modes import PLAIN, Mode
 from autosched.runtime.kernels import bind, random_inputs
@@ -129,7 +129,8 @@ def _disagreement(source: Program, constants: Mapping[int, torch.Tensor], record
     inputs = random_inputs(source, _SEED, device)
     by_calls, by_launches = bind(source, constants, device), bound_of(recording, source, constants, device)
     # Weights may be folded in one and not in the other, and then round to other numbers.
-    with full_float32() if device.type == "cuda" and rounds_float32() else contextlib.nullcontext():
+    rounding = rounded_as(device.type)
+    with full_float32() if rounding is not None else contextlib.nullcontext():
         wanted = [item.clone() for item in by_calls.run(inputs)]
         got = dict(zip(program.graph.outputs, by_launches.run(inputs), strict=True))
     # Two outputs of the source may be one tensor here.
@@ -137,7 +138,7 @@ def _disagreement(source: Program, constants: Mapping[int, torch.Tensor], record
     order = {theirs.value: ours.value for theirs, ours in leaves if isinstance(theirs, Ref) and isinstance(ours, Ref)}
     places = [(place, order[value]) for place, value in enumerate(source.graph.outputs) if value in order]
     # Templates of convolutions and products keep the rounding that they were compiled with.
-    rounded = device.type == "cuda" and rounds_float32() and bool(program.choices)
+    rounded = rounding if program.choices else None
     # By what the launches tell, not the source: loading has no more to go by.
     known = dict(zip(program.graph.outputs, coarsest_of(program.graph), strict=True))
     coarsest = [known[value] for _, value in places]

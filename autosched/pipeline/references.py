@@ -11,6 +11,7 @@ import torch
 
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Program, Ref
+from autosched.runtime.float32 import full_float32
 from autosched.runtime.state import OtherBuffers, ask, state_of
 from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.trees import flatten_inputs, output_tensors, unflatten_inputs
@@ -36,7 +37,7 @@ class References:
 
 
 class Yardstick:
-    """The references of one model. Programs that take the same inputs share them, so that the model runs once for all its lowerings."""
+    """The references of one model, in full float32. Programs that take the same inputs share them: it runs once for all lowerings."""
 
     def __init__(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, seed: int) -> None:
         self._model = model
@@ -49,7 +50,8 @@ class Yardstick:
         """The references for ``program``, a capture of the model; taken when first asked for."""
         form = _form(program)
         if form not in self._taken:
-            self._taken[form] = take_references(self._model, program, self._args, self._kwargs, self._seed)
+            with full_float32():
+                self._taken[form] = take_references(self._model, program, self._args, self._kwargs, self._seed)
         return self._taken[form]
 
 

@@ -32,7 +32,9 @@ def models_answer(program: Program, model: torch.nn.Module, inputs: Sequence[tor
         return watch.packed(model(*args, **kwargs))
 
 
-def require_agreement(program: Program, outputs: Sequence[torch.Tensor], answer: Any, label: str, *, rounded: bool = False) -> float:
+def require_agreement(
+    program: Program, outputs: Sequence[torch.Tensor], answer: Any, label: str, *, rounded: torch.dtype | None = None
+) -> float:
     """The largest absolute difference between a schedule's outputs and the model's answer.
 
     Args:

@@ -16,7 +16,7 @@ from autosched.runtime.agreement import models_answer, require_agreement
 from autosched.runtime.audit import audit_run, changes_callers_memory
 from autosched.runtime.bundle_format import Bundle, printable
 from autosched.runtime.current_device import made_current
-from autosched.runtime.float32 import full_float32, rounds_float32
+from autosched.runtime.float32 import full_float32, rounded_as
 from autosched.runtime.host_key import cpu_device_key, software_key, usable_cores
 from autosched.runtime.kernels import BoundProgram, bind, gather_constants, random_inputs
 from autosched.runtime.numerics import compare
@@ -170,10 +170,10 @@ class Binder:
     ) -> float:
         """The largest absolute difference between a schedule's outputs and its model's answer.
 
-        A GPU may round float32 to TF32, in convolutions unless it is told not to. A schedule multiplies other numbers than its model (the
-        factors of normalisations are folded into weights, say), so that the two are as far from each other as from the truth. That they
-        are one function is then judged without rounding; and that the graph, which rounds as it was captured, computes what its
-        operators do.
+        A GPU may round float32 to TF32, in convolutions unless it is told not to, and a CPU to bfloat16, if it is told to. A schedule
+        multiplies other numbers than its model (the factors of normalisations are folded into weights, say), so that the two are as far
+        from each other as from the truth. That they are one function is then judged without rounding; and that the schedule, which rounds
+        as it was captured, computes what its operators do: on a CPU to that rounding, which the number of threads may turn either way.
 
         Raises:
             IncompatibleArtifact: saying what differs.
@@ -185,16 +185,17 @@ class Binder:
                 require_agreement(program, in_order, answer, label)
             return worst
         except IncompatibleArtifact:
-            if bound.device.type != "cuda" or not rounds_float32():
+            if (rounding := rounded_as(bound.device.type)) is None:
                 raise
-        agreement = compare(made, in_order if in_order is not None else bound.run(inputs))
+        again = in_order if in_order is not None else bound.run(inputs)
+        agreement = compare(made, again, rounded=rounding if bound.device.type == "cpu" else None)
         if not agreement.within_tolerance:
             raise IncompatibleArtifact(label, [f"it computes something else than its operators in order: {agreement.reason}"])
         # Compiled code keeps the rounding that it was compiled with.
         compiled = bool(program.source) or any(bundle.schedule.variant)
         with full_float32():
             truth = models_answer(program, self.model, inputs)
-            require_agreement(program, bound.run(inputs), truth, label, rounded=compiled)
+            require_agreement(program, bound.run(inputs), truth, label, rounded=rounding if compiled else None)
         return compare(output_tensors(whole_answer(program, made)), output_tensors(answer)).max_abs_error
 
 

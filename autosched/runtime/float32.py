@@ -2,14 +2,14 @@
 
 Beside ``torch.set_float32_matmul_precision`` and ``allow_tf32`` there is, since PyTorch 2.9, a precision for each backend and kind of
 operator, such as ``torch.backends.cuda.matmul.fp32_precision``. PyTorch's notes on CUDA recommend the newer ones; once a program has used
-them, reading the older ones raises where they cannot tell the whole truth. So the older ones are read where they answer, and the newer
-ones elsewhere.
+them, reading the older ones raises where they cannot tell the whole truth. So on a GPU the older ones are read where they answer, and the
+newer ones elsewhere; on a CPU, where oneDNN may round to bfloat16, the newer ones, which the older set too.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,12 @@ _backends: Any = torch.backends  # its Python side is not typed
 
 # What ``torch.set_float32_matmul_precision`` calls the precisions of the newer interface.
 _OLDER = {"tf32": "high", "bf16": "medium"}
+# TF32 has the mantissa of float16.
+_AS = {"tf32": torch.float16, "bf16": torch.bfloat16}
+# Beside products, what oneDNN has a precision for: the name of the setting in keys, and PyTorch's.
+_OTHERS = {"float32_convolutions": "conv", "float32_recurrence": "rnn"}
+_KINDS = ("matmul", *_OTHERS.values())
+_FULL = "ieee"
 
 
 def matmul_precision(kind: str) -> str:
@@ -26,11 +32,29 @@ def matmul_precision(kind: str) -> str:
     Args:
         kind: of the device, ``cpu`` or ``cuda``.
     """
+    if kind == "cpu":
+        return _OLDER.get(_on_cpu("matmul"), "highest")
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        backend = _backends.cuda if kind == "cuda" else _backends.mkldnn
-        return _OLDER.get(str(backend.matmul.fp32_precision), "highest")
+        return _OLDER.get(str(_backends.cuda.matmul.fp32_precision), "highest")
+
+
+def cpu_roundings() -> dict[str, str]:
+    """What beside products is rounded on a CPU, and to what (``bf16``, ``tf32``); empty as long as nobody asked for it."""
+    return {name: precision for name, kind in _OTHERS.items() if (precision := _on_cpu(kind)) in _AS}
+
+
+def set_cpu_roundings(wanted: Mapping[str, str]) -> None:
+    """Make this process round as another does.
+
+    Args:
+        wanted: what :func:`cpu_roundings` says there; other names are passed over.
+    """
+    for name, kind in _OTHERS.items():
+        precision = wanted.get(name, _FULL)
+        if precision != (_on_cpu(kind) if _on_cpu(kind) in _AS else _FULL):
+            getattr(_backends.mkldnn, kind).fp32_precision = precision
 
 
 def convolutions_rounded() -> bool:
@@ -39,6 +63,18 @@ def convolutions_rounded() -> bool:
         return bool(_backends.cudnn.allow_tf32)
     except RuntimeError:
         return str(_backends.cudnn.conv.fp32_precision) == "tf32"
+
+
+def rounded_as(kind: str) -> torch.dtype | None:
+    """The dtype to whose precision operators may round factors in float32; ``None`` where they must not.
+
+    Args:
+        kind: of the device, ``cpu`` or ``cuda``. Where a processor has no instructions for it, what may be rounded is not.
+    """
+    if kind == "cuda":
+        return torch.float16 if convolutions_rounded() or matmul_precision(kind) != "highest" else None
+    found = {_on_cpu(name) for name in _KINDS} if kind == "cpu" else set()
+    return next((_AS[precision] for precision in ("bf16", "tf32") if precision in found), None)
 
 
 @contextlib.contextmanager
@@ -60,16 +96,21 @@ def full_convolutions() -> Iterator[None]:
             item.fp32_precision = precision
 
 
-def rounds_float32() -> bool:
-    """Whether products or convolutions on a GPU may round float32."""
-    return convolutions_rounded() or matmul_precision("cuda") != "highest"
-
-
 @contextlib.contextmanager
 def full_float32() -> Iterator[None]:
-    """As :func:`full_convolutions`, and products too."""
-    with full_convolutions(), _full_products():
-        yield
+    """Nothing rounds float32 meanwhile, neither on a GPU nor on a CPU. The settings belong to the whole process, and are put back."""
+    before = {kind: _on_cpu(kind) for kind in _KINDS}
+    try:
+        with full_convolutions(), _full_products():
+            for kind, precision in before.items():
+                if precision in _AS:
+                    getattr(_backends.mkldnn, kind).fp32_precision = _FULL
+            yield
+    finally:
+        # The older interface, put back, has set products anew.
+        for kind, precision in before.items():
+            if _on_cpu(kind) != precision:
+                getattr(_backends.mkldnn, kind).fp32_precision = precision
 
 
 @contextlib.contextmanager
@@ -78,7 +119,7 @@ def _full_products() -> Iterator[None]:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:
         products = _backends.cuda.matmul
-        separate, products.fp32_precision = str(products.fp32_precision), "ieee"
+        separate, products.fp32_precision = str(products.fp32_precision), _FULL
         try:
             yield
         finally:
@@ -89,3 +130,7 @@ def _full_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _on_cpu(kind: str) -> str:
+    return str(getattr(getattr(_backends.mkldnn, kind, None), "fp32_precision", _FULL))

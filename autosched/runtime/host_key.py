@@ -5,33 +5,48 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import autosched
+from autosched.config import cpu_environment
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.cpu_quota import quota_cores
 from autosched.runtime.cuda_switches import attention_kernels, half_precision
-from autosched.runtime.float32 import convolutions_rounded, matmul_precision
+from autosched.runtime.float32 import convolutions_rounded, cpu_roundings, matmul_precision, set_cpu_roundings
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
+LOW_PRECISION = "low_precision"
+"""The detail of a CPU's key that bundles have since PyTorch was first run on a processor with instructions for matrices."""
+
+# What oneDNN and Inductor choose kernels by, beside the width of vectors; as ``torch.cpu.get_capabilities`` names them.
+_FOR_PRODUCTS = (
+    "amx_bf16", "amx_fp16", "amx_int8", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_ne_convert", "avx_vnni", "avx_vnni_int8",
+    "bf16", "dot", "fp16_arith", "i8mm", "sve_bf16", "sme", "sme2",
+)  # fmt: skip
+
+
 @lru_cache(maxsize=1)
 def cpu_device_key() -> DeviceKey:
-    """The processor as a schedule sees it: model, usable cores, vector instructions, cache sizes.
+    """The processor as a schedule sees it: model, usable cores, vector instructions, cache sizes, instructions for products in few bits.
 
     Usable cores are what the affinity mask and the container's quota leave, not what the machine has: a schedule tuned for
-    eight cores is a different one on two.
+    eight cores is a different one on two. Virtual machines give processors of several generations one name, so what decides which kernels
+    are chosen is named too.
     """
     details = {
         "architecture": platform.machine(),
         "cores": str(usable_cores()),
         "vector": str(torch.backends.cpu.get_cpu_capability()),
         **{f"cache_{level}": size for level, size in _cache_sizes().items()},
+        **({LOW_PRECISION: found} if (found := " ".join(_low_precision())) else {}),
     }
     return DeviceKey("cpu", _processor_name(), tuple(sorted(details.items())))
 
@@ -46,6 +61,7 @@ def software_key() -> SoftwareKey:
         "mkl": "yes" if torch.backends.mkl.is_available() else "no",  # type: ignore[no-untyped-call]
         "openmp": "yes" if torch.backends.openmp.is_available() else "no",  # type: ignore[no-untyped-call]
         "system": sys.platform,
+        **dict(cpu_environment()),
     }
     return SoftwareKey(tuple(sorted(versions.items())))
 
@@ -65,12 +81,28 @@ def numerics_key(kind: str = "cpu") -> tuple[tuple[str, str], ...]:
         settings["autocast"] = str(torch.is_autocast_enabled(kind))
     if kind == "cpu":
         settings["mkldnn_enabled"] = str(bool(torch.backends.mkldnn.enabled))
+        settings.update(cpu_roundings())
     if kind == "cuda":
         settings["cudnn_benchmark"] = str(torch.backends.cudnn.benchmark)
         settings["cudnn_tf32"] = str(convolutions_rounded())
         settings["attention"] = ", ".join(attention_kernels())
         settings["half_precision"] = ", ".join(half_precision())
     return tuple(sorted(settings.items()))
+
+
+def apply_numerics(numerics: Sequence[tuple[str, str]]) -> None:
+    """Set those of another process's :func:`numerics_key` that a process can simply set; what stays different shows in its own."""
+    wanted = dict(numerics)
+    torch.set_default_dtype(getattr(torch, wanted["default_dtype"]))
+    torch.use_deterministic_algorithms(wanted["deterministic"] == "True")
+    torch.set_float32_matmul_precision(wanted["float32_matmul_precision"])
+    backends: Any = torch.backends
+    if "mkldnn_enabled" in wanted:
+        backends.mkldnn.enabled = wanted["mkldnn_enabled"] == "True"
+        set_cpu_roundings(wanted)
+    if "cudnn_benchmark" in wanted:
+        backends.cudnn.benchmark = wanted["cudnn_benchmark"] == "True"
+        backends.cudnn.allow_tf32 = wanted["cudnn_tf32"] == "True"
 
 
 def usable_cores() -> int:
@@ -89,6 +121,12 @@ def _processor_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "unknown"
+
+
+def _low_precision() -> list[str]:
+    """Names of the instructions for factors of sixteen and eight bits that PyTorch finds here, sorted."""
+    found = torch.cpu.get_capabilities()
+    return sorted(name for name in _FOR_PRODUCTS if found.get(name))
 
 
 def _cache_sizes() -> dict[str, str]:

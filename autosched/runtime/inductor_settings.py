@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import torch
 
 from autosched.runtime.host_key import numerics_key
 
@@ -51,18 +49,6 @@ def settings_digest(kind: str) -> str:
         _log.info("compiled code is not kept: the settings of Inductor cannot be read (%s)", error)
         return ""
     return hashlib.sha256(msgspec.json.encode((numerics_key(kind), inductor, functorch, isa))).hexdigest()[:24]
-
-
-def apply_numerics(numerics: Sequence[tuple[str, str]]) -> None:
-    """Set those of ``host_key.numerics_key`` that a process can simply set; what stays different shows in its digest."""
-    wanted = dict(numerics)
-    torch.set_default_dtype(getattr(torch, wanted["default_dtype"]))
-    torch.use_deterministic_algorithms(wanted["deterministic"] == "True")
-    torch.set_float32_matmul_precision(wanted["float32_matmul_precision"])
-    backends: Any = torch.backends
-    if "cudnn_benchmark" in wanted:
-        backends.cudnn.benchmark = wanted["cudnn_benchmark"] == "True"
-        backends.cudnn.allow_tf32 = wanted["cudnn_tf32"] == "True"
 
 
 def _values(config: Any) -> list[tuple[str, str]]:

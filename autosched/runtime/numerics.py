@@ -68,13 +68,13 @@ def compare(
     outputs: Sequence[torch.Tensor],
     references: Sequence[torch.Tensor],
     *,
-    rounded: bool = False,
+    rounded: torch.dtype | None = None,
     coarsest: Sequence[torch.dtype | None] = (),
 ) -> Agreement:
     """Compare flattened outputs with flattened references, each against the tolerance of its dtype.
 
     Args:
-        rounded: whether factors in float32 were rounded to TF32, which has the mantissa of float16: float32 is then judged as float16 is.
+        rounded: the dtype to whose precision factors in float32 were rounded (``float32.rounded_as``): float32 is then judged as that.
         coarsest: for each output the dtype that it was rounded to on its way (``rounding.coarsest_of``), if that is known: it is judged
             as that one, where that allows more. Integers and booleans must be equal whatever they come from.
     """
@@ -92,11 +92,11 @@ def compare(
     return Agreement(within, bitwise, worst, reason)
 
 
-def _judged_as(own: torch.dtype, way: torch.dtype | None, rounded: bool) -> Tolerance:
+def _judged_as(own: torch.dtype, way: torch.dtype | None, rounded: torch.dtype | None) -> Tolerance:
     if not (own.is_floating_point or own.is_complex):
         return _EXACT
-    if rounded and own == torch.float32:
-        own = torch.float16
+    if rounded is not None and own == torch.float32:
+        own = rounded
     return max(tolerance(own), tolerance(way if way is not None else own), key=lambda item: item.of_scale)
 
 

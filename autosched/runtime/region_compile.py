@@ -25,7 +25,7 @@ from autosched.core.variants import Variant
 from autosched.runtime.calls import compile_call
 from autosched.runtime.cpp_kernels import kernels_release_gil
 from autosched.runtime.examples import example_of, same_strides
-from autosched.runtime.float32 import rounds_float32
+from autosched.runtime.float32 import rounded_as
 from autosched.runtime.inductor_common import add_calls, first_line, known_options, modules_into
 from autosched.runtime.inductor_unfinished import remove_unfinished
 from autosched.runtime.numerics import compare
@@ -242,16 +242,16 @@ def _difference(piece: Piece, graph: OpGraph, device: torch.device, examples: Se
         spec = graph.values[value].spec
         if tuple(tensor.shape) != spec.shape or not same_strides(tensor, spec.strides):
             return f"the compiled code returns strides {tuple(tensor.stride())} for {spec.strides}"
-    # Where float32 may be rounded to TF32, libraries and templates round each in their own way, and compiled code has it baked in.
+    # Where float32 may be rounded, libraries and templates round each in their own way, and compiled code has it baked in.
     coarsest = coarsest_among(piece.calls, graph.values, piece.writes)
-    agreement = compare(got, wanted, rounded=may_round(piece, device), coarsest=coarsest)
+    agreement = compare(got, wanted, rounded=rounding_of(piece, device), coarsest=coarsest)
     return "" if agreement.within_tolerance else f"the compiled code computes something else: {agreement.reason}"
 
 
-def may_round(piece: Piece, device: torch.device) -> bool:
-    """Whether factors in float32 may be rounded to TF32 in ``piece``: those of products, convolutions and attention on a GPU."""
-    rounding = any(word in call.target for call in piece.calls for word in (*TEMPLATED, "dot_product"))
-    return device.type == "cuda" and rounding and rounds_float32()
+def rounding_of(piece: Piece, device: torch.device) -> torch.dtype | None:
+    """As ``float32.rounded_as``, of ``piece``: only factors of products, convolutions and attention are rounded."""
+    factors = any(word in call.target for call in piece.calls for word in (*TEMPLATED, "dot_product"))
+    return rounded_as(device.type) if factors else None
 
 
 @contextlib.contextmanager

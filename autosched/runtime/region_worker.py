@@ -87,7 +87,8 @@ class _Compiler:
         # Each of these processes is one of a team as large as the machine; before anything of Inductor that would start such a team itself.
         import torch._inductor.config as inductor_config
 
-        from autosched.runtime.inductor_settings import apply_numerics, settings_digest
+        from autosched.runtime.host_key import apply_numerics
+        from autosched.runtime.inductor_settings import settings_digest
 
         device = torch.device(opening.device)
         if device.index:

@@ -17,7 +17,7 @@ from autosched.core.program_json import decode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.bundle_format import Bundle, printable
 from autosched.runtime.calls import resolve
-from autosched.runtime.host_key import numerics_key
+from autosched.runtime.host_key import LOW_PRECISION, numerics_key
 
 
 class Compatibility(enum.StrEnum):
@@ -64,14 +64,15 @@ def check_bundle(
 
     A device or a setting that changes numerics makes it incompatible, as does a parameter with another name, shape or dtype.
     So does a custom operator whose namespace the caller does not trust, that is not registered here, or that no schedule can hold.
-    Another version of torch or of a library makes it degraded, as does a parameter laid out otherwise in memory.
+    Another version of torch or of a library makes it degraded, as does a parameter laid out otherwise in memory, and a processor of which
+    the bundle says less than is known here.
 
     Args:
         device, software: keys of this host.
         model: the model it is to run on; without one, only the host is compared.
         numerics: settings of this process, by default read now.
     """
-    found = [Difference(Compatibility.INCOMPATIBLE, f"device {line}") for line in bundle.key.device.differences(device)]
+    found = [Difference(_of_device(line), f"device {line}") for line in bundle.key.device.differences(device)]
     found += [Difference(Compatibility.DEGRADED, f"software {line}") for line in bundle.key.software.differences(software)]
     here = SoftwareKey(numerics if numerics is not None else numerics_key(bundle.key.device.kind))
     found += [Difference(Compatibility.INCOMPATIBLE, f"setting {line}") for line in SoftwareKey(bundle.key.numerics).differences(here)]
@@ -82,6 +83,11 @@ def check_bundle(
     found = [Difference(item.compatibility, printable(item.line)) for item in found]
     worst = found[0].compatibility if found else Compatibility.EXACT
     return Verdict(worst, tuple(found))
+
+
+def _of_device(line: str) -> Compatibility:
+    # Bundles did not always name the instructions for few bits: then nothing speaks against the processor.
+    return Compatibility.DEGRADED if line.startswith(f"{LOW_PRECISION}: absent there") else Compatibility.INCOMPATIBLE
 
 
 def _custom_operators(program: Program) -> list[str]:

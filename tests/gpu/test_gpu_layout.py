@@ -175,6 +175,6 @@ def test_regions_of_a_net_compile_with_the_layouts_of_its_program() -> None:
         made = rig.measurer.reference(inputs, make_plan(graph, dataclasses.replace(sequential(graph), variant=chosen)))
         assert regions.refusals == ()
         by_calls = rig.measurer.reference(inputs)
-        assert compare([item.cpu() for item in made], [item.cpu() for item in by_calls], rounded=True).within_tolerance
+        assert compare([item.cpu() for item in made], [item.cpu() for item in by_calls], rounded=torch.float16).within_tolerance
     finally:
         rig.close()

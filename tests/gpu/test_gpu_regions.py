@@ -173,7 +173,7 @@ def test_convolutions_that_cudnn_ends_with_relu_are_captured_with_the_numbers_of
         wanted = measurer.reference(inputs, make_plan(graph, dataclasses.replace(sequential(graph), variant=chosen)))
         # In float32 a GPU rounds to TF32, and may do so in one of the two only.
         by_calls = measurer.reference(inputs)
-        assert compare([item.cpu() for item in wanted], [item.cpu() for item in by_calls], rounded=True).within_tolerance
+        assert compare([item.cpu() for item in wanted], [item.cpu() for item in by_calls], rounded=torch.float16).within_tolerance
         observe = CaptureOptions(observe=measurer.capturer.can_observe)
         runner = measurer.capture(
             dataclasses.replace(random_placement(random.Random(3), graph, 2), variant=chosen), options=observe, private=True

@@ -1,4 +1,4 @@
-"""Schedules whose GPU rounds float32: judged without the rounding, and not let off what is wrong."""
+"""Schedules whose device rounds float32: judged without the rounding, and not let off what is wrong."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ Outputs = list[torch.Tensor]
 
 
 class _Device:
-    """A GPU that rounds: what the model and its operators return is a little off, each in its own way, unless the rounding is off."""
+    """One that rounds: what the model and its operators return is a little off, each in its own way, unless the rounding is off."""
 
     def __init__(self) -> None:
         self.rounds = True
+        self.as_on = {"cuda": torch.float16}
 
     @contextlib.contextmanager
     def full(self) -> Iterator[None]:
@@ -32,6 +33,9 @@ class _Device:
             yield
         finally:
             self.rounds = True
+
+    def rounded_as(self, kind: str) -> torch.dtype | None:
+        return self.as_on.get(kind) if self.rounds else None
 
     def off(self, exact: torch.Tensor, sign: float) -> torch.Tensor:
         return exact + sign * 2e-3 * exact.abs().max() if self.rounds else exact
@@ -49,14 +53,18 @@ class _Model(nn.Module):
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
-    device = _Device()
+def device() -> _Device:
+    return _Device()
+
+
+@pytest.fixture
+def judged(device: _Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
     torch.manual_seed(0)
     model, x = _Model(device).eval(), torch.randn(4, 8)
     with device.full():
         program = capture(model, (x,)).program
     monkeypatch.setattr(binding, "full_float32", device.full)
-    monkeypatch.setattr(binding, "rounds_float32", lambda: device.rounds)
+    monkeypatch.setattr(binding, "rounded_as", device.rounded_as)
 
     def run(inputs: Sequence[torch.Tensor], factor: float = 1.0) -> Outputs:
         with torch.no_grad():
@@ -77,9 +85,13 @@ def test_what_is_apart_by_rounding_alone_agrees(judged: Callable[..., float]) ->
     assert 1e-3 < judged() < 1e-1
 
 
-def test_a_cpu_rounds_nothing(judged: Callable[..., float]) -> None:
+def test_a_cpu_rounds_nothing_unless_it_is_told_to(judged: Callable[..., float], device: _Device) -> None:
     with pytest.raises(IncompatibleArtifact, match="something else than the model"):
         judged(kind="cpu")
+    device.as_on["cpu"] = torch.bfloat16
+    assert 1e-3 < judged(kind="cpu") < 1e-1
+    with pytest.raises(IncompatibleArtifact, match="something else than the model"):
+        judged(kind="cpu", function=1.003)
 
 
 @pytest.mark.parametrize("factor", [1.003, 0.99])
@@ -92,6 +104,13 @@ def test_compiled_code_may_be_apart_by_its_own_rounding_and_no_more(judged: Call
     judged(function=1.003, compiled=True)
     with pytest.raises(IncompatibleArtifact, match="something else than the model"):
         judged(function=1.05, compiled=True)
+
+
+def test_operators_of_other_widths_may_be_apart_by_what_a_cpu_rounds_to(judged: Callable[..., float], device: _Device) -> None:
+    device.as_on["cpu"] = torch.bfloat16
+    judged(kind="cpu", graph=1.003)
+    with pytest.raises(IncompatibleArtifact, match="than its operators in order"):
+        judged(kind="cpu", graph=1.2)
 
 
 def test_a_graph_that_computes_something_else_than_its_operators_is_refused(judged: Callable[..., float]) -> None:

@@ -55,3 +55,50 @@ assert current_settings(0) == found
     command = [sys.executable, "-P", "-c", f"import sys; sys.path.append({str(_ROOT)!r})\n{code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+_ON_A_CPU = (
+    ("pass", "highest", {}, None),
+    ("torch.set_float32_matmul_precision('medium')", "medium", {}, "bfloat16"),
+    ("torch.set_float32_matmul_precision('high')", "high", {}, "float16"),
+    ("backends.mkldnn.matmul.fp32_precision = 'bf16'", "medium", {}, "bfloat16"),
+    ("backends.mkldnn.conv.fp32_precision = 'bf16'", "highest", {"float32_convolutions": "bf16"}, "bfloat16"),
+    ("backends.mkldnn.rnn.fp32_precision = 'tf32'", "highest", {"float32_recurrence": "tf32"}, "float16"),
+    ("backends.cuda.matmul.fp32_precision = 'tf32'", "highest", {}, None),
+    ("torch.set_float32_matmul_precision('medium'); backends.mkldnn.matmul.fp32_precision = 'ieee'", "highest", {}, None),
+)
+
+
+def test_what_onednn_may_round_is_in_the_key_and_can_be_off_for_a_while() -> None:
+    code = f"""
+import torch
+from autosched.runtime import float32
+from autosched.runtime.host_key import apply_numerics, numerics_key
+backends = torch.backends
+kinds = (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
+def state():
+    return [float32.matmul_precision("cpu"), float32.cpu_roundings()]
+for change, matmul, others, dtype in {_ON_A_CPU!r}:
+    torch.set_float32_matmul_precision("highest")
+    for kind in kinds:
+        kind.fp32_precision = "none"
+    exec(change)
+    key, raw = numerics_key("cpu"), [kind.fp32_precision for kind in kinds]
+    assert state() == [matmul, others], (change, state())
+    assert dict(key)["float32_matmul_precision"] == matmul
+    assert {{name: value for name, value in key if name in ("float32_convolutions", "float32_recurrence")}} == others
+    assert float32.rounded_as("cpu") is (getattr(torch, dtype) if dtype else None), change
+    with float32.full_float32():
+        assert float32.rounded_as("cpu") is None, change
+        assert state() == ["highest", {{}}], (change, state())
+    assert [kind.fp32_precision for kind in kinds] == raw, change
+    # As a process that measures does, whatever it had before.
+    for before in ("ieee", "bf16"):
+        for kind in kinds:
+            kind.fp32_precision = before
+        apply_numerics(key)
+        assert numerics_key("cpu") == key, change
+"""
+    command = [sys.executable, "-P", "-c", f"import sys; sys.path.append({str(_ROOT)!r})\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -121,17 +121,16 @@ def test_compiled_regions_do_the_same_as_their_instructions(captured: Captured, 
     assert instructions_of(regions_module._on_cpu(dataclasses.replace(code, source=""), piece, "region")) is None
 
 
-def test_only_products_and_convolutions_on_a_gpu_may_be_rounded(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_products_and_convolutions_may_be_rounded(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = captured.program.graph
     pieces = [piece for operator in graph.operators for piece in pieces_of(operator, graph)]
-    gpu = torch.device("cuda")
-    monkeypatch.setattr(region_compile, "rounds_float32", lambda: True)
-    rounded = [region_compile.may_round(piece, gpu) for piece in pieces]
-    assert rounded == [piece.calls[0].target != "aten::cumsum.default" for piece in pieces]
-    assert len(set(rounded)) == 2
-    assert not any(region_compile.may_round(piece, CPU) for piece in pieces)
-    monkeypatch.setattr(region_compile, "rounds_float32", lambda: False)
-    assert not any(region_compile.may_round(piece, gpu) for piece in pieces)
+    monkeypatch.setattr(region_compile, "rounded_as", {"cuda": torch.float16, "cpu": torch.bfloat16}.get)
+    for device, dtype in ((torch.device("cuda"), torch.float16), (CPU, torch.bfloat16)):
+        rounded = [region_compile.rounding_of(piece, device) for piece in pieces]
+        assert rounded == [dtype if piece.calls[0].target != "aten::cumsum.default" else None for piece in pieces]
+        assert len(set(rounded)) == 2
+    monkeypatch.setattr(region_compile, "rounded_as", lambda kind: None)
+    assert not any(region_compile.rounding_of(piece, torch.device("cuda")) for piece in pieces)
 
 
 @needs_compiler

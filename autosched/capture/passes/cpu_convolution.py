@@ -10,6 +10,7 @@ import torch
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.activations import NONE, Activation, read_activation
 from autosched.capture.passes.convolution import Convolution, read_convolution
+from autosched.capture.passes.onednn import packable_dtypes
 from autosched.capture.passes.timing import earliest_finish, finish_of
 from autosched.capture.passes.views import depends_on_strides, loosen_views
 from autosched.core.program import Ref
@@ -25,12 +26,12 @@ class _Plan:
 
 
 def pack_cpu_convolutions(draft: Draft) -> int:
-    """Each float32 2-d convolution with constant weight becomes ``mkldnn::_convolution_pointwise`` on a weight reordered by the prologue.
+    """Each 2-d convolution with constant weight becomes ``mkldnn::_convolution_pointwise`` on a weight reordered by the prologue.
 
     A residual is fused only where it is ready before the convolution starts, so that no branch waits for another.
     Results come out channels last; ``view`` becomes ``reshape``, which copies where it must.
     """
-    if draft.device.type != "cpu" or not torch._C._has_mkldnn:
+    if draft.device.type != "cpu" or not packable_dtypes():
         return 0
     if depends_on_strides(draft):
         # Packed convolutions change the strides of everything after them (channels last).
@@ -43,7 +44,7 @@ def pack_cpu_convolutions(draft: Draft) -> int:
         convolution = read_convolution(node)
         if convolution is None or node in taken or not _packable(convolution, node, draft, fixed):
             continue
-        plan = _epilogue(node, draft, users, outputs, times, taken)
+        plan = _epilogue(node, convolution, draft, users, outputs, times, taken)
         chosen[node] = convolution, plan
         taken.add(plan.last)
     _replace(draft, chosen)
@@ -56,12 +57,13 @@ def pack_cpu_convolutions(draft: Draft) -> int:
 def _packable(convolution: Convolution, node: Node, draft: Draft, fixed: set[int]) -> bool:
     specs = [draft.specs[convolution.source], draft.specs[convolution.weight]]
     constant = convolution.weight in fixed and (convolution.bias is None or convolution.bias in fixed)
-    plain = all(len(spec.shape) == 4 and spec.dtype == "float32" and spec.elements > 0 for spec in specs)
-    return constant and plain and not convolution.transposed and node.outputs[0] >= 0
+    plain = all(len(spec.shape) == 4 and spec.dtype == specs[0].dtype and spec.elements > 0 for spec in specs)
+    return constant and plain and specs[0].dtype in packable_dtypes() and not convolution.transposed and node.outputs[0] >= 0
 
 
 def _epilogue(
     node: Node,
+    convolution: Convolution,
     draft: Draft,
     users: Mapping[int, list[Node]],
     outputs: set[int],
@@ -75,6 +77,9 @@ def _epilogue(
     activation = read_activation(following)
     if activation is not None and following.args[0] == Ref(made):
         return _Plan(following, None, activation)
+    if convolution.groups > 1 and draft.specs[made].dtype != "float32":
+        # PyTorch adds there by a call of its own, which in sixteen bits it has not together with ReLU.
+        return _Plan(node, None, NONE)
     residual = _residual(following, made, draft)
     if residual is None or finish_of(times, residual) > times[made][0]:
         return _Plan(node, None, NONE)

@@ -65,6 +65,7 @@ from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.cuda_bindings import GraphBindings
 from autosched.runtime.cuda_graph import failure_of
 from autosched.runtime.cuda_lanes import CaptureOptions
+from autosched.runtime.float32 import rounded_as
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import FreeRule, Plan, make_plan
@@ -235,7 +236,7 @@ class CudaService:
     ) -> CompareAnswer:
         """Bitwise against the same operators on one stream; within tolerance against the original model's outputs.
 
-        The model's outputs come from a CPU in full float32. Where this device rounds float32 products to fewer bits (TF32), the
+        The model's outputs are in full float32. Where this device rounds float32 products to fewer bits (TF32), the
         tolerance is judged on the same operators without that rounding: it is a setting of the user's, not an error of the program.
         """
         bench = self._bench
@@ -257,7 +258,7 @@ class CudaService:
                 worst = max(worst, agreement.max_abs_error)
                 if not agreement.within_tolerance and bench.exact is not None:
                     exact = bench.exact(lambda tensors=tensors: measurer.reference(tensors, plan))  # type: ignore[misc]
-                    rounded = _compiled(measurer, plan)
+                    rounded = rounded_as("cuda") if _compiled(measurer, plan) else None
                     agreement = compare([tensor.cpu() for tensor in exact], wanted, rounded=rounded, coarsest=coarsest)
                 within = within and agreement.within_tolerance
         except Exception as error:

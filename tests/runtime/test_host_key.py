@@ -1,0 +1,58 @@
+"""What decides on a CPU which kernels are chosen, and is in no version: instructions and variables of the environment."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autosched.core.records import DeviceKey
+from autosched.runtime import host_key
+from autosched.runtime.host_key import LOW_PRECISION, cpu_device_key, software_key
+from autosched.runtime.verdict import Compatibility, check_bundle
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches
+
+
+def _key_with(monkeypatch: pytest.MonkeyPatch, found: dict[str, object]) -> DeviceKey:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    return cpu_device_key.__wrapped__()
+
+
+def test_processors_of_one_name_are_told_apart_by_what_they_multiply_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = _key_with(monkeypatch, {"avx512_f": True, "avx512_vnni": True, "amx_bf16": False})
+    newer = _key_with(monkeypatch, {"avx512_f": True, "avx512_vnni": True, "avx512_bf16": True, "amx_bf16": True, "amx_int8": True})
+    assert newer.differences(older) == [f"{LOW_PRECISION}: amx_bf16 amx_int8 avx512_bf16 avx512_vnni there, avx512_vnni here"]
+    assert older.name == newer.name
+
+
+def test_a_processor_without_any_has_the_key_it_always_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LOW_PRECISION not in dict(_key_with(monkeypatch, {"avx2": True}).details)
+
+
+def test_a_bundle_that_says_less_of_its_processor_is_looked_at_again_and_another_processor_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = _key_with(monkeypatch, {})
+    matrices = _key_with(monkeypatch, {"amx_bf16": True})
+    for there, here, grade in ((plain, matrices, Compatibility.DEGRADED), (matrices, plain, Compatibility.INCOMPATIBLE)):
+        monkeypatch.setattr("tests.conformance.bundles.cpu_device_key", lambda there=there: there, raising=True)
+        verdict = check_bundle(two_branches_bundle(TwoBranches().eval()), here, software_key())
+        assert verdict.compatibility is grade
+        assert len(verdict.lines) == 1
+        assert LOW_PRECISION in verdict.lines[0]
+
+
+def test_limits_on_the_instructions_that_onednn_may_use_are_part_of_the_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = software_key()
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    assert usual.differences(software_key()) == [
+        "onednn_default_fpmath_mode: absent there, bf16 here",
+        "onednn_max_cpu_isa: absent there, avx2 here",
+    ]
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+    assert dict(software_key().versions)["onednn_max_cpu_isa"] == "avx512_core"
+
+
+def test_flags_that_pytorch_does_not_name_are_not_looked_for() -> None:
+    known = torch.cpu.get_capabilities()
+    unknown = [name for name in host_key._FOR_PRODUCTS if name.startswith(("amx", "avx")) and name not in known]
+    assert not unknown or known.get("architecture") not in ("x86", "x86_64")
