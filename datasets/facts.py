@@ -144,8 +144,8 @@ def with_observed_peaks(device: DeviceFacts, kernels: Iterable[KernelFacts]) -> 
     """Fill unknown peaks with the highest rates that the kernels themselves reached, or the least a device of its kind has.
 
     A lower bound of the true peak: the widest kernels come near it, and a fraction of it is all that the features need. It is one peak for
-    all dtypes, the fastest one's: where kernels of several are mixed, the others' fractions are too small. On a CPU nothing that cores share
-    is judged by them; on a GPU, what fits beside each other has multiprocessors, and with them arithmetic, of its own.
+    all dtypes, the fastest one's: where kernels of several are mixed, the others' fractions are too small. The analytic prior asks for them
+    on a GPU alone, where kernels that fit beside each other have multiprocessors, and with them arithmetic, of their own.
     """
     rows = [row for row in kernels if row.solo_us > 0]
     least = _LEAST_GPU if device.kind == "cuda" else tuple(rate * device.units for rate in _LEAST_CORE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +19,7 @@ from autosched.device.cpu_session import CpuSession
 from autosched.runtime import float32
 from autosched.runtime.host_key import numerics_key
 from autosched.runtime.widths import WidePrograms
+from tests.conformance.precision import rounding
 from tests.conformance.programs import branches_program
 
 _TELLS = """
@@ -33,22 +34,6 @@ def wrap_kernel(index, kernel):
 import autosched.device.worker_compile as compiling
 compiling._load_model = lambda request: wrap_kernel(0, None)
 """
-
-
-@contextlib.contextmanager
-def rounding(**kinds: str) -> Iterator[None]:
-    """oneDNN's kinds of operators rounded so; the settings are put back."""
-    backend: Any = torch.backends.mkldnn
-    before = {kind: getattr(backend, kind).fp32_precision for kind in kinds}
-    older = torch.get_float32_matmul_precision()
-    try:
-        for kind, precision in kinds.items():
-            getattr(backend, kind).fp32_precision = precision
-        yield
-    finally:
-        torch.set_float32_matmul_precision(older)
-        for kind, precision in before.items():
-            getattr(backend, kind).fp32_precision = precision
 
 
 @pytest.fixture
@@ -110,8 +95,6 @@ class _Rounds:
 
 
 def test_a_rounding_that_is_asked_for_is_no_error_of_a_schedule() -> None:
-    import dataclasses
-
     program, constants = branches_program()
 
     def rounded(bound: Any) -> Any:

@@ -19,8 +19,9 @@ from autosched.core.schedule import sequential
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime.bundle_format import read_bundle
 from autosched.runtime.host_key import cpu_device_key, software_key
-from autosched.runtime.load import load
+from autosched.runtime.load import FallbackWarning, load
 from tests.conformance.bundles import evidence_for
+from tests.conformance.precision import rounding
 from tests.conformance.quantised import Quantised, quantised
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -154,3 +155,22 @@ def test_an_autocast_region_is_part_of_the_schedule() -> None:
     loaded = served(model, x)
     with torch.no_grad():
         torch.testing.assert_close(loaded(x), model(x), rtol=5e-2, atol=2e-2)
+
+
+def _normalised(channels: int) -> nn.Module:
+    norm = nn.BatchNorm2d(channels)
+    nn.init.uniform_(norm.weight, 0.5, 2.0)
+    norm.running_var.uniform_(0.5, 2.0)  # type: ignore[union-attr]
+    return nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), norm, nn.ReLU())
+
+
+def test_what_the_process_lets_onednn_round_is_no_error_of_a_schedule_and_part_of_its_key() -> None:
+    """Normalisations are folded into other weights than the model's, so both are rounded, each to numbers of its own."""
+    model, x = nn.Sequential(*(_normalised(32) for _ in range(4))).eval(), torch.randn(1, 32, 24, 24)
+    with rounding(conv="bf16"):
+        data = written(capture(model, (x,)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            assert load(data, model).report().scheduled
+    with pytest.warns(FallbackWarning, match="setting float32_convolutions: bf16 there, absent here"):
+        load(data, model)
