@@ -51,5 +51,5 @@ def test_it_is_served_on_whichever_is_alike(tuned: Tuned, index: int, tmp_path: 
     loaded = autosched.load(tuned.to_bytes(), model, strict=True)
     image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(home)
     with torch.no_grad():
-        answer = compare([loaded(image).cpu()], [model(image).cpu()], rounded=True)
+        answer = compare([loaded(image).cpu()], [model(image).cpu()], rounded=torch.float16)
     assert answer.within_tolerance, answer.reason
