@@ -88,7 +88,8 @@ def test_a_tuning_job_leaves_its_runs_for_training() -> None:
     (folder,) = runs_dir().iterdir()
     store = Store.open(folder)
     assert [row.model for row in store.graphs()] == ["autosched:toy"]
-    assert bool(store.schedules()) is not report.unstable
+    disturbed = report.unstable or any(note.startswith("other processes had") for note in report.notes)
+    assert bool(store.schedules()) is not disturbed
     assert all(row.record.source is Source.MEASURED for row in store.schedules())
 
 
