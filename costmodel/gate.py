@@ -12,6 +12,8 @@ from autosched.costmodel.crossval import HeldOut
 MARGIN = 0.02
 """The error must be smaller by this share; less is what another seed would change."""
 
+_RIVALS = ("analytic", "constant")
+
 LEAST_PAIRS = 40
 """Fewer measured pairs than this decide nothing."""
 
@@ -46,20 +48,25 @@ def decide(held_out: Mapping[str, HeldOut], folds: str) -> GateDecision:
         return GateDecision("analytic", f"only {count} measured pairs; a learned model needs at least {LEAST_PAIRS} to be judged", folds)
     errors = {name: group_errors(rows) for name, rows in held_out.items()}
     mean = {name: float(np.mean(list(by_group.values()))) for name, by_group in errors.items()}
-    passed = []
-    rivals = ("analytic", "constant")
-    for name in held_out:
-        if name in (*rivals, "no interference"):
-            continue
-        better = all(mean[name] < (1.0 - MARGIN) * mean[rival] for rival in rivals)
-        often = all(sum(errors[name][group] < errors[rival][group] for group in errors[name]) * 2 >= len(errors[name]) for rival in rivals)
-        if better and often:
-            passed.append(name)
+    learned = [name for name in held_out if name not in (*_RIVALS, "no interference")]
+    passed = [name for name in learned if not _lacks(name, errors, mean)]
     table = ", ".join(f"{name} {value:.3f}" for name, value in sorted(mean.items(), key=lambda item: item[1]))
     if not passed:
         beaten_by = "" if mean["analytic"] <= mean["constant"] else "; the analytic prior is no better than a constant here"
-        return GateDecision(
-            "analytic", f"no learned model beat both analytic and constant on a held-out {folds} ({table}){beaten_by}", folds
-        )
+        nearest = min(learned, key=lambda name: mean[name], default=None)
+        lacks = f": {nearest} is the nearest, but {_lacks(nearest, errors, mean)}" if nearest is not None else ""
+        return GateDecision("analytic", f"no learned model is good enough on a held-out {folds}{lacks} ({table}){beaten_by}", folds)
     best = min(passed, key=lambda name: mean[name])
     return GateDecision(best, f"smallest mean absolute log error on a held-out {folds}: {table}", folds)
+
+
+def _lacks(name: str, errors: Mapping[str, Mapping[str, float]], mean: Mapping[str, float]) -> str:
+    """What a candidate lacks to pass; empty if nothing."""
+    lacks = []
+    for rival in _RIVALS:
+        wins = sum(errors[name][group] < errors[rival][group] for group in errors[name])
+        if mean[name] >= (1.0 - MARGIN) * mean[rival]:
+            lacks.append(f"its mean error is not {MARGIN:.0%} below that of {rival}")
+        elif wins * 2 < len(errors[name]):
+            lacks.append(f"it is better than {rival} on {wins} of {len(errors[name])} only")
+    return " and ".join(lacks)

@@ -102,7 +102,7 @@ def noise_only(pairs: PairSet) -> PairSet:
 def test_the_gate_refuses_a_model_that_learned_noise(pairs: PairSet) -> None:
     result = train(noise_only(pairs), seed=0, kinds=("xgboost",), curve=False)
     assert result.model.name == "analytic"
-    assert "no learned model beat both" in result.decision.reason
+    assert "no learned model is good enough" in result.decision.reason
 
 
 def test_the_gate_wants_half_of_the_families_not_only_the_mean() -> None:
@@ -118,7 +118,11 @@ def test_the_gate_wants_half_of_the_families_not_only_the_mean() -> None:
         return HeldOut(np.arange(90), labels.family, point_prediction(query, values, values), labels)
 
     rivals = {"analytic": held(2.4, 2.4, 6.0), "constant": held(2.5, 2.5, 2.5)}
-    assert decide({**rivals, "lucky": held(2.6, 2.6, 2.0)}, "model family").chosen == "analytic"
+    refused = decide({**rivals, "lucky": held(2.6, 2.6, 2.0)}, "model family")
+    assert refused.chosen == "analytic"
+    # Not that it was worse on the mean, which the table beside would belie.
+    assert "lucky is the nearest, but it is better than analytic on 1 of 3 only" in refused.reason
+    assert "its mean error is not 2% below that of constant" in decide({**rivals, "poor": held(3.0, 3.0, 3.0)}, "model family").reason
     assert decide({**rivals, "good": held(2.1, 2.1, 2.2)}, "model family").chosen == "good"
 
 
