@@ -156,8 +156,7 @@ def refine(
         return Refined()
     best = result.best
     if profile.trials and limits.max_lanes > 1 and not context.expired():
-        path = str(study_path) if study_path is not None else None
-        study = dataclasses.replace(context.share(0), study_path=path)
+        study = dataclasses.replace(context.share(0), study_path=None if study_path is None else str(study_path))
         best = _studied(problem, bench, study, result, profile.trials, lanes_matter=limits.lanes_matter, run=kept.run)
     schedule = best.schedule
     if variants is not None:
