@@ -119,13 +119,15 @@ def test_no_cell_of_an_evaluation_is_cut_off_in_a_narrow_terminal(runs: Path, tm
     found = retraining.evaluate(tmp_path / "model", runs)
     first = next(iter(found.by_family.values()))
     classes = {"compute x compute": dataclasses.replace(first, rows=12345, contended_rows=12345, mape_pct=123.4)}
-    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
-    print_evaluation(dataclasses.replace(found, by_class=classes, folder="model"), console)
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "compute x compute" in printed
-    assert "…" not in printed
-    assert max(map(len, printed.splitlines())) <= 80
-    assert "flatters it" in " ".join(printed.split())
+    for name in ("xgboost", "analytic"):
+        console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+        print_evaluation(dataclasses.replace(found, by_class=classes, folder="model", model=name), console)
+        printed = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "compute x compute" in printed
+        assert "…" not in printed
+        assert max(map(len, printed.splitlines())) <= 80
+        # The prior has seen nothing in a training.
+        assert ("flatters it" in " ".join(printed.split())) == (name != "analytic")
 
 
 @pytest.mark.parametrize(("kept", "code"), [(0, 3), (5, 0)])

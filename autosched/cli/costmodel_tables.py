@@ -45,7 +45,8 @@ def print_evaluation(found: Evaluation, console: Console) -> None:
     ):
         if metrics:
             _print(console, f"{found.model}: {title}", ("model", *_METRICS), [(name, *_cells(row)) for name, row in metrics.items()])
-    if not found.unseen:
+    # The prior was fitted to nothing.
+    if not found.unseen and found.model != "analytic":
         say(console, "every model family here was in its training, which flatters it; its errors on held-out ones are in its card.md")
     if found.composition:
         _print(
