@@ -36,7 +36,7 @@ def examine() -> list[Finding]:
     import torch
 
     gpus = _cuda()
-    findings = [_versions(), _torch(), _cpu(), *gpus, _compiler(), _cache(), _cost_model("cpu")]
+    findings = [_versions(), _torch(), _cpu(), *gpus, _compiler(), _native_lanes(), _cache(), _cost_model("cpu")]
     if gpus[0].state is State.OK:
         findings += [_cost_model(name) for name in _different_gpus()]
     findings += [_package(*item) for item in _PACKAGES]
@@ -136,6 +136,16 @@ def _compiler() -> Finding:
     if found:
         return Finding("C++ compiler", State.OK, found, "")
     return Finding("C++ compiler", State.MISSING, "neither g++ nor clang++", "install one to compare with torch.compile")
+
+
+def _native_lanes() -> Finding:
+    from autosched.runtime.native_build import native_library, obstacle
+
+    if native_library() is not None:
+        return Finding("native lanes", State.OK, "built for this PyTorch", "")
+    if why := obstacle():
+        return Finding("native lanes", State.MISSING, why, "without them lanes are threads of Python, which small operators lose by")
+    return Finding("native lanes", State.OK, "not built yet; the first tuning job on the CPU does it, in some ten seconds", "")
 
 
 def _cache() -> Finding:

@@ -36,7 +36,9 @@ FLOOR_NOISE = 0.02
 """What remains however often a pair is repeated: drift between runs."""
 
 POLLING_US = 280.0
-"""How long a CPU lane that waits polls before it sleeps. *Source:* ``runtime.lane_pool``: 400 turns of about 0.7 us."""
+"""How long a CPU lane of Python that waits polls, taking its lock from the others, before it sleeps.
+
+*Source:* ``runtime.lane_pool``: 400 turns of about 0.7 us."""
 
 TEAM_SPIN_US = 8000.0
 """How long the helper threads of a wide CPU operator spin after it. *Source:* libgomp's default of 300,000 turns, some milliseconds."""

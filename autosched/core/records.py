@@ -173,11 +173,23 @@ class DeviceKey:
         ]
 
 
+class Engine(enum.StrEnum):
+    """What runs the lanes of a plan on a CPU."""
+
+    NATIVE = "native"  # one call without the interpreter's lock for each lane
+    PYTHON = "python"  # threads of Python, which share that lock
+
+
 @dataclass(frozen=True, slots=True)
 class SoftwareKey:
     """Versions that decide which kernels run and what they compute; sorted ``(name, version)`` pairs."""
 
     versions: tuple[tuple[str, str], ...]
+
+    @property
+    def engine(self) -> Engine:
+        """What runs lanes on a CPU with this software; what says nothing is from before there was a choice."""
+        return Engine.NATIVE if ("lanes", Engine.NATIVE) in self.versions else Engine.PYTHON
 
     def differences(self, other: SoftwareKey) -> list[str]:
         """One line for each differing version."""

@@ -8,20 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 
 from autosched.core.records import Failure, GroupRecord
 from autosched.device.base import Group
-from autosched.device.cpu_loops import Loop, alone_and_together, lanes_of, loop_of, one_by_one
+from autosched.device.cpu_loops import Loop, alone_and_together, loop_of, one_by_one, run_in_turn
 from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.requests import group_refusal
 from autosched.runtime.calls import Slots
-from autosched.runtime.host_key import usable_cores
-from autosched.runtime.lane_pool import Signals
-
-# Turns a lane yields before it sleeps: lanes without a core of their own would take it from those that work.
-_SPINS_OWN_CORE = 400
-_SPINS_SHARED_CORE = 20
 
 
 def measure_groups(
@@ -61,24 +54,5 @@ def _measure(measurer: CpuMeasurer, group: Group, values: Slots, repeats: int, r
 
 def _together(measurer: CpuMeasurer, loops: Sequence[Loop]) -> list[float]:
     """When each loop was done, microseconds from the start of the first."""
-    size = len(loops)
-    # Flags: [0, k) ends of lanes; [k, 2k) a loop is ready; [2k, 3k) it has started.
-    signals = Signals(3 * size, _SPINS_OWN_CORE if size <= usable_cores() else _SPINS_SHARED_CORE)
-    place_of = {lane: place for place, lane in enumerate(lanes_of([loop.width for loop in loops]))}
-
-    def task(lane: int) -> None:
-        place = place_of[lane]
-        loops[place].prepare()
-        signals.set(size + place)
-        if place == 0:
-            for other in range(1, size):
-                signals.wait(size + other)
-        else:
-            signals.wait(2 * size + place - 1)
-        if place == size - 1:
-            signals.sleep_at_once()
-        loops[place].run(lambda: signals.set(2 * size + place))
-
-    with torch.inference_mode():
-        measurer.pool.run(task, size, signals, 0)
+    run_in_turn(measurer, loops)
     return [max(loop.end_us - loops[0].start_us, 0.001) for loop in loops]

@@ -12,9 +12,11 @@ import torch
 from autosched.core.graph import Operator
 from autosched.core.records import Contamination, Failure
 from autosched.device.cpu_measure import CpuMeasurer, no_collector
+from autosched.device.native_loops import native_loops
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel, Slots
-from autosched.runtime.lane_pool import Signals
+from autosched.runtime.host_key import usable_cores
+from autosched.runtime.lane_pool import SPINS_OWN_CORE, SPINS_SHARED_CORE, Signals
 
 # Threads start within some tens of microseconds of each other; a run must be long beside that.
 _SHORTEST_RUN_US = 400.0
@@ -85,6 +87,16 @@ class Loop:
         self.start_us = 0.0
         self.end_us = 0.0
 
+    @property
+    def kernel(self) -> Kernel:
+        """What is repeated."""
+        return self._kernel
+
+    @property
+    def slots(self) -> Slots:
+        """What it works on."""
+        return self._slots
+
     def prepare(self) -> None:
         """Give this thread as many threads as the operator may use."""
         if torch.get_num_threads() != self.width:
@@ -123,6 +135,10 @@ def lanes_of(widths: Sequence[int]) -> list[int]:
 def time_alone(measurer: CpuMeasurer, loop: Loop, own_lane: int, lanes: int) -> float:
     """Time of all repeats of one loop on the thread it has in company, microseconds; the other lanes' threads do nothing."""
 
+    if (native := native_loops((loop,), (own_lane,), lanes, measurer.engine)) is not None:
+        native.run(measurer.pool)
+        return loop.length_us()
+
     def task(lane: int) -> None:
         if lane == own_lane:
             loop.prepare()
@@ -133,6 +149,34 @@ def time_alone(measurer: CpuMeasurer, loop: Loop, own_lane: int, lanes: int) -> 
         # as long on the other thread.
         measurer.pool.run(task, lanes, Signals(lanes, spins=0), 0)
     return loop.length_us()
+
+
+def run_in_turn(measurer: CpuMeasurer, loops: Sequence[Loop]) -> None:
+    """Run all loops at the same time, each begun as soon as the one before it has started."""
+    size = len(loops)
+    lanes = lanes_of([loop.width for loop in loops])
+    if (native := native_loops(loops, lanes, size, measurer.engine)) is not None:
+        native.run(measurer.pool)
+        return
+    # Flags: [0, k) ends of lanes; [k, 2k) a loop is ready; [2k, 3k) it has started.
+    signals = Signals(3 * size, SPINS_OWN_CORE if size <= usable_cores() else SPINS_SHARED_CORE)
+    place_of = {lane: place for place, lane in enumerate(lanes)}
+
+    def task(lane: int) -> None:
+        place = place_of[lane]
+        loops[place].prepare()
+        signals.set(size + place)
+        if place == 0:
+            for other in range(1, size):
+                signals.wait(size + other)
+        else:
+            signals.wait(2 * size + place - 1)
+        if place == size - 1:
+            signals.sleep_at_once()
+        loops[place].run(lambda: signals.set(2 * size + place))
+
+    with torch.inference_mode():
+        measurer.pool.run(task, size, signals, 0)
 
 
 def balanced_repeats(*once_us: float) -> tuple[int, ...]:

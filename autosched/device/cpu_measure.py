@@ -9,13 +9,15 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
-from autosched.core.graph import OpGraph
-from autosched.core.records import Failure, FailureKind, ScheduleRecord
-from autosched.core.schedule import Schedule, canonical_key
+from autosched.core.graph import OpGraph, ValueRole
+from autosched.core.program import Call, Ref
+from autosched.core.records import Engine, Failure, FailureKind, ScheduleRecord
+from autosched.core.schedule import Schedule, canonical_key, sequential
 from autosched.device.base import Comparison
 from autosched.device.contamination import LoadMeter
 from autosched.device.timing import summarize
@@ -24,6 +26,7 @@ from autosched.device.worker_messages import CompareAnswer
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.float32 import full_float32, rounded_as
 from autosched.runtime.host_key import usable_cores
+from autosched.runtime.instructions import CallOperator, carrying
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.numerics import Agreement, compare
@@ -95,6 +98,9 @@ class CpuMeasurer:
         self.meter = LoadMeter()
         self._reference: list[torch.Tensor] | None = None
         self._was_wide = False
+        # What is made is free to hold something else as long as nothing of the program runs.
+        self._tick_slot = next(value.index for value in self.graph.values if value.role is ValueRole.INTERMEDIATE)
+        self._tick_tensor = torch.rand(100_000)
         self._prepared: dict[Schedule, _Prepared] = {}
 
     def settle(self, *, wide: bool) -> None:
@@ -102,6 +108,11 @@ class CpuMeasurer:
         if self._was_wide:
             time.sleep(TEAM_SPIN_S)
         self._was_wide = wide
+
+    @cached_property
+    def engine(self) -> Engine:
+        """What runs the lanes of this program: the native one only if all of its operators can say what they do."""
+        return self._executor(make_plan(self.graph, sequential(self.graph))).engine
 
     @property
     def graph(self) -> OpGraph:
@@ -115,9 +126,9 @@ class CpuMeasurer:
         one lane: between idle lanes it would look cheaper, and after long waits dearer. The gap between operators of a lane is timed a
         second time while another lane works on operators of its own.
         """
-        noops: tuple[Kernel, ...] = (_nothing,) * 256
+        noops: tuple[Kernel, ...] = (carrying(_nothing, ()),) * 256
         empty, many = self._chain(noops, 0, 1), self._chain(noops, len(noops), 1)
-        ticks: tuple[Kernel, ...] = (_Tick(),) * 48
+        ticks: tuple[Kernel, ...] = (_tick(self._tick_slot),) * 48
         alone = self._chain(ticks, len(ticks), 1)
         crossing = self._chain(ticks, len(ticks), 2) if usable_cores() > 1 else alone
         beside = self._chain(ticks, len(ticks), 2, linked=False) if usable_cores() > 1 else alone
@@ -296,18 +307,19 @@ class CpuMeasurer:
     def _chain(self, kernels: tuple[Kernel, ...], length: int, lanes: int, *, linked: bool = True) -> LaneExecutor:
         waits = linked and lanes > 1
         steps = tuple(Step(index, index % lanes, 1, 0, 0, (index - 1,) if waits and index else (), waits, ()) for index in range(length))
-        bound = dataclasses.replace(self.bound, kernels=kernels)
-        return LaneExecutor(bound, Plan(self.graph.hash, lanes, steps, ()), self.pool)
+        constants = self.bound.constants.copy()
+        constants[self._tick_slot] = self._tick_tensor
+        bound = dataclasses.replace(self.bound, kernels=kernels, constants=constants)
+        return LaneExecutor(bound, Plan(self.graph.hash, lanes, steps, ()), self.pool, self.engine)
 
 
-class _Tick:
-    """A real operator of some 50 us that releases the interpreter lock, as the program's own do."""
+def _tick(slot: int) -> Kernel:
+    """A real operator of some 50 us on the tensor in ``slot``, which releases the interpreter lock, as the program's own do."""
 
-    def __init__(self) -> None:
-        self._tensor = torch.rand(100_000)
+    def run(slots: Slots) -> None:
+        torch.neg(slots[slot])
 
-    def __call__(self, slots: Slots) -> None:
-        torch.neg(self._tensor)
+    return carrying(run, [CallOperator(Call("aten::neg.default", (Ref(slot),), (), (-1,)))])
 
 
 def _nothing(slots: Slots) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 
 from autosched.core.records import Failure, PairRecord
 from autosched.core.variants import variant_signature
 from autosched.device.base import Pair
-from autosched.device.cpu_loops import Loop, alone_and_together, lanes_of, loop_of, one_by_one
+from autosched.device.cpu_loops import Loop, alone_and_together, loop_of, one_by_one, run_in_turn
 from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.pair_labels import Overlap, directional_slowdowns
 from autosched.device.requests import pair_refusal
 from autosched.runtime.calls import Slots
-from autosched.runtime.lane_pool import Signals
 
 
 def measure_pairs(
@@ -65,22 +63,5 @@ def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng
 
 
 def _together(measurer: CpuMeasurer, first: Loop, last: Loop) -> Overlap:
-    # Flags: 0, 1 ends of lanes; 2 the last lane is ready; 3 the first has started.
-    signals = Signals(4)
-    lane_of_first = lanes_of((first.width, last.width))[0]
-
-    def task(lane: int) -> None:
-        if lane == lane_of_first:
-            first.prepare()
-            signals.wait(2)
-            first.run(lambda: signals.set(3))
-        else:
-            last.prepare()
-            signals.set(2)
-            signals.wait(3)
-            signals.sleep_at_once()
-            last.run()
-
-    with torch.inference_mode():
-        measurer.pool.run(task, 2, signals, 0)
+    run_in_turn(measurer, (first, last))
     return Overlap(first.start_us, first.end_us, last.start_us, last.end_us)

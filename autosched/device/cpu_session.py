@@ -10,7 +10,7 @@ from autosched.config import compile_workers, region_limit_s
 from autosched.core.errors import DeviceError
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
-from autosched.core.records import Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord
+from autosched.core.records import Engine, Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, violations
 from autosched.device.base import Comparison, Group, Limits, Pair
 from autosched.device.worker import Worker, WorkerDied
@@ -39,6 +39,7 @@ from autosched.device.worker_messages import (
     SoloRequest,
 )
 from autosched.runtime.host_key import numerics_key
+from autosched.runtime.native_build import engine_here
 
 if TYPE_CHECKING:
     import torch
@@ -130,6 +131,7 @@ class CpuSession:
             cross_lane_us=costs.cross_lane_us,
             fixed_us=costs.fixed_us,
             concurrent_gap_us=costs.concurrent_gap_us,
+            native_lanes=costs.native_lanes,
         )
 
     def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:
@@ -316,7 +318,8 @@ class CpuSession:
         program_file = self._worker.folder / "program.json"
         program_file.write_bytes(encode_program(self._program))
         constants_file = self._worker.write_tensors("constants.safetensors", {str(value): tensor for value, tensor in constants.items()})
-        self._worker.opens_with([OpenRequest(str(program_file), str(constants_file), self._seed, numerics_key("cpu"))])
+        opening = OpenRequest(str(program_file), str(constants_file), self._seed, numerics_key("cpu"), engine_here() is Engine.NATIVE)
+        self._worker.opens_with([opening])
 
     def _next_seed(self) -> int:
         self._requests += 1

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import torch
 
-from autosched.core.errors import UsageError
+from autosched.core.errors import DeviceError, UsageError
 from autosched.core.program_json import decode_program
-from autosched.core.records import Failure
+from autosched.core.records import Engine, Failure
 from autosched.device.cpu_groups import measure_groups
 from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.cpu_pairs import measure_pairs
@@ -41,8 +41,9 @@ from autosched.device.worker_messages import (
     SoloRequest,
 )
 from autosched.device.worker_tensors import read_tensors
-from autosched.runtime.host_key import apply_numerics, cpu_device_key, software_key
+from autosched.runtime.host_key import apply_numerics, compiler_key, cpu_device_key
 from autosched.runtime.kernels import BoundProgram, random_inputs
+from autosched.runtime.native_build import do_without, native_library
 from autosched.runtime.regions import region_library
 from autosched.runtime.widths import WidePrograms
 
@@ -64,7 +65,9 @@ class _Service:
         match request:
             case LimitsRequest():
                 costs = measurer.costs()
-                yield LimitsAnswer(costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us)
+                yield LimitsAnswer(
+                    costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us, measurer.engine is Engine.NATIVE
+                )
             case SoloRequest():
                 columns = columns_of(request)
                 for operator, place, record, failure in measure_solo(measurer, columns, request.repeats, request.skip, request.seed):
@@ -93,10 +96,11 @@ class _Service:
         if request.numerics:
             # Before weights are packed: their layout is that of a precision.
             apply_numerics(request.numerics)
+        _settle_lanes(request.native_lanes)
         program = decode_program(Path(request.program_file).read_bytes())
         constants = {int(name): tensor for name, tensor in read_tensors(Path(request.constants_file)).items()}
         self._channel.beat(-1)
-        regions = region_library(program, torch.device("cpu"), cpu_device_key(), software_key())
+        regions = region_library(program, torch.device("cpu"), cpu_device_key(), compiler_key())
         programs = WidePrograms(program, constants, lambda bound: _with_plugin(bound, self._channel.plugin), regions)
         if program.source:
             # Compiled again here, for each width there will be, and nothing shows progress while a compiler works.
@@ -120,6 +124,14 @@ class _Service:
         except Exception as error:
             return CompareAnswer(failure=describe(error))
         return result
+
+
+def _settle_lanes(native: bool) -> None:
+    """Run lanes as whoever asks says they are run: another process may have built the native ones meanwhile, or removed them."""
+    if not native:
+        do_without("the job began without them")
+    elif native_library() is None:
+        raise DeviceError("the native lanes that this job began with cannot be loaded any more; start it again")
 
 
 def _in_order(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -27,12 +27,16 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class OpenRequest(_Message, frozen=True):
-    """Bind the program in ``program_file`` to the tensors in ``constants_file``, under settings (``host_key.numerics_key``)."""
+    """Bind the program in ``program_file`` to the tensors in ``constants_file``, under settings (``host_key.numerics_key``).
+
+    ``native_lanes``: on a CPU, whether lanes run without the interpreter, as whoever asks will say of what is measured.
+    """
 
     program_file: str
     constants_file: str
     seed: int
     numerics: tuple[tuple[str, str], ...] = ()
+    native_lanes: bool = False
 
 
 class LimitsRequest(_Message, frozen=True):
@@ -179,6 +183,7 @@ class LimitsAnswer(_Message, frozen=True):
     cross_lane_us: float
     fixed_us: float
     concurrent_gap_us: float = 0.0
+    native_lanes: bool = False
 
 
 class SoloAnswer(_Message, frozen=True):

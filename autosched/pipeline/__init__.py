@@ -164,6 +164,7 @@ def _run(
     from autosched.pipeline.granularity import REPLAY, coarser_note, considered
     from autosched.pipeline.job import Job
     from autosched.pipeline.left_out import left_out_sentence
+    from autosched.pipeline.native import ready_lanes
     from autosched.pipeline.replaying import open_device
 
     if options.cost_model is not None:
@@ -172,6 +173,7 @@ def _run(
     options = dataclasses.replace(options, device=where_to_measure(options.device, model, args, kwargs))
     clock = StageClock(progress)
     kind = REPLAY if options.device.startswith("replay:") else open_device(options.device).key.kind
+    lanes_note = ready_lanes(kind, clock)
     choice = considered(lowering, rewrite=rewrite, kind=kind)
     if choice.chosen:
         outcome = run_contest(model, args, kwargs, options, choice, clock)
@@ -179,6 +181,7 @@ def _run(
     else:
         outcome = Job(model, args, kwargs, dataclasses.replace(options, lowering=choice.lowerings[0]), clock).run()
         note = coarser_note(outcome.report)
-    said = [note, left_out_sentence(outcome.left_out, options.budget.total_s), moved_note(outcome.device, model, args, kwargs)]
+    left_out = left_out_sentence(outcome.left_out, options.budget.total_s)
+    said = [note, lanes_note, left_out, moved_note(outcome.device, model, args, kwargs)]
     notes = (*outcome.report.notes, *filter(None, said))
     return dataclasses.replace(outcome, report=dataclasses.replace(outcome.report, notes=notes, stages=clock.times()))

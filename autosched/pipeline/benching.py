@@ -12,6 +12,7 @@ import torch
 
 from autosched.core.errors import IncompatibleArtifact, UnstableMeasurement
 from autosched.core.progress import Progress, Silent
+from autosched.core.records import Engine
 from autosched.core.schedule import Schedule, sequential
 from autosched.device.base import Session
 from autosched.device.registry import AUTO
@@ -19,6 +20,7 @@ from autosched.device.timing import beyond_noise, is_unstable, noise_floor_pct, 
 from autosched.pipeline.baselines import eager_externals
 from autosched.pipeline.bundles import chosen, open_here
 from autosched.pipeline.judge import RESTLESS_PCT, Times, interleave
+from autosched.pipeline.native import ready_lanes
 from autosched.runtime.bundle_format import Bundle
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.shapes import describe_shape
@@ -110,7 +112,10 @@ def bench(
         IncompatibleArtifact: if a schedule does not fit this machine or model.
         UnstableMeasurement: if the machine is too restless.
     """
-    results = [_bench(path, bundle, model, device, rounds, seed, progress) for bundle in chosen(path, shape, batch)]
+    bundles = chosen(path, shape, batch)
+    if any(bundle.key.software.engine is Engine.NATIVE for bundle in bundles):
+        ready_lanes(bundles[0].key.device.kind, progress or Silent())
+    results = [_bench(path, bundle, model, device, rounds, seed, progress) for bundle in bundles]
     return results[0] if len(results) == 1 else BenchShapes(os.fspath(path), tuple(results))
 
 

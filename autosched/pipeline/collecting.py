@@ -29,6 +29,7 @@ from autosched.datasets.store import Store
 from autosched.device.base import Device, Session
 from autosched.device.registry import device_named
 from autosched.pipeline.graph_proofs import launch_facts
+from autosched.pipeline.native import ready_lanes
 from autosched.pipeline.replaying import StoreRecording
 from autosched.pipeline.schedule_runs import measure_schedules
 
@@ -123,9 +124,10 @@ def collect(
     told, wanted = progress or Silent(), aims or Aims()
     model = load_model(Path(cost_model)) if cost_model is not None else None
     opened = device_named(device)
+    lanes_note = ready_lanes(opened.key.kind, told)
     scope = scope_row(opened)
     store = Store.create(Path(folder))
-    left_out: list[str] = []
+    left_out: list[str] = [lanes_note] if lanes_note else []
     unfinished: list[str] = []
     disturbed = 0
     deadline = time.monotonic() + budget_s

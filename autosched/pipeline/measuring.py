@@ -193,4 +193,6 @@ def cost_table(
         model=model,
         launches=launches,
     )
-    return replace(table, concurrent_gap_us=limits.concurrent_gap_us)
+    # A lane that polls takes the interpreter's lock from the others, or nothing.
+    polling_us = 0.0 if limits.native_lanes else table.polling_us
+    return replace(table, concurrent_gap_us=limits.concurrent_gap_us, polling_us=polling_us)

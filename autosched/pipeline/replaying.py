@@ -15,6 +15,7 @@ from autosched.core.graph import OpGraph
 from autosched.core.records import (
     Contamination,
     DeviceKey,
+    Engine,
     Failure,
     FailureKind,
     GroupRecord,
@@ -114,7 +115,8 @@ class StoreRecording:
             is_cuda = self.key.kind == "cuda"
             return Limits(graph.width if is_cuda else self.scope.facts.units, widths, (0,), not is_cuda, 0.0, 0.0, 0.0)
         cost = {name: statistics.median(getattr(row, name) for row in rows) for name in ("launch_gap_us", "cross_lane_us", "fixed_us")}
-        return Limits(max(row.max_lanes for row in rows), widths, rows[0].priorities, rows[0].lanes_matter, **cost)
+        native = self.software.engine is Engine.NATIVE
+        return Limits(max(row.max_lanes for row in rows), widths, rows[0].priorities, rows[0].lanes_matter, **cost, native_lanes=native)
 
     def solo(self, signature: str, width: int) -> SoloRecord | None:
         """As ``Recording.solo``."""

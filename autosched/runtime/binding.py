@@ -17,7 +17,7 @@ from autosched.runtime.audit import audit_run, changes_callers_memory
 from autosched.runtime.bundle_format import Bundle, printable
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import full_float32, rounded_as
-from autosched.runtime.host_key import cpu_device_key, software_key, usable_cores
+from autosched.runtime.host_key import compiler_key, cpu_device_key, usable_cores
 from autosched.runtime.kernels import BoundProgram, bind, gather_constants, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
@@ -222,7 +222,7 @@ def _regions(program: Program, plan: Plan, device: torch.device) -> RegionLibrar
 
         index = device.index or 0
         return region_library(program, device, cuda_device_key(index), cuda_software_key(index))
-    return region_library(program, device, cpu_device_key(), software_key())
+    return region_library(program, device, cpu_device_key(), compiler_key())
 
 
 def _runner_factory(device: torch.device) -> RunnerFactory:

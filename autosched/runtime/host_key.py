@@ -14,10 +14,11 @@ import torch
 
 import autosched
 from autosched.config import cpu_environment
-from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.runtime.cpu_quota import quota_cores
 from autosched.runtime.cuda_switches import attention_kernels, half_precision
 from autosched.runtime.float32 import convolutions_rounded, cpu_roundings, matmul_precision, set_cpu_roundings
+from autosched.runtime.native_build import engine_here
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -52,7 +53,14 @@ def cpu_device_key() -> DeviceKey:
 
 
 def software_key() -> SoftwareKey:
-    """Versions that decide which kernels run on a CPU and what they compute."""
+    """Versions that decide which kernels run on a CPU, what they compute, and what lies between them: what runs the lanes."""
+    found = compiler_key()
+    # Said only where it is not what it has always been: what was measured then stays known.
+    return found if engine_here() is Engine.PYTHON else SoftwareKey(tuple(sorted((*found.versions, ("lanes", Engine.NATIVE.value)))))
+
+
+def compiler_key() -> SoftwareKey:
+    """What of it compiled code depends on."""
     versions = {
         "autosched": autosched.__version__,
         "torch": str(torch.__version__),

@@ -25,7 +25,7 @@ from autosched.config import regions_dir
 from autosched.core.decoding import decode_json
 from autosched.core.program_json import encode_program
 from autosched.runtime.cpp_kernels import kernels_release_gil
-from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.host_key import compiler_key, cpu_device_key
 from autosched.runtime.inductor_common import Compiled, first_line
 from autosched.runtime.inductor_modes import Mode
 from autosched.runtime.inductor_settings import settings_digest
@@ -99,7 +99,7 @@ def key_of(bound: BoundProgram, constants: Sequence[int], inputs: Sequence[torch
 
         machine = cuda_device_key(device.index or 0), cuda_software_key(device.index or 0)
     else:
-        machine = cpu_device_key(), software_key()
+        machine = cpu_device_key(), compiler_key()
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     values = [bound.constants[value] for value in constants]
     set_here = sorted((name, repr(value)) for name, value in options.items())

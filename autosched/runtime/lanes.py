@@ -12,12 +12,14 @@ from collections.abc import Sequence
 
 import torch
 
+from autosched.core.records import Engine
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lane_pool import SPINS_OWN_CORE, SPINS_SHARED_CORE, LanePool, LaneStopped, Signals
-from autosched.runtime.native_build import Engine, native_library
-from autosched.runtime.native_lanes import NativePlan, NotNative
+from autosched.runtime.native_build import native_library
+from autosched.runtime.native_code import NotNative
+from autosched.runtime.native_lanes import NativePlan
 from autosched.runtime.plan import Plan, Step
 from autosched.runtime.walk import walk
 

@@ -16,13 +16,15 @@ import torch
 
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
-from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.core.wrappers import wrapped_in
 from autosched.runtime.binding import Binder
 from autosched.runtime.bundle_format import Bundle, label_of, printable, read_bundles
 from autosched.runtime.current_device import current_index
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, ShapeReport
 from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.lane_choice import for_engine
+from autosched.runtime.native_build import build_native, native_library, obstacle
 from autosched.runtime.prepared import Prepared
 from autosched.runtime.shape_table import ShapeTable, Slot
 from autosched.runtime.shapes import find_buckets
@@ -159,8 +161,11 @@ def _open(
         raise IncompatibleArtifact(
             label, [f"device: tuned on {kind}, but the model is on {device}; move the model, or tune for {device.type}"], what_to_do=""
         )
+    if kind == "cpu":
+        _ready_lanes(facts.bundles)
     host = _host_keys(kind, device, label)
     facts.verdicts = [check_bundle(bundle, *host, model) for bundle in facts.bundles]
+    facts.bundles = [for_engine(bundle, host[1].engine) for bundle in facts.bundles]
     # Before the model is run to compare: a batch norm in training mode would change its statistics.
     switched = next((module for module in modules_with_a_mode(model) if module.training), None)
     if switched is not None:
@@ -185,6 +190,12 @@ def _open(
             slot.refused = f"made for something else: {'; '.join(verdict.lines)}"
         slots.append(slot)
     return ShapeTable(slots, device, max_shapes=max_shapes, padding=padding)
+
+
+def _ready_lanes(bundles: Sequence[Bundle]) -> None:
+    """Build the native lanes that a schedule was tuned with, if they are not there and can be: once on a machine, some ten seconds."""
+    if any(bundle.key.software.engine is Engine.NATIVE for bundle in bundles) and native_library() is None and not obstacle():
+        build_native()
 
 
 def _padding(model: torch.nn.Module, facts: _Facts) -> Padding | None:

@@ -7,7 +7,6 @@ error: lanes are Python threads then. What is in the folder is run as code, and 
 from __future__ import annotations
 
 import contextlib
-import enum
 import hashlib
 import logging
 import os
@@ -31,6 +30,7 @@ from filelock import FileLock, Timeout
 
 from autosched.config import NATIVE_LIBRARY, cpp_compiler, native_dir, native_lanes_wanted
 from autosched.core.atomic_write import write_atomically
+from autosched.core.records import Engine
 from autosched.core.scratch import Scratch
 from autosched.runtime.region_store import private_file, private_folder
 
@@ -43,13 +43,6 @@ _COMPILE = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-pipe", "-c")
 _LINK = ("-shared", "-ltorch_cpu", "-lc10")
 _FALLBACKS = ("g++", "clang++", "c++")
 _NAMESPACE = "autosched_lanes"
-
-
-class Engine(enum.StrEnum):
-    """What runs the lanes of a plan on a CPU."""
-
-    NATIVE = "native"  # one call without the interpreter's lock for each lane
-    PYTHON = "python"  # threads of Python, which share that lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +113,12 @@ def build_native(limit_s: float = BUILD_LIMIT_S) -> Built:
                 _state.refused = path
                 _log.info("lanes are threads of Python: %s", path)
         return Built(_state.refused, time.monotonic() - begin)
+
+
+def do_without(reason: str) -> None:
+    """From now on lanes are threads of Python in this process."""
+    with _state.lock:
+        _state.library, _state.refused = None, reason
 
 
 def obstacle() -> str:

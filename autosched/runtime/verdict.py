@@ -14,10 +14,11 @@ from autosched.core.errors import UnsupportedGraph
 from autosched.core.parts import named_tensors
 from autosched.core.program import ConstantSource, Program
 from autosched.core.program_json import decode_program
-from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.runtime.bundle_format import Bundle, printable
 from autosched.runtime.calls import resolve
 from autosched.runtime.host_key import LOW_PRECISION, numerics_key
+from autosched.runtime.native_build import obstacle
 
 
 class Compatibility(enum.StrEnum):
@@ -73,7 +74,7 @@ def check_bundle(
         numerics: settings of this process, by default read now.
     """
     found = [Difference(_of_device(line), f"device {line}") for line in bundle.key.device.differences(device)]
-    found += [Difference(Compatibility.DEGRADED, f"software {line}") for line in bundle.key.software.differences(software)]
+    found += [Difference(Compatibility.DEGRADED, line) for line in _software_differences(bundle.key.software, software)]
     here = SoftwareKey(numerics if numerics is not None else numerics_key(bundle.key.device.kind))
     found += [Difference(Compatibility.INCOMPATIBLE, f"setting {line}") for line in SoftwareKey(bundle.key.numerics).differences(here)]
     found += [Difference(Compatibility.INCOMPATIBLE, line) for line in _custom_operators(bundle.program)]
@@ -88,6 +89,14 @@ def check_bundle(
 def _of_device(line: str) -> Compatibility:
     # Bundles did not always name the instructions for few bits: then nothing speaks against the processor.
     return Compatibility.DEGRADED if line.startswith(f"{LOW_PRECISION}: absent there") else Compatibility.INCOMPATIBLE
+
+
+def _software_differences(there: SoftwareKey, here: SoftwareKey) -> list[str]:
+    lines = [f"software {line}" for line in there.differences(here) if not line.startswith("lanes: ")]
+    if there.engine is not here.engine:
+        missing = f" ({obstacle()})" if here.engine is Engine.PYTHON and obstacle() else ""
+        lines.append(f"lanes: {there.engine} there, {here.engine} here{missing}; times were taken with the former")
+    return lines
 
 
 def _custom_operators(program: Program) -> list[str]:

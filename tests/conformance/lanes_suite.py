@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from autosched.core.graph import OpGraph
+from autosched.core.records import Engine
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor, Trace
-from autosched.runtime.native_build import Engine
 from autosched.runtime.plan import make_plan
 from tests.conformance.graphs import random_placement, random_program
 from tests.conformance.probes import with_hook

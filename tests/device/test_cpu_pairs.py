@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from autosched.core.records import Engine
 from autosched.device import cpu_pairs
 from autosched.device.cpu_loops import Loop, time_alone
 from autosched.device.cpu_measure import CpuMeasurer
@@ -26,7 +27,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def measurer() -> CpuMeasurer:
-    return cast(CpuMeasurer, SimpleNamespace(pool=LanePool()))
+    return cast(CpuMeasurer, SimpleNamespace(pool=LanePool(), engine=Engine.PYTHON))
 
 
 def nap(slots: Slots) -> None:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autosched.core.records import Engine
 from autosched.core.schedule import sequential
 from autosched.runtime.calls import Slots
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lane_pool import LanePool, Signals
 from autosched.runtime.lanes import LaneExecutor
-from autosched.runtime.native_build import Engine
 from autosched.runtime.plan import make_plan
 from tests.conformance.lanes_suite import LanesSuite, assert_computes_what_order_computes
 from tests.conformance.programs import branches_program

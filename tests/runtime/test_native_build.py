@@ -11,8 +11,9 @@ import pytest
 
 from autosched import cache_folder
 from autosched.config import native_dir
+from autosched.core.records import Engine
 from autosched.runtime import native_build
-from autosched.runtime.native_build import Engine, build_native, engine_here, native_library
+from autosched.runtime.native_build import build_native, engine_here, native_library
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they are built on Linux only")
 

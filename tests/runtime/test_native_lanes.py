@@ -16,13 +16,15 @@ import torch
 
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, InputSpec, Many, NonFinite, Program, Ref, TorchLiteral
+from autosched.core.records import Engine
 from autosched.core.schedule import sequential
 from autosched.runtime.instructions import Allocate, CallOperator, Instruction, Release, RunKernel, Same, Window, carrying, scratch
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor
-from autosched.runtime.native_build import Engine, native_library
-from autosched.runtime.native_lanes import NativePlan, NotNative
+from autosched.runtime.native_build import native_library
+from autosched.runtime.native_code import NotNative
+from autosched.runtime.native_lanes import NativePlan
 from autosched.runtime.plan import make_plan
 from tests.conformance.graphs import random_placement, random_program
 from tests.conformance.lanes_suite import random_schedule

@@ -1,7 +1,7 @@
 // Lanes of a plan without the interpreter: each lane is one call from Python, made once for each run, with the interpreter's lock released.
 //
 // Python's side is native_lanes.py, which also writes the code that compile() reads. Operators are reached through PyTorch's dispatcher, as
-// they are from Python, so results are equal to the bit. Five operators of the namespace autosched_lanes are all that is visible; programs
+// they are from Python, so results are equal to the bit. The operators of the namespace autosched_lanes are all that is visible; programs
 // and runs are handed to Python as addresses, and each belongs to one Python object, which gives it back.
 
 #include <ATen/EmptyTensor.h>
@@ -79,6 +79,7 @@ struct Step {
   int width = 1;
   bool records = false;
   int64_t delay_ns = 0;
+  int64_t repeats = 1;
   std::vector<int64_t> waits;
   std::vector<int64_t> frees;
   std::vector<Instruction> instructions;
@@ -347,6 +348,7 @@ Step read_step(Reader& reader) {
   made.width = static_cast<int>(reader.next());
   made.records = reader.next() != 0;
   made.delay_ns = reader.next();
+  made.repeats = reader.next();
   made.waits = reader.many();
   made.frees = reader.many();
   for (int64_t count = reader.next(); count > 0; --count) made.instructions.push_back(read_instruction(reader));
@@ -562,7 +564,9 @@ void run_step(Run& run, const Step& step, Stack& stack) {
   int64_t* times = run.trace.defined() ? run.trace.mutable_data_ptr<int64_t>() + step.index : nullptr;
   if (step.delay_ns > 0) wait_out(step.delay_ns);
   if (times != nullptr) times[0] = now_ns();
-  for (const auto& todo : step.instructions) run_instruction(todo, run.slots, stack);
+  for (int64_t turn = 0; turn < step.repeats; ++turn) {
+    for (const auto& todo : step.instructions) run_instruction(todo, run.slots, stack);
+  }
   if (times != nullptr) times[run.program.operators] = now_ns();
   if (step.records) run.raise(step.index);
   for (auto slot : step.frees) run.slots[slot] = IValue();

@@ -1,0 +1,82 @@
+"""Loops without the interpreter: each begins after the one before it, on values of its own, and is timed from its start to its end."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from autosched.core.program import Call, Ref
+from autosched.core.records import Engine
+from autosched.device.base import Group, Pair
+from autosched.device.cpu_groups import measure_groups
+from autosched.device.cpu_loops import Loop, run_in_turn, time_alone
+from autosched.device.cpu_measure import CpuMeasurer
+from autosched.device.cpu_pairs import measure_pairs
+from autosched.device.cpu_solo import measure_solo
+from autosched.device.native_loops import native_loops
+from autosched.runtime.calls import compile_call
+from autosched.runtime.kernels import random_inputs
+from autosched.runtime.lane_pool import LanePool
+from autosched.runtime.widths import WidePrograms
+from tests.conformance.programs import branches_program
+
+pytestmark = pytest.mark.usefixtures("native")
+
+
+def _loop(size: int, repeats: int) -> Loop:
+    kernel = compile_call(Call("aten::add_.Tensor", (Ref(0), 1.0), (), (0,)), torch.device("cpu"))
+    loop = Loop(kernel, [torch.zeros(size)], 1)
+    loop.repeats = repeats
+    return loop
+
+
+@pytest.fixture
+def measurer() -> CpuMeasurer:
+    return cast(CpuMeasurer, SimpleNamespace(pool=LanePool(), engine=Engine.NATIVE))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_loops_begin_in_turn_and_run_all_their_repeats(measurer: CpuMeasurer, count: int) -> None:
+    loops = [_loop(200_000, 5 + place) for place in range(count)]
+    run_in_turn(measurer, loops)
+    for place, loop in enumerate(loops):
+        assert loop.end_us > loop.start_us
+        assert loop.slots[0][0] == 5.0 + place
+    assert all(before.start_us <= after.start_us for before, after in itertools.pairwise(loops))
+
+
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_loop_is_timed_alone_on_either_thread(measurer: CpuMeasurer, lane: int) -> None:
+    loop = _loop(200_000, 7)
+    assert time_alone(measurer, loop, lane, 2) == loop.length_us() > 1.0
+    assert loop.slots[0][0] == 7.0
+
+
+def test_a_kernel_that_says_nothing_is_timed_from_python() -> None:
+    silent = Loop(lambda slots: None, [torch.zeros(1)], 1)
+    assert native_loops((_loop(4, 1), silent), (0, 1), 2, Engine.NATIVE) is None
+    assert native_loops((_loop(4, 1),), (0,), 2, Engine.PYTHON) is None
+    assert native_loops((_loop(4, 1),), (0,), 2, Engine.NATIVE) is not None
+
+
+def test_a_program_is_measured_without_the_interpreter_from_end_to_end() -> None:
+    program, constants = branches_program()
+    measurer = CpuMeasurer(WidePrograms(program, constants), random_inputs(program, 0), lambda item: None)
+    assert measurer.engine is Engine.NATIVE
+    costs = measurer.costs(repeats=3)
+    assert costs.fixed_us > 0.0
+    assert all(record is not None for _, _, record, _ in measure_solo(measurer, [(1, 0), (2, 0)], 2, (), 0))
+    pairs = [Pair(0, 4, 1, 1), Pair(0, 4, 2, 1)]
+    for _, pair, failure in measure_pairs(measurer, pairs, 2, 0):
+        assert failure is None
+        assert pair is not None
+        assert pair.together_us > 0.0
+    ((_, group, failure),) = measure_groups(measurer, [Group((0, 4, 8))], 2, 0)
+    assert failure is None
+    assert group is not None
+    assert group.together_us > 0.0
+    assert len(group.finish_us) == 3
