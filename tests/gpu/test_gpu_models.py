@@ -132,11 +132,11 @@ def test_memory_by_rule(opened: Opened) -> None:
 
 
 def test_every_operator_has_a_profile(opened: Opened) -> None:
-    profiles = opened.session.profiles()
+    profiles = opened.session.profiles(cold=False)
     assert all(isinstance(item, OperatorProfile) for item in profiles), [item for item in profiles if isinstance(item, Failure)][:3]
-    heavy = [item for operator, item in zip(opened.program.graph.operators, profiles, strict=True) if operator.flops > 0]
+    heavy = [item for item in profiles if isinstance(item, OperatorProfile) and item.flops > 0]
     assert heavy
-    assert all(isinstance(item, OperatorProfile) and item.kernels for item in heavy)
+    assert all(item.kernels for item in heavy)
 
 
 @pytest.mark.parametrize("kind", [BaselineKind.EAGER, BaselineKind.CUDA_GRAPH])

@@ -339,14 +339,14 @@ def test_the_profiler_describes_the_same_kernels_as_the_graph(rig: Rig) -> None:
     if without_gpu():
         pytest.skip("the emulator has no CUPTI")
     # The first two are a product and an elementwise operator; a library may choose another product for another stream's workspace.
-    by_graph, by_profiler = (profile_operator(rig.measurer, 1, bindings=source) for source in (bindings(rig), None))
+    by_graph, by_profiler = (profile_operator(rig.measurer, 1, bindings=source, flush=None) for source in (bindings(rig), None))
     assert isinstance(by_graph, OperatorProfile), by_graph
     assert isinstance(by_profiler, OperatorProfile), by_profiler
     if not by_profiler.kernels:
         pytest.skip("the profiler may not watch this GPU")
     shape = [(kernel.grid, kernel.block, kernel.registers) for kernel in by_graph.kernels]
     assert [(kernel.grid, kernel.block, kernel.registers) for kernel in by_profiler.kernels] == shape
-    product = profile_operator(rig.measurer, 0, bindings=None)
+    product = profile_operator(rig.measurer, 0, bindings=None, flush=None)
     assert isinstance(product, OperatorProfile), product
     assert product.kernels
 

@@ -55,6 +55,7 @@ class ProfilesBody(_Body, frozen=True):
     """Profile one operator of each signature among ``operators``."""
 
     operators: tuple[int, ...]
+    cold: bool
 
 
 class MemoryBody(_Body, frozen=True):

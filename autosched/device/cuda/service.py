@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -94,6 +95,7 @@ class Bench:
         draw: inputs on the device for a seed.
         exact: calls a function with reduced float32 precision (TF32) off; None where that makes no difference.
         bindings: None where cuda-bindings is missing.
+        flushing: gives, for as long as it is open, something that launches what displaces the L2 cache.
     """
 
     measurer: CudaMeasurer
@@ -102,6 +104,7 @@ class Bench:
     draw: Callable[[int], list[Tensor]]
     exact: Callable[[Callable[[], list[Tensor]]], list[Tensor]] | None = None
     bindings: GraphBindings | None = None
+    flushing: Callable[[], AbstractContextManager[Callable[[], object]]] | None = None
 
 
 class CudaService:
@@ -288,14 +291,15 @@ class CudaService:
             raise UsageError(f"the measuring process of the CUDA device cannot answer {request.name}")
 
     def _profiles(self, bench: Bench, body: ProfilesBody) -> Iterator[Answer]:
-        for operator in body.operators:
-            self._beat(operator)
-            try:
-                made = profile_operator(bench.measurer, operator, bindings=bench.bindings)
-            except Exception as error:
-                made = describe(error)
-            failed = isinstance(made, Failure)
-            yield wrap_answer(ProfileResult(operator, None, made) if failed else ProfileResult(operator, made))  # type: ignore[arg-type]
+        with bench.flushing() if body.cold and bench.flushing is not None else nullcontext() as flush:
+            for operator in body.operators:
+                self._beat(operator)
+                try:
+                    made = profile_operator(bench.measurer, operator, bindings=bench.bindings, flush=flush)
+                except Exception as error:
+                    made = describe(error)
+                failed = isinstance(made, Failure)
+                yield wrap_answer(ProfileResult(operator, None, made) if failed else ProfileResult(operator, made))  # type: ignore[arg-type]
 
 
 def _compiled(measurer: CudaMeasurer, plan: Plan) -> bool:

@@ -141,7 +141,7 @@ class CudaSession(CpuSession):
             found[item.index] = item.outcome if item.outcome is not None else item.failure or _NO_ANSWER
         return [found.get(place, _NO_ANSWER) for place in range(len(delay_sets))]
 
-    def profiles(self) -> list[OperatorProfile | Failure]:
+    def profiles(self, *, cold: bool = True) -> list[OperatorProfile | Failure]:
         """What every operator launches, by operator; operators of one signature share a profile."""
         operators = self._program.graph.operators
         first: dict[str, int] = {}
@@ -150,7 +150,7 @@ class CudaSession(CpuSession):
         found: dict[int, OperatorProfile | Failure] = {}
         while pending := tuple(index for index in first.values() if index not in found):
             try:
-                for item in self._extra_answers(ProfilesBody(pending), ProfileResult):
+                for item in self._extra_answers(ProfilesBody(pending, cold), ProfileResult):
                     found[item.operator] = item.profile if item.profile is not None else item.failure or _NO_ANSWER
                 found.update({index: _NO_ANSWER for index in pending if index not in found})
             except WorkerDied as death:

@@ -37,13 +37,14 @@ def test_a_profiler_trace_is_read_without_looking_at_names() -> None:
         {"ph": "X", "cat": "cpu_op", "ts": 1, "name": "aten::mm"},
         {"ph": "M", "name": "process_name"},
     ]
-    kernels = read_trace(json.loads(json.dumps(events)))
+    kernels, others = read_trace(json.loads(json.dumps(events)))
+    assert others == 1
     assert [item.resident_blocks for item in kernels] == [0, 8]  # "blocks per SM" is not residency
     assert kernels[0].blocks == 4
     assert kernels[0].dynamic_shared_bytes == 2048
-    profile = OperatorProfile("s", 0, kernels, ProfileSource.PROFILER)
+    profile = OperatorProfile("s", 0, kernels, others, 1, 2, 3, 4.0, 5.0, ProfileSource.PROFILER)
     assert profile.longest is kernels[0]
-    assert OperatorProfile("s", 0, (), ProfileSource.GRAPH).longest is None
+    assert OperatorProfile("s", 0, (), 0, 1, 2, 3, 4.0, 5.0, ProfileSource.GRAPH).longest is None
 
 
 def one_call(target: str, *args: object, dtypes: tuple[str, ...] = ("float32", "float32")) -> OpGraph:
