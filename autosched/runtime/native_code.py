@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from autosched.core.program import Argument, Call, Many, NonFinite, Ref, TorchLiteral
-from autosched.runtime.instructions import Allocate, CallOperator, Instruction, Release, RunKernel, Same, Window
+from autosched.runtime.instructions import Allocate, CallOperator, Expect, Instruction, Release, RunKernel, Same, Window
 
 # The numbers of lanes.cpp.
-_CALL, _ALLOCATE, _WINDOW, _SAME, _RUN, _RELEASE = range(6)
+_CALL, _ALLOCATE, _WINDOW, _SAME, _RUN, _RELEASE, _EXPECT = range(7)
 _NONE, _BOOL, _INT, _FLOAT, _STRING, _SLOT, _LIST, _DTYPE, _MEMORY_FORMAT, _LAYOUT, _DEVICE = range(11)
 _OF_TORCH = {"memory_format": _MEMORY_FORMAT, "layout": _LAYOUT}
 _FIRST_SCRATCH = -2
@@ -134,6 +134,11 @@ class Writer:
                 self.code += [_RUN, _signed(address)]
                 self._slots(tensors)
                 self.kept.append(library)
+            case Expect(slot, size, stride):
+                self.code.append(_EXPECT)
+                self._slots((slot,))
+                self._many(size)
+                self._many(stride)
             case Release(slots):
                 self.code.append(_RELEASE)
                 self._slots(slots)
@@ -216,7 +221,7 @@ def _touched(item: Instruction) -> tuple[int, ...]:
     match item:
         case CallOperator(call):
             return tuple(slot for slot in (*call.outputs, *call.reads()) if slot <= _FIRST_SCRATCH)
-        case Allocate(slot, _, _, _):
+        case Allocate(slot, _, _, _) | Expect(slot, _, _):
             found: tuple[int, ...] = (slot,)
         case Window(slot, of, _, _, _) | Same(slot, of):
             found = (slot, of)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -15,8 +14,9 @@ from torch.nn import functional
 from autosched.capture.build import build_program
 from autosched.capture.export import draft_of
 from autosched.core.program import Call, Many, NonFinite, Ref, TorchLiteral
+from autosched.core.records import Engine
+from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering
-from autosched.runtime import inductor_bind
 from autosched.runtime.inductor_bind import Recording, bound_of, record
 from autosched.runtime.inductor_instructions import region_instructions, unit_instructions
 from autosched.runtime.inductor_modes import Mode
@@ -34,8 +34,11 @@ from autosched.runtime.instructions import (
     scratch,
 )
 from autosched.runtime.kernels import BoundProgram, random_inputs
+from autosched.runtime.lanes import LaneExecutor
+from autosched.runtime.plan import make_plan
 from tests.conformance.compiling import compiling
 from tests.conformance.interpreter import CPU, Unexpected, interpret, slots_after
+from tests.conformance.lanes_suite import random_schedule
 
 FIRST, SECOND, THIRD = scratch(0), scratch(1), scratch(2)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
@@ -223,30 +226,38 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def recorded(lowering: Lowering) -> BoundProgram:
+@pytest.fixture(scope="module", params=[Lowering.INDUCTOR, Lowering.MAX_AUTOTUNE])
+def whole(request: pytest.FixtureRequest) -> BoundProgram:
+    """The net, compiled as a whole in either mode."""
     program, constants = build_program(draft_of(Net().eval(), (torch.randn(2, 3, 8, 8),)), "aten")
-    recording = record(program, constants, CPU, Mode(lowering))
+    recording = record(program, constants, CPU, Mode(request.param))
     assert isinstance(recording, Recording), recording.reason
     return bound_of(recording, program, constants, CPU)
 
 
 @needs_compiler
-@pytest.mark.parametrize("lowering", [Lowering.INDUCTOR, Lowering.MAX_AUTOTUNE])
-def test_a_whole_model_does_the_same_as_its_instructions(lowering: Lowering, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, inductor_bind.__name__)
-    bound = recorded(lowering)
-    refused = [record.getMessage() for record in caplog.records if "needs the interpreter" in record.getMessage()]
-    carried = [instructions_of(kernel) for kernel in bound.kernels]
-    assert not refused
-    assert None not in carried
-    known = [items for items in carried if items is not None]
+def test_a_whole_model_does_the_same_as_its_instructions(whole: BoundProgram) -> None:
+    known = [items for kernel in whole.kernels if (items := instructions_of(kernel)) is not None]
+    assert len(known) == len(whole.kernels)
     assert any(isinstance(item, RunKernel) for items in known for item in items)
     for seed in range(2):
-        inputs = random_inputs(bound.program, seed, CPU)
-        wanted = bound.slots_after(inputs, keep=range(len(bound.constants)))
-        got = slots_after(bound, known, inputs)
+        inputs = random_inputs(whole.program, seed, CPU)
+        wanted = whole.slots_after(inputs, keep=range(len(whole.constants)))
+        got = slots_after(whole, known, inputs)
         assert min(got) >= 0, "an operator left tensors of its own behind"
         for value, tensor in enumerate(wanted):
             if tensor is not None and tensor.layout is torch.strided:
                 assert tensor.stride() == got[value].stride()
                 assert torch.equal(tensor, got[value])
+
+
+@needs_compiler
+@pytest.mark.usefixtures("native")
+def test_a_whole_model_runs_without_the_interpreter(whole: BoundProgram) -> None:
+    graph = whole.program.graph
+    for schedule in (sequential(graph), random_schedule(graph, lanes=2, seed=0)):
+        executor = LaneExecutor(whole, make_plan(graph, schedule))
+        assert executor.engine is Engine.NATIVE
+        for seed in range(2):
+            inputs = random_inputs(whole.program, seed, CPU)
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(executor.run(inputs), whole.run(inputs), strict=True))

@@ -18,7 +18,7 @@ from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, InputSpec, Many, NonFinite, Program, Ref, TorchLiteral
 from autosched.core.records import Engine
 from autosched.core.schedule import sequential
-from autosched.runtime.instructions import Allocate, CallOperator, Instruction, Release, RunKernel, Same, Window, carrying, scratch
+from autosched.runtime.instructions import Allocate, CallOperator, Expect, Instruction, Release, RunKernel, Same, Window, carrying, scratch
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor
@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("native")
 
 DTYPE, FORMAT, DEVICE = TorchLiteral("dtype", "float64"), TorchLiteral("memory_format", "channels_last"), TorchLiteral("device", "cpu")
 LAYOUT, PRESERVE = TorchLiteral("layout", "strided"), TorchLiteral("memory_format", "preserve_format")
+_PACKED = (Many((1, 1)), Many((1, 1)), Many((1, 1)), 1)
 X, INDEX, WEIGHT, BIAS = Ref(0), Ref(1), Ref(2), Ref(3)
 
 
@@ -90,6 +91,9 @@ def _native(bound: BoundProgram) -> LaneExecutor:
         Call("aten::convolution.default", (X, WEIGHT, None, Many((1, 1)), Many((1, 1)), Many((1, 1)), False, Many((0, 0)), 1), (), (4,)),
         Call("aten::conv2d.default", (X, WEIGHT, BIAS, Many((1, 1)), Many((1, 1))), (), (4,)),
         Call("aten::conv2d.padding", (X, WEIGHT, BIAS, Many((1, 1)), "same"), (), (4,)),
+        Call("mkldnn::_convolution_pointwise.default", (X, WEIGHT, BIAS, *_PACKED, "none", Many((None,)), ""), (), (4,)),
+        Call("mkldnn::_convolution_pointwise.default", (X, WEIGHT, BIAS, *_PACKED, "leaky_relu", Many((0.25,)), ""), (), (4,)),
+        Call("mkldnn::_convolution_pointwise.default", (X, WEIGHT, BIAS, *_PACKED, "hardtanh", Many((-1, 0.5)), ""), (), (4,)),
         Call("aten::avg_pool2d.default", (X, 2), (), (4,)),
         Call("aten::index.Tensor", (X, Many((None, INDEX))), (), (4,)),
         Call("aten::index_put.default", (X, Many((INDEX,)), X), (("accumulate", True),), (4,)),
@@ -159,6 +163,31 @@ def test_a_kernel_of_very_many_tensors_gets_them_in_order() -> None:
     (last,) = _native(_bound([], (4,), instructions)).run(_inputs())
     assert len(set(seen[0])) == count
     assert seen[0][-1] == last.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "why"),
+    [
+        ((2, 1, 6), (36, 999, 1), ""),
+        ((2, 1, 5), (36, 6, 1), "expected \\[2, 1, 5\\]"),
+        ((2, 1, 6, 1), (36, 6, 1, 1), "expected \\[2, 1, 6, 1\\]"),
+        ((2, 1, 6), (36, 6, 2), "expected \\[36, 6, 2\\]"),
+    ],
+)
+def test_a_tensor_of_another_shape_than_expected_stops_the_run(size: tuple[int, ...], stride: tuple[int, ...], why: str) -> None:
+    window = Window(4, 0, (2, 1, 6), (36, 6, 1), 0)
+    executor = _native(_bound([], (4,), [window, Expect(4, size, stride)]))
+    if not why:
+        assert executor.run(_inputs())[0].shape == size
+        return
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=why):
+            executor.run(_inputs())
+
+
+def test_strides_of_a_tensor_without_elements_are_not_looked_at() -> None:
+    executor = _native(_bound([], (4,), [Window(4, 0, (0, 3), (3, 1), 0), Expect(4, (0, 3), (7, 7))]))
+    assert executor.run(_inputs())[0].numel() == 0
 
 
 def test_what_cannot_be_said_natively_runs_in_python() -> None:

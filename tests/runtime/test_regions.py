@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from autosched.capture.export import Captured, capture
+from autosched.core.records import Engine
 from autosched.core.schedule import Schedule, canonical_key, sequential
 from autosched.core.variants import Lowering, Variant, variant_signature
 from autosched.runtime import region_compile
 from autosched.runtime import regions as regions_module
 from autosched.runtime.instructions import Expect, RunKernel, instructions_of
 from autosched.runtime.kernels import bind, random_inputs
+from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
 from autosched.runtime.region_compile import Refused
@@ -119,6 +121,21 @@ def test_compiled_regions_do_the_same_as_their_instructions(captured: Captured, 
     assert isinstance(code, region_compile.Code)
     piece = next(piece for operator in graph.operators for piece in pieces_of(operator, graph) if piece.compiled)
     assert instructions_of(regions_module._on_cpu(dataclasses.replace(code, source=""), piece, "region")) is None
+
+
+@needs_compiler
+@pytest.mark.usefixtures("native")
+def test_compiled_regions_run_without_the_interpreter_and_look_at_shapes(captured: Captured, folder: Path) -> None:
+    graph = captured.program.graph
+    regions = library(captured, folder)
+    plan = make_plan(graph, compiled_schedule(captured, regions))
+    bound = WidePrograms(captured.program, captured.constants, regions=regions).for_plan(plan)
+    executor = LaneExecutor(bound, plan)
+    assert executor.engine is Engine.NATIVE
+    inputs = random_inputs(captured.program, 0)
+    assert compare(executor.run(inputs), bound.run(inputs)).bitwise
+    with pytest.raises(RuntimeError, match="expected \\[16, 16\\]"):
+        executor.run([inputs[0][:8], *inputs[1:]])
 
 
 def test_only_products_and_convolutions_may_be_rounded(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ struct Argument {
 };
 
 // The numbers are those of native_lanes.py.
-enum class Kind : int64_t { Call = 0, Allocate = 1, Window = 2, Same = 3, Run = 4, Release = 5 };
+enum class Kind : int64_t { Call = 0, Allocate = 1, Window = 2, Same = 3, Run = 4, Release = 5, Expect = 6 };
 
 struct Instruction {
   Kind kind = Kind::Release;
@@ -260,6 +260,15 @@ IValue fixed(const Literal& given, const c10::Type& type, size_t repeated) {
             if (one.tag != Tag::Bool) unfit(item);
             return one.number != 0;
           });
+        case c10::TypeKind::OptionalType: {
+          // What follows a packed convolution or product, as oneDNN's operators are told.
+          const c10::Type& inner = *item.castRaw<c10::OptionalType>()->getElementType();
+          if (inner.kind() != c10::TypeKind::NumberType) unfit(type);
+          return listed<std::optional<at::Scalar>>(given, repeated, [&](const Literal& one) -> std::optional<at::Scalar> {
+            if (one.tag == Tag::None) return std::nullopt;
+            return fixed(one, inner, 0).toScalar();
+          });
+        }
         default:
           unfit(type);
       }
@@ -333,7 +342,7 @@ Instruction read_instruction(Reader& reader) {
   if (made.kind == Kind::Run) made.function = reinterpret_cast<void*>(reader.next());
   made.slots = reader.many();
   TORCH_CHECK(made.kind != Kind::Run || made.slots.size() <= kMostPointers, "a kernel takes more than ", kMostPointers, " tensors");
-  if (made.kind == Kind::Allocate || made.kind == Kind::Window) {
+  if (made.kind == Kind::Allocate || made.kind == Kind::Window || made.kind == Kind::Expect) {
     made.size = reader.many();
     made.stride = reader.many();
     if (made.kind == Kind::Allocate) made.dtype = reader.dtype();
@@ -536,6 +545,17 @@ void run_call(const Instruction& todo, std::vector<IValue>& slots, Stack& stack)
   stack.clear();
 }
 
+// As assert_size_stride does in code that Inductor wrote: before that code indexes memory by shapes that come from a file.
+void expect(const Instruction& todo, const std::vector<IValue>& slots) {
+  const at::Tensor& tensor = slots[todo.slots[0]].toTensor();
+  TORCH_CHECK(tensor.sizes() == todo.size, "a region was given ", tensor.sizes(), "; expected ", at::IntArrayRef(todo.size));
+  if (tensor.numel() == 0) return;
+  for (size_t place = 0; place < todo.size.size(); ++place) {
+    bool same = todo.size[place] == 1 || tensor.strides()[place] == todo.stride[place];
+    TORCH_CHECK(same, "a region was given strides ", tensor.strides(), "; expected ", at::IntArrayRef(todo.stride));
+  }
+}
+
 void run_instruction(const Instruction& todo, std::vector<IValue>& slots, Stack& stack) {
   switch (todo.kind) {
     case Kind::Call:
@@ -551,6 +571,8 @@ void run_instruction(const Instruction& todo, std::vector<IValue>& slots, Stack&
       return;
     case Kind::Run:
       return run_kernel(todo, slots);
+    case Kind::Expect:
+      return expect(todo, slots);
     case Kind::Release:
       for (auto slot : todo.slots) slots[slot] = IValue();
   }
