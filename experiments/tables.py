@@ -67,6 +67,7 @@ TABLES = {
     "claims": lambda: tables_claims.claims_table(RESULTS, RESULTS / "sim"),
     "coverage": lambda: tables_coverage.coverage_table(RESULTS / "coverage.json"),
     "serve-cpu": lambda: of_cpus(tables_serve.serve_table),
+    "lanes-cpu": lambda: of_cpus(tables_serve.lanes_table),
     "fused-cpu": lambda: of_cpus(lambda folder: tables_fused.fused_table(folder / "fused")),
     "search-quality": lambda: tables_search.quality_table(RESULTS / "sim" / "quality.json"),
     "search-speed": lambda: tables_search.speed_table(RESULTS / "sim" / "speed.json"),

@@ -1,4 +1,4 @@
-"""The serving table of the README, from a device's ``load.json`` and ``overhead.json``."""
+"""The serving tables, from a device's ``load.json`` and ``overhead.json``, and that of the engines of CPU lanes, from ``lanes.json``."""
 
 from __future__ import annotations
 
@@ -59,6 +59,35 @@ def _calls(path: Path) -> str:
     return "\n".join(
         [*lines, "", f"The executor's own cost for each of {operators} operators that do nothing: {walks}. {_where(recorded)}"]
     )
+
+
+_PLANS = ("one lane", "wide", "lanes")
+
+
+def lanes_table(folder: Path) -> str:
+    """The engines of CPU lanes side by side, from ``lanes.json``; a note where it is absent."""
+    path = folder / "lanes.json"
+    if not path.exists():
+        return NOT_YET
+    recorded = json.loads(path.read_text())
+    heads = [f"{engine}, {plan}" for engine in ("python", "native") for plan in _PLANS]
+    lines = [
+        f"| model | operators | {heads[0]} | A/A | {' | '.join(heads[1:])} |",
+        f"|---|{'---:|' * (2 + len(heads))}",
+    ]
+    for case in recorded["cases"]:
+        cells = [_speedup(case["rows"][head]) for head in heads[1:]]
+        base, again = case["rows"][heads[0]], case["rows"][f"{heads[0]} again"]
+        first = f"| `{case['model']}` | {case['operators']} | {base['median_us']:,.0f} us | {_speedup(again)} "
+        lines.append(f"{first}| {' | '.join(cells)} |")
+    bits = "All answers of both engines are equal to the bit" if all(case["bitwise"] for case in recorded["cases"]) else "Answers differ"
+    said = f"Speed-up over Python's one lane, with its 95 % interval, in {recorded['cases'][0]['rounds']} interleaved rounds. {bits}."
+    return "\n".join([*lines, "", f"{said} {_where(recorded)}"])
+
+
+def _speedup(row: dict[str, Any]) -> str:
+    low, high = row["speedup_ci"]
+    return f"{row['speedup']:.3f}x ({low:.3f} to {high:.3f})"
 
 
 def _where(recorded: dict[str, Any]) -> str:

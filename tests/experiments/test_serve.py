@@ -11,7 +11,7 @@ import pytest
 
 from experiments.calls import Ended
 from experiments.serve import load
-from experiments.tables_serve import serve_table
+from experiments.tables_serve import lanes_table, serve_table
 
 _SERVE = Path(__file__).resolve().parents[2] / "experiments" / "serve"
 
@@ -42,6 +42,20 @@ def test_both_benchmarks_record_what_the_table_shows(tmp_path: Path) -> None:
     # The stages are parts of the whole, and the whole is all of them.
     assert abs(sum(case["stages_s"].values()) - case["total_s"]["p50"]) < 0.5 * case["total_s"]["p50"]
     assert min(case["stages_s"].values()) >= 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("native")
+def test_the_engines_of_lanes_are_recorded_and_equal(tmp_path: Path) -> None:
+    assert lanes_table(tmp_path) == "(not recorded yet)"
+    _smoke("lanes.py", tmp_path / "lanes.json")
+    (case,) = json.loads((tmp_path / "lanes.json").read_text())["cases"]
+    assert case["bitwise"]
+    assert {row["engine"] for name, row in case["rows"].items() if name.startswith("native")} == {"native"}
+    assert {row["engine"] for name, row in case["rows"].items() if name.startswith("python")} == {"python"}
+    text = lanes_table(tmp_path)
+    assert "`tower:30`" in text
+    assert "equal to the bit" in text
 
 
 def test_a_model_whose_time_is_over_has_fewer_repeats_but_one(monkeypatch: pytest.MonkeyPatch) -> None:

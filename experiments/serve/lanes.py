@@ -1,0 +1,162 @@
+"""What runs the lanes of a plan: threads of Python, or one call without the interpreter for each lane.
+
+    python experiments/serve/lanes.py [MODEL...]
+
+writes ``results/<device>/lanes.json``. For each model: the operators in order on one lane, in order and as wide as the cores allow, and on
+one lane for each core (HEFT with the operators' times alone, measured just before), on either engine, in interleaved rounds; Python's
+single lane stands twice, and what the two differ by is the noise. Answers of both engines are compared to the bit. ``--smoke`` runs a
+small model for a few rounds and writes nothing unless told where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(ROOT))
+
+from experiments.serve.common import interval, record, results_of  # noqa: E402
+from experiments.serve.load import build  # noqa: E402
+from experiments.serve.overhead import per_call_us  # noqa: E402
+
+if TYPE_CHECKING:
+    from autosched.core.schedule import Schedule
+    from autosched.runtime.kernels import BoundProgram
+    from autosched.runtime.lanes import LaneExecutor
+
+MODELS = ("autosched:lstm", "autosched:randwire", "autosched:moe", "autosched:deepfm", "torchvision:googlenet")
+BASE, AGAIN = "python, one lane", "python, one lane again"
+_BLOCK_US = 20_000.0
+_SOLO_RUNS = 15
+
+
+def _solo_us(bound: BoundProgram, inputs: list[torch.Tensor]) -> np.ndarray:
+    """The time of each operator, in order on one lane without the interpreter: the median of some runs."""
+    from autosched.core.schedule import sequential
+    from autosched.runtime.lanes import LaneExecutor, Trace
+    from autosched.runtime.plan import make_plan
+
+    graph = bound.program.graph
+    executor = LaneExecutor(bound, make_plan(graph, sequential(graph)))
+    runs = []
+    for _ in range(_SOLO_RUNS):
+        trace = Trace(len(graph))
+        executor.run(inputs, trace)
+        runs.append(np.subtract(trace.end_ns, trace.start_ns) / 1000.0)
+    return np.maximum(np.median(runs, axis=0), 0.01)
+
+
+def _on_lanes(bound: BoundProgram, solo_us: np.ndarray, lanes: int) -> Schedule:
+    from autosched.core.costs import CostTable
+    from autosched.search.heuristics.critical_path import CRITICAL_PATH
+    from autosched.search.problem import Problem
+    from autosched.search.strategy import SearchContext
+
+    count = len(solo_us)
+    alone, each = np.ones((count, count)), np.arange(count, dtype=np.int32)[:, None]
+    table = CostTable((1,), each, solo_us, alone, alone, 0.2, 3.0, 10.0, lanes)
+    return CRITICAL_PATH.propose(Problem.make(bound.program.graph, table), SearchContext(np.random.default_rng(0)))[0]
+
+
+def contestants(bound: BoundProgram, inputs: list[torch.Tensor], cores: int) -> dict[str, LaneExecutor]:
+    """Each plan on each engine, by name."""
+    from autosched.core.records import Engine
+    from autosched.core.schedule import sequential
+    from autosched.runtime.lane_pool import LanePool
+    from autosched.runtime.lanes import LaneExecutor
+    from autosched.runtime.plan import make_plan
+
+    graph, pool = bound.program.graph, LanePool()
+    plans = {
+        "one lane": make_plan(graph, sequential(graph)),
+        "one lane again": make_plan(graph, sequential(graph)),
+        "wide": make_plan(graph, sequential(graph, width=cores)),
+        "lanes": make_plan(graph, _on_lanes(bound, _solo_us(bound, inputs), cores)),
+    }
+    made: dict[str, LaneExecutor] = {}
+    for engine in Engine:
+        for name, plan in plans.items():
+            if engine is Engine.PYTHON or name != "one lane again":
+                made[f"{engine}, {name}"] = LaneExecutor(bound, plan, pool, engine)
+    return made
+
+
+def measure(name: str, rounds: int) -> dict[str, Any]:
+    """All contestants on one model."""
+    from autosched.capture.export import capture
+    from autosched.core.records import Engine
+    from autosched.runtime.host_key import usable_cores
+    from autosched.runtime.kernels import bind
+    from autosched.runtime.trees import flatten_inputs
+
+    model, args, kwargs = build(name)
+    captured = capture(model, args, kwargs, rewrite=True, target="cpu")
+    inputs = flatten_inputs(captured.program, args, kwargs)
+    torch.set_num_threads(1)
+    bound = bind(captured.program, captured.constants)
+    found = contestants(bound, inputs, usable_cores())
+    pairs = [(run.run(inputs), found[name.replace(Engine.NATIVE, Engine.PYTHON)].run(inputs)) for name, run in found.items()]
+    same = all(torch.equal(one, other) for ours, theirs in pairs for one, other in zip(ours, theirs, strict=True))
+    calls = {name: max(1, int(_BLOCK_US / per_call_us(lambda run=run: run.run(inputs), 2))) for name, run in found.items()}
+    times: dict[str, list[float]] = {name: [] for name in found}
+    rng = random.Random(0)
+    for _ in range(rounds):
+        for contestant in rng.sample(list(found), len(found)):
+            run = found[contestant]
+            run.run(inputs)  # what ran before left its own data in the caches
+            times[contestant].append(per_call_us(lambda run=run: run.run(inputs), calls[contestant]))
+    return {
+        "model": name,
+        "operators": len(bound.kernels),
+        "lanes": found["native, lanes"].lanes,
+        "rounds": rounds,
+        "bitwise": same,
+        "rows": {contestant: _row(found[contestant], values, times[BASE]) for contestant, values in times.items()},
+    }
+
+
+def _row(run: LaneExecutor, values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    ratios = [before / now for before, now in zip(base, values, strict=True)]
+    return {
+        "engine": str(run.engine),
+        "median_us": statistics.median(values),
+        "speedup": statistics.median(ratios),
+        "speedup_ci": interval(ratios),
+    }
+
+
+def main() -> None:
+    from autosched.runtime.native_build import build_native
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=None)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--smoke", action="store_true")
+    arguments = parser.parse_args()
+    models, rounds = arguments.models or list(MODELS), arguments.rounds
+    if arguments.smoke:
+        models, rounds = ["tower:30"], 3
+    if reason := build_native().reason:
+        print(f"no native lanes here: {reason}")
+    cases = [measure(name, rounds) for name in models]
+    for case in cases:
+        for name, row in case["rows"].items():
+            low, high = row["speedup_ci"]
+            print(f"{case['model']}: {name} ({row['engine']}) {row['median_us']:,.0f} us, {row['speedup']:.3f}x ({low:.3f} to {high:.3f})")
+    if arguments.out is not None or not arguments.smoke:
+        record(arguments.out or results_of("cpu") / "lanes.json", {"cases": cases})
+
+
+if __name__ == "__main__":
+    main()
