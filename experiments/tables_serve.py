@@ -52,13 +52,17 @@ def _calls(path: Path) -> str:
         )
     walks = "; ".join(
         f"{walk['per_operator_us']:.2f} us ({walk['per_operator_ci_us'][0]:.2f} to {walk['per_operator_ci_us'][1]:.2f}) on {walk['lanes']} "
-        f"lane{'s' if walk['lanes'] > 1 else ''} with {walk['waits']} waits"
+        f"lane{'s' if walk['lanes'] > 1 else ''} with {walk['waits']} waits{_engine(walk)}"
         for walk in recorded["executor"]
     )
     operators = recorded["executor"][0]["operators"]
     return "\n".join(
         [*lines, "", f"The executor's own cost for each of {operators} operators that do nothing: {walks}. {_where(recorded)}"]
     )
+
+
+def _engine(walk: dict[str, Any]) -> str:
+    return ", without the interpreter" if walk.get("engine") == "native" else ""
 
 
 _PLANS = ("one lane", "wide", "lanes")

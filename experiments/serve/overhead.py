@@ -119,6 +119,7 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
 def executor(operators: int, lanes: int, rounds: int) -> dict[str, Any]:
     """Microseconds per operator of a plan whose operators do nothing."""
     from autosched.runtime.bundle_format import read_bundle
+    from autosched.runtime.instructions import carrying
     from autosched.runtime.kernels import bind, gather_constants, random_inputs
     from autosched.runtime.lane_pool import LanePool
     from autosched.runtime.lanes import LaneExecutor
@@ -129,15 +130,17 @@ def executor(operators: int, lanes: int, rounds: int) -> dict[str, Any]:
     bundle = read_bundle(data)
     bound = bind(bundle.program, gather_constants(bundle.program, model, bundle.literals))
     plan = make_plan(bundle.program.graph, bundle.schedule)
-    idle = dataclasses.replace(bound, kernels=(_nothing,) * count)
+    idle = dataclasses.replace(bound, kernels=(carrying(_nothing, ()),) * count)
     inputs = random_inputs(bundle.program, 0)
-    run = LaneExecutor(idle, plan, LanePool()).run
+    made = LaneExecutor(idle, plan, LanePool())
+    run = made.run
     times = interleaved({"first": lambda: run(inputs), "again": lambda: run(inputs)}, rounds, seed=1)
     each = [item / count for item in times["first"]]
     noise = [(after - before) / count for before, after in zip(times["first"], times["again"], strict=True)]
     return {
         "operators": count,
         "lanes": bundle.schedule.lanes,
+        "engine": str(made.engine),
         "waits": sum(len(step.waits) for step in plan.steps),
         "rounds": rounds,
         "per_operator_us": statistics.median(each),
@@ -152,6 +155,8 @@ def _nothing(slots: list[Any]) -> None:
 
 
 def main() -> None:
+    from autosched.runtime.native_build import build_native
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=None)
     parser.add_argument("--rounds", type=int, default=60)
@@ -163,6 +168,8 @@ def main() -> None:
     if arguments.smoke:
         models, rounds, plans = ["tower:30"], 5, ((30, 1), (30, 2))
     torch.set_num_threads(1)
+    # Else it would depend on who ran before whether lanes are threads of Python.
+    build_native()
     cases = [compare(name, arguments.lanes, rounds) for name in models]
     for case in cases:
         low, high = case["added_ci_us"]
