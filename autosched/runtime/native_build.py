@@ -32,6 +32,7 @@ from autosched.config import NATIVE_LIBRARY, cpp_compiler, native_dir, native_la
 from autosched.core.atomic_write import write_atomically
 from autosched.core.records import Engine
 from autosched.core.scratch import Scratch
+from autosched.runtime.forking import outlive_forks
 from autosched.runtime.region_store import private_file, private_folder
 
 _log = logging.getLogger(__name__)
@@ -77,8 +78,13 @@ class _State:
         self.looked_for: Path | None = None
         self.refused = ""
 
+    def after_fork(self) -> None:
+        """Whoever held the lock is the parent's."""
+        self.lock = threading.RLock()
+
 
 _state = _State()
+outlive_forks(_state)
 
 
 def native_library() -> Library | None:

@@ -71,6 +71,16 @@ print("all answered")
 @needs_fork
 @pytest.mark.parametrize("callers", [0, 2])
 def test_a_forked_process_runs_what_its_parent_loaded(tmp_path: Path, callers: int) -> None:
+    _serve_and_fork(tmp_path, callers)
+
+
+@needs_fork
+@pytest.mark.usefixtures("native")
+def test_a_forked_process_runs_native_lanes(tmp_path: Path) -> None:
+    _serve_and_fork(tmp_path, 2)
+
+
+def _serve_and_fork(tmp_path: Path, callers: int) -> None:
     torch.manual_seed(0)
     bundle = tmp_path / "two.autosched"
     bundle.write_bytes(encode_bundle(two_branches_bundle(TwoBranches().eval(), lanes=2)))
