@@ -66,6 +66,7 @@ TABLES = {
     "gpu-costmodel": lambda: of_gpus(lambda folder: tables_gpu.costmodel_table(folder / "costmodel.json")),
     "claims": lambda: tables_claims.claims_table(RESULTS, RESULTS / "sim"),
     "coverage": lambda: tables_coverage.coverage_table(RESULTS / "coverage.json"),
+    "state-cpu": lambda: of_cpus(lambda folder: tables_serve.state_table(folder / "state.json")),
     "serve-cpu": lambda: of_cpus(tables_serve.serve_table),
     "lanes-cpu": lambda: of_cpus(tables_serve.lanes_table),
     "fused-cpu": lambda: of_cpus(lambda folder: tables_fused.fused_table(folder / "fused")),

@@ -1,4 +1,4 @@
-"""The serving tables, from a device's ``load.json`` and ``overhead.json``, and that of the engines of CPU lanes, from ``lanes.json``."""
+"""The serving tables, from a device's ``load.json``, ``overhead.json``, ``lanes.json`` and ``state.json``."""
 
 from __future__ import annotations
 
@@ -100,3 +100,29 @@ def _where(recorded: dict[str, Any]) -> str:
         f"{environment['cores']} cores, torch {environment['torch']}, Python {environment['python']}, "
         f"commit {environment['commit'][:9]}, {environment['taken'][:10]}."
     )
+
+
+def state_table(path: Path) -> str:
+    """What changing a cache costs: every contestant's speed beside the model as it comes, for each length of the cache."""
+    if not path.exists():
+        return NOT_YET
+    recorded = json.loads(path.read_text())
+    names = [row["name"] for row in recorded["cases"][0]["rows"]]
+    lines = [
+        "| speed, the model as it comes = 1 (95 %) | " + " | ".join(_cache(case) for case in recorded["cases"]) + " |",
+        "|---|" + "---:|" * len(recorded["cases"]),
+    ]
+    for name in names:
+        cells = []
+        for case in recorded["cases"]:
+            row = next(item for item in case["rows"] if item["name"] == name)
+            low, high = row["speedup_ci"]
+            cells.append(f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})")
+        if name != "eager":
+            lines.append(f"| {'the model again (A/A)' if name == 'eager again' else name} | {' | '.join(cells)} |")
+    rounds = recorded["cases"][0]["rounds"]
+    return "\n".join([*lines, "", f"Ratios of {rounds} interleaved rounds, operators in order, nothing searched. {_where(recorded)}"])
+
+
+def _cache(case: dict[str, Any]) -> str:
+    return f"cache {case['cache_bytes'] / 2**20:.0f} MiB, weights {case['weight_bytes'] / 2**20:.0f} MiB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,7 @@ from autosched.capture.draft import Draft, Node, iterate_regions
 from autosched.capture.flops import count_flops
 from autosched.capture.traffic import bytes_read, bytes_written, is_view
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
+from autosched.core.in_place import chains_in, in_graph_order, in_place_signature
 from autosched.core.program import Binding, Call, InputSpec, Program, WriteBack
 
 _WIDEST = 2**62
@@ -39,7 +41,9 @@ def build_program(draft: Draft, lowering: str) -> tuple[Program, dict[int, torch
         tuple(numbers[value] for value in draft.inputs),
         tuple(numbers[value] for value in draft.output_values()),
     )
+    writes = tuple(WriteBack(numbers[target], numbers[value]) for target, value in draft.writes)
     graph.validate()
+    graph = dataclasses.replace(graph, operators=_counted_in_place(graph, writes))
     program = Program(
         graph=graph,
         prologue=tuple(_call(node, numbers) for node in draft.prologue),
@@ -51,7 +55,7 @@ def build_program(draft: Draft, lowering: str) -> tuple[Program, dict[int, torch
         output_leaves=tuple(to_argument(leaf, numbers) for leaf in draft.output_leaves),
         lowering=lowering,
         state=tuple(Binding(numbers[value], item.source, item.name) for value, item in draft.state.items()),
-        writes=tuple(WriteBack(numbers[target], numbers[value]) for target, value in draft.writes),
+        writes=writes,
     )
     return program, {numbers[value]: item.tensor.detach() for value, item in draft.constants.items()}
 
@@ -122,6 +126,25 @@ def _operator(index: int, named: tuple[str, list[Node]], draft: Draft, numbers: 
         signature=kernel_signature(calls, values),
         source=_main(region).source,
     )
+
+
+def _counted_in_place(graph: OpGraph, writes: Sequence[WriteBack]) -> tuple[Operator, ...]:
+    """The operators, those that are timed in place with what they then move, under a signature of its own: it is another kernel."""
+    operators = list(graph.operators)
+    for chain in chains_in(graph, writes):
+        if not chain.repeatable or not in_graph_order(graph, chain):
+            continue
+        whole = graph.values[writes[chain.write].target].spec.bytes
+        for link in chain.links:
+            operator = operators[link.operator]
+            others = [graph.values[value].spec.bytes for value in operator.calls[link.call].reads() if value != link.before]
+            operators[link.operator] = dataclasses.replace(
+                operator,
+                bytes_read=max(0, operator.bytes_read - whole),
+                bytes_written=max(0, operator.bytes_written - whole) + min(whole, max(others, default=whole)),
+                signature=in_place_signature(operator.signature),
+            )
+    return tuple(operators)
 
 
 def _call(node: Node, numbers: dict[int, int]) -> Call:

@@ -37,6 +37,10 @@ class UnsupportedGraph(UsageError):
     """A model that cannot be captured or scheduled; the message names the operator and its source line."""
 
 
+class HalfWritten(AutoschedError):
+    """A call has changed some of what its model changes, and not all of it; to run the model would change that twice."""
+
+
 class InvalidGraph(AutoschedError):
     """A graph value that breaks its own invariants (a cycle, a dangling value); a bug or a forged file."""
 

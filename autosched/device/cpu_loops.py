@@ -123,7 +123,7 @@ def loop_of(measurer: CpuMeasurer, operator: int, width: int, values: Slots, var
     own = list(values)
     for value in measurer.programs.packed_reads(operator, bound.constants):
         own[value] = bound.constants[value]
-    return Loop(measurer.programs.kernel(operator, width, variant), own, width)
+    return Loop(measurer.kernel(operator, width, variant), own, width)
 
 
 def lanes_of(widths: Sequence[int]) -> list[int]:

@@ -26,7 +26,9 @@ from autosched.device.worker_messages import CompareAnswer
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.float32 import full_float32, rounded_as
 from autosched.runtime.host_key import usable_cores
+from autosched.runtime.in_place import granted, homes_of
 from autosched.runtime.instructions import CallOperator, carrying
+from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.numerics import Agreement, compare
@@ -83,6 +85,9 @@ def no_collector() -> Iterator[None]:
 class CpuMeasurer:
     """Times one bound program on this process's cores.
 
+    Schedules are timed as they are served, with write-backs in place: of the inputs, those that a second run leaves as the first one did
+    (``Chain.repeatable``), so that every run has the same to do. The others are made anew, and nothing is copied back.
+
     Args:
         programs: the program, for every width.
         inputs: used for every timing.
@@ -102,6 +107,7 @@ class CpuMeasurer:
         self._tick_slot = next(value.index for value in self.graph.values if value.role is ValueRole.INTERMEDIATE)
         self._tick_tensor = torch.rand(100_000)
         self._prepared: dict[Schedule, _Prepared] = {}
+        self._in_order: dict[int, BoundProgram] = {}
 
     def settle(self, *, wide: bool) -> None:
         """Let the threads of an earlier wide measurement fall asleep. ``wide``: whether the next one uses more than one thread."""
@@ -118,6 +124,19 @@ class CpuMeasurer:
     def graph(self) -> OpGraph:
         """The program's graph."""
         return self.bound.program.graph
+
+    def in_order(self, width: int) -> BoundProgram:
+        """The program at a width, with what a run in the graph's order may do in place."""
+        if width not in self._in_order:
+            plan = make_plan(self.graph, sequential(self.graph, width=width))
+            chains = [chain for chain in granted(self.bound.program, plan) if chain.repeatable]
+            self._in_order[width] = self.programs.in_place(self.programs.at(width), chains)
+        return self._in_order[width]
+
+    def kernel(self, operator: int, width: int, variant: int = 0) -> Kernel:
+        """As ``WidePrograms.kernel``, in place where a run in the graph's order is."""
+        made = self.programs.kernel(operator, width, variant)
+        return self.in_order(width).kernels[operator] if made is self.programs.at(width).kernels[operator] else made
 
     def costs(self, *, repeats: int = 15) -> LaneCosts:
         """Measure what a lane spends between operators, on a wait for another lane, and once for each run.
@@ -217,11 +236,12 @@ class CpuMeasurer:
     ) -> CompareAnswer:
         """Outputs of ``schedule`` against the same operators in order on one lane (bitwise) and the model's (tolerance).
 
-        The model's are in full float32. Where this process may round float32, the tolerance is judged on the same operators without that.
+        The schedule overwrites all that it may, the operators on one lane nothing. The model's outputs are in full float32. Where this
+        process may round float32, the tolerance is judged on the same operators without that.
         """
-        executor = self._executor(make_plan(self.graph, schedule))
-        one_lane = dataclasses.replace(schedule, lane=(0,) * len(schedule.lane))
-        in_order = self._executor(make_plan(self.graph, one_lane))
+        executor = self._executor(make_plan(self.graph, schedule), every=True)
+        one_lane = make_plan(self.graph, dataclasses.replace(schedule, lane=(0,) * len(schedule.lane)))
+        in_order = LaneExecutor(self.programs.for_plan(one_lane), one_lane, self.pool)
         coarsest = coarsest_of(self.graph)
         bitwise, within, worst = True, True, 0.0
         for given, wanted in zip(inputs, references, strict=True):
@@ -262,15 +282,18 @@ class CpuMeasurer:
                 run_us = min(self._block_us(executor, 1) for _ in range(_WARM_UPS))
             except Exception as error:
                 return describe(error)
-            known = _Prepared(executor, peak_live_bytes(self.graph, plan), run_us)
+            homes = homes_of(executor.in_place)
+            known = _Prepared(executor, peak_live_bytes(self.graph, plan, homes), run_us)
             self._was_wide = executor.widest > 1
         self._prepared[schedule] = known
         while len(self._prepared) > _MOST_PREPARED:
             del self._prepared[next(iter(self._prepared))]
         return known
 
-    def _executor(self, plan: Plan) -> LaneExecutor:
-        return LaneExecutor(self.programs.for_plan(plan), plan, self.pool)
+    def _executor(self, plan: Plan, *, every: bool = False) -> LaneExecutor:
+        """Of a plan that changes its inputs where a second run would change nothing more, or, for inputs of its own, ``every`` one."""
+        chains = [chain for chain in granted(self.bound.program, plan) if every or chain.repeatable]
+        return LaneExecutor(self.programs.in_place(self.programs.for_plan(plan), chains), plan, self.pool)
 
     def _fresh_block_us(self, executor: LaneExecutor, runs: int) -> float:
         # What ran before left its own data in the caches and its own threads awake: one run is not counted.

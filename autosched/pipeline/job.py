@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from autosched.config import loops_dir, studies_path
+from autosched.core.in_place import chains_of, in_graph_order
 from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
@@ -139,13 +140,19 @@ class Job:
 
 
 def _write_back_note(program: Program) -> str:
-    """What schedules, timed as pure functions, leave to whoever calls them and eager mode does itself."""
+    """Which of what the model changes is in a schedule's time as it is when a call changes it, and which is not."""
     if not program.writes:
         return ""
-    values = program.graph.values
-    mebibytes = sum(values[item.target].spec.bytes for item in program.writes) / 2**20
-    what = f"{mebibytes:,.1f} MiB of its own or its inputs' memory"
-    return f"the model changes {what}: each call writes them back, which no schedule's time includes"
+    sizes = [program.graph.values[item.target].spec.bytes for item in program.writes]
+    chains = [chain for chain in chains_of(program) if chain.repeatable and in_graph_order(program.graph, chain)]
+    in_place = sum(sizes[chain.write] for chain in chains)
+    said = f"the model changes {sum(sizes) / 2**20:,.1f} MiB of its own or its inputs' memory"
+    if in_place:
+        said += f", {in_place / 2**20:,.1f} MiB of it where it lies, in calls as in what is timed"
+    if len(chains) < len(sizes):
+        rest = "the rest" if in_place else "it"
+        said += f"; schedules are timed making {rest} anew, and no time includes what a call does to write that back"
+    return said
 
 
 def require_strategies(options: Options) -> None:

@@ -18,10 +18,11 @@ from autosched.runtime.bundle_format import Bundle, printable
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import full_float32, rounded_as
 from autosched.runtime.host_key import compiler_key, cpu_device_key, usable_cores
-from autosched.runtime.kernels import BoundProgram, bind, gather_constants, random_inputs
+from autosched.runtime.in_place import granted, homes_of, in_place
+from autosched.runtime.kernels import Begun, BoundProgram, bind, gather_constants, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
-from autosched.runtime.prepared import Bound, Prepared, Runner
+from autosched.runtime.prepared import Bound, Overwriting, Prepared, Runner
 from autosched.runtime.regions import RegionLibrary, region_library
 from autosched.runtime.state import Asked, OtherBuffers, ask, whole_answer
 from autosched.runtime.telling_inputs import telling_inputs
@@ -53,16 +54,18 @@ class Binder:
     Args:
         label: of the bundle, for messages.
         frozen: as in ``ModelWatch``.
+        overwrites: whether schedules may do write-backs in place.
 
     Whenever a schedule is bound, now or after a change of the model, the custom operators are trusted that are trusted when this is made.
     """
 
-    def __init__(self, model: torch.nn.Module, device: torch.device, label: str, *, frozen: bool = False) -> None:
+    def __init__(self, model: torch.nn.Module, device: torch.device, label: str, *, frozen: bool = False, overwrites: bool = True) -> None:
         self._trusted = trusted()
         self.model = model
         self._device = device
         self._label = label
         self._frozen = frozen
+        self._overwrites = overwrites
         self._factory = _runner_factory(device)
 
     def prepare(self, bundle: Bundle) -> Prepared:
@@ -81,7 +84,7 @@ class Binder:
             self._device,
             lambda verify: self._bind(bundle, plan, manners, verify=verify),
             offsets_matter=any("as_strided" in call.target for operator in graph.operators for call in operator.calls),
-            late_watch=self._device.type == "cuda",
+            late_watch=self._device.type == "cuda" and not bundle.program.writes,
         )
 
     def _bind(self, bundle: Bundle, plan: Plan, manners: _Manners, *, verify: bool) -> Bound:
@@ -101,8 +104,11 @@ class Binder:
             bound = bound if regions is None else regions.apply(bound, plan)
         if regions is not None and regions.refusals:
             _log.warning("%d operators of %s run call by call: %s", len(regions.refusals), self._label, regions.refusals[0].reason)
-        runner = self._factory(bound, plan, random_inputs(program, _SEED, device))
-        intermediates = getattr(runner, "peak_bytes", 0) or peak_live_bytes(program.graph, plan)
+        if program.writes and (verify or manners.seen is None):
+            manners.seen = self._asked(program)
+        served = self._in_place(bound, plan, manners.seen)
+        runner = self._factory(served, plan, random_inputs(program, _SEED, device))
+        intermediates = getattr(runner, "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))
         workspace = intermediates + unshared_bytes(bound.constants, constants.values())
         others = OtherBuffers(program, self.model) if verify else None
         error = self._verify(bundle, bound, runner) if verify else None
@@ -116,11 +122,23 @@ class Binder:
         if verify and watch.settle() and error is not None:
             # A model that keeps count of something may have agreed by chance, in that very call.
             error = max(error, self._verify(bundle, bound, runner))
-        if not program.writes:
+        if manners.seen is None:
             return Bound(runner, watch, workspace, error)
-        if verify or manners.seen is None:
-            manners.seen = self._asked(program)
-        return Bound(runner, watch, workspace, error, WriteBacks(program, self.model, list(constants.values()), manners.seen))
+        writes = WriteBacks(program, self.model, list(constants.values()), manners.seen, served.in_place)
+        return Bound(runner, watch, workspace, error, writes, self._overwriting(served, plan, runner))
+
+    def _in_place(self, bound: BoundProgram, plan: Plan, asked: Asked | None) -> BoundProgram:
+        """The program that is served: with those of its write-backs done in place that may be, by the plan and by what the model does."""
+        if asked is None or not self._overwrites:
+            return bound
+        chains = granted(bound.program, plan, [place for place, replaced in enumerate(asked.replaced) if replaced])
+        return in_place(bound, chains, Begun())
+
+    def _overwriting(self, served: BoundProgram, plan: Plan, runner: Runner) -> Overwriting | None:
+        if served.begun is None or served.otherwise is None:
+            return None
+        otherwise, on_copies = served.otherwise, getattr(runner, "on_copies", None)
+        return Overwriting(served.begun, lambda: on_copies or self._factory(otherwise, plan, ()))
 
     def _asked(self, program: Program) -> Asked:
         """What the model does with the memory that it changes: twice the same, or nothing that can be relied on.
@@ -147,7 +165,9 @@ class Binder:
         in_order, lies = audit_run(bound, inputs)
         if lies:
             raise IncompatibleArtifact(label, [printable(line) for line in lies[:5]])
-        worst = self._agree(bundle, bound, runner(inputs), inputs, answer, in_order)
+        # Copies: a schedule may overwrite what it is given.
+        made = runner(_copies(inputs))
+        worst = self._agree(bundle, bound, made, inputs, answer, in_order)
         if all(_is_telling(program, item) for item in program.inputs):
             return worst
         # Again with inputs that the file has no say in: its own may hide what it computes (all zeros, say).
@@ -157,7 +177,7 @@ class Binder:
         except Exception:
             # Inputs unlike the example's may be beyond the model itself.
             return worst
-        return max(worst, self._agree(bundle, bound, runner(others), others, answer))
+        return max(worst, self._agree(bundle, bound, runner(_copies(others)), others, answer))
 
     def _agree(
         self,
@@ -197,6 +217,10 @@ class Binder:
             truth = models_answer(program, self.model, inputs)
             require_agreement(program, bound.run(inputs), truth, label, rounded=rounding if compiled else None)
         return compare(output_tensors(whole_answer(program, made)), output_tensors(answer)).max_abs_error
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device).copy_(item) for item in tensors]
 
 
 def _is_telling(program: Program, item: InputSpec) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from autosched.core.in_place import Link
+
 
 class NodeKind(enum.StrEnum):
     """What a graph node does."""
@@ -65,6 +67,7 @@ class CapturedGraph:
         stray_launches: kernels that ran on a stream outside the capture while it was open; -1 if the reader cannot tell.
         early_edges: how many edges let the later node start before the earlier one has ended (programmatic dependent launch). The later
             kernel waits by itself, at the place its author chose.
+        overwritten: where an operator makes a value in the memory of another one.
     """
 
     nodes: tuple[GraphNode, ...]
@@ -73,3 +76,4 @@ class CapturedGraph:
     pool: tuple[Span, ...] = ()
     stray_launches: int = -1
     early_edges: int = 0
+    overwritten: tuple[Link, ...] = ()

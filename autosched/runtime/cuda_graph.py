@@ -16,13 +16,14 @@ Both run the one :func:`walk`. The rules a capture must keep, and where each is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
 from autosched.core.errors import DeviceError
 from autosched.core.graph import OpGraph
+from autosched.core.in_place import outputs_overwritten
 from autosched.core.records import Failure, FailureKind
 from autosched.runtime.captured import CapturedGraph, GraphNode, StorageSpan
 from autosched.runtime.cuda_lanes import NO_OPERATOR, CaptureNotes, CaptureOptions, GraphReader, LaneExecutor, Launchable, Slots
@@ -153,14 +154,16 @@ class GraphCapturer:
         graph: OpGraph | None = None,
         pool: Pool | None = None,
         options: CaptureOptions | None = None,
+        callers: Collection[int] = (),
     ) -> GraphRunner | Failure:
         """Capture ``plan`` into one instantiated graph that reads ``inputs`` where they are.
 
         Args:
             inputs: static buffers; held by the runner for its life.
-            graph: needed to observe.
+            graph: needed to observe, and for programs that overwrite inputs.
             pool: default a private pool of its own. Graphs in one pool share memory: never replay two at the same time, and read one's
                 outputs before replaying another.
+            callers: inputs, by place, that are a caller's memory, to be overwritten where it lies; as for ``GraphRunner``.
 
         Returns:
             A runner, or a ``Failure`` (OOM, CAPTURE) after which memory is returned and the next capture may go ahead.
@@ -172,7 +175,7 @@ class GraphCapturer:
         if options.observe:
             if self._reader is None or graph is None:
                 return Failure(FailureKind.UNAVAILABLE, "cuda-bindings is not installed, so the captured graph cannot be read")
-            notes = CaptureNotes(backend, self._reader, graph)
+            notes = CaptureNotes(backend, self._reader, graph, program.in_place)
         slots = program.new_slots(inputs)
         executor = LaneExecutor(backend, self.streams, program, slots, options, notes)
         before = backend.allocated_bytes()
@@ -187,6 +190,7 @@ class GraphCapturer:
         if isinstance(result, Failure):
             return result
         made, outputs = result
+        overwritten = outputs_overwritten(graph, program.in_place) if graph is not None else {}
         peak = backend.peak_bytes() - before - self._left_behind(before, inputs, outputs)
         try:
             captured = self._describe(made, notes, chosen) if notes is not None else None
@@ -195,7 +199,9 @@ class GraphCapturer:
             outputs.clear()
             backend.reset(made)
             return failure_of(error, "instantiating the graph")
-        return GraphRunner(backend, made, chosen, inputs, outputs, executor.stamps, captured, peak, program, self._gate)
+        return GraphRunner(
+            backend, made, chosen, inputs, outputs, executor.stamps, captured, peak, program, self._gate, overwritten, callers
+        )
 
     def _left_behind(self, before: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
         """Bytes that a finished capture holds beside its outputs: workspaces of cuBLAS, made by whichever graph has a lane's first product.
@@ -340,6 +346,7 @@ class GraphCapturer:
             self.backend.pool_spans(pool, unused=False),
             int(getattr(reader, "stray_launches", -1)),
             reader.early_edges(graph),
+            tuple(link for chain in notes.in_place for link in chain.links),
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from autosched.core.graph import OpGraph, ValueRole
+from autosched.core.in_place import Chain
 from autosched.runtime.captured import NodeKind, Span
 from autosched.runtime.plan import Step
 from autosched.runtime.streams import Event, Graph, Stream, StreamBackend, StreamSet, Tensor
@@ -21,6 +22,14 @@ class Launchable(Protocol):
     @property
     def kernels(self) -> Sequence[Callable[[Slots], None]]:
         """One callable for each operator."""
+
+    @property
+    def in_place(self) -> Sequence[Chain]:
+        """What it overwrites of its inputs."""
+
+    @property
+    def otherwise(self) -> Launchable | None:
+        """The same overwriting nothing, if it does."""
 
     def new_slots(self, inputs: Sequence[Tensor]) -> Slots:
         """Slots with constants and ``inputs`` filled in."""
@@ -148,7 +157,10 @@ class LaneExecutor:
 class CaptureNotes:
     """Which nodes and which memory each operator got, taken while the capture runs."""
 
-    def __init__(self, backend: StreamBackend, reader: GraphReader, graph: OpGraph) -> None:
+    def __init__(self, backend: StreamBackend, reader: GraphReader, graph: OpGraph, in_place: Sequence[Chain] = ()) -> None:
+        self.in_place = in_place
+        # These lie in memory of the inputs, which nobody allocates.
+        self._elsewhere = {link.after for chain in in_place for link in chain.links}
         self._backend = backend
         self._reader = reader
         self._graph = graph
@@ -170,5 +182,5 @@ class CaptureNotes:
         for value in self._graph.operators[operator].writes:
             storage = values[value].storage
             owned = values[storage].role in (ValueRole.INTERMEDIATE, ValueRole.INTERNAL)
-            if owned and storage not in self.spans and slots[value] is not None:
+            if owned and storage not in self.spans and storage not in self._elsewhere and slots[value] is not None:
                 self.spans[storage] = self._backend.span(slots[value])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import torch
@@ -16,10 +16,12 @@ from autosched.core.records import Failure
 from autosched.runtime.captured import CapturedGraph
 from autosched.runtime.cuda_bindings import open_bindings, unaudited
 from autosched.runtime.cuda_graph import GraphCapturer
+from autosched.runtime.cuda_in_place import InPlaceRunner
 from autosched.runtime.cuda_lanes import CaptureOptions, Launchable
+from autosched.runtime.current_device import made_current
 from autosched.runtime.graph_audit import audit_graph
 from autosched.runtime.graph_runner import GraphRunner
-from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.kernels import Begun, BoundProgram
 from autosched.runtime.plan import Plan
 from autosched.runtime.streams import Tensor
 from autosched.runtime.torch_streams import TorchStreams
@@ -41,7 +43,7 @@ _said: set[str] = set()
 _capturers: dict[int, GraphCapturer] = {}
 
 
-def cuda_runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor]) -> GraphRunner:
+def cuda_runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor]) -> GraphRunner | InPlaceRunner:
     """Capture ``plan`` for serving; the result takes inputs and returns tensors that belong to the caller.
 
     All runners of one device in a process share its streams, and so take turns.
@@ -53,21 +55,40 @@ def cuda_runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor])
     Raises:
         DeviceError: if it cannot be captured, or the captured graph does not pass its audit.
     """
-    with _preparing:
-        return prepare_runner(_capturer(bound.device), bound, bound.program.graph, plan, inputs)
+    graph = bound.program.graph
+
+    def record(example: Sequence[Tensor], callers: Collection[int] = ()) -> GraphRunner:
+        with _preparing, made_current(bound.device):
+            return prepare_runner(_capturer(bound.device), bound, graph, plan, example, callers)
+
+    if not bound.in_place:
+        return record(inputs)
+    ends = {chain.links[-1].after for chain in bound.in_place}
+    begins = {chain.links[0].before for chain in bound.in_place}
+    targets = [place for place, value in enumerate(graph.inputs) if value in begins]
+    # A view that is returned would keep the memory of a caller alive.
+    views = any(graph.values[value].storage in ends and value not in ends for value in graph.outputs)
+    return InPlaceRunner(record, inputs, targets, bound.begun or Begun(), anywhere=not views)
 
 
-def prepare_runner(capturer: GraphCapturer, program: Launchable, graph: OpGraph, plan: Plan, inputs: Sequence[Tensor]) -> GraphRunner:
+def prepare_runner(
+    capturer: GraphCapturer, program: Launchable, graph: OpGraph, plan: Plan, inputs: Sequence[Tensor], callers: Collection[int] = ()
+) -> GraphRunner:
     """As :func:`cuda_runner`, on any backend.
+
+    Args:
+        callers: as for ``GraphCapturer.capture``.
 
     Raises:
         DeviceError: if it cannot be captured, or the captured graph does not pass its audit.
     """
     backend = capturer.backend
-    static = [backend.static_like(tensor) for tensor in inputs]
-    backend.copy(static, inputs)
+    static = [tensor if place in callers else backend.static_like(tensor) for place, tensor in enumerate(inputs)]
+    own = [place for place in range(len(static)) if place not in callers]
+    backend.copy([static[place] for place in own], [inputs[place] for place in own])
     backend.synchronize()
-    failure = capturer.warm_up(program, static)
+    # Nobody has asked for a run yet: what overwrites its inputs is warmed up in the form that does not.
+    failure = capturer.warm_up(program.otherwise or program, static)
     if failure is not None:
         raise DeviceError(f"the operators do not run on this device: {failure.detail}. Run 'autosched check', or use the model as it is.")
     if any(_MULTIPLIES.search(call.target) for operator in graph.operators for call in operator.calls):
@@ -77,7 +98,7 @@ def prepare_runner(capturer: GraphCapturer, program: Launchable, graph: OpGraph,
     if not capturer.can_observe:
         _say_once(unaudited() or "captured graphs are not audited here: they cannot be read back")
     options = CaptureOptions(observe=capturer.can_observe)
-    made = _attempted(lambda: capturer.capture(program, plan, static, graph=graph, options=options))
+    made = _attempted(lambda: capturer.capture(program, plan, static, graph=graph, options=options, callers=callers))
     if isinstance(made, Failure):
         raise DeviceError(f"the schedule cannot be captured here: {made.detail}. Tune again on this machine, or use the model as it is.")
     if made.captured is not None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosched.core.graph import OpGraph
+from autosched.core.in_place import others_using
 from autosched.runtime.captured import CapturedGraph, NodeKind, StorageSpan
 from autosched.runtime.plan import Plan
 
@@ -39,6 +40,7 @@ def audit_graph(graph: OpGraph, plan: Plan, captured: CapturedGraph, *, expected
     2. Wherever two storages share an address, all users of one come before all users of the other.
     3. Every node belongs to an operator, and every operator has as many nodes as it launches on one stream (``expected_nodes``).
     4. Operators' memory lies in the graph's private pool; nothing was launched beside the capture.
+    5. Where an operator overwrites a value, whoever else uses that memory comes before it; who reads the new value comes after it by 1.
 
     Operators that launch nothing (views) have no nodes: what they depend on must then come before whatever depends on them.
 
@@ -65,7 +67,7 @@ def audit_graph(graph: OpGraph, plan: Plan, captured: CapturedGraph, *, expected
                     problems.append(
                         f"{kind} order is not in the graph: {_name(graph, other)} may still run when {_name(graph, operator)} starts"
                     )
-    reuses = _check_memory(graph, captured, masks, before, problems)
+    reuses = _check_memory(graph, captured, masks, before, problems) + _check_overwritten(graph, captured, masks, before, problems)
     _check_nodes(graph, captured, masks, expected_nodes, problems)
     if len(problems) > _MOST_LINES:
         problems = [*problems[:_MOST_LINES], f"and {len(problems) - _MOST_LINES} more"]
@@ -172,6 +174,19 @@ def _check_memory(graph: OpGraph, captured: CapturedGraph, masks: Sequence[int],
                 users = _names(graph, graph.storage_uses.get(item.storage, ()))
                 problems.append(
                     f"value {item.storage} ({users}) is outside the graph's private pool: its stream had not joined the capture"
+                )
+    return checked
+
+
+def _check_overwritten(graph: OpGraph, captured: CapturedGraph, masks: Sequence[int], before: Sequence[int], problems: list[str]) -> int:
+    checked = 0
+    for link in captured.overwritten:
+        for other in others_using(graph, link):
+            checked += 1
+            if masks[other] & ~before[link.operator]:
+                problems.append(
+                    f"memory is overwritten too early: {_name(graph, link.operator)} makes value {link.after} in that of {link.before}, "
+                    f"which {_name(graph, other)} may still read"
                 )
     return checked
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from autosched.core.errors import DeviceError
 from autosched.runtime.captured import CapturedGraph
@@ -54,6 +55,8 @@ class GraphRunner:
 
     Args:
         peak_bytes: most memory that values of the plan held at once while it was captured, without the workspaces of libraries.
+        overwritten: outputs, by place, that lie in the memory of an input, and that input.
+        callers: inputs, by place, that are no buffers of ours: every call has its own there, at the address that was captured.
     """
 
     def __init__(
@@ -68,25 +71,46 @@ class GraphRunner:
         peak_bytes: int,
         program: Launchable,
         gate: ReplayGate,
+        overwritten: Mapping[int, int] = MappingProxyType({}),
+        callers: Collection[int] = (),
     ) -> None:
         self._backend = backend
         self._graph: Graph | None = graph
         self._gate = gate
         self.pool = pool
-        self.inputs = tuple(inputs)
+        # Memory of a caller's is not kept alive: whatever lies at its address in a call is that call's.
+        self._fed = [place for place in range(len(inputs)) if place not in callers]
+        self.inputs = tuple(inputs[place] for place in self._fed)
+        for place, source in overwritten.items():
+            outputs[place] = None if source in callers else outputs[place]
         self.outputs = outputs
+        self._overwritten = dict(overwritten)
+        self._callers = frozenset(callers)
         self.captured = captured
         self.peak_bytes = peak_bytes
         self._program = program  # the graph holds the bare addresses of its constants
         self._stamps = stamps
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Copy ``inputs`` in, replay, and return clones of the outputs: the caller may keep them."""
+        """Copy ``inputs`` in, replay, and return clones of the outputs: the caller may keep them.
+
+        What lies in the memory of an input is that memory: the caller's own, or a buffer that the next call overwrites.
+        """
         with self._gate.lock:
             self._gate.pass_on()
-            self._backend.copy(self.inputs, inputs)
+            self._backend.copy(self.inputs, [inputs[place] for place in self._fed] if self._callers else inputs)
             self._backend.replay(self._alive())
-            return self._backend.clone(self.outputs)
+            return self._answer(inputs) if self._overwritten else self._backend.clone(self.outputs)
+
+    def _answer(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        made = list(self.outputs)
+        apart = [place for place in range(len(made)) if place not in self._overwritten]
+        for place, tensor in zip(apart, self._backend.clone([made[place] for place in apart]), strict=True):
+            made[place] = tensor
+        for place, source in self._overwritten.items():
+            if source in self._callers:
+                made[place] = inputs[source]
+        return made
 
     def run_static(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """As a call, without the clones: views of buffers that the next call overwrites."""

@@ -38,6 +38,7 @@ class ShapeReport:
         calls: calls that ran its schedule.
         workspace_bytes: memory its schedule takes while ready, beside the model's weights.
         max_abs_error: largest difference from the model when it was compared last.
+        copied_back_bytes: what each call copies into memory that the model changes in place; 0 where the schedule changes it there.
     """
 
     shape: str
@@ -46,6 +47,7 @@ class ShapeReport:
     calls: int
     workspace_bytes: int
     max_abs_error: float
+    copied_back_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +271,8 @@ class LoadedModel:
 def _shape_report(slot: Slot) -> ShapeReport:
     # Another thread may evict it between two looks.
     prepared = slot.prepared
-    return ShapeReport(
-        slot.label, prepared is not None, slot.refused, slot.calls, prepared.workspace_bytes if prepared else 0, slot.max_abs_error
-    )
+    workspace, copied = (prepared.workspace_bytes, prepared.copied_back_bytes) if prepared else (0, 0)
+    return ShapeReport(slot.label, prepared is not None, slot.refused, slot.calls, workspace, slot.max_abs_error, copied)
 
 
 def _error_of(refused: Refused) -> AutoschedError:

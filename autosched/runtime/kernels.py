@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
 from autosched.core.graph import Operator, ValueRole
+from autosched.core.in_place import Chain
 from autosched.core.parts import named_tensors
 from autosched.core.program import Call, ConstantSource, Program
 from autosched.core.schedule import sequential
@@ -20,6 +22,15 @@ from autosched.core.variants import WHOLE
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.instructions import CallOperator, Release, carrying
 from autosched.runtime.plan import make_plan
+
+
+class Begun:
+    """Whether the last run has begun to change memory that outlives it."""
+
+    __slots__ = ("yes",)
+
+    def __init__(self) -> None:
+        self.yes = False
 
 
 @dataclass(frozen=True)
@@ -31,12 +42,18 @@ class BoundProgram:
         device: where it runs.
         kernels: one callable for each operator; call under ``torch.inference_mode()``.
         constants: slots with every constant filled and everything else ``None``.
+        in_place: write-backs that a run does in the memory of its inputs (``runtime.in_place``); the outputs are then that memory.
+        begun: whether the last run has begun to change any; whoever wants to know sets it to no before.
+        otherwise: the same with nothing done in place.
     """
 
     program: Program
     device: torch.device
     kernels: tuple[Kernel, ...]
     constants: Slots
+    in_place: tuple[Chain, ...] = ()
+    begun: Begun | None = None
+    otherwise: BoundProgram | None = None
 
     def new_slots(self, inputs: Sequence[torch.Tensor]) -> Slots:
         """Slots for one run; ``inputs`` in the order of ``program.graph.inputs``."""
@@ -115,7 +132,7 @@ def bind(program: Program, constants: Mapping[int, torch.Tensor], device: torch.
     for value in graph.values:
         if value.index not in needed:
             slots[value.index] = None
-    kernels = tuple(_compile_operator(operator, program, home) for operator in graph.operators)
+    kernels = tuple(compile_operator(operator, program, home) for operator in graph.operators)
     return BoundProgram(program, home, kernels, slots)
 
 
@@ -194,8 +211,11 @@ def _home(constants: Mapping[int, torch.Tensor]) -> torch.device:
     return torch.device("cpu")
 
 
-def _compile_operator(operator: Operator, program: Program, device: torch.device) -> Kernel:
-    calls = tuple(compile_call(call, device) for call in operator.calls)
+def compile_operator(
+    operator: Operator, program: Program, device: torch.device, instead: Mapping[int, Kernel] = MappingProxyType({})
+) -> Kernel:
+    """One callable of an operator's calls, some of which, by place, run as what is given ``instead``."""
+    calls = tuple(instead.get(place) or compile_call(call, device) for place, call in enumerate(operator.calls))
     # Values that nobody outside reads would otherwise keep their memory until the end of the run.
     kept = set(operator.writes)
     scratch = tuple(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from autosched.core.in_place import Chain
 from autosched.core.records import Engine
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.host_key import usable_cores
@@ -76,6 +77,11 @@ class LaneExecutor:
     def lanes(self) -> int:
         """Number of lanes, the caller's thread included."""
         return len(self._steps)
+
+    @property
+    def in_place(self) -> tuple[Chain, ...]:
+        """What a run changes of its inputs."""
+        return self._bound.in_place
 
     @property
     def widest(self) -> int:

@@ -46,6 +46,7 @@ def load(
     max_shapes: int = 8,
     prepare: Literal["all", "first-use"] = "all",
     frozen: bool = False,
+    in_place: bool = True,
     custom_operators: Sequence[str] = (),
 ) -> LoadedModel:
     """Bind a bundle to the model it was made for.
@@ -70,6 +71,9 @@ def load(
         prepare: ``all`` binds and verifies every shape now, up to ``max_shapes``; ``first-use`` each at its first call.
         frozen: you vouch that the model's modules and weights stay as they are, and nothing looks at every one of them at each call;
             after a change, ``refresh()`` reads them again. Training mode and hooks are looked at all the same.
+        in_place: let schedules overwrite, while they run, what the model itself changes in place (a cache of keys and values), where nobody
+            can see the difference; a call whose operator fails after that raises ``HalfWritten``. False: what is changed is made anew and
+            copied when the run has succeeded, so that a call that fails has changed nothing.
         custom_operators: namespaces of operators outside PyTorch that the bundle may run, such as ``("mylib",)`` for ``mylib::norm``; the
             package that registers them must be imported. A bundle that needs another namespace is not used.
 
@@ -90,7 +94,7 @@ def load(
     facts = _Facts(label_of(source), strict)
     try:
         with trusting(custom_operators):
-            table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen)
+            table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen, in_place=in_place)
         if prepare == "all":
             _warm(table, model, facts)
     except AutoschedError as error:
@@ -150,7 +154,14 @@ def _as_it_came(model: torch.nn.Module, reason: str, facts: _Facts) -> LoadedMod
 
 
 def _open(
-    source: str | os.PathLike[str] | bytes, model: torch.nn.Module, facts: _Facts, *, pad: bool, max_shapes: int, frozen: bool
+    source: str | os.PathLike[str] | bytes,
+    model: torch.nn.Module,
+    facts: _Facts,
+    *,
+    pad: bool,
+    max_shapes: int,
+    frozen: bool,
+    in_place: bool,
 ) -> ShapeTable:
     """All that is settled before anything runs."""
     label = facts.label
@@ -182,7 +193,7 @@ def _open(
             differences = (f"model: it is wrapped by {wrapper}; give load() the module itself, model.{inner}", *differences)
         raise IncompatibleArtifact(label, differences)
     padding = _padding(model, facts) if pad else None
-    binder = Binder(model, device, label, frozen=frozen)
+    binder = Binder(model, device, label, frozen=frozen, overwrites=in_place)
     slots: list[Slot] = []
     for place, (bundle, verdict, fits) in enumerate(zip(facts.bundles, facts.verdicts, fitting, strict=True)):
         slot = Slot(bundle.program, _Preparer(binder, bundle, place, padding, label))

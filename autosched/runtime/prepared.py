@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from autosched.core.errors import AutoschedError
+from autosched.core.errors import AutoschedError, HalfWritten
 from autosched.core.program import Program
+from autosched.runtime.kernels import Begun
 from autosched.runtime.weights import Change, ModelWatch
 from autosched.runtime.write_back import WriteBacks
 
@@ -30,6 +31,19 @@ class NoLongerFits(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Overwriting:
+    """Of a runner that changes memory of the model's or the caller's while it runs.
+
+    Args:
+        begun: whether its last run has begun to.
+        otherwise: makes a runner of the same schedule that changes nothing.
+    """
+
+    begun: Begun
+    otherwise: Callable[[], Runner]
+
+
+@dataclass(frozen=True, slots=True)
 class Bound:
     """A schedule bound to the model as it is now.
 
@@ -39,6 +53,7 @@ class Bound:
         workspace_bytes: memory it takes beside the model's weights: most intermediates alive at once, and weights packed or folded.
         max_abs_error: largest difference from the model, if they were compared.
         writes: what it reads of the model's state and writes back, if there is anything.
+        overwriting: if the runner itself changes such memory.
     """
 
     runner: Runner
@@ -46,6 +61,7 @@ class Bound:
     workspace_bytes: int
     max_abs_error: float | None
     writes: WriteBacks | None = None
+    overwriting: Overwriting | None = None
 
 
 class Prepared:
@@ -56,8 +72,8 @@ class Prepared:
         device: where inputs must be.
         bind: binds it to the model as it is now; raises on any doubt. Its argument says whether to compare with the model.
         offsets_matter: whether an operator addresses memory from the start of a storage.
-        late_watch: look for changes of the model after the launch, while the device works, instead of before it. A schedule writes to
-            no memory but its own, so what a stale launch computed is dropped and nobody sees it.
+        late_watch: look for changes of the model after the launch, while the device works, instead of before it. A schedule without
+            write-backs changes no memory but its own, so what a stale launch computed is dropped and nobody sees it.
 
     Raises:
         Exception: whatever ``bind`` raises.
@@ -84,15 +100,15 @@ class Prepared:
         if self.writes is None:
             return self._run(tensors)
         with self.writes.turn:
-            while True:
-                writes = self.writes
-                inputs = writes.inputs(tensors)
-                if isinstance(inputs, str):
-                    return inputs
-                outcome = self._run(inputs)
-                # A model that was found changed may have other buffers now; nothing was written yet.
-                if writes is self.writes:
-                    return writes.finish(inputs, outcome) if isinstance(outcome, list) else outcome
+            # A model that is found changed may have other buffers; it must be found before anything is written to them.
+            if reason := self._follow():
+                return reason
+            writes = self.writes
+            inputs = writes.inputs(tensors)
+            if isinstance(inputs, str):
+                return inputs
+            outcome = self._overwrite(self.overwriting, inputs) if self.overwriting is not None else self._launch(inputs)
+            return writes.finish(inputs, outcome) if isinstance(outcome, list) else outcome
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | str:
         if not self.late_watch:
@@ -104,6 +120,29 @@ class Prepared:
         if self._harmless(change) and not isinstance(outcome, Exception):
             return outcome
         return self._follow() or self._launch(tensors)
+
+    def _overwrite(self, overwriting: Overwriting, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception:
+        """Run it; what an operator raised, if nothing was changed by then.
+
+        Raises:
+            HalfWritten: if something was. The next call changes nothing before it has succeeded, so that it is seen who is to blame.
+        """
+        overwriting.begun.yes = False
+        outcome = self._launch(inputs, self._careful)
+        if not isinstance(outcome, Exception):
+            self._careful = None
+        elif overwriting.begun.yes:
+            self._careful = overwriting.otherwise()
+            raise HalfWritten(
+                f"an operator failed when what the model changes was already changed in part ({type(outcome).__name__}: {outcome}); the "
+                "model was not run, since it would change that twice. Reset the model's state."
+            ) from outcome
+        return outcome
+
+    @property
+    def copied_back_bytes(self) -> int:
+        """Bytes that each run copies into memory that the model changes in place."""
+        return self.writes.copied_bytes if self.writes is not None else 0
 
     def refresh(self) -> None:
         """Read all parameters again and compare with the model.
@@ -119,12 +158,13 @@ class Prepared:
         if close is not None:
             close()
 
-    def _launch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception:
+    def _launch(self, tensors: Sequence[torch.Tensor], instead: Runner | None = None) -> list[torch.Tensor] | Exception:
+        runner = instead or self.runner
         try:
             if not torch.is_grad_enabled():
-                return self.runner(tensors)
+                return runner(tensors)
             with torch.no_grad():
-                return self.runner(tensors)
+                return runner(tensors)
         except OPERATOR_ERRORS as error:
             return error
 
@@ -155,5 +195,7 @@ class Prepared:
 
     def _take(self, bound: Bound) -> None:
         self.runner, self.watch, self.workspace_bytes, self.writes = bound.runner, bound.watch, bound.workspace_bytes, bound.writes
+        self.overwriting = bound.overwriting
+        self._careful: Runner | None = None
         if bound.max_abs_error is not None:
             self.max_abs_error = bound.max_abs_error

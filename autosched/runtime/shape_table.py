@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autosched.core.errors import AutoschedError, InputMismatch
+from autosched.core.errors import AutoschedError, HalfWritten, InputMismatch
 from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import CallReader, answer_maker, expected_key, leaf_key
 from autosched.runtime.forking import outlive_forks
@@ -24,7 +24,6 @@ from autosched.runtime.quick_check import QuickCheck, quick_check
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.trees import as_captured, flatten_inputs, objects_given, returns_given, unflatten_outputs
-from autosched.runtime.write_back import HalfWritten
 
 # Each that says no takes a little time; modes of the caller's thread make one of their own, as shapes do.
 _MOST_KNOWN = 8

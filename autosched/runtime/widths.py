@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from autosched.core.in_place import Chain
 from autosched.core.program import Program
 from autosched.runtime.calls import Kernel, Slots
-from autosched.runtime.kernels import BoundProgram, bind
+from autosched.runtime.in_place import in_place
+from autosched.runtime.kernels import Begun, BoundProgram, bind
 from autosched.runtime.plan import Plan
 from autosched.runtime.region_compile import Refused
 from autosched.runtime.regions import RegionLibrary
@@ -105,6 +107,10 @@ class WidePrograms:
             width_of = {step.operator: step.width for step in plan.steps}
             kernels = tuple(self.at(width_of.get(index, most_common)).kernels[index] for index in range(len(kernels)))
         return self._with_variants(dataclasses.replace(bound, constants=constants, kernels=kernels), plan)
+
+    def in_place(self, bound: BoundProgram, chains: Sequence[Chain], begun: Begun | None = None) -> BoundProgram:
+        """As ``in_place.in_place``, of a program that this has bound."""
+        return in_place(bound, chains, begun, self._adapt)
 
     def kernel(self, operator: int, width: int, variant: int = 0) -> Kernel:
         """One operator at a width in a variant; its calls where that variant cannot be had."""

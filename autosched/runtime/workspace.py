@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 
 import torch
 
@@ -10,14 +10,18 @@ from autosched.core.graph import OpGraph, ValueRole
 from autosched.runtime.plan import Plan
 
 
-def peak_live_bytes(graph: OpGraph, plan: Plan) -> int:
-    """Most bytes of intermediates (outputs included) alive at once, when ``plan`` is followed in launch order."""
+def peak_live_bytes(graph: OpGraph, plan: Plan, elsewhere: Container[int] = ()) -> int:
+    """Most bytes of intermediates (outputs included) alive at once, when ``plan`` is followed in launch order.
+
+    Args:
+        elsewhere: storages that lie in the memory of inputs (``in_place.homes_of``).
+    """
     alive: set[int] = set()
     now = peak = 0
     for step in plan.steps:
         for value in graph.operators[step.operator].writes:
             owner = graph.values[graph.values[value].storage]
-            if owner.role in (ValueRole.INTERMEDIATE, ValueRole.INTERNAL) and owner.index not in alive:
+            if owner.role in (ValueRole.INTERMEDIATE, ValueRole.INTERNAL) and owner.index not in alive and owner.index not in elsewhere:
                 alive.add(owner.index)
                 now += owner.spec.bytes
         peak = max(peak, now)

@@ -1,7 +1,7 @@
 """Around a run of a schedule whose model changes memory: reading the model's state before it, and writing what was changed after it.
 
-The schedule itself changes nothing, so that a run that fails, or that comes too late for its model, has done no harm. What is checked
-before the run is all that can go wrong after it.
+What a run does not write in place (``runtime.in_place``) is written when it has succeeded. What is checked before the run is all that can
+go wrong after it, but for an operator that fails when others have overwritten something: nobody may run the model on that.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from itertools import pairwise
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from autosched.core.errors import AutoschedError, IncompatibleArtifact
+from autosched.core.errors import HalfWritten, IncompatibleArtifact
 from autosched.core.extents import Extents, extent_of, overlap
+from autosched.core.in_place import Chain
 from autosched.core.program import Program, Ref
 from autosched.runtime.state import Asked, Share, holders_of, turn_of
 
@@ -23,10 +24,6 @@ _to_capsule = torch._C._to_dlpack
 _from_capsule = getattr(torch._C, "_from_dlpack", from_dlpack)
 
 
-class HalfWritten(AutoschedError):
-    """A call has changed some of what its model changes, and not all of it; to run the model would change it twice."""
-
-
 class WriteBacks:
     """What one program reads of its model and writes to memory that outlives a call.
 
@@ -34,12 +31,20 @@ class WriteBacks:
         model: has the program's state.
         constants: whatever else the schedule reads where it lies.
         asked: what the model itself does with the memory.
+        in_place: what runs may have written by themselves when they end.
 
     Raises:
         IncompatibleArtifact: if the model has no such state.
     """
 
-    def __init__(self, program: Program, model: torch.nn.Module, constants: Sequence[torch.Tensor], asked: Asked) -> None:
+    def __init__(
+        self,
+        program: Program,
+        model: torch.nn.Module,
+        constants: Sequence[torch.Tensor],
+        asked: Asked,
+        in_place: Sequence[Chain] = (),
+    ) -> None:
         self.turn = turn_of(model)
         self.asked = asked
         self._names = [binding.name for binding in program.state]
@@ -61,7 +66,16 @@ class WriteBacks:
         kept = {roots[place] for place, replaced in zip(self._values, asked.replaced, strict=True) if replaced}
         returned = {made[leaf.value] for leaf in program.output_leaves if isinstance(leaf, Ref)} - self._shares.keys()
         self._copied_values = [index for index, place in enumerate(self._values) if roots[place] in changed]
-        self._copied_outputs = frozenset(place for place in returned if roots[place] in changed | kept)
+        self._bytes = [values[item.target].spec.bytes for item in program.writes]
+        self._in_place = frozenset(chain.write for chain in in_place)
+        # Views of what is now the target's own memory, which the model has answered with copies.
+        overwritten = {roots[self._values[write]] for write in self._in_place}
+        self._copied_outputs = frozenset(place for place in returned if roots[place] in changed | kept | overwritten)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that are copied after each run; what the model replaces by another tensor is not."""
+        return sum(size for index, size in enumerate(self._bytes) if index not in self._in_place and not self.asked.replaced[index])
 
     def inputs(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor] | str:
         """All inputs of the graph, or why this call may not run on the schedule. Under the model's turn.
@@ -106,11 +120,14 @@ class WriteBacks:
             results = [tensor.clone() if place in self._copied_outputs else tensor for place, tensor in enumerate(own)]
             ends: list[torch.Tensor] = []
             try:
-                for target, value, replaced in zip(self._targets, values, self.asked.replaced, strict=True):
+                for index, (target, value, replaced) in enumerate(zip(self._targets, values, self.asked.replaced, strict=True)):
                     if replaced:
                         self._holders[target - self._given].put(value)
-                    else:
+                    elif index not in self._in_place or value.data_ptr() != inputs[target].data_ptr():
                         inputs[target].copy_(value)
+                    elif value.is_cuda and not value.is_inference():
+                        # What a recorded graph writes, nobody else counts.
+                        torch.autograd.graph.increment_version(inputs[target])
                     ends.append(value if replaced else inputs[target])
                 for place, share in self._shares.items():
                     results[place] = _view(ends[share.write], share)

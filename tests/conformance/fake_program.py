@@ -28,6 +28,8 @@ class FakeProgram:
     ) -> None:
         self.cuda = cuda
         self.graph = graph
+        self.in_place = ()
+        self.otherwise = None
         self._kernels_of = dict(kernels_of or {})
         self._fail_at = dict(fail_at or {})
         self._durations = dict(durations_us or {})

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from autosched.core.in_place import Chain
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, sequential
 from autosched.device.cuda.profile import OperatorProfile, profile_operator
@@ -256,6 +257,9 @@ def test_a_hundred_replays_beside_noise_give_one_answer(rig: Rig) -> None:
 
 class Faulty:
     """The bound program with one operator that misbehaves in a capture."""
+
+    in_place: tuple[Chain, ...] = ()
+    otherwise = None
 
     def __init__(self, rig: Rig, position: int, fault: str) -> None:
         self._rig = rig

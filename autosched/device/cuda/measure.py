@@ -355,14 +355,14 @@ class CudaMeasurer:
     # -- numbers ------------------------------------------------------------------------------------------------------
     def reference(self, inputs: Sequence[Tensor], plan: Plan | None = None) -> list[Tensor]:
         """The same operators, in the graph's own order, in the variants of ``plan``, on one stream that nothing else uses."""
-        program = self.program if plan is None else self.variants.program(plan)
+        program = self.program if plan is None else self.variants.pure(plan)
         with torch.inference_mode(), self.backend.on(self.capturer.streams.named("warm-up")):
             outputs = self.backend.clone(program.run(inputs))
         self.backend.synchronize()
         return outputs
 
     def outputs(self, runner: GraphRunner, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """One replay on ``inputs``, as clones."""
+        """One replay on ``inputs``, as clones; what lies in a static buffer that the next replay overwrites, as that buffer."""
         with self.backend.on(self.replay_stream):
             made = runner(inputs)
         self.backend.synchronize()

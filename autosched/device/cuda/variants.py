@@ -9,12 +9,14 @@ import torch
 
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, FailureKind
+from autosched.core.schedule import sequential
 from autosched.core.variants import Variant
 from autosched.runtime.calls import Kernel
 from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.cuda_lanes import Launchable, Slots
+from autosched.runtime.in_place import granted, in_place
 from autosched.runtime.kernels import BoundProgram
-from autosched.runtime.plan import Plan
+from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.region_compile import Refused
 from autosched.runtime.regions import RegionLibrary
 
@@ -26,6 +28,8 @@ class CapturedVariants:
         regions: ``None`` where every operator runs call by call.
         values: slots with every value of one run in them, for the first call of a variant: kernels are loaded then, which a capture
             does not survive.
+
+    Write-backs are done in place as ``CpuMeasurer`` does them: where a second replay leaves what the first one did.
     """
 
     def __init__(
@@ -37,11 +41,12 @@ class CapturedVariants:
         self._graph = graph
         self._values = values
         self._warm: dict[tuple[int, int], Kernel] = {}
+        self._in_order = self._in_place(make_plan(graph, sequential(graph)), program).kernels
 
     def kernel(self, operator: int, variant: int) -> Kernel | Failure:
         """One operator in one variant, ready to be captured."""
         if variant == Variant.CALLS:
-            return self._program.kernels[operator]
+            return self._in_order[operator]
         if self.regions is None or variant not in self.regions.variants(operator):
             return Failure(FailureKind.UNAVAILABLE, f"operator {self._graph.operators[operator].name} has no variant {variant}")
         if (operator, variant) not in self._warm:
@@ -57,11 +62,24 @@ class CapturedVariants:
         return self._warm[operator, variant]
 
     def program(self, plan: Plan) -> Launchable:
-        """The program with each operator in its variant of ``plan``; call by call where that cannot be had."""
+        """The program with each operator in its variant of ``plan``, call by call where that cannot be had; in place where ``plan`` may."""
+        return self._in_place(plan, self.pure(plan))
+
+    def pure(self, plan: Plan) -> Launchable:
+        """As :meth:`program`, with nothing done in place: what may run in another order than that of ``plan``."""
         bound = self._program
         variants = {step.operator: step.variant for step in plan.steps}
         if not any(variants.values()) or not isinstance(bound, BoundProgram):
             return bound
-        chosen = [self.kernel(operator, variants.get(operator, 0)) for operator in range(len(bound.kernels))]
+        chosen = [
+            self.kernel(operator, variants[operator]) if variants.get(operator) else bound.kernels[operator]
+            for operator in range(len(bound.kernels))
+        ]
         pairs = zip(chosen, bound.kernels, strict=True)
         return dataclasses.replace(bound, kernels=tuple(calls if isinstance(made, Failure) else made for made, calls in pairs))
+
+    @staticmethod
+    def _in_place(plan: Plan, program: Launchable) -> Launchable:
+        if not isinstance(program, BoundProgram):
+            return program
+        return in_place(program, [chain for chain in granted(program.program, plan) if chain.repeatable])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosched.core.graph import OpGraph
+from autosched.core.in_place import Link
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.device.cuda.measure import CudaMeasurer
@@ -182,6 +183,21 @@ def test_each_fault_has_its_words(changes: dict[str, object], words: str) -> Non
     assert audit_graph(graph, plan, hand_made(), expected_nodes=(1, 1)).sound
     found = audit_graph(graph, plan, hand_made(**changes), expected_nodes=(1, 1)).problems
     assert any(words in line for line in found), found
+
+
+def test_memory_that_is_overwritten_while_somebody_may_read_it_is_found() -> None:
+    builder = GraphBuilder()
+    builder.add([builder.inputs[0]])
+    builder.add([builder.inputs[0]])
+    graph = builder.build()
+    plan = make_plan(graph, make_schedule(graph, [0, 1], [0, 1]))
+    link = Link(1, 0, builder.inputs[0], graph.operators[1].writes[0])
+    side_by_side = hand_made(edges=(), spans=(StorageSpan(1, Span(4096, 512)),))
+    assert audit_graph(graph, plan, side_by_side).sound
+    (problem,) = audit_graph(graph, plan, replace(side_by_side, overwritten=(link,))).problems
+    assert problem.startswith("memory is overwritten too early: op1 ")
+    assert "op0 may still read" in problem
+    assert audit_graph(graph, plan, replace(side_by_side, overwritten=(link,), edges=((0, 1),))).sound
 
 
 def test_node_counts_are_those_of_one_stream() -> None:

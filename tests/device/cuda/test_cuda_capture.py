@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from autosched.core.errors import DeviceError, UsageError
 from autosched.core.graph import OpGraph
@@ -509,7 +510,7 @@ def test_two_threads_never_capture_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(cuda_load, "prepare_runner", prepare)
     monkeypatch.setattr(cuda_load, "_capturer", lambda device: None)
-    bound: Any = types.SimpleNamespace(device=None, program=types.SimpleNamespace(graph=None))
+    bound: Any = types.SimpleNamespace(device=torch.device("cpu"), program=types.SimpleNamespace(graph=None), in_place=())
     plan: Any = None
     threads = [threading.Thread(target=cuda_load.cuda_runner, args=(bound, plan, ())) for _ in range(2)]
     for thread in threads:

@@ -1,0 +1,102 @@
+"""A plan that overwrites some of its inputs, on a GPU: recorded where those inputs lie, so that nothing is copied in and nothing back.
+
+A recorded graph holds addresses. Where a model's buffers, or a caller's cache, are at the same place in one call and the next, the plan
+is recorded once more on that very memory. Anywhere else it runs on buffers of its own: what is overwritten is copied in, and written back
+when the run has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from autosched.core.errors import DeviceError
+from autosched.runtime.graph_runner import GraphRunner
+from autosched.runtime.kernels import Begun
+
+_log = logging.getLogger(__name__)
+
+# Graphs kept at a time. Their memory is their own, and a server has few caches in use.
+_KEPT = 4
+# Recording takes longer than many copies: whoever brings other memory at each turn is better served by those.
+_MOST_RECORDED = 16
+
+Record = Callable[[Sequence[torch.Tensor], Collection[int]], GraphRunner]
+"""Records the plan on copies of the inputs, but for those, by place, that are to be overwritten where they lie."""
+
+
+class InPlaceRunner:
+    """Called as a :class:`GraphRunner`; by one thread at a time.
+
+    Args:
+        record: records the plan.
+        example: as every call's inputs.
+        targets: places of the inputs that are overwritten.
+        begun: told whether a call has begun to overwrite memory of its caller's.
+        anywhere: whether the plan may be recorded on a caller's memory at all.
+
+    Raises:
+        DeviceError: if it cannot be recorded.
+    """
+
+    def __init__(
+        self, record: Record, example: Sequence[torch.Tensor], targets: Sequence[int], begun: Begun, *, anywhere: bool = True
+    ) -> None:
+        self._record = record
+        self._targets = tuple(targets)
+        self._begun = begun
+        self._left = _MOST_RECORDED if anywhere else 0
+        self._on_copies = record(example, ())
+        self._at: OrderedDict[tuple[int, ...], GraphRunner] = OrderedDict()
+        self._last: tuple[int, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """As of a ``GraphRunner``."""
+        return self._on_copies.peak_bytes
+
+    @property
+    def recorded(self) -> int:
+        """On how many callers' memory it is recorded now."""
+        return len(self._at)
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run it; what was overwritten is the tensor that was given, or one to be copied there before the next call."""
+        places = tuple(inputs[target].data_ptr() for target in self._targets)
+        runner = self._at.get(places)
+        # What came once may never come again.
+        if runner is None and places == self._last and self._left:
+            runner = self._recorded_at(places, inputs)
+        self._last = places
+        if runner is None:
+            return self.on_copies(inputs)
+        self._at.move_to_end(places)
+        self._begun.yes = True
+        return runner(inputs)
+
+    def on_copies(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run it and change nothing of the caller's."""
+        self._begun.yes = False
+        return self._on_copies(inputs)
+
+    def close(self) -> None:
+        """As of a ``GraphRunner``."""
+        for runner in (self._on_copies, *self._at.values()):
+            runner.close()
+        self._at.clear()
+
+    def _recorded_at(self, places: tuple[int, ...], inputs: Sequence[torch.Tensor]) -> GraphRunner | None:
+        self._left -= 1
+        try:
+            made = self._record(inputs, self._targets)
+        except DeviceError as error:
+            _log.warning("what is changed is copied at each call: %s", error)
+            self._left = 0
+            return None
+        self._at[places] = made
+        if len(self._at) > _KEPT:
+            self._at.popitem(last=False)[1].close()
+        return made

@@ -1,0 +1,179 @@
+"""Which write-backs a program alone allows to be done in place, and which it forbids."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from autosched.core.graph import OpGraph
+from autosched.core.in_place import Chain, Manner, chains_in, chains_of, in_graph_order, manner_of, outputs_overwritten
+from autosched.core.program import Call, Many, Program, Ref, WriteBack
+from tests.conformance.graphs import Recorder
+from tests.conformance.stateful_programs import random_stateful_program
+
+
+class Cache:
+    """A program in the making: a cache ``[4, 6]`` that is changed, an input, and an index."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self.cache = self.recorder.input(torch.zeros(4, 6))
+        self.x = self.recorder.input(torch.ones(1, 6))
+        self.place = self.recorder.constant("place", torch.tensor([2]))
+
+    def placed(self, state: Ref) -> Ref:
+        made: Ref = self.recorder.run("aten::index_copy.default", state, 0, self.place, self.x)
+        return made
+
+    def chains(self, final: Ref, *outputs: Ref) -> tuple[Chain, ...]:
+        return chains_of(self.program(final, *outputs))
+
+    def program(self, final: Ref, *outputs: Ref) -> Program:
+        program = self.recorder.build([final, *outputs])
+        return dataclasses.replace(program, writes=(WriteBack(self.cache.value, final.value),))
+
+
+def test_a_cache_that_is_filled_at_one_place_is_a_chain_of_one_call() -> None:
+    cache = Cache()
+    final = cache.placed(cache.cache)
+    answer = cache.recorder.run("aten::sum.default", final)
+    (chain,) = cache.chains(final, answer)
+    assert [(link.operator, link.call, link.before, link.after) for link in chain.links] == [(0, 0, cache.cache.value, final.value)]
+    assert chain.repeatable
+
+
+def test_two_writes_to_one_buffer_are_one_chain() -> None:
+    cache = Cache()
+    between = cache.placed(cache.cache)
+    final = cache.recorder.run("aten::mul.Tensor", between, 2.0)
+    (chain,) = cache.chains(final)
+    assert [link.before for link in chain.links] == [cache.cache.value, between.value]
+    # A second run would find what the first one has doubled.
+    assert not chain.repeatable
+
+
+def test_what_reads_the_old_contents_forbids_nothing_but_a_second_run() -> None:
+    cache = Cache()
+    old = cache.recorder.run("aten::sum.default", cache.cache)
+    final = cache.placed(cache.cache)
+    (chain,) = cache.chains(final, old)
+    assert not chain.repeatable
+    assert in_graph_order(cache.program(final, old).graph, chain)
+
+
+def test_a_reader_behind_the_write_in_the_graphs_order_is_for_a_plan_to_judge() -> None:
+    cache = Cache()
+    final = cache.placed(cache.cache)
+    old = cache.recorder.run("aten::sum.default", cache.cache)
+    (chain,) = cache.chains(final, old)
+    assert not in_graph_order(cache.program(final, old).graph, chain)
+
+
+def test_the_form_of_what_was_there_may_be_read_before_a_second_run() -> None:
+    cache = Cache()
+    part = cache.recorder.run("aten::slice.Tensor", cache.cache, 0, 1, 2)
+    filled = cache.recorder.run("aten::copy.default", part, cache.x)
+    final = cache.recorder.run("aten::slice_scatter.default", cache.cache, filled, 0, 1, 2)
+    (chain,) = cache.chains(final)
+    assert chain.repeatable
+
+
+def forbidden() -> dict[str, tuple[Cache, Ref, tuple[Ref, ...]]]:
+    found: dict[str, tuple[Cache, Ref, tuple[Ref, ...]]] = {}
+    cache = Cache()
+    found["the old contents leave the model"] = (cache, cache.placed(cache.cache), (cache.cache,))
+    cache = Cache()
+    view = cache.recorder.run("aten::slice.Tensor", cache.cache, 0, 0, 2)
+    found["a view of the old contents leaves the model"] = (cache, cache.placed(cache.cache), (view,))
+    cache = Cache()
+    between = cache.placed(cache.cache)
+    found["what was between leaves the model"] = (cache, cache.recorder.run("aten::mul.Tensor", between, 2.0), (between,))
+    cache = Cache()
+    found["it is made of something else"] = (cache, cache.recorder.run("aten::mm.default", cache.recorder.run(
+        "aten::mm.default", cache.cache, cache.recorder.run("aten::t.default", cache.cache)), cache.cache), ())  # fmt: skip
+    cache = Cache()
+    found["it reads what it would overwrite"] = (cache, cache.recorder.run("aten::add.Tensor", cache.cache, cache.cache), ())
+    cache = Cache()
+    rows = cache.recorder.run("aten::slice.Tensor", cache.cache, 0, 0, 1)
+    found["it reads a view of what it would overwrite"] = (
+        cache, cache.recorder.run("aten::index_copy.default", cache.cache, 0, cache.place, rows), (),
+    )  # fmt: skip
+    cache = Cache()
+    turned = cache.recorder.run("aten::t.default", cache.recorder.run("aten::mul.Tensor", cache.cache, 2.0))
+    found["it is a view of what was made"] = (
+        cache, cache.recorder.run("aten::t.default", turned), (),
+    )  # fmt: skip
+    cache = Cache()
+    strided = cache.recorder.run("aten::as_strided.default", cache.x, Many((6,)), Many((1,)), 0)
+    found["something addresses memory from its start"] = (cache, cache.placed(cache.cache), (strided,))
+    return found
+
+
+@pytest.mark.parametrize("why", forbidden())
+def test_it_is_not_done_in_place_where(why: str) -> None:
+    cache, final, outputs = forbidden()[why]
+    assert cache.chains(final, *outputs) == ()
+
+
+def test_a_value_that_two_targets_are_given_is_copied_to_both() -> None:
+    cache = Cache()
+    other = cache.recorder.input(torch.zeros(4, 6))
+    final = cache.placed(cache.cache)
+    program = cache.program(final)
+    writes = (*program.writes, WriteBack(other.value, final.value))
+    assert chains_in(program.graph, program.writes)
+    assert chains_in(program.graph, writes) == ()
+
+
+def test_a_later_call_of_the_same_operator_that_reads_the_old_contents_forbids_it() -> None:
+    recorder = Recorder()
+    cache = recorder.input(torch.zeros(4, 6))
+    doubled = recorder.run("aten::mul.Scalar", cache, 2.0)
+    summed = recorder.run("aten::add.Tensor", doubled, cache)
+    program = dataclasses.replace(recorder.build([doubled, summed]), writes=(WriteBack(cache.value, doubled.value),))
+    first, second = program.graph.operators
+    merged = dataclasses.replace(first, calls=first.calls + second.calls, writes=(doubled.value, summed.value))
+    graph: OpGraph = dataclasses.replace(program.graph, operators=(merged,))
+    graph.validate()
+    assert chains_of(program) != ()
+    assert chains_in(graph, program.writes) == ()
+
+
+def test_code_that_a_compiler_wrote_for_the_whole_graph_is_left_alone() -> None:
+    cache = Cache()
+    program = cache.program(cache.placed(cache.cache))
+    assert chains_of(program) != ()
+    assert chains_of(dataclasses.replace(program, source="{}")) == ()
+
+
+@pytest.mark.parametrize(
+    ("call", "manner"),
+    [
+        (Call("aten::index_put.default", (Ref(0), Many((Ref(1),)), Ref(2)), (), (3,)), Manner.PLACES),
+        (Call("aten::index_put.default", (Ref(0), Many((Ref(1),)), Ref(2), True), (), (3,)), Manner.UPDATES),
+        (Call("aten::index_put.default", (Ref(0), Many((Ref(1),)), Ref(2)), (("accumulate", True),), (3,)), Manner.UPDATES),
+        (Call("aten::index_add.default", (Ref(0), 0, Ref(1), Ref(2)), (), (3,)), Manner.UPDATES),
+        (Call("aten::cat.default", (Many((Ref(0),)),), (), (3,)), None),
+    ],
+)
+def test_what_a_second_run_would_do_depends_on_the_arguments(call: Call, manner: Manner | None) -> None:
+    assert manner_of(call) is manner
+
+
+def test_outputs_that_are_an_inputs_memory_are_told_from_views_of_it() -> None:
+    cache = Cache()
+    final = cache.placed(cache.cache)
+    view = cache.recorder.run("aten::t.default", final)
+    program = cache.program(final, view)
+    assert outputs_overwritten(program.graph, chains_of(program)) == {0: 0}
+
+
+def test_random_programs_have_chains_of_every_kind() -> None:
+    programs = [random_stateful_program(random.Random(seed))[0] for seed in range(60)]
+    chains = [chain for program in programs for chain in chains_of(program)]
+    assert any(len(chain.links) > 2 for chain in chains)
+    assert any(chain.repeatable for chain in chains)
+    assert sum(len(program.writes) for program in programs) > len(chains)
