@@ -88,6 +88,7 @@ class Prepared:
         self.late_watch = late_watch
         self.max_abs_error = 0.0
         self._bind = bind
+        self._careful: Runner | None = None
         self._take(bind(True))
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | str:
@@ -196,6 +197,6 @@ class Prepared:
     def _take(self, bound: Bound) -> None:
         self.runner, self.watch, self.workspace_bytes, self.writes = bound.runner, bound.watch, bound.workspace_bytes, bound.writes
         self.overwriting = bound.overwriting
-        self._careful: Runner | None = None
+        self._careful = None
         if bound.max_abs_error is not None:
             self.max_abs_error = bound.max_abs_error
