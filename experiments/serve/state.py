@@ -2,7 +2,7 @@
 
     python experiments/serve/state.py
 
-writes ``experiments/results/cpu/state.json``. A transformer with random weights takes one token and attends to a cache of fixed length that
+writes ``results/<device>/state.json``. A transformer with random weights takes one token and attends to a cache of fixed length that
 its layers keep as buffers. Timed in rounds, in random order within each, in one process: the model as it comes, ``torch.compile`` with its
 defaults, and schedules of the operators one after another (nothing was searched), each with the cache copied back (``in_place=False``, all
 there was before) and in place. Everybody has a copy of the model. Answers and caches after the same steps are compared first.
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.serve.common import RESULTS, bundle_of, interval, record  # noqa: E402
+from experiments.serve.common import bundle_of, interval, record, results_of  # noqa: E402
 
 _BLOCK_US = 60_000.0  # a timed block is at least this long: its first call finds the caches as another contestant left them
 _STEPS = 6  # of the comparison, each at its own position
@@ -221,7 +221,7 @@ def main() -> None:
         sizes, lowerings, rounds = [Size(2, 2, 64, 256)], ["rewritten"], 2
     cases = [measure(size, lowerings, rounds) for size in sizes]
     if arguments.out is not None or not arguments.smoke:
-        record(arguments.out or RESULTS / "state.json", {"threads": torch.get_num_threads(), "cases": cases})
+        record(arguments.out or results_of("cpu") / "state.json", {"threads": torch.get_num_threads(), "cases": cases})
 
 
 if __name__ == "__main__":
