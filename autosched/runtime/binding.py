@@ -18,7 +18,7 @@ from autosched.runtime.bundle_format import Bundle, printable
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import full_float32, rounded_as
 from autosched.runtime.host_key import compiler_key, cpu_device_key, usable_cores
-from autosched.runtime.in_place import granted, homes_of, in_place
+from autosched.runtime.in_place import first_of_lanes, granted, homes_of, in_place
 from autosched.runtime.kernels import Begun, BoundProgram, bind, gather_constants, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
@@ -132,7 +132,9 @@ class Binder:
         if asked is None or not self._overwrites:
             return bound
         chains = granted(bound.program, plan, [place for place, replaced in enumerate(asked.replaced) if replaced])
-        return in_place(bound, chains, Begun())
+        # On a GPU nobody knows how far a graph has come; whoever launches it says so.
+        marking = first_of_lanes(plan, chains) if self._device.type == "cpu" else ()
+        return in_place(bound, chains, Begun(), marking)
 
     def _overwriting(self, served: BoundProgram, plan: Plan, runner: Runner) -> Overwriting | None:
         if served.begun is None or served.otherwise is None:

@@ -74,12 +74,12 @@ class InPlaceRunner:
         if runner is None:
             return self.on_copies(inputs)
         self._at.move_to_end(places)
-        self._begun.yes = True
+        self._begun.set(True)
         return runner(inputs)
 
     def on_copies(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run it and change nothing of the caller's."""
-        self._begun.yes = False
+        self._begun.set(False)
         return self._on_copies(inputs)
 
     def close(self) -> None:

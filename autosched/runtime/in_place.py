@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from autosched.core.errors import UnsupportedGraph
-from autosched.core.in_place import Chain, chains_of, others_using
+from autosched.core.in_place import Chain, Link, chains_of, others_using
 from autosched.core.program import Call, Program, Ref
 from autosched.runtime.calls import Kernel, Slots, compile_call
+from autosched.runtime.instructions import Same, carrying, carrying_all
 from autosched.runtime.kernels import Begun, BoundProgram, compile_operator
 from autosched.runtime.plan import Plan
 
@@ -82,31 +83,50 @@ def in_place_form(call: Call) -> tuple[Call, ...] | None:
     return (Call(f"{name}_.{overload}", call.args, call.kwargs, call.outputs),)
 
 
+def first_of_lanes(plan: Plan, chains: Sequence[Chain]) -> frozenset[int]:
+    """Of each lane, the operator that is the first to overwrite something."""
+    links = {link.operator for chain in chains for link in chain.links}
+    first: dict[int, int] = {}
+    for step in plan.steps:
+        if step.operator in links:
+            first.setdefault(step.lane, step.operator)
+    return frozenset(first.values())
+
+
 def in_place(
     bound: BoundProgram,
     chains: Sequence[Chain],
     begun: Begun | None = None,
+    marking: Collection[int] = (),
     adapt: Callable[[BoundProgram], BoundProgram] = lambda made: made,
 ) -> BoundProgram:
     """``bound`` with ``chains`` done in place: a run then changes the inputs that they begin with.
 
     Args:
         chains: granted to the plan that it is run under.
-        begun: told when a run begins to change anything.
+        begun: kept with the program.
+        marking: operators that set it before they overwrite anything.
         adapt: what is done to every bound program; only of the operators that are made anew here.
     """
     if not chains:
         return bound
-    graph = bound.program.graph
-    forms: dict[int, dict[int, Kernel]] = {}
+    graph, constants = bound.program.graph, bound.constants
+    forms: dict[int, dict[int, Link]] = {}
     for chain in chains:
         for link in chain.links:
-            call = graph.operators[link.operator].calls[link.call]
-            forms.setdefault(link.operator, {})[link.call] = _kernel(call, bound.device)
+            forms.setdefault(link.operator, {})[link.call] = link
     kernels = list(bound.kernels)
-    for operator, replaced in forms.items():
-        kernels[operator] = _counted(compile_operator(graph.operators[operator], bound.program, bound.device, replaced), begun)
-    made = dataclasses.replace(bound, kernels=tuple(kernels), in_place=tuple(chains), begun=begun, otherwise=bound)
+    for index, links in forms.items():
+        calls = graph.operators[index].calls
+        instead = {place: _kernel(calls[place], bound.device) for place in links}
+        kernels[index] = compile_operator(graph.operators[index], bound.program, bound.device, instead)
+        if begun is not None and index in marking:
+            # Until the operator has made its value, that slot is free.
+            slot = links[min(links)].after
+            constants = [begun.flag if value == slot else item for value, item in enumerate(constants)]
+            mark = compile_call(Call("aten::fill_.Scalar", (Ref(slot), True), (), (-1,)), bound.device)
+            kernels[index] = _together([mark, kernels[index]])
+    made = dataclasses.replace(bound, kernels=tuple(kernels), constants=constants, in_place=tuple(chains), begun=begun, otherwise=bound)
     adapted = adapt(made).kernels
     chosen = tuple(adapted[index] if index in forms else kernel for index, kernel in enumerate(bound.kernels))
     return dataclasses.replace(made, kernels=chosen)
@@ -128,21 +148,16 @@ def _kernel(call: Call, device: torch.device) -> Kernel:
     if len(steps) == 1:
         return steps[0]
 
-    def run(slots: Slots) -> None:
-        for step in steps:
-            step(slots)
+    def whole(slots: Slots) -> None:
         # Until now it held the part.
         slots[after] = slots[before]
 
-    return run
+    return _together([*steps, carrying(whole, [Same(after, before)])])
 
 
-def _counted(kernel: Kernel, begun: Begun | None) -> Kernel:
-    if begun is None:
-        return kernel
-
+def _together(steps: Sequence[Kernel]) -> Kernel:
     def run(slots: Slots) -> None:
-        begun.yes = True
-        kernel(slots)
+        for step in steps:
+            step(slots)
 
-    return run
+    return carrying_all(run, steps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 from autosched.core.program import Call
@@ -110,3 +111,10 @@ def instructions_of(kernel: Kernel) -> tuple[Instruction, ...] | None:
     """What ``kernel`` does; ``None`` if that can only be found out by calling it."""
     owner, instructions = getattr(kernel, "instructions", (0, None))
     return instructions if owner == id(kernel) else None
+
+
+def carrying_all(kernel: Kernel, steps: Sequence[Kernel], *more: Instruction) -> Kernel:
+    """``kernel``, which runs ``steps`` in order and then does ``more``; with one step that only Python can take it is called as a whole."""
+    carried = [instructions_of(step) for step in steps]
+    known = [item for item in carried if item is not None]
+    return carrying(kernel, [*chain.from_iterable(known), *more]) if len(known) == len(carried) else kernel

@@ -20,17 +20,26 @@ from autosched.core.program import Call, ConstantSource, Program
 from autosched.core.schedule import sequential
 from autosched.core.variants import WHOLE
 from autosched.runtime.calls import Kernel, Slots, compile_call
-from autosched.runtime.instructions import CallOperator, Release, carrying
+from autosched.runtime.instructions import Release, carrying_all
 from autosched.runtime.plan import make_plan
 
 
 class Begun:
-    """Whether the last run has begun to change memory that outlives it."""
+    """Whether the last run has begun to change memory that outlives it: a flag that its operators set, since no lane may be in Python."""
 
-    __slots__ = ("yes",)
+    __slots__ = ("flag",)
 
     def __init__(self) -> None:
-        self.yes = False
+        self.flag = torch.zeros((), dtype=torch.bool)
+
+    @property
+    def yes(self) -> bool:
+        """Whether it has."""
+        return bool(self.flag)
+
+    def set(self, yes: bool) -> None:
+        """Before a run: not yet. By whoever runs it otherwise than operator by operator: it has."""
+        self.flag.fill_(yes)
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class BoundProgram:
         kernels: one callable for each operator; call under ``torch.inference_mode()``.
         constants: slots with every constant filled and everything else ``None``.
         in_place: write-backs that a run does in the memory of its inputs (``runtime.in_place``); the outputs are then that memory.
-        begun: whether the last run has begun to change any; whoever wants to know sets it to no before.
+        begun: whether the last run has begun to change any, if that is asked.
         otherwise: the same with nothing done in place.
     """
 
@@ -233,4 +242,4 @@ def compile_operator(
         for value in scratch:
             slots[value] = None
 
-    return carrying(run, [*map(CallOperator, operator.calls), Release(scratch)])
+    return carrying_all(run, calls, Release(scratch))

@@ -128,7 +128,7 @@ class Prepared:
         Raises:
             HalfWritten: if something was. The next call changes nothing before it has succeeded, so that it is seen who is to blame.
         """
-        overwriting.begun.yes = False
+        overwriting.begun.set(False)
         outcome = self._launch(inputs, self._careful)
         if not isinstance(outcome, Exception):
             self._careful = None

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor_instructions import region_instructions
 from autosched.runtime.inductor_settings import settings_digest
 from autosched.runtime.inductor_source import Unrecognised
-from autosched.runtime.instructions import Release, carrying, instructions_of
+from autosched.runtime.instructions import Release, carrying, carrying_all
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan
 from autosched.runtime.region_compile import Code, Entry, Refused, aligned, compile_piece, load_source, missing_compiler
@@ -335,7 +334,4 @@ def _joined(steps: list[Kernel], operator: Operator) -> Kernel:
         for value in scratch:
             slots[value] = None
 
-    carried = [instructions_of(step) for step in steps]
-    known = [item for item in carried if item is not None]
-    # A kernel with one step that only Python can take is called as a whole.
-    return carrying(run, [*chain.from_iterable(known), Release(scratch)]) if len(known) == len(carried) else run
+    return carrying_all(run, steps, Release(scratch))

@@ -18,7 +18,7 @@ from autosched.core.in_place import Chain
 from autosched.core.program import Program
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.in_place import in_place
-from autosched.runtime.kernels import Begun, BoundProgram, bind
+from autosched.runtime.kernels import BoundProgram, bind
 from autosched.runtime.plan import Plan
 from autosched.runtime.region_compile import Refused
 from autosched.runtime.regions import RegionLibrary
@@ -108,9 +108,9 @@ class WidePrograms:
             kernels = tuple(self.at(width_of.get(index, most_common)).kernels[index] for index in range(len(kernels)))
         return self._with_variants(dataclasses.replace(bound, constants=constants, kernels=kernels), plan)
 
-    def in_place(self, bound: BoundProgram, chains: Sequence[Chain], begun: Begun | None = None) -> BoundProgram:
+    def in_place(self, bound: BoundProgram, chains: Sequence[Chain]) -> BoundProgram:
         """As ``in_place.in_place``, of a program that this has bound."""
-        return in_place(bound, chains, begun, self._adapt)
+        return in_place(bound, chains, adapt=self._adapt)
 
     def kernel(self, operator: int, width: int, variant: int = 0) -> Kernel:
         """One operator at a width in a variant; its calls where that variant cannot be had."""

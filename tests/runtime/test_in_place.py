@@ -18,10 +18,11 @@ from autosched.core.in_place import chains_of
 from autosched.core.program import Call, Many, Program, Ref, WriteBack
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.core.variants import Lowering
-from autosched.runtime.in_place import finished_before, granted, homes_of, in_place, in_place_form
+from autosched.runtime.in_place import finished_before, first_of_lanes, granted, homes_of, in_place, in_place_form
 from autosched.runtime.kernels import Begun, bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.load import load
+from autosched.runtime.native_build import Engine
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.workspace import peak_live_bytes
@@ -194,9 +195,12 @@ def test_lanes_that_run_at_the_same_time_write_in_place() -> None:
         plan = make_plan(program.graph, random_placement(rng, program.graph, 2))
         chains = granted(program, plan)
         granted_at_all += len(chains)
-        executor = LaneExecutor(in_place(bound, chains), plan)
-        for _ in range(3):
-            assert same(executor.run(clones(inputs)), expected)
+        for engine in Engine:
+            executor = LaneExecutor(in_place(bound, chains), plan, engine=engine)
+            # No operator in place is one that only Python could run.
+            assert executor.engine is LaneExecutor(bound, plan, engine=engine).engine
+            for _ in range(3):
+                assert same(executor.run(clones(inputs)), expected)
     assert granted_at_all >= 5
 
 
@@ -252,8 +256,9 @@ def test_memory_of_inputs_is_no_workspace() -> None:
 
 def test_it_is_told_when_a_run_begins_to_change_memory() -> None:
     program, graph = reader_and_writer()
-    begun = Begun()
-    bound = in_place(bind(program, {}), granted(program, plan_of(graph, [0, 0])), begun)
+    begun, plan = Begun(), plan_of(graph, [0, 0])
+    chains = granted(program, plan)
+    bound = in_place(bind(program, {}), chains, begun, first_of_lanes(plan, chains))
     slots = bound.new_slots(clones(random_inputs(program, 0)))
     bound.kernels[0](slots)
     assert not begun.yes
