@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 
@@ -142,6 +143,8 @@ class Writer:
             case Release(slots):
                 self.code.append(_RELEASE)
                 self._slots(slots)
+            case _:
+                assert_never(item)
 
     def _call(self, call: Call) -> None:
         name, _, overload = call.target.rpartition(".")
