@@ -190,6 +190,11 @@ def test_strides_of_a_tensor_without_elements_are_not_looked_at() -> None:
     assert executor.run(_inputs())[0].numel() == 0
 
 
+def test_what_is_loaded_for_lanes_is_not_taken_for_a_library_of_the_users() -> None:
+    assert native_library() is not None
+    assert not [path for path in torch.ops.loaded_libraries if "lanes-" in path]
+
+
 def test_what_cannot_be_said_natively_runs_in_python() -> None:
     bound = bind(*branches_program())
     wrapped = dataclasses.replace(bound, kernels=(*bound.kernels[:-1], lambda slots: bound.kernels[-1](slots)))  # noqa: PLW0108
