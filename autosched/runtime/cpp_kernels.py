@@ -37,10 +37,10 @@ _patching = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The function of a kernel: ``void kernel(T*...)`` at ``address``, for as long as ``library`` is held."""
+    """The function of a kernel: ``void kernel(T*...)`` at ``address``, for as long as ``loaded`` is held."""
 
     address: int
-    library: object
+    loaded: object
 
 
 @contextlib.contextmanager

@@ -256,7 +256,7 @@ class _Body:
         if isinstance(entry, str):
             raise Unrecognised(f"{name} {entry}")
         tensors = tuple(self._slot(argument) for argument in call.args)
-        self._made.append(RunKernel(name, entry.address, tensors, entry.library))
+        self._made.append(RunKernel(name, entry.address, tensors, entry.loaded))
 
     def _operator(self, call: ast.Call) -> tuple[str, tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
         called = dotted(call.func)

@@ -63,13 +63,13 @@ class RunKernel:
         name: for messages.
         address: of ``void name(T*...)``, every parameter a pointer.
         tensors: slots, in the order of its parameters.
-        library: keeps the code loaded.
+        loaded: keeps the code where it is.
     """
 
     name: str
     address: int
     tensors: tuple[int, ...]
-    library: object
+    loaded: object
 
 
 @dataclass(frozen=True, slots=True)

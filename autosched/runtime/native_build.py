@@ -75,7 +75,7 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.library: Library | None = None
+        self.operators: Library | None = None
         self.looked_for: Path | None = None
         self.refused = ""
 
@@ -94,11 +94,11 @@ def native_library() -> Library | None:
         return None
     with _state.lock:
         folder = native_dir()
-        if _state.library is None and not _state.refused and _state.looked_for != folder:
+        if _state.operators is None and not _state.refused and _state.looked_for != folder:
             _state.looked_for = folder
             if (found := _find(folder)) is not None:
                 _load(found)
-        return _state.library
+        return _state.operators
 
 
 def engine_here() -> Engine:
@@ -125,7 +125,7 @@ def build_native(limit_s: float = BUILD_LIMIT_S) -> Built:
 def do_without(reason: str) -> None:
     """From now on lanes are threads of Python in this process."""
     with _state.lock:
-        _state.library, _state.refused = None, reason
+        _state.operators, _state.refused = None, reason
 
 
 def obstacle() -> str:
@@ -153,7 +153,7 @@ def _load(path: Path) -> None:
         _state.refused = f"what was built cannot be loaded ({str(error).splitlines()[0]})"
         return
     # The operator itself, where it can be had: what lies around it takes a microsecond.
-    _state.library = Library(*(getattr(function, "_op", function) for function in found))
+    _state.operators = Library(*(getattr(function, "_op", function) for function in found))
 
 
 def _made(folder: Path, limit_s: float) -> Path | str:
