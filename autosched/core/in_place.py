@@ -9,11 +9,11 @@ instead, so that nothing is made and nothing is copied back. Whether every reade
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosched.core.graph import OpGraph, ValueRole
-from autosched.core.program import Call, Many, Program, Ref, WriteBack
+from autosched.core.program import Call, Program, Ref, WriteBack
 
 
 class Manner(enum.StrEnum):
@@ -189,7 +189,7 @@ def _changed(graph: OpGraph, operator: int) -> set[int]:
 def _alone_in_its_operator(graph: OpGraph, link: Link, storages: set[int]) -> bool:
     """Whether its call reads nothing of the chain but what it overwrites, and no later call of its operator reads what was there."""
     values, calls = graph.values, graph.operators[link.operator].calls
-    others = list(_tensors(calls[link.call]))
+    others = list(calls[link.call].tensors())
     others.remove(link.before)
     if any(values[value].storage in storages for value in others):
         return False
@@ -211,21 +211,9 @@ def _repeatable(graph: OpGraph, links: Sequence[Link], old: set[int]) -> bool:
 
 def _reads_contents(graph: OpGraph, call: Call, storages: set[int]) -> bool:
     values = graph.values
-    read = [value for value in _tensors(call) if values[value].storage in storages]
+    read = [value for value in call.tensors() if values[value].storage in storages]
     made = [value for value in call.outputs if value >= 0]
     if call.target in _FILLS and read and call.args[0] == Ref(read[0]):
         # Of its first argument it wants the form alone.
         read = read[1:]
     return bool(read) and not (made and all(values[value].storage in storages for value in made))
-
-
-def _tensors(call: Call) -> Iterator[int]:
-    """Every tensor argument, as often as it is given."""
-    for argument in (*call.args, *(argument for _, argument in call.kwargs)):
-        pending = [argument]
-        while pending:
-            item = pending.pop()
-            if isinstance(item, Ref):
-                yield item.value
-            elif isinstance(item, Many):
-                pending += item.items

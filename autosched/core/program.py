@@ -8,6 +8,7 @@ Nothing here imports torch; ``runtime.kernels`` turns these values into callable
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -63,20 +64,20 @@ class Call:
 
     def reads(self) -> tuple[int, ...]:
         """Value indices of every tensor argument, in order, without repetition."""
-        found: dict[int, None] = {}
-        for argument in self.args:
-            _collect(argument, found)
-        for _, argument in self.kwargs:
-            _collect(argument, found)
-        return tuple(found)
+        return tuple(dict.fromkeys(self.tensors()))
+
+    def tensors(self) -> Iterator[int]:
+        """Value index of every tensor argument, in order, as often as it is given."""
+        for argument in (*self.args, *(argument for _, argument in self.kwargs)):
+            yield from _refs(argument)
 
 
-def _collect(argument: Argument, into: dict[int, None]) -> None:
+def _refs(argument: Argument) -> Iterator[int]:
     if isinstance(argument, Ref):
-        into[argument.value] = None
+        yield argument.value
     elif isinstance(argument, Many):
         for item in argument.items:
-            _collect(item, into)
+            yield from _refs(item)
 
 
 class ConstantSource(enum.StrEnum):

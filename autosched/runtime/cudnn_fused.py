@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +95,7 @@ def fusions_of(operator: Operator, graph: OpGraph) -> tuple[Fusion, ...]:
     if operator.mutates or len(operator.calls) < 2:
         return ()
     # A result that someone else reads, in the operator or outside, has to be written.
-    uses = Counter(value for call in operator.calls for value in _references(call))
+    uses = Counter(value for call in operator.calls for value in call.tensors())
     uses.update(operator.writes)
     reader = {value: call for call in operator.calls for value in call.reads()}
     found: list[Fusion] = []
@@ -254,17 +254,6 @@ def _pair(argument: Argument) -> tuple[int, int] | None:
     if len(sizes) != len(items) or len(sizes) not in (1, 2):
         return None
     return sizes[0], sizes[-1]
-
-
-def _references(call: Call) -> Iterator[int]:
-    """Values that a call reads, as often as it reads them."""
-    pending = [*call.args, *(argument for _, argument in call.kwargs)]
-    while pending:
-        argument = pending.pop()
-        if isinstance(argument, Ref):
-            yield argument.value
-        elif isinstance(argument, Many):
-            pending += argument.items
 
 
 def _step(fusion: Fusion, graph: OpGraph) -> Kernel:

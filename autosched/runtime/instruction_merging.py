@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from autosched.core.program import Argument, Call, Many, Ref
-from autosched.runtime.instructions import Allocate, CallOperator, Expect, Instruction, Release, RunKernel, Same, Window
+from autosched.runtime.instructions import Allocate, CallOperator, Expect, Instruction, Release, RunKernel, Same, Window, slots_of
 
 
 def merged(made: Sequence[Instruction]) -> tuple[Instruction, ...]:
@@ -16,7 +16,7 @@ def merged(made: Sequence[Instruction]) -> tuple[Instruction, ...]:
     >>> merged([Allocate(-2, (4,), (1,), "float32"), Same(7, -2), Release((-2,))])
     (Allocate(slot=7, size=(4,), stride=(1,), dtype='float32'),)
     """
-    touched = Counter(slot for item in made for slot in _touched(item))
+    touched = Counter(slot for item in made for slot in slots_of(item))
     copies = [item for item in made if isinstance(item, Same)]
     copied = Counter(item.of for item in copies)
     # The one copy of a scratch slot, into a slot that nothing else here touches: the scratch slot may as well be that slot.
@@ -32,20 +32,6 @@ def merged(made: Sequence[Instruction]) -> tuple[Instruction, ...]:
         elif not (isinstance(item, Same) and item.of in moves):
             shorter.append(_moved(item, moves) if moves else item)
     return tuple(shorter)
-
-
-def _touched(item: Instruction) -> Iterator[int]:
-    match item:
-        case CallOperator(call=call):
-            yield from call.reads()
-            yield from call.outputs
-        case Allocate(slot=slot) | Expect(slot=slot):
-            yield slot
-        case Window(slot=slot, of=of) | Same(slot=slot, of=of):
-            yield slot
-            yield of
-        case RunKernel(tensors=slots) | Release(slots=slots):
-            yield from slots
 
 
 def _moved(item: Instruction, moves: Mapping[int, int]) -> Instruction:

@@ -16,7 +16,7 @@ from autosched.core.program import Call
 if TYPE_CHECKING:
     from autosched.runtime.calls import Kernel  # which attaches them
 
-_FIRST_SCRATCH = -2  # -1 in ``Call.outputs`` is a result that nobody uses
+FIRST_SCRATCH = -2  # -1 in ``Call.outputs`` is a result that nobody uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,22 @@ class Release:
 Instruction: TypeAlias = CallOperator | Allocate | Window | Same | RunKernel | Expect | Release
 
 
+def slots_of(item: Instruction) -> tuple[int, ...]:
+    """Every slot that ``item`` names, -1 among the results of a call included."""
+    match item:
+        case CallOperator(call):
+            return (*call.reads(), *call.outputs)
+        case Allocate(slot, _, _, _) | Expect(slot, _, _):
+            return (slot,)
+        case Window(slot, of, _, _, _) | Same(slot, of):
+            return (slot, of)
+        case RunKernel(_, _, slots, _) | Release(slots):
+            return slots
+
+
 def scratch(number: int) -> int:
     """The slot of an operator's own ``number``-th tensor, from 0; nobody else sees it."""
-    return _FIRST_SCRATCH - number
+    return FIRST_SCRATCH - number
 
 
 def carrying(kernel: Kernel, instructions: Sequence[Instruction]) -> Kernel:

@@ -9,13 +9,24 @@ from typing import assert_never
 import torch
 
 from autosched.core.program import Argument, Call, Many, NonFinite, Ref, TorchLiteral
-from autosched.runtime.instructions import Allocate, CallOperator, Expect, Instruction, Release, RunKernel, Same, Window
+from autosched.runtime.instructions import (
+    FIRST_SCRATCH,
+    Allocate,
+    CallOperator,
+    Expect,
+    Instruction,
+    Release,
+    RunKernel,
+    Same,
+    Window,
+    scratch,
+    slots_of,
+)
 
 # The numbers of lanes.cpp.
 _CALL, _ALLOCATE, _WINDOW, _SAME, _RUN, _RELEASE, _EXPECT = range(7)
 _NONE, _BOOL, _INT, _FLOAT, _STRING, _SLOT, _LIST, _DTYPE, _MEMORY_FORMAT, _LAYOUT, _DEVICE = range(11)
 _OF_TORCH = {"memory_format": _MEMORY_FORMAT, "layout": _LAYOUT}
-_FIRST_SCRATCH = -2
 
 
 class NotNative(Exception):
@@ -81,21 +92,21 @@ class Writer:
         self._dtype_places: dict[str, int] = {}
         self._base = 0
         values = len(native.constants)
-        scratch = max((_scratch_slots(step.instructions) for lane in native.lanes for step in lane), default=0)
+        each = max((_scratch_slots(step.instructions) for lane in native.lanes for step in lane), default=0)
         filled = [place for place, tensor in enumerate(native.constants) if tensor is not None]
         for place in filled:
             constant = native.constants[place]
             if not isinstance(constant, torch.Tensor):
                 raise NotNative(f"a constant is a {type(constant).__name__}, not a tensor")
             self.constants.append(constant)
-        self.code += [values + scratch * len(native.lanes), native.flags, round(native.spin_us * 1000.0)]
+        self.code += [values + each * len(native.lanes), native.flags, round(native.spin_us * 1000.0)]
         self._many(native.inputs)
         self._many(native.outputs)
         self._many(filled)
         self.code.append(len(native.lanes))
         for lane, steps in enumerate(native.lanes):
             # Each lane has its own scratch: operators of two lanes run at the same time.
-            self._scratch_base = values + scratch * lane
+            self._scratch_base = values + each * lane
             self.code.append(len(steps))
             for step in steps:
                 self._step(step)
@@ -107,7 +118,7 @@ class Writer:
         self._slots(step.frees)
         used = _scratch_slots(step.instructions)
         # An operator's own tensors end with it, whether or not it says so.
-        ending = (Release(tuple(_FIRST_SCRATCH - number for number in range(used))),) if used else ()
+        ending = (Release(tuple(scratch(number) for number in range(used))),) if used else ()
         self.code.append(len(step.instructions) + len(ending))
         for item in (*step.instructions, *ending):
             self._instruction(item)
@@ -197,8 +208,8 @@ class Writer:
         self._many([self._place(slot) for slot in slots])
 
     def _place(self, slot: int) -> int:
-        if slot <= _FIRST_SCRATCH:
-            return self._scratch_base + _FIRST_SCRATCH - slot
+        if slot <= FIRST_SCRATCH:
+            return self._scratch_base + FIRST_SCRATCH - slot
         return slot if slot < 0 else self._base + slot
 
     def _text(self, text: str) -> int:
@@ -217,22 +228,7 @@ class Writer:
 
 def _scratch_slots(instructions: Sequence[Instruction]) -> int:
     """How many slots of its own an operator uses."""
-    return max((_FIRST_SCRATCH + 1 - slot for item in instructions for slot in _touched(item)), default=0)
-
-
-def _touched(item: Instruction) -> tuple[int, ...]:
-    match item:
-        case CallOperator(call):
-            return tuple(slot for slot in (*call.outputs, *call.reads()) if slot <= _FIRST_SCRATCH)
-        case Allocate(slot, _, _, _) | Expect(slot, _, _):
-            found: tuple[int, ...] = (slot,)
-        case Window(slot, of, _, _, _) | Same(slot, of):
-            found = (slot, of)
-        case RunKernel(_, _, tensors, _):
-            found = tensors
-        case Release(slots):
-            found = slots
-    return tuple(slot for slot in found if slot <= _FIRST_SCRATCH)
+    return max((FIRST_SCRATCH + 1 - slot for item in instructions for slot in slots_of(item) if slot <= FIRST_SCRATCH), default=0)
 
 
 def _signed(address: int) -> int:
