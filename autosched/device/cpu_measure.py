@@ -49,12 +49,13 @@ MOST_RUNS = 50
 
 @dataclass(frozen=True, slots=True)
 class LaneCosts:
-    """What lies between operators, in microseconds, as in ``Limits``."""
+    """What lies between operators, in microseconds, and whether lanes are one team, as in ``Limits``."""
 
     launch_gap_us: float
     cross_lane_us: float
     fixed_us: float
     concurrent_gap_us: float = 0.0
+    one_team: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,7 @@ class CpuMeasurer:
             # Threads that launch at the same time wait for the interpreter's lock and are woken later: the mean, because it is the tail
             # that costs.
             concurrent_gap_us=max(0.0, float(np.median([two - one for one, two in gaps_us[_WARM_UPS:]]))),
+            one_team=crossing.one_team,
         )
 
     def schedules(

@@ -132,6 +132,7 @@ class CpuSession:
             fixed_us=costs.fixed_us,
             concurrent_gap_us=costs.concurrent_gap_us,
             native_lanes=costs.native_lanes,
+            one_team=costs.one_team,
         )
 
     def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:

@@ -66,7 +66,12 @@ class _Service:
             case LimitsRequest():
                 costs = measurer.costs()
                 yield LimitsAnswer(
-                    costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us, measurer.engine is Engine.NATIVE
+                    costs.launch_gap_us,
+                    costs.cross_lane_us,
+                    costs.fixed_us,
+                    costs.concurrent_gap_us,
+                    native_lanes=measurer.engine is Engine.NATIVE,
+                    one_team=costs.one_team,
                 )
             case SoloRequest():
                 columns = columns_of(request)

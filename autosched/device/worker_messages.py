@@ -184,6 +184,7 @@ class LimitsAnswer(_Message, frozen=True):
     fixed_us: float
     concurrent_gap_us: float = 0.0
     native_lanes: bool = False
+    one_team: bool = False
 
 
 class SoloAnswer(_Message, frozen=True):

@@ -116,7 +116,8 @@ class StoreRecording:
             return Limits(graph.width if is_cuda else self.scope.facts.units, widths, (0,), not is_cuda, 0.0, 0.0, 0.0)
         cost = {name: statistics.median(getattr(row, name) for row in rows) for name in ("launch_gap_us", "cross_lane_us", "fixed_us")}
         native = self.software.engine is Engine.NATIVE
-        return Limits(max(row.max_lanes for row in rows), widths, rows[0].priorities, rows[0].lanes_matter, **cost, native_lanes=native)
+        lanes = max(row.max_lanes for row in rows)
+        return Limits(lanes, widths, rows[0].priorities, rows[0].lanes_matter, **cost, native_lanes=native, one_team=native)
 
     def solo(self, signature: str, width: int) -> SoloRecord | None:
         """As ``Recording.solo``."""

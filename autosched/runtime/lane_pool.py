@@ -154,6 +154,11 @@ class LanePool:
                 # Its traceback holds this frame, and with it every tensor of the run.
                 del failure
 
+    @property
+    def turn(self) -> threading.Lock:
+        """Who runs lanes on threads that are not the pool's holds it meanwhile."""
+        return self._busy
+
     def close(self) -> None:
         """End the threads. The pool may be used again afterwards."""
         with self._busy:

@@ -1,7 +1,8 @@
 """The CPU executor: lanes are threads, an event is a flag, and every lane walks its own part of the plan.
 
-Without the interpreter, where that was built and every kernel of the plan says what it does (``native_lanes``). Else in Python: PyTorch
-releases the interpreter's lock inside operators, but every operator that ends takes it back, and waits for it where another lane has it.
+Without the interpreter, where that was built and every kernel of the plan says what it does (``native_lanes``): lanes are then the threads
+of one OpenMP team, as far as there are cores. Else in Python: PyTorch releases the interpreter's lock inside operators, but every operator
+that ends takes it back, and waits for it where another lane has it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lane_pool import SPINS_OWN_CORE, SPINS_SHARED_CORE, LanePool, LaneStopped, Signals
 from autosched.runtime.native_build import native_library
 from autosched.runtime.native_code import NotNative
-from autosched.runtime.native_lanes import NativePlan
+from autosched.runtime.native_lanes import NativePlan, team_comes, team_size
+from autosched.runtime.phases import phases_of
 from autosched.runtime.plan import Plan, Step
 from autosched.runtime.walk import walk
 
@@ -58,20 +60,26 @@ class LaneExecutor:
         self._kernels = bound.kernels
         self._operators = len(bound.kernels)
         lanes = [plan.of_lane(lane) for lane in range(plan.lanes)] if plan.lanes > 1 else [plan.steps]
-        # The caller's thread takes the lane with the wide operators: OpenMP gives every thread that runs one a team of its own, and two
-        # teams on the same cores stop spinning at their barriers for as long as the process lives, which slows both.
+        # Where lanes have threads of their own, the caller's takes the lane with the wide operators: OpenMP gives every thread that runs
+        # one a team of its own, and two teams on the same cores stop spinning at their barriers for as long as the process lives, which
+        # slows both.
         lanes.sort(key=lambda steps: -sum(step.width > 1 for step in steps))
         self._steps = tuple(lanes)
         self._pool = pool if pool is not None else LanePool()
         self._widest = max((step.width for step in plan.steps), default=1)
         own_core = plan.lanes <= usable_cores() and self._widest == 1
         self._spins = SPINS_OWN_CORE if own_core else SPINS_SHARED_CORE
-        self._native = _native_plan(bound, self._steps, own_core) if engine is Engine.NATIVE else None
+        self._native = _native_plan(bound, plan, self._steps, own_core) if engine is Engine.NATIVE else None
 
     @property
     def engine(self) -> Engine:
         """What runs the lanes."""
         return Engine.PYTHON if self._native is None else Engine.NATIVE
+
+    @property
+    def one_team(self) -> bool:
+        """Whether the lanes are the threads of one team, so that an operator of several threads runs alone."""
+        return self._native is not None and self._native.one_team
 
     @property
     def lanes(self) -> int:
@@ -195,11 +203,15 @@ def _lane(slots: Slots, kernels: tuple[Kernel, ...], signals: Signals | None, tr
     return _Lane(slots, kernels, signals) if trace is None else _TracedLane(slots, kernels, signals, trace)
 
 
-def _native_plan(bound: BoundProgram, lanes: Sequence[Sequence[Step]], own_core: bool) -> NativePlan | None:
+def _native_plan(bound: BoundProgram, plan: Plan, lanes: Sequence[Sequence[Step]], own_core: bool) -> NativePlan | None:
     if (library := native_library()) is None:
         return None
+    # Lanes that share a core wait for each other, and none may wait for a thread that has none.
+    as_team = 1 < len(lanes) <= usable_cores() and team_comes(library, team_size(lanes))
     try:
-        return NativePlan(library, bound, lanes, _SPIN_OWN_CORE_US if own_core else _SPIN_SHARED_CORE_US)
+        return NativePlan(
+            library, bound, lanes, _SPIN_OWN_CORE_US if own_core else _SPIN_SHARED_CORE_US, phases_of(plan.steps) if as_team else ()
+        )
     except NotNative as why:
         _log.info("a plan runs on lanes of Python: %s", why)
         return None

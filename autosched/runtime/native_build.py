@@ -1,4 +1,4 @@
-"""``native/lanes.cpp`` compiled for this PyTorch: found in the cache folder, else built there once, by one process; and loaded.
+"""``native/lanes.cpp`` and the files beside it compiled for this PyTorch: found in the cache folder, else built there once; and loaded.
 
 It uses PyTorch's C++ interface, which has no stable binary form, so it cannot travel in a wheel. Whatever goes wrong is a reason, not an
 error: lanes are Python threads then. What is in the folder is run as code, and trusted as the store of compiled regions trusts its files.
@@ -39,7 +39,7 @@ from autosched.runtime.region_store import private_file, private_folder
 _log = logging.getLogger(__name__)
 
 BUILD_LIMIT_S = 300.0
-_SOURCE = Path(__file__).parent / "native" / "lanes.cpp"
+_SOURCE = Path(__file__).parent / "native" / "lanes.cpp"  # which takes the rest of the folder in
 # Little of the time is spent in this file's own code, and much in reading PyTorch's headers: -O1 takes as long as none, -O2 longer.
 _COMPILE = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-pipe", "-c")
 _LINK = ("-shared", "-ltorch_cpu", "-lc10")
@@ -55,7 +55,9 @@ class Library:
     begin: Callable[..., Any]
     walk: Callable[..., Any]
     finish: Callable[..., Any]
-    run_alone: Callable[..., Any]
+    run_here: Callable[..., Any]
+    resume: Callable[..., Any]
+    team: Callable[..., Any]
     stop: Callable[..., Any]
     abandon: Callable[..., Any]
     delete_run: Callable[..., Any]
@@ -229,7 +231,8 @@ def _find(folder: Path) -> Path | None:
 @lru_cache(maxsize=1)
 def _key() -> str:
     """Digest of what is built and of the PyTorch it is built for. The compiler is not in it: where it was built it may since be gone."""
-    told = [_SOURCE.read_text(), *_COMPILE, *_LINK, str(torch.__version__), str(torch.version.git_version), str(_new_strings())]
+    sources = [path.read_text() for path in sorted(_SOURCE.parent.iterdir()) if path.suffix in (".cpp", ".h")]
+    told = [*sources, *_COMPILE, *_LINK, str(torch.__version__), str(torch.version.git_version), str(_new_strings())]
     return hashlib.sha256("\n".join([*told, sys.platform, platform.machine()]).encode()).hexdigest()[:24]
 
 

@@ -1,4 +1,4 @@
-"""What ``native/lanes.cpp`` reads: steps and the instructions of their kernels as numbers, with tables of what is no whole number."""
+"""What ``native/reading.h`` reads: steps and the instructions of their kernels as numbers, with tables of what is no whole number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autosched.runtime.instructions import (
     slots_of,
 )
 
-# The numbers of lanes.cpp.
+# The numbers of native/program.h and native/reading.h.
 _CALL, _ALLOCATE, _WINDOW, _SAME, _RUN, _RELEASE, _EXPECT = range(7)
 _NONE, _BOOL, _INT, _FLOAT, _STRING, _SLOT, _LIST, _DTYPE, _MEMORY_FORMAT, _LAYOUT, _DEVICE = range(11)
 _OF_TORCH = {"memory_format": _MEMORY_FORMAT, "layout": _LAYOUT}
@@ -57,21 +57,30 @@ class NativeStep:
 
 @dataclass(frozen=True, slots=True)
 class NativeCode:
-    """Lanes of steps.
+    """Phases of lanes of steps: all lanes of a phase have ended before the next one begins.
 
     Args:
+        phases: one of a single lane is the calling thread's.
         flags: one more than the largest index of a step.
         spin_us: how long a lane that waits asks again before it sleeps.
         constants: what the slots hold when a run begins, but for inputs.
         inputs, outputs: slots.
+        team: how many threads walk a phase of several lanes, where those are the calling thread's OpenMP team; always as many as its
+            widest operator has, because a team that shrinks ends its threads.
     """
 
-    lanes: tuple[tuple[NativeStep, ...], ...]
+    phases: tuple[tuple[tuple[NativeStep, ...], ...], ...]
     flags: int
     spin_us: float
     constants: Sequence[torch.Tensor | None]
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
+    team: int = 0
+
+    @property
+    def lanes(self) -> int:
+        """The most lanes of a phase."""
+        return max(len(phase) for phase in self.phases)
 
 
 class Writer:
@@ -92,24 +101,26 @@ class Writer:
         self._dtype_places: dict[str, int] = {}
         self._base = 0
         values = len(native.constants)
-        each = max((_scratch_slots(step.instructions) for lane in native.lanes for step in lane), default=0)
+        each = max((_scratch_slots(step.instructions) for phase in native.phases for lane in phase for step in lane), default=0)
         filled = [place for place, tensor in enumerate(native.constants) if tensor is not None]
         for place in filled:
             constant = native.constants[place]
             if not isinstance(constant, torch.Tensor):
                 raise NotNative(f"a constant is a {type(constant).__name__}, not a tensor")
             self.constants.append(constant)
-        self.code += [values + each * len(native.lanes), native.flags, round(native.spin_us * 1000.0)]
+        self.code += [values + each * native.lanes, native.flags, round(native.spin_us * 1000.0), native.team]
         self._many(native.inputs)
         self._many(native.outputs)
         self._many(filled)
-        self.code.append(len(native.lanes))
-        for lane, steps in enumerate(native.lanes):
-            # Each lane has its own scratch: operators of two lanes run at the same time.
-            self._scratch_base = values + each * lane
-            self.code.append(len(steps))
-            for step in steps:
-                self._step(step)
+        self.code.append(len(native.phases))
+        for phase in native.phases:
+            self.code.append(len(phase))
+            for lane, steps in enumerate(phase):
+                # Each lane has its own scratch: operators of two lanes run at the same time.
+                self._scratch_base = values + each * lane
+                self.code.append(len(steps))
+                for step in steps:
+                    self._step(step)
 
     def _step(self, step: NativeStep) -> None:
         self._base = step.base

@@ -1,13 +1,17 @@
-"""A plan as a program for ``native/lanes.cpp``: every lane is one call without the interpreter, where all of its kernels say what they do.
+"""A plan as a program for ``native/lanes.cpp``: a run is one call without the interpreter, where all of its kernels say what they do.
 
 Python threads cost what they cost at every operator: whoever ends one needs the interpreter's lock, and where another lane holds it, that
-is a sleep and a wake-up. Here the lock is given up once for each lane and run. Threads and their queues stay those of ``lane_pool``.
+is a sleep and a wake-up. Here the lock is given up once for each run. Lanes are the threads of the calling thread's OpenMP team, the one
+that its wide operators have: they are awake, and a core has no second thread that spins beside it. Where there are more lanes than cores,
+or fewer threads come than lanes there are, lanes have threads of their own, those of ``lane_pool``.
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,10 +21,22 @@ from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lane_pool import LanePool, Signals
 from autosched.runtime.native_build import Library
 from autosched.runtime.native_code import NativeCode, NativeStep, NotNative, Writer
+from autosched.runtime.phases import Phase
 from autosched.runtime.plan import Step
 
 if TYPE_CHECKING:
     from autosched.runtime.lanes import Trace
+
+_log = logging.getLogger(__name__)
+
+# A lane that waits has the core of a team's thread, which would spin there if it had nothing to walk.
+TEAM_SPIN_US = 2000.0
+# The numbers of native/walk.h; any other is a run that goes on.
+_DESERTED, _ENDED = -1, 0
+
+
+class Deserted(Exception):
+    """Fewer threads came to a team than it has lanes: others have them, or OpenMP was told to have fewer."""
 
 
 class NativeProgram:
@@ -42,39 +58,45 @@ class NativeProgram:
         except (RuntimeError, IndexError) as error:
             raise NotNative(str(error).splitlines()[0]) from None
         self._library = library
-        self._lanes = len(native.lanes)
+        self._lanes = native.lanes
+        self._threaded = native.lanes > 1 and not native.team
         self._kept = written.kept
         weakref.finalize(self, library.delete_program, self._handle).atexit = False
 
     def run(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None, pool: LanePool) -> list[torch.Tensor]:
-        """Run it on the calling thread, which is in inference mode, and as many of the pool's as it has other lanes.
+        """Run it on the calling thread, which is in inference mode, and as many others as it has other lanes: a team's, or the pool's.
 
         Args:
             times: int64 ``[2, flags]``, where the starts and ends of steps go, nanoseconds of ``time.perf_counter_ns``.
+            pool: runs of several lanes that share one take turns, whosever threads they have.
 
         Returns:
             The tensors of the outputs, in order.
 
         Raises:
+            Deserted: the team is too small. The run is not done, and nothing of it is left.
             BaseException: what the first failing operator raised; the other lanes have stopped by then.
         """
-        if self._lanes > 1:
-            return self._walked(_Run(self._library, self._library.begin(self._handle, inputs, times)), pool)
-        outputs, unfinished = self._library.run_alone(self._handle, inputs, times)
-        made: list[torch.Tensor] = self._walked(_Run(self._library, unfinished), pool) if unfinished else outputs
-        return made
+        if self._threaded:
+            return self._on_threads(_Run(self._library, self._library.begin(self._handle, inputs, times)), pool)
+        if self._lanes == 1:
+            return self._here(inputs, times)
+        with pool.turn:
+            return self._here(inputs, times)
 
-    def _walked(self, run: _Run, pool: LanePool) -> list[torch.Tensor]:
-        try:
-            if self._lanes == 1:
-                run.walk(0)
-            else:
-                signals = _NativeSignals(run, self._lanes)
-                pool.run(signals.walk, self._lanes, signals, 0)
-            return run.finish()
-        except BaseException:
-            run.abandon()
-            raise
+    def _here(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None) -> list[torch.Tensor]:
+        outputs, rest = self._library.run_here(self._handle, inputs, times)
+        if rest in (_ENDED, _DESERTED):
+            if rest == _DESERTED:
+                raise Deserted
+            ended: list[torch.Tensor] = outputs
+            return ended
+        run = _Run(self._library, rest)
+        return run.finished(run.resume)
+
+    def _on_threads(self, run: _Run, pool: LanePool) -> list[torch.Tensor]:
+        signals = _NativeSignals(run, self._lanes)
+        return run.finished(lambda: pool.run(signals.walk, self._lanes, signals, 0))
 
 
 class NativePlan:
@@ -84,7 +106,8 @@ class NativePlan:
         library: what was built of ``lanes.cpp``.
         bound: the program, on the CPU.
         lanes: the steps of each lane; the caller's thread takes the first.
-        spin_us: how long a lane that waits asks again before it sleeps.
+        spin_us: how long a lane that has a thread of its own asks again before it sleeps.
+        phases: the same steps for a team; none if lanes are to have threads of their own.
         delays_us: how long an operator is held back, by index: for tests that look for missing waits.
 
     Raises:
@@ -97,30 +120,72 @@ class NativePlan:
         bound: BoundProgram,
         lanes: Sequence[Sequence[Step]],
         spin_us: float,
+        phases: Sequence[Phase] = (),
         delays_us: Mapping[int, float] | None = None,
     ) -> None:
-        graph, delays = bound.program.graph, delays_us or {}
-        steps = tuple(tuple(_native_step(bound, step, delays.get(step.operator, 0.0)) for step in lane) for lane in lanes)
+        self._library = library
+        self._bound = bound
+        self._lanes: Phase = tuple(tuple(steps) for steps in lanes)
+        self._spin_us = spin_us
+        self._delays_us = dict(delays_us or {})
         self._operators = len(bound.kernels)
-        self._program = NativeProgram(library, NativeCode(steps, self._operators, spin_us, bound.constants, graph.inputs, graph.outputs))
+        self._of_team = self._program(phases, TEAM_SPIN_US, team_size(lanes)) if phases else None
+        if self._of_team is None:
+            _ = self._of_lanes
+
+    @property
+    def one_team(self) -> bool:
+        """Whether its lanes are a team's threads."""
+        return self._of_team is not None
 
     def run(self, inputs: Sequence[torch.Tensor], trace: Trace | None, pool: LanePool) -> list[torch.Tensor]:
-        """As :meth:`NativeProgram.run`."""
+        """As :meth:`NativeProgram.run`; a team that is too small is not asked again."""
         if trace is None:
-            return self._program.run(inputs, None, pool)
+            return self._run(inputs, None, pool)
         # Zeros: an operator that did not run has none.
         times = torch.zeros(2, self._operators, dtype=torch.int64)
         try:
-            return self._program.run(inputs, times, pool)
+            return self._run(inputs, times, pool)
         finally:
             trace.start_ns, trace.end_ns = times.tolist()
 
+    def _run(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None, pool: LanePool) -> list[torch.Tensor]:
+        if self._of_team is not None:
+            try:
+                return self._of_team.run(inputs, times, pool)
+            except Deserted:
+                _log.info("OpenMP gave fewer threads than there are lanes; from now on they have threads of their own")
+                self._of_team = None
+        return self._of_lanes.run(inputs, times, pool)
 
-def _native_step(bound: BoundProgram, step: Step, delay_us: float) -> NativeStep:
-    instructions = instructions_of(bound.kernels[step.operator])
-    if instructions is None:
-        raise NotNative(f"operator {step.operator} can only be called from Python")
-    return NativeStep(step.operator, step.width, instructions, step.waits, step.records, step.frees, delay_us=delay_us)
+    @cached_property
+    def _of_lanes(self) -> NativeProgram:
+        return self._program((self._lanes,), self._spin_us, 0)
+
+    def _program(self, phases: Sequence[Phase], spin_us: float, team: int) -> NativeProgram:
+        graph = self._bound.program.graph
+        native = tuple(tuple(tuple(self._step(step) for step in lane) for lane in phase) for phase in phases)
+        return NativeProgram(
+            self._library, NativeCode(native, self._operators, spin_us, self._bound.constants, graph.inputs, graph.outputs, team)
+        )
+
+    def _step(self, step: Step) -> NativeStep:
+        instructions = instructions_of(self._bound.kernels[step.operator])
+        if instructions is None:
+            raise NotNative(f"operator {step.operator} can only be called from Python")
+        delay_us = self._delays_us.get(step.operator, 0.0)
+        return NativeStep(step.operator, step.width, instructions, step.waits, step.records, step.frees, delay_us=delay_us)
+
+
+def team_size(lanes: Sequence[Sequence[Step]]) -> int:
+    """How many threads a team must have to walk ``lanes`` and to run the widest of their operators."""
+    return max(len(lanes), *(step.width for steps in lanes for step in steps))
+
+
+@lru_cache(maxsize=64)
+def team_comes(library: Library, threads: int) -> bool:
+    """Whether a thread that asks OpenMP for a team of so many gets it, as far as one attempt tells."""
+    return bool(library.team(threads) >= threads)
 
 
 class _Run:
@@ -132,8 +197,27 @@ class _Run:
         self._library = library
         self._handle = handle
 
+    def finished(self, go_on: Callable[[], None]) -> list[torch.Tensor]:
+        """What it makes, once ``go_on`` has returned."""
+        try:
+            go_on()
+            return self.finish()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def resume(self) -> None:
+        """Walk all lanes to their ends. It comes back to Python now and then, so that signals are heard.
+
+        Raises:
+            Deserted: as ``NativeProgram.run``.
+        """
+        while (outcome := self._library.resume(self._handle)) != _ENDED:
+            if outcome == _DESERTED:
+                raise Deserted
+
     def walk(self, lane: int) -> None:
-        """Walk a lane to its end. It comes back to Python now and then, so that signals are heard."""
+        """Walk one lane, which has a thread of its own, to its end; comes back now and then as well."""
         while not self._library.walk(self._handle, lane):
             pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import random
 import threading
@@ -37,13 +38,16 @@ def random_schedule(graph: OpGraph, lanes: int, seed: int, widths: tuple[int, ..
     )
 
 
-def assert_computes_what_order_computes(engine: Engine, seed: int, lanes: int) -> None:
+def assert_computes_what_order_computes(engine: Engine, seed: int, lanes: int, *, one_team: bool = False) -> None:
     """A random program of real operators, with views, changes in place and several results, on a random schedule."""
     rng = random.Random(seed)
     program, constants = random_program(rng, rng.randrange(1, 24))
     bound = bind(program, constants)
-    executor = LaneExecutor(bound, make_plan(program.graph, random_placement(rng, program.graph, lanes)), None, engine)
+    placed = random_placement(rng, program.graph, lanes)
+    schedule = dataclasses.replace(placed, width=tuple(rng.choice((1, 1, 2)) for _ in placed.width))
+    executor = LaneExecutor(bound, make_plan(program.graph, schedule), None, engine)
     assert executor.engine is engine
+    assert executor.one_team is (one_team and executor.lanes > 1)
     expected = bound.run([tensor.clone() for tensor in random_inputs(program, seed)])
     for ours, theirs in zip(executor.run(random_inputs(program, seed)), expected, strict=True):
         assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
@@ -126,29 +130,6 @@ class LanesSuite:
         with pytest.raises(KeyboardInterrupt):
             self.executor(probed, schedule).run(random_inputs(bound.program, 0))
         assert ran == []
-
-    def test_an_interrupt_while_tasks_are_handed_out_leaves_no_lane_waiting(self, bound: BoundProgram) -> None:
-        pool = LanePool()
-        executor = self.executor(bound, random_schedule(bound.program.graph, 3, 4), pool)
-        inputs = random_inputs(bound.program, 0)
-        expected = executor.run(inputs)
-
-        class Interrupted:
-            def put(self, task: Any) -> None:
-                pool._queues[1] = own
-                raise KeyboardInterrupt
-
-        own = pool._queues[1]
-        pool._queues[1] = Interrupted()  # type: ignore[call-overload]
-        with pytest.raises(KeyboardInterrupt):
-            executor.run(inputs)
-        answers: list[torch.Tensor] = []
-        thread = threading.Thread(target=lambda: answers.extend(executor.run(inputs)), daemon=True)
-        thread.start()
-        thread.join(60)
-        assert not thread.is_alive()
-        assert all(torch.equal(one, other) for one, other in zip(answers, expected, strict=True))
-        pool.close()
 
     @pytest.mark.parametrize("lanes", [1, 2])
     def test_an_error_keeps_no_tensor_of_its_run(self, bound: BoundProgram, lanes: int) -> None:
@@ -276,3 +257,30 @@ class LanesSuite:
             slow = with_hook(bound, 1, lambda: time.sleep(0.12))
             inputs = random_inputs(bound.program, 0)
             assert torch.equal(self.executor(slow, schedule).run(inputs)[0], bound.run(inputs)[0])
+
+
+class ThreadsSuite(LanesSuite):
+    """Of lanes that have threads of their own."""
+
+    def test_an_interrupt_while_tasks_are_handed_out_leaves_no_lane_waiting(self, bound: BoundProgram) -> None:
+        pool = LanePool()
+        executor = self.executor(bound, random_schedule(bound.program.graph, 3, 4), pool)
+        inputs = random_inputs(bound.program, 0)
+        expected = executor.run(inputs)
+
+        class Interrupted:
+            def put(self, task: Any) -> None:
+                pool._queues[1] = own
+                raise KeyboardInterrupt
+
+        own = pool._queues[1]
+        pool._queues[1] = Interrupted()  # type: ignore[call-overload]
+        with pytest.raises(KeyboardInterrupt):
+            executor.run(inputs)
+        answers: list[torch.Tensor] = []
+        thread = threading.Thread(target=lambda: answers.extend(executor.run(inputs)), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert all(torch.equal(one, other) for one, other in zip(answers, expected, strict=True))
+        pool.close()

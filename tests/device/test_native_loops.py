@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,6 +12,7 @@ import torch
 
 from autosched.core.program import Call, Ref
 from autosched.core.records import Engine
+from autosched.device import native_loops as loops_module
 from autosched.device.base import Group, Pair
 from autosched.device.cpu_groups import measure_groups
 from autosched.device.cpu_loops import Loop, run_in_turn, time_alone
@@ -20,7 +22,7 @@ from autosched.device.cpu_solo import measure_solo
 from autosched.device.native_loops import native_loops
 from autosched.runtime.calls import compile_call
 from autosched.runtime.kernels import random_inputs
-from autosched.runtime.lane_pool import LanePool
+from autosched.runtime.lane_pool import LanePool, Signals
 from autosched.runtime.widths import WidePrograms
 from tests.conformance.programs import branches_program
 
@@ -80,3 +82,23 @@ def test_a_program_is_measured_without_the_interpreter_from_end_to_end() -> None
     assert group is not None
     assert group.together_us > 0.0
     assert len(group.finish_us) == 3
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_loops_of_one_thread_have_a_team_where_one_comes(measurer: CpuMeasurer, comes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops_module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(loops_module, "team_comes", lambda library, threads: comes)
+    handed_out: list[int] = []
+
+    def count(task: Callable[[int], None], lanes: int, signals: Signals, first_flag: int) -> None:
+        handed_out.append(lanes)
+        LanePool.run(measurer.pool, task, lanes, signals, first_flag)
+
+    monkeypatch.setattr(measurer.pool, "run", count)
+    loops = [_loop(20_000, 3), _loop(20_000, 4)]
+    run_in_turn(measurer, loops)
+    assert [float(loop.slots[0][0]) for loop in loops] == [3.0, 4.0]
+    loops[0].width = 2
+    run_in_turn(measurer, loops)
+    assert [float(loop.slots[0][0]) for loop in loops] == [6.0, 8.0]
+    assert handed_out == ([2] if comes else [2, 2])

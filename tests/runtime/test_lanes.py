@@ -12,35 +12,60 @@ from hypothesis import strategies as st
 
 from autosched.core.records import Engine
 from autosched.core.schedule import sequential
+from autosched.runtime import lanes
 from autosched.runtime.calls import Slots
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lane_pool import LanePool, Signals
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.plan import make_plan
-from tests.conformance.lanes_suite import LanesSuite, assert_computes_what_order_computes
+from tests.conformance.lanes_suite import LanesSuite, ThreadsSuite, assert_computes_what_order_computes
 from tests.conformance.programs import branches_program
 
 
-class TestPythonLanes(LanesSuite):
+@pytest.fixture
+def no_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP never gives enough threads."""
+    monkeypatch.setattr(lanes, "team_comes", lambda library, threads: False)
+
+
+@pytest.fixture
+def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core for every lane: whether a team is worth it is not what is tested."""
+    monkeypatch.setattr(lanes, "usable_cores", lambda: 64)
+
+
+class TestPythonLanes(ThreadsSuite):
     engine = Engine.PYTHON
 
 
-@pytest.mark.usefixtures("native")
-class TestNativeLanes(LanesSuite):
+@pytest.mark.usefixtures("native", "no_team")
+class TestNativeLanes(ThreadsSuite):
     engine = Engine.NATIVE
 
 
-@given(seed=st.integers(0, 2**31), lanes=st.integers(1, 4))
+@pytest.mark.usefixtures("native", "many_cores")
+class TestTeams(LanesSuite):
+    engine = Engine.NATIVE
+
+
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 4))
 @settings(max_examples=30)
-def test_python_lanes_compute_what_order_computes(seed: int, lanes: int) -> None:
-    assert_computes_what_order_computes(Engine.PYTHON, seed, lanes)
+def test_python_lanes_compute_what_order_computes(seed: int, count: int) -> None:
+    assert_computes_what_order_computes(Engine.PYTHON, seed, count)
 
 
-@pytest.mark.usefixtures("native")
-@given(seed=st.integers(0, 2**31), lanes=st.integers(1, 4))
+@pytest.mark.usefixtures("native", "no_team")
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 4))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_native_lanes_compute_what_order_computes(seed: int, lanes: int) -> None:
-    assert_computes_what_order_computes(Engine.NATIVE, seed, lanes)
+def test_native_lanes_compute_what_order_computes(seed: int, count: int) -> None:
+    assert_computes_what_order_computes(Engine.NATIVE, seed, count)
+
+
+@pytest.mark.usefixtures("native", "many_cores")
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 4))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_teams_compute_what_order_computes(seed: int, count: int) -> None:
+    assert_computes_what_order_computes(Engine.NATIVE, seed, count, one_team=True)
 
 
 def test_intermediates_are_dropped_as_the_plan_says() -> None:

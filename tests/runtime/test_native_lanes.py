@@ -1,4 +1,4 @@
-"""The native engine alone: every kind of argument and instruction, what it refuses, signals, and a wait that is missing."""
+"""The native engine alone: every kind of argument and instruction, what it refuses, signals, a missing wait, a team that does not come."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import dataclasses
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,13 +21,14 @@ from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, InputSpec, Many, NonFinite, Program, Ref, TorchLiteral
 from autosched.core.records import Engine
 from autosched.core.schedule import sequential
+from autosched.runtime import lanes
 from autosched.runtime.instructions import Allocate, CallOperator, Expect, Instruction, Release, RunKernel, Same, Window, carrying, scratch
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.lane_pool import LanePool
-from autosched.runtime.lanes import LaneExecutor
+from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.native_build import native_library
 from autosched.runtime.native_code import NotNative
-from autosched.runtime.native_lanes import NativePlan
+from autosched.runtime.native_lanes import Deserted, NativePlan, NativeProgram
 from autosched.runtime.plan import make_plan
 from tests.conformance.graphs import random_placement, random_program
 from tests.conformance.lanes_suite import random_schedule
@@ -231,20 +235,23 @@ def test_inputs_that_are_missing_are_an_error_and_no_crash() -> None:
         executor.run([])
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_ctrl_c_ends_a_run(lanes: int) -> None:
+@pytest.mark.parametrize(("lane_count", "one_team"), [(1, False), (2, False), (2, True)])
+def test_ctrl_c_ends_a_run(lane_count: int, one_team: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "team_comes", lambda library, threads: one_team)
+    monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
     bound = bind(*branches_program(branches=4, depth=4))
     graph = bound.program.graph
-    schedule = random_schedule(graph, lanes, 2)
+    schedule = random_schedule(graph, lane_count, 2)
     # On the last lane: with two, the caller's waits natively for the other one.
-    victim = next(index for index in schedule.order if schedule.lane[index] == lanes - 1)
+    victim = next(index for index in schedule.order if schedule.lane[index] == lane_count - 1)
     pressed, ran = threading.Event(), []
 
     def press_and_stay() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        if lanes > 1:
-            assert pressed.wait(60) or True
+        if lane_count > 1 and not one_team:
+            assert pressed.wait(60)
         else:
+            # The interpreter is met again when every operator that runs has ended.
             time.sleep(0.2)
 
     last = len(graph) - 1
@@ -257,14 +264,17 @@ def test_ctrl_c_ends_a_run(lanes: int) -> None:
 
     signal.signal(signal.SIGINT, hear)
     try:
+        executor = LaneExecutor(probed, make_plan(graph, schedule))
+        assert executor.one_team is one_team
         with pytest.raises(KeyboardInterrupt):
-            LaneExecutor(probed, make_plan(graph, schedule)).run(random_inputs(bound.program, 0))
+            executor.run(random_inputs(bound.program, 0))
     finally:
         signal.signal(signal.SIGINT, before)
     assert ran == []
 
 
-def test_a_missing_wait_shows_when_its_producer_is_held_back() -> None:
+@pytest.mark.parametrize("one_team", [True, False])
+def test_a_missing_wait_shows_when_its_producer_is_held_back(one_team: bool) -> None:
     library = native_library()
     assert library is not None
     pool = LanePool()
@@ -280,12 +290,15 @@ def test_a_missing_wait_shows_when_its_producer_is_held_back() -> None:
         inputs = random_inputs(program, seed)
         expected = bound.run([item.clone() for item in inputs])
 
-        def lanes(without: int) -> list[list[object]]:
+        def without_wait(without: int) -> list[list[object]]:
             steps = [dataclasses.replace(step, waits=tuple(item for item in step.waits if item != without)) for step in plan.steps]  # noqa: B023
             return [[step for step in steps if step.lane == lane] for lane in range(plan.lanes)]  # noqa: B023
 
         for without, sound in ((-1, True), (producer, False)):
-            native = NativePlan(library, bound, lanes(without), 0.0, {producer: 20_000.0})  # type: ignore[arg-type]
+            told = without_wait(without)
+            phases = (tuple(map(tuple, told)),) if one_team else ()
+            native = NativePlan(library, bound, told, 0.0, phases, {producer: 20_000.0})  # type: ignore[arg-type]
+            assert native.one_team is one_team
             with torch.inference_mode():
                 try:
                     got = native.run([item.clone() for item in inputs], None, pool)
@@ -296,3 +309,56 @@ def test_a_missing_wait_shows_when_its_producer_is_held_back() -> None:
             caught += not same
     pool.close()
     assert caught >= 4
+
+
+def test_a_team_that_does_not_come_leaves_the_lanes_to_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
+    bound = bind(*branches_program(branches=4, depth=4))
+    schedule = random_schedule(bound.program.graph, 2, 2, widths=(1, 2))
+    executor = LaneExecutor(bound, make_plan(bound.program.graph, schedule))
+    inputs = random_inputs(bound.program, 0)
+    expected = bound.run(inputs)[0]
+    assert executor.one_team
+    assert torch.equal(executor.run(inputs)[0], expected)
+    library = native_library()
+    assert library is not None
+    # What a region of fewer threads leaves behind: nothing.
+    monkeypatch.setattr(NativeProgram, "_here", lambda *given: (_ for _ in ()).throw(Deserted))
+    assert torch.equal(executor.run(inputs)[0], expected)
+    assert not executor.one_team
+    assert torch.equal(executor.run(inputs)[0], expected)
+
+
+@pytest.mark.parametrize("limit", ["1", "2"])
+def test_openmp_is_asked_how_many_threads_come(limit: str, tmp_path: Path) -> None:
+    """``OMP_THREAD_LIMIT`` is read once, when OpenMP is loaded."""
+    script = tmp_path / "team.py"
+    script.write_text(
+        "import torch\n"
+        "from autosched.runtime.native_build import build_native, native_library\n"
+        "from autosched.runtime.native_lanes import team_comes\n"
+        "assert not build_native().reason\n"
+        "library = native_library()\n"
+        "print(team_comes(library, 1), team_comes(library, 2), team_comes(library, 3))\n"
+    )
+    environment = {**os.environ, "OMP_THREAD_LIMIT": limit}
+    found = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300, check=True)
+    assert found.stdout.split() == [str(size <= int(limit)) for size in (1, 2, 3)]
+
+
+def test_an_operator_of_several_threads_has_the_whole_team_and_nobody_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
+    bound = bind(*branches_program(branches=4, depth=4))
+    graph = bound.program.graph
+    for seed in range(6):
+        schedule = random_schedule(graph, 2, seed, widths=(1, 1, 2))
+        executor = LaneExecutor(bound, make_plan(graph, schedule))
+        trace = Trace(len(graph))
+        assert torch.equal(executor.run(random_inputs(bound.program, 0), trace)[0], bound.run(random_inputs(bound.program, 0))[0])
+        place = {operator: rank for rank, operator in enumerate(schedule.order)}
+        for wide in (operator for operator in schedule.order if schedule.width[operator] > 1):
+            for other in schedule.order:
+                if place[other] < place[wide]:
+                    assert trace.end_ns[other] <= trace.start_ns[wide]
+                elif place[other] > place[wide]:
+                    assert trace.start_ns[other] >= trace.end_ns[wide]

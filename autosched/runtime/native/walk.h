@@ -1,0 +1,147 @@
+// Walking the lanes of a run: on threads that Python hands over, or on the calling thread's OpenMP team.
+#pragma once
+
+#include "operators.h"
+#include "run.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+// Whichever OpenMP PyTorch was linked with: nothing here is compiled for one, so no second one is loaded. All on Linux have GNU's entry.
+extern "C" {
+__attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* given, unsigned threads, unsigned flags);
+__attribute__((weak)) int omp_get_thread_num();
+__attribute__((weak)) int omp_get_num_threads();
+}
+
+namespace {
+
+// After so long a lane goes back to Python, which looks for signals (Ctrl-C) and calls again.
+constexpr int64_t kTurnNs = 50'000'000;
+
+void wait_out(int64_t delay_ns) {
+  for (const int64_t end_ns = now_ns() + delay_ns; now_ns() < end_ns;) std::this_thread::yield();
+}
+
+void run_step(Run& run, const Step& step, Stack& stack) {
+  int64_t* times = run.trace.defined() ? run.trace.mutable_data_ptr<int64_t>() + step.index : nullptr;
+  if (step.delay_ns > 0) wait_out(step.delay_ns);
+  if (times != nullptr) times[0] = now_ns();
+  for (int64_t turn = 0; turn < step.repeats; ++turn) {
+    for (const auto& todo : step.instructions) run_instruction(todo, run.slots, stack);
+  }
+  if (times != nullptr) times[run.program.operators] = now_ns();
+  if (step.records) run.raise(step.index);
+  for (auto slot : step.frees) run.slots[slot] = IValue();
+}
+
+// MKL's number of threads is each thread's own, and cannot be asked for: a thread of a team inherits PyTorch's, but not MKL's.
+void use_threads(int width) {
+  thread_local int said = 0;
+  if (said != width || at::get_num_threads() != width) at::set_num_threads(said = width);
+}
+
+// Whether the lane has come to the end of the phase; false if its turn is over first.
+bool walk_steps(Run& run, size_t lane, int64_t deadline_ns) {
+  const auto& steps = run.program.phases[run.phase][lane];
+  auto& place = run.places[lane];
+  Stack stack;
+  for (const size_t first = place.step; place.step < steps.size(); ++place.step) {
+    const Step& step = steps[place.step];
+    for (auto producer : step.waits) {
+      auto waited = await(run, producer, deadline_ns, true);
+      if (waited != Waited::Up) return waited == Waited::Stopped;
+    }
+    if (run.stopped.load(std::memory_order_relaxed)) return true;
+    if (place.step > first && now_ns() > deadline_ns) return false;
+    use_threads(step.width);
+    run_step(run, step, stack);
+  }
+  return true;
+}
+
+// One turn of one lane of a program of one phase, whose lanes have threads of their own; whether it is the last. The first lane ends
+// after all others.
+bool walk_turn(Run& run, size_t lane) {
+  const int64_t deadline_ns = now_ns() + kTurnNs;
+  auto& place = run.places.at(lane);
+  if (!place.ended) {
+    try {
+      if (!walk_steps(run, lane, deadline_ns)) return false;
+    } catch (...) {
+      run.stop(std::current_exception());
+    }
+    place.ended = true;
+    run.raise(run.program.operators + lane);
+  }
+  for (size_t other = 1; lane == 0 && other < run.places.size(); ++other) {
+    if (await(run, run.program.operators + other, deadline_ns, false) == Waited::Paused) return false;
+  }
+  return true;
+}
+
+// ---- Lanes that are the threads of one OpenMP team ---------------------------------------------------------------------------------
+
+struct Turn {
+  Run& run;
+  int64_t deadline_ns;
+  size_t lanes;
+  std::atomic<size_t> ended{0};
+  std::atomic<bool> deserted{false};  // fewer threads came than there are lanes
+
+  void walk(size_t lane) {
+    try {
+      if (!walk_steps(run, lane, deadline_ns)) return;
+    } catch (...) {
+      run.stop(std::current_exception());
+    }
+    ended.fetch_add(1);
+  }
+};
+
+void join_turn(void* given) {
+  auto& turn = *static_cast<Turn*>(given);
+  const auto lane = static_cast<size_t>(omp_get_thread_num());
+  if (static_cast<size_t>(omp_get_num_threads()) < turn.lanes) {
+    turn.deserted.store(true);
+  } else if (lane < turn.lanes) {
+    c10::InferenceMode guard;
+    turn.walk(lane);
+  }
+}
+
+// The numbers are those of native_lanes.py.
+enum class Outcome : int64_t { Deserted = -1, Ended = 0, Paused = 1 };
+
+// One turn of all lanes. They are the threads of the team that the calling thread's wide operators have: another thread for each lane
+// would be in their way, and OpenMP's, which spin for the next wide operator, in the lanes' way.
+Outcome walk_phases(Run& run) {
+  const int64_t deadline_ns = now_ns() + kTurnNs;
+  const auto& phases = run.program.phases;
+  for (; run.phase < phases.size(); ++run.phase) {
+    Turn turn{run, deadline_ns, phases[run.phase].size()};
+    if (turn.lanes == 1) {
+      turn.walk(0);
+    } else if (GOMP_parallel == nullptr) {
+      return Outcome::Deserted;
+    } else {
+      GOMP_parallel(join_turn, &turn, static_cast<unsigned>(run.program.team), 0);
+    }
+    if (turn.deserted.load()) return Outcome::Deserted;
+    if (run.stopped.load()) return Outcome::Ended;
+    if (turn.ended.load() < turn.lanes) return Outcome::Paused;
+    std::fill(run.places.begin(), run.places.end(), Place());
+  }
+  return Outcome::Ended;
+}
+
+void count_team(void* given) { static_cast<std::atomic<int64_t>*>(given)->fetch_add(1); }
+
+// How many threads come when ``wanted`` are asked for.
+int64_t team_of(int64_t wanted) {
+  std::atomic<int64_t> found{0};
+  if (GOMP_parallel != nullptr) GOMP_parallel(count_team, &found, static_cast<unsigned>(wanted), 0);
+  return found.load();
+}
+
+}  // namespace
