@@ -65,28 +65,36 @@ def _engine(walk: dict[str, Any]) -> str:
     return ", without the interpreter" if walk.get("engine") == "native" else ""
 
 
-_PLANS = ("one lane", "wide", "lanes")
-
-
 def lanes_table(folder: Path) -> str:
     """The engines of CPU lanes side by side, from ``lanes.json``; a note where it is absent."""
     path = folder / "lanes.json"
     if not path.exists():
         return NOT_YET
     recorded = json.loads(path.read_text())
-    heads = [f"{engine}, {plan}" for engine in ("python", "native") for plan in _PLANS]
-    lines = [
-        f"| model | operators | {heads[0]} | A/A | {' | '.join(heads[1:])} |",
-        f"|---|{'---:|' * (2 + len(heads))}",
-    ]
-    for case in recorded["cases"]:
-        cells = [_speedup(case["rows"][head]) for head in heads[1:]]
-        base, again = case["rows"][heads[0]], case["rows"][f"{heads[0]} again"]
-        first = f"| `{case['model']}` | {case['operators']} | {base['median_us']:,.0f} us | {_speedup(again)} "
-        lines.append(f"{first}| {' | '.join(cells)} |")
-    bits = "All answers of both engines are equal to the bit" if all(case["bitwise"] for case in recorded["cases"]) else "Answers differ"
-    said = f"Speed-up over Python's one lane, with its 95 % interval, in {recorded['cases'][0]['rounds']} interleaved rounds. {bits}."
-    return "\n".join([*lines, "", f"{said} {_where(recorded)}"])
+    cases = recorded["cases"]
+    base, again = "python, one lane", "python, one lane again"
+    heads = [head for head in cases[0]["rows"] if head not in (base, again)]
+    lines = [f"| model | operators | {base} | A/A | {' | '.join(heads)} |", f"|---|{'---:|' * (3 + len(heads))}"]
+    for case in cases:
+        rows = case["rows"]
+        cells = [f"{rows[base]['median_us']:,.0f} us", *(_speedup(rows[head]) for head in (again, *heads))]
+        lines.append(f"| `{case['model']}` | {case['operators']} | {' | '.join(cells)} |")
+    bits = "All answers of both engines are equal to the bit" if all(case["bitwise"] for case in cases) else "Answers differ"
+    said = f"Speed-up over Python's one lane, with its 95 % interval, in {cases[0]['rounds']} interleaved rounds. {bits}."
+    return "\n".join([*lines, "", *_pause_lines(cases), f"{said} {_where(recorded)}"])
+
+
+def _pause_lines(cases: list[dict[str, Any]]) -> list[str]:
+    """Calls after a pause, if they were recorded."""
+    if any("after_a_pause" not in case for case in cases):
+        return []
+    base, *heads = cases[0]["after_a_pause"]
+    lines = [f"| one call after 20 ms of nothing | {base} | {' | '.join(heads)} |", f"|---|{'---:|' * (1 + len(heads))}"]
+    for case in cases:
+        rows = case["after_a_pause"]
+        cells = [f"{rows[base]['median_us']:,.0f} us", *(_speedup(rows[head]) for head in heads)]
+        lines.append(f"| `{case['model']}` | {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _speedup(row: dict[str, Any]) -> str:

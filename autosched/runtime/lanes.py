@@ -53,9 +53,12 @@ class LaneExecutor:
         plan: of the same graph.
         pool: threads to share with other executors; its own by default.
         engine: the fastest that can run this plan; ``PYTHON`` for that one in any case.
+        as_team: false gives native lanes threads of their own in any case: for comparisons.
     """
 
-    def __init__(self, bound: BoundProgram, plan: Plan, pool: LanePool | None = None, engine: Engine = Engine.NATIVE) -> None:
+    def __init__(
+        self, bound: BoundProgram, plan: Plan, pool: LanePool | None = None, engine: Engine = Engine.NATIVE, *, as_team: bool = True
+    ) -> None:
         self._bound = bound
         self._kernels = bound.kernels
         self._operators = len(bound.kernels)
@@ -69,7 +72,7 @@ class LaneExecutor:
         self._widest = max((step.width for step in plan.steps), default=1)
         own_core = plan.lanes <= usable_cores() and self._widest == 1
         self._spins = SPINS_OWN_CORE if own_core else SPINS_SHARED_CORE
-        self._native = _native_plan(bound, plan, self._steps, own_core) if engine is Engine.NATIVE else None
+        self._native = _native_plan(bound, plan, self._steps, own_core, as_team) if engine is Engine.NATIVE else None
 
     @property
     def engine(self) -> Engine:
@@ -203,15 +206,14 @@ def _lane(slots: Slots, kernels: tuple[Kernel, ...], signals: Signals | None, tr
     return _Lane(slots, kernels, signals) if trace is None else _TracedLane(slots, kernels, signals, trace)
 
 
-def _native_plan(bound: BoundProgram, plan: Plan, lanes: Sequence[Sequence[Step]], own_core: bool) -> NativePlan | None:
+def _native_plan(bound: BoundProgram, plan: Plan, lanes: Sequence[Sequence[Step]], own_core: bool, as_team: bool) -> NativePlan | None:
     if (library := native_library()) is None:
         return None
     # Lanes that share a core wait for each other, and none may wait for a thread that has none.
-    as_team = 1 < len(lanes) <= usable_cores() and team_comes(library, team_size(lanes))
+    as_team = as_team and 1 < len(lanes) <= usable_cores() and team_comes(library, team_size(lanes))
+    spin_us = _SPIN_OWN_CORE_US if own_core else _SPIN_SHARED_CORE_US
     try:
-        return NativePlan(
-            library, bound, lanes, _SPIN_OWN_CORE_US if own_core else _SPIN_SHARED_CORE_US, phases_of(plan.steps) if as_team else ()
-        )
+        return NativePlan(library, bound, lanes, spin_us, phases_of(plan.steps) if as_team else ())
     except NotNative as why:
         _log.info("a plan runs on lanes of Python: %s", why)
         return None

@@ -1,11 +1,12 @@
-"""What runs the lanes of a plan: threads of Python, or one call without the interpreter for each lane.
+"""What runs the lanes of a plan: threads of Python, threads without the interpreter, or the caller's OpenMP team.
 
     python experiments/serve/lanes.py [MODEL...]
 
 writes ``results/<device>/lanes.json``. For each model: the operators in order on one lane, in order and as wide as the cores allow, and on
-one lane for each core (HEFT with the operators' times alone, measured just before), on either engine, in interleaved rounds; Python's
-single lane stands twice, and what the two differ by is the noise. Answers of both engines are compared to the bit. ``--smoke`` runs a
-small model for a few rounds and writes nothing unless told where.
+one lane for each core (HEFT with the operators' times alone, measured just before), on either engine, native lanes on threads of their own
+and as a team, in interleaved rounds; Python's single lane stands twice, and what the two differ by is the noise. Then single calls of the
+native ones, each after a pause in which all threads but the caller's fall asleep. Answers are compared to the bit. ``--smoke`` runs a small
+model for a few rounds and writes nothing unless told where.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import random
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,9 +35,12 @@ if TYPE_CHECKING:
     from autosched.core.schedule import Schedule
     from autosched.runtime.kernels import BoundProgram
     from autosched.runtime.lanes import LaneExecutor
+    from autosched.runtime.widths import WidePrograms
 
 MODELS = ("autosched:lstm", "autosched:randwire", "autosched:moe", "autosched:deepfm", "torchvision:googlenet")
-BASE, AGAIN = "python, one lane", "python, one lane again"
+BASE = "python, one lane"
+PAUSED_BASE = "native, one lane"
+PAUSE_S = 0.02
 _BLOCK_US = 20_000.0
 _SOLO_RUNS = 15
 
@@ -68,7 +73,7 @@ def _on_lanes(bound: BoundProgram, solo_us: np.ndarray, lanes: int) -> Schedule:
     return CRITICAL_PATH.propose(Problem.make(bound.program.graph, table), SearchContext(np.random.default_rng(0)))[0]
 
 
-def contestants(bound: BoundProgram, inputs: list[torch.Tensor], cores: int) -> dict[str, LaneExecutor]:
+def contestants(programs: WidePrograms, inputs: list[torch.Tensor], cores: int) -> dict[str, LaneExecutor]:
     """Each plan on each engine, by name."""
     from autosched.core.records import Engine
     from autosched.core.schedule import sequential
@@ -76,37 +81,37 @@ def contestants(bound: BoundProgram, inputs: list[torch.Tensor], cores: int) -> 
     from autosched.runtime.lanes import LaneExecutor
     from autosched.runtime.plan import make_plan
 
-    graph, pool = bound.program.graph, LanePool()
-    plans = {
-        "one lane": make_plan(graph, sequential(graph)),
-        "one lane again": make_plan(graph, sequential(graph)),
-        "wide": make_plan(graph, sequential(graph, width=cores)),
-        "lanes": make_plan(graph, _on_lanes(bound, _solo_us(bound, inputs), cores)),
+    graph, pool, bound = programs.program.graph, LanePool(), programs.at(1)
+    one, wide = make_plan(graph, sequential(graph)), make_plan(graph, sequential(graph, width=cores))
+    lanes = make_plan(graph, _on_lanes(bound, _solo_us(bound, inputs), cores))
+    return {
+        BASE: LaneExecutor(bound, one, pool, Engine.PYTHON),
+        f"{BASE} again": LaneExecutor(bound, one, pool, Engine.PYTHON),
+        "python, wide": LaneExecutor(programs.for_plan(wide), wide, pool, Engine.PYTHON),
+        "python, lanes": LaneExecutor(bound, lanes, pool, Engine.PYTHON),
+        PAUSED_BASE: LaneExecutor(bound, one, pool),
+        "native, wide": LaneExecutor(programs.for_plan(wide), wide, pool),
+        "native, lanes": LaneExecutor(bound, lanes, pool, as_team=False),
+        "native, one team": LaneExecutor(bound, lanes, pool),
     }
-    made: dict[str, LaneExecutor] = {}
-    for engine in Engine:
-        for name, plan in plans.items():
-            if engine is Engine.PYTHON or name != "one lane again":
-                made[f"{engine}, {name}"] = LaneExecutor(bound, plan, pool, engine)
-    return made
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
     """All contestants on one model."""
     from autosched.capture.export import capture
-    from autosched.core.records import Engine
     from autosched.runtime.host_key import usable_cores
-    from autosched.runtime.kernels import bind
     from autosched.runtime.trees import flatten_inputs
+    from autosched.runtime.widths import WidePrograms
 
     model, args, kwargs = build(name)
     captured = capture(model, args, kwargs, rewrite=True, target="cpu")
     inputs = flatten_inputs(captured.program, args, kwargs)
-    torch.set_num_threads(1)
-    bound = bind(captured.program, captured.constants)
-    found = contestants(bound, inputs, usable_cores())
-    pairs = [(run.run(inputs), found[name.replace(Engine.NATIVE, Engine.PYTHON)].run(inputs)) for name, run in found.items()]
-    same = all(torch.equal(one, other) for ours, theirs in pairs for one, other in zip(ours, theirs, strict=True))
+    programs = WidePrograms(captured.program, captured.constants)
+    found = contestants(programs, inputs, usable_cores())
+    # At another width the last bits differ, as they do in PyTorch.
+    expected = {wide: found["python, wide" if wide else BASE].run(inputs) for wide in (False, True)}
+    answers = [(run.run(inputs), expected["wide" in name]) for name, run in found.items()]
+    same = all(torch.equal(one, other) for ours, theirs in answers for one, other in zip(ours, theirs, strict=True))
     calls = {name: max(1, int(_BLOCK_US / per_call_us(lambda run=run: run.run(inputs), 2))) for name, run in found.items()}
     times: dict[str, list[float]] = {name: [] for name in found}
     rng = random.Random(0)
@@ -117,12 +122,25 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
             times[contestant].append(per_call_us(lambda run=run: run.run(inputs), calls[contestant]))
     return {
         "model": name,
-        "operators": len(bound.kernels),
+        "operators": len(captured.program.graph),
         "lanes": found["native, lanes"].lanes,
+        "one_team": found["native, one team"].one_team,
         "rounds": rounds,
         "bitwise": same,
         "rows": {contestant: _row(found[contestant], values, times[BASE]) for contestant, values in times.items()},
+        "after_a_pause": _after_a_pause(found, inputs, rounds),
     }
+
+
+def _after_a_pause(found: dict[str, LaneExecutor], inputs: list[torch.Tensor], rounds: int) -> dict[str, Any]:
+    """Single calls, as a server that is asked now and then makes them."""
+    times: dict[str, list[float]] = {name: [] for name in found if name.startswith("native")}
+    rng = random.Random(1)
+    for _ in range(rounds):
+        for name in rng.sample(list(times), len(times)):
+            time.sleep(PAUSE_S)
+            times[name].append(per_call_us(lambda run=found[name]: run.run(inputs), 1))
+    return {name: _row(found[name], values, times[PAUSED_BASE]) for name, values in times.items()}
 
 
 def _row(run: LaneExecutor, values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
@@ -154,6 +172,8 @@ def main() -> None:
         for name, row in case["rows"].items():
             low, high = row["speedup_ci"]
             print(f"{case['model']}: {name} ({row['engine']}) {row['median_us']:,.0f} us, {row['speedup']:.3f}x ({low:.3f} to {high:.3f})")
+        for name, row in case["after_a_pause"].items():
+            print(f"{case['model']}: {name}, after a pause, {row['median_us']:,.0f} us, {row['speedup']:.3f}x")
     if arguments.out is not None or not arguments.smoke:
         record(arguments.out or results_of("cpu") / "lanes.json", {"cases": cases})
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from autosched.runtime.host_key import usable_cores
 from experiments.calls import Ended
 from experiments.serve import load
-from experiments.tables_serve import lanes_table, serve_table
+from experiments.tables_serve import lanes_table, serve_table, state_table
 
 _SERVE = Path(__file__).resolve().parents[2] / "experiments" / "serve"
 
@@ -53,9 +54,15 @@ def test_the_engines_of_lanes_are_recorded_and_equal(tmp_path: Path) -> None:
     assert case["bitwise"]
     assert {row["engine"] for name, row in case["rows"].items() if name.startswith("native")} == {"native"}
     assert {row["engine"] for name, row in case["rows"].items() if name.startswith("python")} == {"python"}
+    assert list(case["after_a_pause"]) == [name for name in case["rows"] if name.startswith("native")]
+    assert case["one_team"] is (usable_cores() > 1)
     text = lanes_table(tmp_path)
-    assert "`tower:30`" in text
+    assert text.count("`tower:30`") == 2
     assert "equal to the bit" in text
+    recorded = json.loads((tmp_path / "lanes.json").read_text())
+    del recorded["cases"][0]["after_a_pause"]  # as recorded earlier
+    (tmp_path / "lanes.json").write_text(json.dumps(recorded))
+    assert lanes_table(tmp_path).count("`tower:30`") == 1
 
 
 def test_a_model_whose_time_is_over_has_fewer_repeats_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +90,17 @@ def test_a_repeat_that_fails_says_why_and_keeps_what_others_recorded(tmp_path: P
     monkeypatch.setattr(sys, "argv", ["load.py", "good", "bad", "--out", str(tmp_path / "load.json")])
     assert load.main() == 1
     assert [case["model"] for case in json.loads((tmp_path / "load.json").read_text())["cases"]] == ["good"]
+
+
+@pytest.mark.slow
+def test_a_step_with_a_cache_is_recorded_for_every_contestant(tmp_path: Path) -> None:
+    out = tmp_path / "state.json"
+    assert state_table(out) == "(not recorded yet)"
+    _smoke("state.py", out)
+    cases = json.loads(out.read_text())["cases"]
+    names = {row["name"] for case in cases for row in case["rows"]}
+    assert {"eager", "eager again", "torch.compile", "rewritten, in place", "rewritten, copied"} <= names
+    assert all(row["speedup"] > 0.0 for case in cases for row in case["rows"])
+    text = state_table(out)
+    assert "the model again (A/A)" in text
+    assert all(name in text for name in names - {"eager", "eager again"})
