@@ -65,6 +65,9 @@ def _engine(walk: dict[str, Any]) -> str:
     return ", without the interpreter" if walk.get("engine") == "native" else ""
 
 
+_LANES = ("python, one lane", "python, wide", "python, lanes", "native, one lane", "native, wide", "native, lanes", "native, one team")
+
+
 def lanes_table(folder: Path) -> str:
     """The engines of CPU lanes side by side, from ``lanes.json``; a note where it is absent."""
     path = folder / "lanes.json"
@@ -72,8 +75,8 @@ def lanes_table(folder: Path) -> str:
         return NOT_YET
     recorded = json.loads(path.read_text())
     cases = recorded["cases"]
-    base, again = "python, one lane", "python, one lane again"
-    heads = [head for head in cases[0]["rows"] if head not in (base, again)]
+    base, again = _LANES[0], f"{_LANES[0]} again"
+    heads = [head for head in _LANES[1:] if head in cases[0]["rows"]]
     lines = [f"| model | operators | {base} | A/A | {' | '.join(heads)} |", f"|---|{'---:|' * (3 + len(heads))}"]
     for case in cases:
         rows = case["rows"]
@@ -88,7 +91,7 @@ def _pause_lines(cases: list[dict[str, Any]]) -> list[str]:
     """Calls after a pause, if they were recorded."""
     if any("after_a_pause" not in case for case in cases):
         return []
-    base, *heads = cases[0]["after_a_pause"]
+    base, *heads = [head for head in _LANES if head.startswith("native")]
     lines = [f"| one call after 20 ms of nothing | {base} | {' | '.join(heads)} |", f"|---|{'---:|' * (1 + len(heads))}"]
     for case in cases:
         rows = case["after_a_pause"]
