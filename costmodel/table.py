@@ -68,6 +68,7 @@ def make_cost_table(
     device: DeviceFacts,
     model: PairModel | None = None,
     launches: Mapping[str, LaunchFacts] | None = None,
+    one_team: bool = False,
 ) -> CostTable:
     """Combine measurements and a model into the costs of a graph.
 
@@ -76,7 +77,7 @@ def make_cost_table(
         solo: ``[n_operators][len(widths)]``, in the order of ``widths``.
         pairs: any measured pairs; those of kernels the graph does not have are passed over.
         widths: ascending, first 1.
-        launch_gap_us, cross_lane_us, fixed_us, max_lanes: as in ``CostTable``.
+        launch_gap_us, cross_lane_us, fixed_us, max_lanes, one_team: as in ``CostTable``.
         device: facts; unknown peaks are taken from the solo records.
         model: predicts what is not measured; ``None`` is the analytic prior.
         launches: CUDA launch facts by signature.
@@ -94,7 +95,7 @@ def make_cost_table(
         raise UsageError(f"widths are {tuple(widths)}; expected ascending numbers that start with 1")
     rows = _kernel_rows(graph, solo, widths, launches or {})
     device = with_observed_peaks(device, rows.facts)
-    table_first, table_last, needed = _predicted(graph, rows, device, model or AnalyticModel())
+    table_first, table_last, needed = _predicted(graph, rows, device, model or AnalyticModel(), one_team)
     measured = _correct(rows, _undisturbed(pairs, device), table_first, table_last, needed)
     return CostTable(
         widths=tuple(widths),
@@ -109,7 +110,8 @@ def make_cost_table(
         measured_pairs=measured,
         room=room_of(rows.facts, (device,), np.zeros(len(rows.facts), dtype=np.int64)),
         polling_us=POLLING_US if device.kind == "cpu" else 0.0,
-        team_spin_us=TEAM_SPIN_US if device.kind == "cpu" else 0.0,
+        team_spin_us=TEAM_SPIN_US if device.kind == "cpu" and not one_team else 0.0,
+        one_team=one_team,
     )
 
 
@@ -148,18 +150,21 @@ def _kernel_rows(
     return _Rows(tuple(facts), index)
 
 
-def pairs_that_meet(graph: OpGraph, kernel: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
-    """Which of ``count`` kernels may run beside which: bool ``[count, count]``, symmetric; ``kernel`` is as in ``CostTable``."""
+def pairs_that_meet(graph: OpGraph, kernel: NDArray[np.int32], count: int, *, one_team: bool) -> NDArray[np.bool_]:
+    """Which of ``count`` kernels may run beside which: bool ``[count, count]``, symmetric; the others are as in ``CostTable``."""
     member = np.zeros((len(graph), count), dtype=np.float32)
-    np.put_along_axis(member, kernel.astype(np.int64), 1.0, axis=1)
+    together = kernel[:, :1] if one_team else kernel
+    np.put_along_axis(member, together.astype(np.int64), 1.0, axis=1)
     meet: NDArray[np.bool_] = (member.T @ independence(graph).astype(np.float32) @ member) > 0
     return meet
 
 
-def _predicted(graph: OpGraph, rows: _Rows, device: DeviceFacts, model: PairModel) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+def _predicted(
+    graph: OpGraph, rows: _Rows, device: DeviceFacts, model: PairModel, one_team: bool
+) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """Slowdowns for every pair of kernels that may meet, 1 elsewhere; and which those are (bool ``[n_kernels, n_kernels]``)."""
     count = len(rows.facts)
-    needed = pairs_that_meet(graph, rows.index, count)
+    needed = pairs_that_meet(graph, rows.index, count, one_team=one_team)
     first, last = np.nonzero(needed)
     query = PairQuery(rows.facts, (device,), np.zeros(count, dtype=np.int64), first.astype(np.int64), last.astype(np.int64))
     answer = model.predict(query)

@@ -93,6 +93,7 @@ def collect_model(
     max_groups: int,
     budget_s: float,
     rng: np.random.Generator,
+    pair_widths: Sequence[int] | None = None,
     uncertainty: Uncertainty | None = None,
     probes: bool = False,
     launches: dict[str, LaunchFacts] | None = None,
@@ -109,6 +110,7 @@ def collect_model(
         scope: device and software; written to the store if it is not there.
         model: zoo name; its family decides the folds it will be held out in.
         widths: widths to time every operator at.
+        pair_widths: those of them at which operators run beside others; default all.
         max_pairs, max_groups: most ordered pairs and groups of this model the store should hold afterwards.
         uncertainty: ranks the second half of the pairs; without it all are chosen for diversity.
         probes: whether to begin with each kernel's probe runs, which is what a new device needs first; they count as pairs.
@@ -118,7 +120,7 @@ def collect_model(
     """
     started = clock()
     deadline = started + budget_s
-    job = _Job(graph, measurer, store, scope, model, tuple(widths), rng, clock, deadline, launches or {}, keep_disturbed, progress)
+    job = _Job(graph, measurer, store, scope, model, tuple(widths), tuple(pair_widths or widths), rng, clock, deadline, launches or {}, keep_disturbed, progress)
     with Journal.open(store.folder / "failures.jsonl", Scope(scope.device, scope.software)) as failures:
         store.append([scope])
         added_solo, times = job.solo(failures)
@@ -138,6 +140,7 @@ class _Job:
     scope: ScopeRow
     model: str
     widths: tuple[int, ...]
+    pair_widths: tuple[int, ...]
     rng: np.random.Generator
     clock: Callable[[], float]
     deadline: float
@@ -186,13 +189,13 @@ class _Job:
     ) -> tuple[int, bool]:
         """Measure pairs in batches until there are enough; how many were new, and whether time was left."""
         known = self.store.keys("pairs")
-        every = {self._names(choice): choice for choice in pair_candidates(self.graph, times, self.widths)}
+        every = {self._names(choice): choice for choice in pair_candidates(self.graph, times, self.pair_widths)}
         open_pairs = [choice for choice in every.values() if not self._settled(choice, known, failures)]
         mine = sum(row.model == self.model and row.scope == self.scope.scope and row.repeat == 0 for row in self.store.pairs())
         wanted = max(0, max_pairs - mine)
         share = 1.0 if uncertainty is None else DIVERSE_SHARE
         order = diverse_order(self._descriptors(open_pairs, times), int(wanted * share + 0.5), self.rng)
-        begin = probe_choices(self.graph, times, self.widths)[:wanted] if probes else []
+        begin = probe_choices(self.graph, times, self.pair_widths)[:wanted] if probes else []
         diverse = [open_pairs[index] for index in order]
         chosen = self._both_orders([*begin, *diverse], every, known, failures)[: max(len(begin), int(wanted * share + 0.5))]
         added, finished = self._measure_pairs(chosen, failures, wanted)

@@ -269,6 +269,8 @@ def _critical_chain(problem: Problem, schedule: Schedule, end_us: Sequence[float
     before: list[list[int]] = [problem.predecessors(index) for index in range(problem.count)]
     for first, second in schedule.extra_edges:
         before[second].append(first)
+    for index, awaited in enumerate(problem.team_waits(schedule.order, problem.width_indices(schedule))):
+        before[index] += awaited
     last: dict[int, int] = {}
     for index in schedule.order:
         lane = schedule.lane[index]

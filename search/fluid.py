@@ -12,7 +12,9 @@ starts ``concurrent_gap_us`` later.
 On a CPU, threads that do no work disturb those that do. A lane that waits asks for up to ``polling_us`` whether it may go on, each time
 with the interpreter's lock, which an operator on another lane needs at its end: it ends ``cross_lane_us`` later, for its own lane too, and
 the waiting lane goes on at once. Who slept is woken, and goes on ``cross_lane_us`` after the end. And the helper threads of an operator of
-several threads keep spinning for ``team_spin_us`` after it: all that runs beside them shares the cores with them.
+several threads keep spinning for ``team_spin_us`` after it: all that runs beside them shares the cores with them. Where the lanes are the
+threads of one team (``CostTable.one_team``) there are no helpers: an operator wider than the first width runs alone, as if it had edges
+from everything launched before it and to everything launched after it (``Problem.team_waits``).
 
 The state between two events is a value that can be copied: a beam search extends *prefix states* and never simulates a prefix twice.
 
@@ -246,11 +248,13 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
         UsageError: if the schedule uses a width that was not costed.
     """
     width_index = problem.width_indices(schedule)
-    waits: list[list[int]] = [[] for _ in range(problem.count)]
-    waiters: list[list[int]] = [[] for _ in range(problem.count)]
+    waits = [list(team) for team in problem.team_waits(schedule.order, width_index)]
     for before, after in schedule.extra_edges:
         waits[after].append(before)
-        waiters[before].append(after)
+    waiters: list[list[int]] = [[] for _ in range(problem.count)]
+    for after, awaited in enumerate(waits):
+        for before in awaited:
+            waiters[before].append(after)
     rank = {operator: place for place, operator in enumerate(schedule.order)}
     queues: list[list[int]] = [[] for _ in range(schedule.lane_slots)]
     for operator in reversed(schedule.order):

@@ -36,9 +36,9 @@ class Problem:
         room: float64 ``[n_kernels]``, as in ``CostTable``; length 0 where no three kernels could want more than the device has.
         excess_first: float64 ``[n_kernels, n_kernels]``, ``slowdown_first - 1``.
         excess_last: float64 ``[n_kernels, n_kernels]``, ``slowdown_last - 1``.
-        latency_us: float64 ``[7]``: gap between operators of a lane, latency of a wait across lanes, once for each run, put-off of an
-            operator that would start while another runs, ``polling_us`` and ``team_spin_us`` as in ``CostTable``; and last, no time, the
-            room that one thread takes.
+        latency_us: float64 ``[8]``: gap between operators of a lane, latency of a wait across lanes, once for each run, put-off of an
+            operator that would start while another runs, ``polling_us`` and ``team_spin_us`` as in ``CostTable``; and last, no times, the
+            room that one thread takes, and 1 for ``one_team``, else 0.
         demand: float64 ``[n]``: share (0 to 1) of the device's scarcest resource that one block of the operator takes; used by
             ``opara`` only.
         memory_bound: bool ``[n]``: whether memory rather than arithmetic limits the operator; used by ``opara`` only.
@@ -182,6 +182,24 @@ class Problem:
                 levels[index] = times_us[index] + edge_us + levels[after].max()
         return levels
 
+    def team_waits(self, order: Sequence[int] | Ints, width_index: Sequence[int] | Ints) -> list[list[int]]:
+        """What each operator waits for because the lanes are one team (``CostTable.one_team``), by operator; nothing if they are not.
+
+        A wide operator waits for those launched since the last wide one, and for that; a narrow one for the last wide one before it.
+        """
+        waits: list[list[int]] = [[] for _ in range(self.count)]
+        if self.costs.one_team:
+            last: list[int] = []  # the last wide operator, if there was one
+            since: list[int] = []
+            for operator in map(int, order):
+                if width_index[operator] > 0:
+                    waits[operator] = last + since
+                    last, since = [operator], []
+                else:
+                    waits[operator] = last
+                    since.append(operator)
+        return waits
+
     def width_indices(self, schedule: Schedule) -> Ints:
         """Each operator's place in ``costs.widths``: int32 ``[n]``.
 
@@ -244,7 +262,7 @@ def _latencies(costs: CostTable) -> Floats:
     thread = float(costs.room[costs.kernel[:, 0]].min()) if has_room and costs.room is not None else 0.0
     spin_us = costs.team_spin_us if thread > 0.0 else 0.0
     times_us = (costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us, costs.polling_us, spin_us)
-    return np.array([*times_us, thread], dtype=np.float64)
+    return np.array([*times_us, thread, float(costs.one_team)], dtype=np.float64)
 
 
 def _scarce_room(costs: CostTable) -> Floats:

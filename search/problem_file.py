@@ -47,7 +47,7 @@ def save_problem(problem: Problem, path: Path, *, provenance: str) -> None:
     pick = np.ix_(used, used)
     constants = [
         costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.max_lanes, costs.measured_pairs, costs.concurrent_gap_us,
-        costs.polling_us, costs.team_spin_us,
+        costs.polling_us, costs.team_spin_us, costs.one_team,
     ]  # fmt: skip
     arrays: dict[str, Any] = {
         "schema": np.array(SCHEMA),
@@ -84,13 +84,14 @@ def load_problem(path: Path) -> SavedProblem:
         raise UsageError(f"{path} holds no problem: {error}; expected a file that save_problem wrote") from error
     if int(found["schema"]) > SCHEMA:
         raise UsageError(f"{path} has schema {int(found['schema'])}; expected at most {SCHEMA}: install a newer autosched")
-    # Older files end with the put-off: nothing was known of what polls and spins.
-    gap, cross, fixed, lanes, measured, concurrent, polling, spin = (*found["constants"].tolist(), 0.0, 0.0)[:8]
+    # Older files end with the put-off: nothing was known of what polls and spins; or with the spinning: lanes were threads of their own.
+    gap, cross, fixed, lanes, measured, concurrent, polling, spin, one_team = (*found["constants"].tolist(), 0.0, 0.0, 0.0)[:9]
     try:
         costs = CostTable(
             tuple(int(width) for width in found["widths"]), np.ascontiguousarray(found["kernel"], dtype=np.int32),
             found["solo_us"].astype(np.float64), found["slowdown_first"].astype(np.float64), found["slowdown_last"].astype(np.float64),
             gap, cross, fixed, int(lanes), measured, concurrent, room=room, polling_us=polling, team_spin_us=spin,
+            one_team=bool(one_team),
         )  # fmt: skip
         ends = found["pred_ptr"].tolist()
         indices = found["pred_idx"].tolist()

@@ -33,6 +33,8 @@ class CostTable:
         polling_us: how long a lane that waits asks again and again before it sleeps; 0 where none does (a GPU). While it asks, an operator
             that ends on another lane ends ``cross_lane_us`` later, and its wait costs nothing more.
         team_spin_us: how long the helper threads of an operator of several threads keep their cores after it; 0 where there are none.
+        one_team: whether a CPU's lanes are threads of one team, so that an operator wider than the first width runs alone: what was
+            launched before it ends first, on every lane, and what comes after it begins after it.
         variant: int32 ``[n_operators, n_widths]``: the variant (see ``Schedule``) that the times are of, and that a schedule made from this
             table runs; ``None`` for 0 everywhere.
         room: float64 ``[n_kernels]``: share (0 to 1) of the device's cores or block slots that each kernel takes, 0 where that is not
@@ -54,6 +56,7 @@ class CostTable:
     room: NDArray[np.float64] | None = None
     polling_us: float = 0.0
     team_spin_us: float = 0.0
+    one_team: bool = False
 
     def __post_init__(self) -> None:
         kernels = len(self.solo_us)

@@ -176,12 +176,25 @@ def ordering_edges(graph: OpGraph, schedule: Schedule) -> tuple[tuple[int, int],
     return tuple(sorted(kept))
 
 
+def _between_wide(schedule: Schedule) -> list[list[int]]:
+    """Each operator of several threads, and before, between and after them the one-thread operators, in any order."""
+    found: list[list[int]] = [[]]
+    for index in schedule.order:
+        if schedule.width[index] > 1:
+            found += [[index], []]
+        else:
+            found[-1].append(index)
+    return [sorted(items) for items in found]
+
+
 def canonical_key(graph: OpGraph, schedule: Schedule, *, lanes_matter: bool) -> str:
     """Digest that is equal for schedules that are the same program on the device.
 
     Inside a CUDA Graph lanes only draw edges, so the key holds the reduced ordering edges, the launch order,
     priorities and variants (``lanes_matter=False``). On CPU threads a dependency costs more across lanes than within
-    one, and the launch order between lanes means nothing: the key holds each lane's sequence (``lanes_matter=True``).
+    one, and the launch order between lanes means nothing but for this: where operators of several threads run alone, what was launched
+    before one of them runs before it, and the rest after it. The key holds each lane's sequence, and which operators lie between two of
+    those (``lanes_matter=True``).
     """
     body: list[object] = [schedule.graph_hash, schedule.width, schedule.priority, schedule.variant]
     if lanes_matter:
@@ -189,6 +202,8 @@ def canonical_key(graph: OpGraph, schedule: Schedule, *, lanes_matter: bool) -> 
         for index in schedule.order:
             sequences.setdefault(schedule.lane[index], []).append(index)
         body += [sorted(sequences.values()), sorted(schedule.extra_edges)]
+        if len(sequences) > 1 and max(schedule.width) > 1:
+            body.append(_between_wide(schedule))
     else:
         body += [ordering_edges(graph, schedule), schedule.order]
     return hashlib.sha256(msgspec.json.encode(body)).hexdigest()

@@ -67,6 +67,11 @@ class Limits:
     native_lanes: bool = False
     one_team: bool = False
 
+    @property
+    def pair_widths(self) -> tuple[int, ...]:
+        """Widths at which an operator may run beside another."""
+        return self.widths[:1] if self.one_team else self.widths
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

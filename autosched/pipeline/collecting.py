@@ -189,6 +189,7 @@ def collect_graph(
         scope,
         model=name,
         widths=session.limits.widths,
+        pair_widths=session.limits.pair_widths,
         max_pairs=aims.pairs,
         max_groups=aims.groups,
         budget_s=budget_s * (1.0 - _SCHEDULE_SHARE) if aims.schedules else budget_s,

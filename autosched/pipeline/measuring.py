@@ -126,7 +126,7 @@ def measure_pairs(
     if limits.max_lanes > 1 and budget_s > 0:
         # What was measured while others had the cores says nothing; it is measured again.
         known = {(pair.first, pair.first_width, pair.last, pair.last_width) for pair in held() if _undisturbed(pair, device)}
-        choices = select_pairs(graph, solo, widths=limits.widths, max_pairs=400, known=known)
+        choices = select_pairs(graph, solo, widths=limits.pair_widths, max_pairs=400, known=known)
         begin_s = time.monotonic()
         done, lot = 0, _FIRST_LOT
         while done < len(choices) and lot > 0:
@@ -192,6 +192,7 @@ def cost_table(
         device=device_facts(key),
         model=model,
         launches=launches,
+        one_team=limits.one_team,
     )
     # A lane that polls takes the interpreter's lock from the others, or nothing.
     polling_us = 0.0 if limits.native_lanes else table.polling_us

@@ -137,7 +137,7 @@ def model_in_use(key: DeviceKey) -> Judged:
 
 def prediction_note(chosen: ChosenModel, graph: OpGraph, table: CostTable, pairs: Sequence[PairRecord]) -> str:
     """How many of the pairs that can meet were measured, and who predicted the others."""
-    meet = pairs_that_meet(graph, table.kernel, len(table.solo_us))
+    meet = pairs_that_meet(graph, table.kernel, len(table.solo_us), one_team=table.one_team)
     place = {
         (operator.signature, width): int(table.kernel[operator.index, column])
         for operator in graph.operators

@@ -168,6 +168,7 @@ class StoreRecording:
             device=self.scope.facts,
             model=model,
             launches=self.launches,
+            one_team=limits.one_team,
         )
         return Problem.make(graph, costs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled, inlined
 from autosched.search.compiled.layout import HEADER, UNREACHED
-from autosched.search.compiled.prefix import advance_to_finish, commit, idle_lanes
+from autosched.search.compiled.prefix import advance_to_finish, commit, idle_lanes, run_alone
 
 
 @inlined
@@ -29,6 +29,12 @@ def extend(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One decision of a beam: commit, then go on to the next decision (past the next finish if ``hold``). Returns ``prefix_key``."""
     count = kernel.shape[0]
+    if width > 0 and latency[7] > 0.0:
+        run_alone(
+            pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
+            floats, ints, lanes, operator, width,
+        )  # fmt: skip
+        return prefix_key(floats, ints, lanes, count, words)
     commit(floats, ints, lanes, count, used, operator, width, kernel, solo, pred_ptr, pred_idx, latency)
     go_on = hold
     while go_on or (ints[2] < count and (ints[4] == 0 or idle_lanes(ints, lanes, used) == 0)):
@@ -74,8 +80,8 @@ def branches(  # type: ignore[no-untyped-def]
             out[3 * found + 1] = width
             out[3 * found + 2] = 0
             found += 1
-            if idle < 2 or ints[4] < 2:
-                continue
+            if idle < 2 or ints[4] < 2 or (width > 0 and latency[7] > 0.0):
+                continue  # nobody is there to hold back
             contended = True
             row = kernel[chosen, width]
             for other_place in range(ints[4]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
-from autosched.search.compiled.lanes import queue_operators, release
+from autosched.search.compiled.lanes import next_gate, queue_operators, release
 from autosched.search.compiled.layout import MIN_SLOWDOWN, UNREACHED
 from autosched.search.compiled.room import leave, share_room, weigh
 from autosched.search.compiled.threads import arrival, crowding, lateness
@@ -38,6 +38,7 @@ def evaluate(  # type: ignore[no-untyped-def]
     polling = latency[4]
     spin = latency[5]
     wide = 1.5 * latency[6]  # more room than this is that of several threads
+    one_team = latency[7] > 0.0
     limit -= latency[2]
     begin = floats[1 : 1 + lanes]
     remaining = floats[1 + lanes : 1 + 2 * lanes]
@@ -72,6 +73,10 @@ def evaluate(  # type: ignore[no-untyped-def]
     crowd = 1.0
     spin_until = -1.0
     spin_room = 0.0
+    gate = count  # place of the next wide operator of a team: what is behind it waits, and it waits for all before it
+    opener = -1  # the last one that has ended
+    if one_team:
+        gate = next_gate(order, width_index, 0)
     while finished < count:
         best = UNREACHED
         best_lane = -1
@@ -82,7 +87,7 @@ def evaluate(  # type: ignore[no-untyped-def]
                 if cursor[lane] == heads[lane + 1]:
                     continue
                 index = queue[cursor[lane]]
-                if pending[index] > 0:
+                if pending[index] > 0 or place_of[index] > gate or (place_of[index] == gate and finished < gate):
                     continue
                 cursor[lane] += 1
                 start = 0.0
@@ -106,6 +111,19 @@ def evaluate(  # type: ignore[no-untyped-def]
                     if ready > start:
                         start = ready
                         held = before
+                if one_team:
+                    if opener >= 0 and lane_of[opener] != lane:
+                        ready = arrival(end[opener], free[lane], cross, polling)
+                        if ready > start:
+                            start = ready
+                            held = opener
+                    if place_of[index] == gate:
+                        for other in range(lanes):
+                            if other != lane and free[other] >= 0.0:
+                                ready = arrival(free[other], free[lane], cross, polling)
+                                if ready > start:
+                                    start = ready
+                                    held = queue[cursor[other] - 1]
                 held_by[index] = held
                 if start + bound[index] > limit:
                     return UNREACHED
@@ -211,6 +229,9 @@ def evaluate(  # type: ignore[no-untyped-def]
             if time < spin_until:
                 crowd = crowding(lanes, running, sequence, row, room, spin_room)
         finished += 1
+        if place_of[done] == gate:
+            opener = done
+            gate = next_gate(order, width_index, gate + 1)
         held_by[count] = done
         release(done, succ_ptr, succ_idx, pending, first_waiter, next_waiter)
     return time + latency[2]

@@ -9,7 +9,7 @@ list, ``first_waiter`` and then ``next_waiter``, which ends with -1.
 
 from __future__ import annotations
 
-from autosched.search.compiled.cache import inlined
+from autosched.search.compiled.cache import I1, compiled, inlined
 
 
 @inlined
@@ -39,6 +39,14 @@ def queue_operators(  # type: ignore[no-untyped-def]
             first_waiter[before] = index
     for lane in range(lanes):
         cursor[lane] = heads[lane]
+
+
+@compiled(f"i8({I1},{I1},i8)")
+def next_gate(order, width_index, place):  # type: ignore[no-untyped-def]
+    """The place of the first wide operator in a launch order from ``place`` on; its length if there is none."""
+    while place < order.shape[0] and width_index[order[place]] == 0:
+        place += 1
+    return place
 
 
 @inlined

@@ -6,7 +6,7 @@ operators the float row holds: time; then for each lane start, remaining, slowdo
 the end of each operator; then for each lane its part of the room (scratch); then until when a team's helpers spin (-1 none do), the room
 they take, and how many times slower everything is for it. The int row holds: starts so far, placed so far, finished so
 far, last finished operator, length of the ready list, how many run, 1 while one of those gets less room than it would beside one other,
-one unused; for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off), launch rank; for each
+last wide operator of a team that has finished (-1 none); for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off), launch rank; for each
 operator pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready list; then the lanes
 that run, in order of start.
 """
@@ -50,7 +50,7 @@ def reset_state(floats: Any, ints: Any, lanes: int, count: int, pred_ptr: Any) -
     ints[:] = 0
     floats[1 + 3 * lanes :] = -1.0
     floats[-1] = 1.0
-    ints[3] = -1
+    ints[3] = ints[7] = -1
     ints[HEADER : HEADER + lanes] = -1
     ints[HEADER + 2 * lanes : HEADER + 3 * lanes] = -1
     base = HEADER + 4 * lanes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
 from autosched.search.compiled.layout import HEADER, UNREACHED
-from autosched.search.compiled.prefix import advance_to_finish, commit, idle_lanes
+from autosched.search.compiled.prefix import advance_to_finish, commit, idle_lanes, run_alone
 
 
 @compiled(f"f8({ARRAYS},{F1},{I1},i8,{F1},{F1},{I1},i8)")
@@ -59,8 +59,15 @@ def list_finish(  # type: ignore[no-untyped-def]
                     chosen_width = width
             if chosen < 0:
                 break
+            if chosen_width > 0 and latency[7] > 0.0:
+                run_alone(
+                    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
+                    floats, ints, lanes, chosen, chosen_width,
+                )  # fmt: skip
+                idle = used
+                continue
             commit(floats, ints, lanes, count, used, chosen, chosen_width, kernel, solo, pred_ptr, pred_idx, latency)
             idle -= 1
-        if advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, excess_first, excess_last, latency) == -2:
+        if ints[2] < count and advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, excess_first, excess_last, latency) == -2:
             return UNREACHED
     return floats[0] + latency[2]

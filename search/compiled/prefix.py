@@ -1,11 +1,12 @@
-"""Growing a prefix of a schedule: ``commit`` and ``advance_to_finish``, the twins of ``fluid.FluidState.place`` and ``advance``.
+"""Growing a prefix of a schedule: ``commit`` and ``advance_to_finish``, the twins of ``fluid.FluidState.place`` and ``advance``; and
+``run_alone``, both for an operator that nothing may run beside.
 
 The rows of a state are laid out in :mod:`autosched.search.compiled.layout`.
 """
 
 from __future__ import annotations
 
-from autosched.search.compiled.cache import F1, F2, I1, compiled
+from autosched.search.compiled.cache import ARRAYS, F1, F2, I1, compiled
 from autosched.search.compiled.layout import HEADER, MIN_SLOWDOWN, UNREACHED
 from autosched.search.compiled.room import leave, share_room, weigh
 from autosched.search.compiled.threads import arrival, crowding, lateness
@@ -22,6 +23,7 @@ def commit(  # type: ignore[no-untyped-def]
     """
     time = floats[0]
     event = ints[3]
+    opener = ints[7]  # -1 where the lanes are no team
     base = HEADER + 4 * lanes
     best = UNREACHED
     best_lane = 0
@@ -40,6 +42,13 @@ def commit(  # type: ignore[no-untyped-def]
                 ready_us = arrival(ready_us, free, latency[1], latency[4])
             if ready_us > start:
                 start = ready_us
+        if opener >= 0 and ints[base + count + opener] != lane:
+            start = max(start, arrival(floats[1 + 4 * lanes + opener], free, latency[1], latency[4]))
+        if width > 0 and latency[7] > 0.0:
+            for other in range(1, lanes):
+                other_free = floats[1 + 3 * lanes + other]
+                if other_free >= 0.0:
+                    start = max(start, arrival(other_free, free, latency[1], latency[4]))
         wait = -1
         if start < time:
             wait = event
@@ -193,6 +202,19 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, exce
             ints[base + 5 * count + ints[4]] = after
             ints[4] += 1
     return operator
+
+
+@compiled(f"void({ARRAYS},{F1},{I1},i8,i8,i8)")
+def run_alone(  # type: ignore[no-untyped-def]
+    pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency, floats, ints, lanes, operator, width
+):
+    """``commit`` for a wide operator of a team: when all before it has ended, and go on until it has ended itself."""
+    count = kernel.shape[0]
+    while ints[2] < ints[1]:
+        advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, excess_first, excess_last, latency)
+    commit(floats, ints, lanes, count, 1, operator, width, kernel, solo, pred_ptr, pred_idx, latency)
+    advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, excess_first, excess_last, latency)
+    ints[7] = operator
 
 
 @compiled(f"i8({I1},i8,i8)")

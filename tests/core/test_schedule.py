@@ -80,6 +80,15 @@ def test_on_threads_lanes_mean_something_but_the_order_between_them_does_not() -
     assert canonical_key(graph, one, lanes_matter=True) != canonical_key(graph, moved, lanes_matter=True)
 
 
+def test_on_threads_it_matters_which_side_of_a_wide_operator_another_lane_is_launched() -> None:
+    graph = fork(4)
+    one = make_schedule(graph, [0, 1, 2, 3, 4], [0, 0, 1, 1, 0], width=[1, 2, 1, 1, 1])
+    same = make_schedule(graph, [0, 1, 2, 4, 3], [0, 0, 1, 1, 0], width=[1, 2, 1, 1, 1])
+    before = make_schedule(graph, [0, 2, 1, 3, 4], [0, 0, 1, 1, 0], width=[1, 2, 1, 1, 1])
+    assert canonical_key(graph, one, lanes_matter=True) == canonical_key(graph, same, lanes_matter=True)
+    assert canonical_key(graph, one, lanes_matter=True) != canonical_key(graph, before, lanes_matter=True)
+
+
 def test_ordering_edges_are_reduced() -> None:
     graph = fork(3)
     schedule = sequential(graph)

@@ -15,6 +15,7 @@ from autosched.core.program import Call, Ref
 from autosched.core.records import MAX_SLOWDOWN, Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
 from autosched.costmodel.select_pairs import select_pairs
 from autosched.costmodel.table import make_cost_table as full_cost_table
+from autosched.costmodel.table import pairs_that_meet
 from autosched.datasets.choices import independence
 from autosched.datasets.facts import DeviceFacts
 
@@ -68,6 +69,21 @@ def test_lanes_poll_and_helper_threads_spin_on_a_cpu_and_on_no_gpu() -> None:
     assert (gpu.polling_us, gpu.team_spin_us) == (0.0, 0.0)
     with pytest.raises(UsageError, match="polling_us"):
         dataclasses.replace(table, polling_us=-1.0)
+
+
+def test_where_lanes_are_one_team_nothing_spins_and_only_narrow_kernels_meet() -> None:
+    graph = fork(("a", "b"))
+    apart = make_cost_table(graph, solos(graph, (1, 2)), [], widths=(1, 2))
+    team = make_cost_table(graph, solos(graph, (1, 2)), [], widths=(1, 2), one_team=True)
+    assert (apart.one_team, team.one_team, team.team_spin_us) == (False, True, 0.0)
+    wide = team.kernel[:, 1]
+    assert (team.slowdown_last[wide] == 1.0).all()
+    assert (team.slowdown_last[:, wide] == 1.0).all()
+    assert (apart.slowdown_last[wide] > 1.0).any()
+    narrow = np.ix_(team.kernel[:, 0], team.kernel[:, 0])
+    assert (team.slowdown_last[narrow] == apart.slowdown_last[narrow]).all()
+    meet = pairs_that_meet(graph, team.kernel, len(team.solo_us), one_team=True)
+    assert {tuple(pair) for pair in np.argwhere(meet)} == {(team.kernel[1, 0], team.kernel[2, 0]), (team.kernel[2, 0], team.kernel[1, 0])}
 
 
 def test_equal_operators_share_a_row_and_the_analytic_prior_fills_it() -> None:

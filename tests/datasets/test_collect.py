@@ -97,6 +97,13 @@ def collect(graph: OpGraph, measurer: FakeMeasurer, store: Store, **options: obj
     return collect_model(graph, measurer, store, SCOPE, **(defaults | options))  # type: ignore[arg-type]
 
 
+def test_only_the_widths_at_which_operators_run_beside_others_are_paired(tmp_path: Path) -> None:
+    graph, store = fork(3), Store.create(tmp_path / "runs")
+    collect(graph, FakeMeasurer(graph), store, widths=(1, 2), pair_widths=(1,), probes=True)
+    assert {row.kernel.width for row in store.solo()} == {1, 2}
+    assert {(row.record.first_width, row.record.last_width) for row in store.pairs()} == {(1, 1)}
+
+
 def test_everything_once_in_both_orders_and_never_again(tmp_path: Path) -> None:
     graph, store = fork(6), Store.create(tmp_path)
     measurer = FakeMeasurer(graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from autosched.core.schedule import Schedule
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Pair
-from autosched.pipeline.measuring import Ledger, measure_pairs, measure_solo, rounds_within
+from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo, rounds_within
 from tests.conformance.graphs import TwoBranches, two_branches_program
 from tests.conformance.session_double import SessionDouble
 
@@ -30,6 +31,7 @@ class Session(SessionDouble):
         super().__init__(lambda schedule: 100.0)
         self.now_s, self.run_s, self.pair_s = 0.0, run_s, pair_s
         self.lots: list[int] = []
+        self.widths: set[tuple[int, int]] = set()
         self.repeats: list[int] = []
         self.load = 0.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
@@ -46,6 +48,7 @@ class Session(SessionDouble):
     def pairs(self, pairs: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
         self.now_s += self.pair_s * len(pairs)
         self.lots.append(len(pairs))
+        self.widths |= {(pair.first_width, pair.last_width) for pair in pairs}
         return [Failure(FailureKind.UNAVAILABLE, "not on this double")] * len(pairs)
 
 
@@ -93,3 +96,17 @@ def test_lots_of_pairs_end_with_their_time(monkeypatch: pytest.MonkeyPatch, jour
     assert session.now_s <= budget_s
     complete = not ledger.notes
     assert complete or session.now_s > budget_s - 1.0
+
+
+@pytest.mark.parametrize("one_team", [False, True])
+def test_where_lanes_are_one_team_no_pair_with_a_wide_operator_is_measured(
+    one_team: bool, monkeypatch: pytest.MonkeyPatch, journal: Journal
+) -> None:
+    session = Session(monkeypatch, 0.0)
+    session.limits = replace(session.limits, native_lanes=one_team, one_team=one_team)
+    solo = session.solo((1, 2), repeats=9)
+    measure_pairs(session, GRAPH, device_facts(KEY), solo, journal, 60.0, Ledger(), Silent())
+    assert session.widths == ({(1, 1)} if one_team else {(1, 1), (1, 2), (2, 1)})
+    table = cost_table(session, GRAPH, KEY, solo, [], {})
+    assert table.one_team is one_team
+    assert (table.team_spin_us > 0.0) is not one_team

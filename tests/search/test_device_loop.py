@@ -174,11 +174,13 @@ def test_a_queue_for_room_is_no_reason_to_correct() -> None:
     assert corrected.slowdown_last == pytest.approx(quiet, rel=0.01)
 
 
+@pytest.mark.parametrize("one_team", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_threads_that_poll_or_spin_are_no_reason_to_correct(seed: int) -> None:
+def test_threads_that_poll_or_spin_or_wait_for_their_team_are_no_reason_to_correct(seed: int, one_team: bool) -> None:
     made = synthetic.random_problem(seed, 30, widths=(1, 2), max_lanes=2)
     room = np.where(np.isin(np.arange(len(made.solo_us)), made.kernel[:, 0]), 0.5, 1.0)
-    costs = dataclasses.replace(made.costs, room=room, cross_lane_us=20.0, polling_us=200.0, team_spin_us=1e6)
+    disturbing = {"one_team": True} if one_team else {"polling_us": 200.0, "team_spin_us": 1e6}
+    costs = dataclasses.replace(made.costs, room=room, cross_lane_us=20.0, **disturbing)
     problem = Problem.make(made.graph, costs)
     rng = np.random.default_rng(seed)
     schedule = problem.schedule(range(30), rng.integers(0, 2, size=30), width_index=(rng.random(30) < 0.2).astype(np.int32))
@@ -188,6 +190,18 @@ def test_threads_that_poll_or_spin_are_no_reason_to_correct(seed: int) -> None:
     assert corrected.solo_us == pytest.approx(problem.solo_us, rel=0.01)
     assert corrected.slowdown_first == pytest.approx(problem.costs.slowdown_first, rel=0.02)
     assert corrected.slowdown_last == pytest.approx(problem.costs.slowdown_last, rel=0.02)
+
+
+def test_what_a_wide_operator_of_a_team_waited_for_is_to_blame_though_it_ran_elsewhere() -> None:
+    kernel = np.array([[0, 3], [1, 3], [2, 3]], dtype=np.int32)
+    slower = np.full((4, 4), 1.2)
+    costs = CostTable((1, 2), kernel, np.array([5.0, 20.0, 9.0, 6.0]), slower, slower, 0.0, 1.0, 0.0, 2, one_team=True)
+    problem = Problem.from_arrays([[], [], []], costs)
+    schedule = problem.schedule([0, 1, 2], [0, 1, 0], width_index=[0, 0, 1])
+    corrected = correct_with_times(problem, [(schedule, 2.0 * makespan_us(problem, schedule))])
+    assert corrected.slowdown_last[1, 0] > 1.2
+    moved = np.argwhere((corrected.slowdown_last != slower) | (corrected.slowdown_first != slower))
+    assert moved.tolist() == [[1, 0]]
 
 
 def test_correction_stays_within_its_band() -> None:

@@ -11,8 +11,10 @@ from autosched.core.costs import CostTable
 from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule
 from autosched.search import fluid, simulate, synthetic
+from autosched.search.beam import Beam
 from autosched.search.policies import Decoder, Policy
 from autosched.search.problem import Problem
+from autosched.search.strategy import SearchContext
 from autosched.search.synthetic import random_order
 
 
@@ -104,6 +106,81 @@ def test_what_a_list_policy_predicts_is_what_the_exported_schedule_takes(
     candidate = decoder.decode(Policy(alpha=alpha, gate=gate, wide_below=wide_below))
     exported = candidate.schedule(problem)
     assert fluid.simulate(problem, exported).makespan_us == pytest.approx(candidate.makespan_us, rel=1e-9)
+
+
+def of_one_team(problem: Problem, cross_lane_us: float = 1.0) -> Problem:
+    """The same where the lanes are the threads of one team."""
+    return Problem.make(problem.graph, dataclasses.replace(problem.costs, one_team=True, cross_lane_us=cross_lane_us))
+
+
+TEAM = {
+    "seed": st.integers(0, 10**6),
+    "count": st.integers(1, 40),
+    "lanes": st.integers(1, 5),
+    "shape": st.sampled_from(["layered", "wide", "cells"]),
+    "cross_lane_us": st.sampled_from([0.2, 1.0, 9.0]),
+    "polling_us": st.sampled_from([0.0, 0.0, 5.0]),
+}
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(**TEAM)
+def test_a_wide_operator_of_a_team_has_edges_from_all_before_it_and_to_all_after_it(
+    seed: int, count: int, lanes: int, shape: str, cross_lane_us: float, polling_us: float
+) -> None:
+    apart = with_threads(synthetic.random_problem(seed, count, shape=shape, widths=(1, 2), max_lanes=lanes), polling_us, 0.0)
+    apart = with_concurrent_gap(apart, 2.5 * (seed % 2))
+    team = of_one_team(apart, cross_lane_us)
+    apart = Problem.make(apart.graph, dataclasses.replace(team.costs, one_team=False))
+    schedule = random_schedule(team, seed, lanes)
+    run = fluid.simulate(team, schedule)
+    assert simulate.simulate(team, schedule) == run
+    edges = set(schedule.extra_edges)
+    for place, operator in enumerate(schedule.order):
+        if schedule.width[operator] > 1:
+            edges |= {(before, operator) for before in schedule.order[:place]}
+            edges |= {(operator, after) for after in schedule.order[place + 1 :]}
+    assert fluid.simulate(apart, dataclasses.replace(schedule, extra_edges=tuple(sorted(edges)))) == run
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(**TEAM, gate=st.sampled_from([0.0, 0.4, float("inf")]), wide_below=st.sampled_from([0.0, 1.0, 2.0, 1e9]))
+def test_what_a_list_policy_predicts_holds_where_lanes_are_one_team(
+    seed: int, count: int, lanes: int, shape: str, cross_lane_us: float, polling_us: float, gate: float, wide_below: float
+) -> None:
+    problem = with_threads(synthetic.random_problem(seed, count, shape=shape, widths=(1, 2), max_lanes=lanes), polling_us, 0.0)
+    problem = of_one_team(with_concurrent_gap(problem, 2.5 * (seed % 2)), cross_lane_us)
+    candidate = Decoder(problem, lanes, np.array([0, 1], dtype=np.int32)).decode(Policy(alpha=1.0, gate=gate, wide_below=wide_below))
+    exported = candidate.schedule(problem)
+    assert fluid.simulate(problem, exported).makespan_us == pytest.approx(candidate.makespan_us, rel=1e-9)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(**TEAM, pilot=st.booleans())
+def test_what_a_beam_predicts_holds_where_lanes_are_one_team(
+    seed: int, count: int, lanes: int, shape: str, cross_lane_us: float, polling_us: float, pilot: bool
+) -> None:
+    problem = with_threads(synthetic.random_problem(seed, count, shape=shape, widths=(1, 2), max_lanes=lanes), polling_us, 0.0)
+    problem = of_one_team(problem, cross_lane_us)
+    context = SearchContext(np.random.default_rng(seed), max_evaluations=1500, max_lanes=lanes)
+    found, _ = Beam("beam", width=4, branch=4, pilot=pilot).run(problem, context)
+    for candidate in found:
+        assert fluid.simulate(problem, candidate.schedule(problem)).makespan_us == pytest.approx(candidate.makespan_us, rel=1e-9)
+
+
+def test_what_is_launched_around_a_wide_operator_of_a_team_does_not_run_beside_it() -> None:
+    predecessors, solo = [[], [], [], [], []], [10.0, 4.0, 6.0, 3.0, 3.0]
+    ones = np.ones((6, 6))
+    kernel = np.array([[0, 5], [1, 5], [2, 5], [3, 5], [4, 5]], dtype=np.int32)
+    costs = CostTable((1, 2), kernel, np.array([*solo, 5.0]), ones, ones, 0.5, 2.0, 0.0, 2, one_team=True)
+    problem = Problem.from_arrays(predecessors, costs)
+    wide = [0, 0, 1, 1, 0]
+    run = fluid.simulate(problem, problem.schedule([1, 0, 2, 3, 4], [0, 1, 0, 0, 1], width_index=wide))
+    # Beside each other 10 and 4; the wide one when both have ended, its own lane last; the next wide one after the gap; then the team parts.
+    assert run.start_us == pytest.approx((0.0, 0.0, 10.5, 16.0, 23.0))
+    run = fluid.simulate(problem, problem.schedule([0, 1, 2, 4, 3], [1, 0, 0, 0, 1], width_index=[0, 0, 1, 0, 0]))
+    # Now the other lane is last: the team comes together; an operator of the wide one's own lane follows it after the gap.
+    assert run.start_us == pytest.approx((0.0, 0.0, 12.0, 17.5, 19.0))
 
 
 def two_operators(first: float, last: float, solo: tuple[float, float] = (10.0, 10.0)) -> Problem:

@@ -51,15 +51,16 @@ def test_room_is_kept_and_a_file_from_before_there_was_room_says_nothing_of_it(t
 
 def test_what_polls_and_spins_is_kept_and_a_file_from_before_says_nothing_of_it(tmp_path: Path) -> None:
     problem = synthetic.random_problem(5, 20)
-    costs = dataclasses.replace(problem.costs, polling_us=280.0, team_spin_us=8000.0)
+    costs = dataclasses.replace(problem.costs, polling_us=280.0, team_spin_us=8000.0, one_team=True)
     save_problem(synthetic.Problem.make(problem.graph, costs), tmp_path / "p.npz", provenance="")
     read = load_problem(tmp_path / "p.npz").problem.costs
-    assert (read.polling_us, read.team_spin_us) == (280.0, 8000.0)
+    assert (read.polling_us, read.team_spin_us, read.one_team) == (280.0, 8000.0, True)
     with np.load(tmp_path / "p.npz") as data:
         older = {name: data[name][:6] if name == "constants" else data[name] for name in data.files}
     np.savez(tmp_path / "old.npz", **older)
     read = load_problem(tmp_path / "old.npz").problem.costs
     assert (read.polling_us, read.team_spin_us, read.concurrent_gap_us) == (0.0, 0.0, problem.costs.concurrent_gap_us)
+    assert not read.one_team
 
 
 def test_kernels_nobody_uses_are_left_out(tmp_path: Path) -> None:
