@@ -120,7 +120,8 @@ def collect_model(
     """
     started = clock()
     deadline = started + budget_s
-    job = _Job(graph, measurer, store, scope, model, tuple(widths), tuple(pair_widths or widths), rng, clock, deadline, launches or {}, keep_disturbed, progress)
+    paired = tuple(pair_widths or widths)
+    job = _Job(graph, measurer, store, scope, model, tuple(widths), paired, rng, clock, deadline, launches or {}, keep_disturbed, progress)
     with Journal.open(store.folder / "failures.jsonl", Scope(scope.device, scope.software)) as failures:
         store.append([scope])
         added_solo, times = job.solo(failures)

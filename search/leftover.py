@@ -158,9 +158,10 @@ def simulate(problem: Problem, kernels: BlockKernels, schedule: Schedule) -> Sim
     """Run a legal schedule at block level, in plain Python (the oracle of the compiled twin).
 
     Raises:
-        UsageError: if the schedule uses a width that was not costed.
+        UsageError: if the schedule uses a width that was not costed, or lanes are one team.
         RuntimeError: if it is not legal: nothing runs, and nothing can start.
     """
+    _require_blocks(problem)
     width_index = problem.width_indices(schedule)
     gap_us, cross_us, fixed_us = problem.latency_us[:3].tolist()
     before = [problem.predecessors(index) for index in range(problem.count)]
@@ -207,12 +208,18 @@ def simulate(problem: Problem, kernels: BlockKernels, schedule: Schedule) -> Sim
     return Simulation(max(end_us) + fixed_us, tuple(start_us), tuple(end_us))
 
 
+def _require_blocks(problem: Problem) -> None:
+    if problem.costs.one_team:
+        raise UsageError("the block simulation was asked about lanes that are one team (a CPU's); expected a device of thread blocks")
+
+
 class BlockEvaluator:
     """Reusable buffers around the compiled block simulation of one problem. Not thread-safe."""
 
     def __init__(self, problem: Problem, kernels: BlockKernels, lanes: int) -> None:
         from autosched.search.compiled import leftover as compiled
 
+        _require_blocks(problem)
         self._compiled = compiled
         self.problem, self.kernels, self.lanes = problem, kernels, lanes
         count = problem.count
@@ -241,7 +248,7 @@ def simulate_compiled(problem: Problem, kernels: BlockKernels, schedule: Schedul
     """The compiled twin of :func:`simulate`.
 
     Raises:
-        UsageError: if the schedule uses a width that was not costed.
+        UsageError: if the schedule uses a width that was not costed, or lanes are one team.
     """
     width_index = problem.width_indices(schedule)
     problem, wait = split_waits(problem, schedule)

@@ -6,9 +6,9 @@ operators the float row holds: time; then for each lane start, remaining, slowdo
 the end of each operator; then for each lane its part of the room (scratch); then until when a team's helpers spin (-1 none do), the room
 they take, and how many times slower everything is for it. The int row holds: starts so far, placed so far, finished so
 far, last finished operator, length of the ready list, how many run, 1 while one of those gets less room than it would beside one other,
-last wide operator of a team that has finished (-1 none); for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off), launch rank; for each
-operator pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready list; then the lanes
-that run, in order of start.
+last wide operator of a team (-1 none); for each lane operator (-1 idle), kernel, place among starts (-1 while it waits, -2 once put off),
+launch rank; for each operator pending predecessors, lane (-1 not placed), width index, extra wait (-1 none); the launch order; the ready
+list; then the lanes that run, in order of start.
 """
 
 from __future__ import annotations

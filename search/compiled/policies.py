@@ -65,9 +65,11 @@ def list_finish(  # type: ignore[no-untyped-def]
                     floats, ints, lanes, chosen, chosen_width,
                 )  # fmt: skip
                 idle = used
-                continue
-            commit(floats, ints, lanes, count, used, chosen, chosen_width, kernel, solo, pred_ptr, pred_idx, latency)
-            idle -= 1
-        if ints[2] < count and advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, excess_first, excess_last, latency) == -2:
+            else:
+                commit(floats, ints, lanes, count, used, chosen, chosen_width, kernel, solo, pred_ptr, pred_idx, latency)
+                idle -= 1
+        if ints[2] == count:
+            break  # the last one ran alone
+        if advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, excess_first, excess_last, latency) == -2:
             return UNREACHED
     return floats[0] + latency[2]

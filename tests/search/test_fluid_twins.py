@@ -176,7 +176,7 @@ def test_what_is_launched_around_a_wide_operator_of_a_team_does_not_run_beside_i
     problem = Problem.from_arrays(predecessors, costs)
     wide = [0, 0, 1, 1, 0]
     run = fluid.simulate(problem, problem.schedule([1, 0, 2, 3, 4], [0, 1, 0, 0, 1], width_index=wide))
-    # Beside each other 10 and 4; the wide one when both have ended, its own lane last; the next wide one after the gap; then the team parts.
+    # Beside each other 10 and 4; the wide one when both have ended, its own lane last; the next after the gap; then the team parts.
     assert run.start_us == pytest.approx((0.0, 0.0, 10.5, 16.0, 23.0))
     run = fluid.simulate(problem, problem.schedule([0, 1, 2, 4, 3], [1, 0, 0, 0, 1], width_index=[0, 0, 1, 0, 0]))
     # Now the other lane is last: the team comes together; an operator of the wide one's own lane follows it after the gap.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -78,3 +80,11 @@ def test_pair_costs_recover_order_asymmetry() -> None:
 def test_a_kernel_without_blocks_is_refused() -> None:
     with pytest.raises(UsageError, match="blocks"):
         device([0])
+
+
+def test_lanes_that_are_one_team_are_refused() -> None:
+    problem, kernels = synthetic.random_block_problem(0, 8)
+    team = Problem.make(problem.graph, dataclasses.replace(problem.costs, one_team=True))
+    for run in (leftover.simulate, leftover.simulate_compiled):
+        with pytest.raises(UsageError, match="one team"):
+            run(team, kernels, team.schedule(range(8), [0] * 8))
