@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ LATE = -1
 # rounds.
 _AROUND_S = 110.0
 _LEAST_COMPILE_S = 10.0
+# Between two looks at what a process has done so far.
+_LOOK_S = 10.0
 
 
 class Call:
@@ -90,6 +92,11 @@ def compile_total_s(left_s: float, budget_s: float) -> float:
     return max(_LEAST_COMPILE_S, left_s - budget_s - _AROUND_S)
 
 
+def without_compilers_s(took_s: float, budget_s: float) -> float:
+    """Seconds that a comparison like one which took ``took_s`` needs: its compilers make do with what there is, as above."""
+    return min(took_s, budget_s + _AROUND_S)
+
+
 def write_whole(target: Path, text: str) -> None:
     """Write ``text`` so that readers see what was there before or all of it; its folder is made if it is missing."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -128,14 +135,34 @@ def run_to_end(command: Sequence[str], limit_s: float, *, environment: dict[str,
         return Ended(status, out.read(), err.read(), took_s)
 
 
-def run_logged(command: Sequence[str], limit_s: float, log: Path, *, environment: dict[str, str] | None = None) -> int | None:
-    """As ``run_to_end``, with what it prints added to the file ``log`` while it runs; the exit status."""
+def run_logged(
+    command: Sequence[str],
+    limit_s: float,
+    log: Path,
+    *,
+    environment: dict[str, str] | None = None,
+    meanwhile: Callable[[], None] | None = None,
+) -> int | None:
+    """As ``run_to_end``, with what it prints added to the file ``log`` while it runs; the exit status.
+
+    Args:
+        meanwhile: called every few seconds until it ends.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
-        return _run(command, limit_s, file, subprocess.STDOUT, environment, None)
+        return _run(command, limit_s, file, subprocess.STDOUT, environment, None, meanwhile)
 
 
-def _run(command: Sequence[str], limit_s: float, out: Any, err: Any, environment: dict[str, str] | None, folder: Path | None) -> int | None:
+def _run(
+    command: Sequence[str],
+    limit_s: float,
+    out: Any,
+    err: Any,
+    environment: dict[str, str] | None,
+    folder: Path | None,
+    meanwhile: Callable[[], None] | None = None,
+) -> int | None:
+    until = time.monotonic() + limit_s
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -148,7 +175,12 @@ def _run(command: Sequence[str], limit_s: float, out: Any, err: Any, environment
         preexec_fn=functools.partial(die_with, os.getpid()),  # noqa: PLW1509
     )
     try:
-        return process.wait(timeout=None if limit_s == float("inf") else limit_s)
+        while meanwhile is not None and (left_s := until - time.monotonic()) > _LOOK_S:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=_LOOK_S)
+            meanwhile()
+        left_s = until - time.monotonic()
+        return process.wait(timeout=None if left_s == math.inf else left_s)
     except subprocess.TimeoutExpired:
         return None
     finally:

@@ -9,19 +9,20 @@ folder that is named after the GPU (``h100``, ``h200``, ...): a later call may b
 where they were stopped, and may be run by hand as well: the commands stand at the top of their logs, ``logs/<step>.log``. A step first gets
 the seconds of the plan, over all calls together; when every step has had its own, what is left goes to those that are not done. What does
 not fit into the rest of a call waits for the next one, and something shorter goes before it. A step that fails is not run again without
-``--retry``. ``--archive FILE`` keeps all of it in one file as well, and goes on from that where ``--out`` is not there. Exit status: 0 all
-is done, 1 all has been run and something failed, 10 something is left for the next call.
+``--retry``. ``--archive FILE`` keeps all of it in one file as well, new after every result, and goes on from that where ``--out`` is not
+there. Exit status: 0 all is done, 1 all has been run and something failed, 10 something is left for the next call.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,11 +43,12 @@ _SHOWN_LINES = 8
 _REHEARSAL = "rehearsal"
 # Files of tests/gpu on which everything else rests; tests/gpu/conftest.py puts the others in order.
 _RULES = ("streams", "serving", "layout")
-# Small ones first: with little time many models tell more than one large one.
+# Those that compile quickly have a step of their own, which fits into what a call has left.
+_QUICK = ("autosched:deepfm", "torchvision:squeezenet1_1", "transformers:bert")
+# Begun with nearly all of a call: what max-autotune is late for in the first one's run is not asked again.
 _SUITE = (
-    "torchvision:googlenet", "torchvision:squeezenet1_1", "autosched:deepfm", "autosched:randwire", "transformers:bert",
-    "torchvision:resnet50", "transformers:t5", "torchvision:inception_v3", "torchvision:mobilenet_v2", "torchvision:densenet201",
-    "timm:nasnetalarge",
+    "torchvision:googlenet", "autosched:randwire", "torchvision:resnet50", "transformers:t5", "torchvision:inception_v3",
+    "torchvision:mobilenet_v2", "torchvision:densenet201", "timm:nasnetalarge",
 )  # fmt: skip
 
 
@@ -76,6 +78,10 @@ def _script(name: str, *options: str) -> tuple[str, ...]:
     return (str(ROOT / "experiments" / name), *options)
 
 
+def _suite(*models: str) -> tuple[str, ...]:
+    return _script("h200/suite.py", *models, "--batches", "1", "--dtypes", "float32", "--out", "{out}/suite", "--deadline", "{seconds}")
+
+
 def _tests(*names: str) -> tuple[str, ...]:
     files = [str(ROOT / "tests" / "gpu" / f"test_gpu_{name}.py") for name in names]
     # Verbose, so that the log of a run that was stopped says what passed; no cache, so that no run knows of another.
@@ -101,12 +107,8 @@ def steps(opara: Path | None = None) -> list[Step]:
         Step("doctor", ("-P", "-m", "autosched", "doctor"), 45.0, 5.0, required=True, smoke=()),
         Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
         Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 240.0),
-        Step(
-            "suite",
-            _script("h200/suite.py", *_SUITE, "--batches", "1", "--dtypes", "float32", "--out", "{out}/suite", *limits),
-            520.0,
-            300.0,
-        ),
+        Step("quick", _suite(*_QUICK), 300.0, 260.0),
+        Step("suite", _suite(*_SUITE), 500.0, 400.0),
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
         Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 60.0, smoke=on_cpu),
@@ -163,8 +165,8 @@ def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step
                 yield step, limit_s
 
 
-def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool) -> str:
-    """Run one step for at most ``limit_s`` seconds; its state afterwards."""
+def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, meanwhile: Callable[[], None] | None = None) -> str:
+    """Run one step for at most ``limit_s`` seconds; its state afterwards. ``meanwhile`` is called every few seconds."""
     seconds = max(1.0, limit_s - step.margin_s)
     words = [*step.command, *((step.smoke or ()) if smoke else ())]
     command = [sys.executable, *(word.replace("{out}", str(out)).replace("{seconds}", f"{seconds:.0f}") for word in words)]
@@ -177,7 +179,7 @@ def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool) -> 
         file.write(f"\n{datetime.now(UTC).isoformat(timespec='seconds')} at most {limit_s:.0f} s\n{shlex.join(command)}\n\n")
         said_before = file.tell()
     begin = time.monotonic()
-    status = run_logged(command, limit_s, log)
+    status = run_logged(command, limit_s, log, meanwhile=meanwhile)
     state = {0: "done", LEFT: "left", None: "left"}.get(status, "failed")
     diary.note(step, state, before_s + time.monotonic() - begin)
     said = "its time was over" if status is None else f"status {status}"
@@ -187,14 +189,39 @@ def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool) -> 
     return state
 
 
-def pack(out: Path, archive: Path) -> None:
-    """All of ``out`` as one file; whoever ends this leaves the one before."""
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    part = archive.with_name(f".{archive.name}.part")
-    with tarfile.open(part, "w:gz") as file:
-        for item in sorted(out.iterdir()):
-            file.add(item, item.name)
-    part.replace(archive)
+class Archive:
+    """All of a folder as one file; whoever ends this leaves the one before.
+
+    Args:
+        whole: the folder.
+        target: the file.
+    """
+
+    def __init__(self, whole: Path, target: Path) -> None:
+        self._whole, self._target = whole, target
+        self._packed: dict[Path, int] = {}
+
+    def pack(self) -> None:
+        """Write it."""
+        results = self._results()
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        part = self._target.with_name(f".{self._target.name}.part")
+        with tarfile.open(part, "w:gz") as file:
+            for item in sorted(self._whole.iterdir()):
+                file.add(item, item.name)
+        part.replace(self._target)
+        self._packed = results
+
+    def look(self) -> None:
+        """Write it if a step that runs has got further since: a machine may be taken away in the middle of a long one."""
+        # What goes while it is read was not finished: the next look finds what it has become.
+        with contextlib.suppress(OSError):
+            if self._results() != self._packed:
+                self.pack()
+
+    def _results(self) -> dict[Path, int]:
+        """Files that are whole once they are there, and when they were written; logs grow all the time."""
+        return {path: path.stat().st_mtime_ns for path in self._whole.rglob("*") if path.is_file() and path.suffix != ".log"}
 
 
 def unpack(archive: Path, out: Path) -> None:
@@ -222,7 +249,7 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=540.0, help="of this call")
     parser.add_argument(
-        "--archive", type=Path, default=None, help="one file with everything, new after every step; begun from on another machine"
+        "--archive", type=Path, default=None, help="one file with everything, new after every result; begun from on another machine"
     )
     parser.add_argument("--only", nargs="*", default=[], help="names of steps; nothing else is run")
     parser.add_argument("--opara", type=Path, default=None, help="a clone of its published code, to be compared with")
@@ -236,7 +263,8 @@ def main() -> int:
     plan = [step for step in plan if step.name in (arguments.only or [step.name]) and (step.smoke is not None or not arguments.smoke)]
     # Commands are started elsewhere and must find it all the same.
     whole = arguments.out.resolve()
-    if arguments.archive is not None and arguments.archive.exists() and not any(whole.glob("*/session.json")):
+    archive = Archive(whole, arguments.archive) if arguments.archive is not None else None
+    if archive is not None and arguments.archive.exists() and not any(whole.glob("*/session.json")):
         unpack(arguments.archive, whole)
     if arguments.list:
         return tell(whole, plan)
@@ -252,9 +280,9 @@ def main() -> int:
                 diary.note(step, "left", 0.0)
     call = Call(arguments.seconds, spare_s=5.0)
     for step, limit_s in turns(plan, diary, call):
-        state = run(step, limit_s, out, diary, smoke=arguments.smoke)
-        if arguments.archive is not None:
-            pack(whole, arguments.archive)
+        state = run(step, limit_s, out, diary, smoke=arguments.smoke, meanwhile=archive.look if archive is not None else None)
+        if archive is not None:
+            archive.pack()
         if state != "done" and step.required:
             print(f"{step.name} is needed by everything else; nothing more is run", flush=True)
             return 1

@@ -64,6 +64,16 @@ def test_what_a_process_prints_and_how_it_ends(tmp_path: Path) -> None:
     assert log.read_text().count("why") == 2
 
 
+def test_one_can_look_at_what_a_process_has_done_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_LOOK_S", 0.05)
+    log = tmp_path / "step.log"
+    seen: list[str] = []
+    code = "import time; print('so far', flush=True); time.sleep(600)"
+    assert run_logged([sys.executable, "-c", code], 3.0, log, meanwhile=lambda: seen.append(log.read_text())) is None
+    assert seen[-1] == "so far\n"
+    assert run_logged([sys.executable, "-c", "raise SystemExit(3)"], 60.0, log, meanwhile=lambda: None) == 3
+
+
 def test_nobody_waits_for_what_a_process_leaves_behind_and_it_ends() -> None:
     leaves = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
     ended = run_to_end([sys.executable, "-c", leaves], 60.0)

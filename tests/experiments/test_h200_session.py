@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 
 from autosched.core.errors import DeviceMissing
 from autosched.core.records import DeviceKey
+from experiments import calls
 from experiments.calls import LEFT
 from experiments.h200 import session
 from experiments.h200.session import Step
+from experiments.h200.suite import CLAIMED, CONTROLS
 
 ROOT = Path(__file__).resolve().parents[2]
 Made = list[tuple[str, float]]
@@ -33,7 +36,7 @@ class Rig:
         monkeypatch.setattr(session, "run_logged", self._run)
         monkeypatch.setattr(session, "cuda_device_key", lambda: DeviceKey("cuda", self.gpu, ()))
 
-    def _run(self, command: list[str], limit_s: float, log: Path) -> int | None:
+    def _run(self, command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None] | None) -> int | None:
         name = log.stem
         self.made.append((name, limit_s))
         queue = self.answers.get(name, [])
@@ -93,7 +96,7 @@ def test_without_a_device_nothing_else_is_run_and_every_call_asks(rig: Rig) -> N
 
 
 def test_a_step_that_ends_the_whole_session_has_had_its_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(command: list[str], limit_s: float, log: Path) -> int:
+    def killed(command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None] | None) -> int:
         raise KeyboardInterrupt
 
     plan = [step("a"), step("b")]
@@ -179,6 +182,61 @@ def test_a_command_gets_its_folder_and_seconds_and_its_words_are_logged(
     assert capsys.readouterr().out.splitlines()[1:3] == [f"    {[str(folder), '48', '--smoke']}", "    oh"]
 
 
+_UNTIL_PACKED = """
+import pathlib, sys, tarfile, time
+out = pathlib.Path(sys.argv[1])
+archive = out.parents[1] / "kept" / "all.tar.gz"
+(out / "row.json").write_text("{}")
+for _ in range(300):
+    time.sleep(0.1)
+    if archive.exists() and "rehearsal/row.json" in tarfile.open(archive).getnames():
+        sys.exit(0)
+sys.exit(3)
+"""
+
+
+def test_the_archive_has_a_result_while_its_step_still_runs(
+    real: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_LOOK_S", 0.1)
+    assert real(_UNTIL_PACKED, "--smoke", "--archive", str(tmp_path / "kept" / "all.tar.gz")) == 0
+
+
+def test_an_archive_is_written_anew_for_results_and_not_for_logs(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    target = tmp_path / "all.tar.gz"
+    archive = session.Archive(tmp_path / "whole", target)
+    (tmp_path / "whole" / "a.json").write_text("{}")
+    archive.look()
+    before = target.stat().st_mtime_ns
+    (tmp_path / "whole" / "a.log").write_text("words")
+    archive.look()
+    assert target.stat().st_mtime_ns == before
+    (tmp_path / "whole" / "b.json").write_text("{}")
+    archive.look()
+    assert target.stat().st_mtime_ns > before
+
+
+def test_an_archive_stays_where_a_file_goes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "whole").mkdir()
+    target = tmp_path / "all.tar.gz"
+    archive = session.Archive(tmp_path / "whole", target)
+    (tmp_path / "whole" / "a.json").write_text("{}")
+    archive.look()
+    before = target.read_bytes()
+    (tmp_path / "whole" / "b.json").write_text("{}")
+
+    def gone(file: tarfile.TarFile, name: Path, arcname: str) -> None:
+        raise FileNotFoundError(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tarfile.TarFile, "add", gone)
+        archive.look()
+    assert target.read_bytes() == before
+    archive.look()
+    assert target.read_bytes() != before
+
+
 @pytest.mark.slow
 def test_every_command_is_one_that_there_is(tmp_path: Path) -> None:
     plan = session.steps(tmp_path / "clone")
@@ -197,8 +255,18 @@ def test_every_command_is_one_that_there_is(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             # argparse shortens names by itself: an option that was renamed would pass by --help alone.
             assert all(word in done.stdout for word in words if word.startswith("--"))
-    # Together with what no plan counts they fill three calls of nine minutes and no more than a fourth.
-    assert 3 * 535 <= sum(item.plan_s for item in plan) < 4 * 535
+    # Up to the tests they fill three calls of nine minutes and no more than a fourth; what comes behind is dropped first.
+    counted = [item.plan_s for item in plan[: names.index("tests") + 1]]
+    assert 3 * 535 <= sum(counted) < 4 * 535
+
+
+def test_a_models_compilers_have_time_in_whatever_step_begins_with_it() -> None:
+    plan = {item.name: item for item in session.steps()}
+    for name, compilers_s in (("quick", 60.0), ("suite", 200.0)):
+        assert calls.compile_total_s(plan[name].least_s - plan[name].margin_s, 60.0) >= compilers_s
+    asked = [word for name in ("quick", "suite") for word in plan[name].command if ":" in word]
+    assert len(set(asked)) == len(asked)
+    assert set(CLAIMED) | set(CONTROLS) == set(asked)
 
 
 def test_what_it_starts_is_little(tmp_path: Path) -> None:

@@ -104,9 +104,15 @@ def test_a_call_stops_before_a_run_that_would_not_fit_and_the_next_goes_on(calle
     assert called(200.0, *asked) == (0, [])
 
 
+def test_a_model_whose_compilers_were_slow_keeps_no_other_from_its_turn(called: Callable[..., tuple[int, Called]]) -> None:
+    asked = ("a:1", "a:2", "--batches", "1", "--dtypes", "float32", "--deadline", "520")
+    code, made = called(250.0, *asked)
+    assert (code, [limit_s for _, limit_s in made]) == (0, [512.0, 262.0])
+
+
 def test_a_run_that_was_cut_short_comes_first_next_time(called: Callable[..., tuple[int, Called]]) -> None:
     asked = ("a:1", "a:2", "--batches", "1", "--dtypes", "float32", "--expect", "50")
-    code, made = called(300.0, *asked)
+    code, made = called(400.0, *asked)
     assert (code, len(made)) == (LEFT, 1)
     code, made = called(600.0, *asked)  # longer than any call: it is given up with the whole window
     assert (code, [name for name, _ in made]) == (0, ["a_2_b1_float32.json"])

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,13 @@ _root = Path(__file__).resolve().parents[2]
 if str(_root) not in sys.path:
     sys.path.append(str(_root))
 
-_ORDER = ("streams", "memory", "fuzz", "device", "low_precision", "models", "serving", "layout", "regions", "inductor", "second")
+_ORDER = (
+    "streams", "memory", "fuzz", "in_place", "device", "state", "low_precision",
+    "models", "serving", "layout", "regions", "inductor", "second",
+)  # fmt: skip
 _EMULATED = "EMULATED_CUDA_MEMORY_BYTES" in os.environ
 _GRACE_S = 10.0
+_LAST_WORDS = 12  # lines
 _LONGEST_S = 300.0  # any test: a GPU's time is dear
 _spent_s: dict[str, float] = {}
 
@@ -60,13 +65,27 @@ def _turn(item: pytest.Item) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
-@pytest.fixture(autouse=True)
-def _time_plan(request: pytest.FixtureRequest) -> None:
-    """Fail what no longer fits instead of leaving it out: a green run means that everything ran."""
-    budget_s = request.config.getoption("--gpu-budget")
-    spent_s = sum(_spent_s.values())
-    if spent_s >= budget_s:
-        pytest.fail(f"not run: the GPU budget of {budget_s:.0f} s is spent; give more with --gpu-budget, or run this file alone")
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail what no longer fits instead of leaving it out: a green run means that everything ran.
+
+    No fixture may do this: a module's own, which opens a model, comes before any test's.
+    """
+    budget_s = item.config.getoption("--gpu-budget")
+    if item.get_closest_marker("gpu") is not None and sum(_spent_s.values()) >= budget_s:
+        pytest.fail(
+            f"not run: the GPU budget of {budget_s:.0f} s is spent; give more with --gpu-budget, or run this file alone", pytrace=False
+        )
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """Say at once why a test failed: a run that is ended by force never comes to its summary."""
+    outcome = yield
+    report = outcome.get_result()
+    terminal = item.config.pluginmanager.get_plugin("terminalreporter")
+    if report.failed and terminal is not None and item.get_closest_marker("gpu") is not None:
+        terminal.write_line("")
+        terminal.write_line("\n".join(report.longreprtext.splitlines()[-_LAST_WORDS:]))
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)

@@ -55,9 +55,9 @@ def test_a_schedule_is_for_the_gpu_that_it_was_measured_on(lowering: str, kept: 
         autosched.load(data, Net().eval().to("cuda:0"), strict=True)
     first = tuned(lowering, "cuda:0")
     assert first.bundle.key.device != second.bundle.key.device
-    # A journal for each, and runs for each.
+    # A journal for each, and runs for each; what is measured of compiled variants is nobody's to learn from.
     assert len(list((kept / "measurements").glob("*.jsonl"))) == 2
-    assert len(list((kept / "runs").iterdir())) == 2
+    assert len(list((kept / "runs").glob("*"))) == (0 if lowering == "fused" else 2)
     x = torch.randn(4, 8, device="cuda:0")
     assert torch.allclose(autosched.load(first.to_bytes(), Net().eval().to("cuda:0"), strict=True)(x), Net().to("cuda:0")(x), atol=1e-5)
 
