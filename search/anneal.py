@@ -29,6 +29,9 @@ class MoveWeights:
     ``exchange``: two operators change places and lanes; ``tails``: from some place on, two lanes change names. Single moves hardly
     improve a wide graph, where every lane is full: what helps is another operator in the same place.
 
+    ``width_run``: up to 16 operators that follow each other in the launch order get one width, where lanes are one team: a wide operator
+    between one-thread ones makes all lanes wait twice, so the first step towards a good schedule is often a bad one.
+
     ``near`` is the share of order moves that stay within a few places, ``critical`` the share of moves of operators on the chain that
     decides the makespan.
     """
@@ -37,23 +40,24 @@ class MoveWeights:
     order: float = 0.25
     lane_and_order: float = 0.20
     width: float = 0.10
+    width_run: float = 0.50
     wait: float = 0.10
     exchange: float = 0.60
     tails: float = 0.10
     near: float = 0.5
     critical: float = 0.4
 
-    def cumulative(self, *, lanes: int, widths: int) -> Floats:
-        """Chances up to and including each kind, then ``near`` and ``critical``: float64 ``[9]``; kinds without effect get none."""
+    def cumulative(self, *, lanes: int, widths: int, one_team: bool) -> Floats:
+        """Chances up to and including each kind, then ``near`` and ``critical``: float64 ``[10]``; kinds without effect get none."""
         several = lanes > 1
         weights = np.array(
             [
                 self.lane * several, self.order, self.lane_and_order * several, self.exchange, self.tails * several,
-                self.width * (widths > 1), self.wait * several,
+                self.width * (widths > 1), self.width_run * (widths > 1 and one_team), self.wait * several,
             ]
         )  # fmt: skip
         total = float(weights.sum())
-        share = np.cumsum(weights / total) if total > 0 else np.array([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+        share = np.cumsum(weights / total) if total > 0 else np.array([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
         result: Floats = np.append(share, [self.near, self.critical])
         return result
 
@@ -68,7 +72,7 @@ class Annealer:
 
         self._compiled = compiled
         self.problem, self.lanes, self.widths = problem, lanes, widths
-        self._moves = (moves or MoveWeights()).cumulative(lanes=lanes, widths=len(widths))
+        self._moves = (moves or MoveWeights()).cumulative(lanes=lanes, widths=len(widths), one_team=problem.costs.one_team)
         self._hot, self._cold = hot, cold
         count = problem.count
         self._floats = np.zeros(layout.float_row(count, lanes))

@@ -36,6 +36,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from experiments.search.common import best_of, instances, recorded_problems, run, table, write
 
 _MOST_OPERATORS = 400
+_NO_MOVES = MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, width_run=0.0, wait=0.0, exchange=0.0, tails=0.0)
 
 
 def brute_force(*, smoke: bool) -> dict[str, object]:
@@ -130,12 +131,8 @@ def ablations(problems: dict[str, Problem], known: dict[str, float], *, smoke: b
             "no pair term": _judged(problem, _with_slowdowns(problem, None), evaluations),
             "no learned model (one mean slowdown)": _judged(problem, _with_slowdowns(problem, "mean"), evaluations),
             "order-averaged pairs": _judged(problem, _with_slowdowns(problem, "averaged"), evaluations),
-            "order only (HEFT's lanes)": _partial(
-                problem, MoveWeights(lane=0.0, order=1.0, lane_and_order=0.0, width=0.0, wait=0.0, exchange=0.0, tails=0.0), evaluations
-            ),
-            "extra edges only (HEFT's order and lanes)": _partial(
-                problem, MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, wait=1.0, exchange=0.0, tails=0.0), evaluations
-            ),
+            "order only (HEFT's lanes)": _partial(problem, dataclasses.replace(_NO_MOVES, order=1.0), evaluations),
+            "extra edges only (HEFT's order and lanes)": _partial(problem, dataclasses.replace(_NO_MOVES, wait=1.0), evaluations),
             "random": run("random", problem, evaluations)[0],
         }
         for name, value in found.items():

@@ -7,7 +7,17 @@ import numpy as np
 from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
 from autosched.search.compiled.copy_rows import copy_rows
 from autosched.search.compiled.fluid import evaluate
-from autosched.search.compiled.moves import draw_partner, draw_position, draw_wait, exchange, exchange_tails, move_operator
+from autosched.search.compiled.moves import (
+    RUN,
+    draw_partner,
+    draw_position,
+    draw_wait,
+    exchange,
+    exchange_tails,
+    move_operator,
+    restore_run,
+    widen_run,
+)
 from autosched.search.compiled.splitmix import next_uniform
 
 
@@ -27,8 +37,9 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         values: float64 ``[2]``: makespan of ``current`` and of ``best``, microseconds. Updated.
         bound: as in ``evaluate``.
         widths: allowed width indices.
-        moves: float64 ``[9]``, cumulative chances of: lane; order; lane and order; exchange of two operators; exchange of two lanes' tails;
-            width; extra wait; then the share of near order moves, and the share of moves of operators on the critical chain.
+        moves: float64 ``[10]``, cumulative chances of: lane; order; lane and order; exchange of two operators; exchange of two lanes'
+            tails; width; width of a run of operators; extra wait; then the share of near order moves, and the share of moves of operators
+            on the critical chain.
         temperatures: float64 ``[2]``, first and last, microseconds; geometric between.
         first_step, steps, total_steps: which part of the whole run this call does.
         random_state: uint64 ``[1]``.
@@ -44,13 +55,15 @@ def anneal_steps(  # type: ignore[no-untyped-def]
     held_by = scratch[scratch.shape[0] - count - 1 :]
     chain = np.empty(count, dtype=np.int32)  # operators that decide the makespan of the current schedule
     chain_length = 0
+    kept = np.empty((2, RUN), dtype=np.int32)
+    ready = np.empty(lanes + count, dtype=np.float64)
     simulated = 0
     cooling = np.log(temperatures[1] / temperatures[0])
     for _ in range(4 * steps):
         if simulated == steps:
             break
         temperature = temperatures[0] * np.exp(cooling * (first_step + simulated) / total_steps)
-        if chain_length > 0 and next_uniform(random_state) < moves[8]:
+        if chain_length > 0 and next_uniform(random_state) < moves[9]:
             operator = chain[int(next_uniform(random_state) * chain_length)]
         else:
             operator = int(next_uniform(random_state) * count)
@@ -59,17 +72,19 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         new_lane, new_width, new_wait, new_place = old_lane, old_width, old_wait, old_place
         partner = -1
         tail = -1
+        begin = -1
+        end = -1
         if move < moves[0] or moves[1] <= move < moves[2]:
             new_lane = int(next_uniform(random_state) * (lanes - 1))
             if new_lane >= old_lane:
                 new_lane += 1
         if moves[0] <= move < moves[2]:
             new_place = draw_position(
-                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, moves[7], 3 * lanes, random_state
+                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, moves[8], 3 * lanes, random_state
             )  # fmt: skip
         elif moves[2] <= move < moves[3]:
             partner = draw_partner(
-                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, moves[7], 3 * lanes, random_state
+                order, position, operator, pred_ptr, pred_idx, succ_ptr, succ_idx, wait, waits, moves[8], 3 * lanes, random_state
             )  # fmt: skip
         elif moves[3] <= move < moves[4]:
             tail = int(next_uniform(random_state) * (lanes - 1))
@@ -77,16 +92,27 @@ def anneal_steps(  # type: ignore[no-untyped-def]
                 tail += 1
         elif moves[4] <= move < moves[5]:
             new_width = widths[int(next_uniform(random_state) * widths.shape[0])]
-        elif move >= moves[5]:
+        elif moves[5] <= move < moves[6]:
+            span = 2 << int(next_uniform(random_state) * 4)
+            begin = max(0, old_place - int(next_uniform(random_state) * span))
+            end = min(count, begin + span)
+            run_width = widths[int(next_uniform(random_state) * widths.shape[0])]
+            changed = widen_run(
+                order, position, lane_of, width_index, begin, end, run_width, lanes, kept, ready, pred_ptr, pred_idx, kernel, solo
+            )
+            if changed == 0:
+                continue
+        elif move >= moves[6]:
             new_wait = draw_wait(order, position, lane_of, operator, wait, 4 * lanes, pred_ptr, pred_idx, random_state)
         if new_width > 0:
             new_lane = 0  # as problem.one_wide_lane
         same = new_lane == old_lane and new_width == old_width and new_wait == old_wait and new_place == old_place
-        if same and partner < 0 and tail < 0:
+        if same and partner < 0 and tail < 0 and begin < 0:
             continue
-        lane_of[operator] = new_lane
-        width_index[operator] = new_width
-        wait[operator] = new_wait
+        if begin < 0:
+            lane_of[operator] = new_lane
+            width_index[operator] = new_width
+            wait[operator] = new_wait
         if new_place != old_place:
             move_operator(order, position, old_place, new_place)
         if partner >= 0:
@@ -118,6 +144,8 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             exchange(order, position, lane_of, width_index, operator, partner)
         if new_place != old_place:
             move_operator(order, position, new_place, old_place)
+        if begin >= 0:
+            restore_run(order, lane_of, width_index, begin, end, kept)
         lane_of[operator] = old_lane
         width_index[operator] = old_width
         wait[operator] = old_wait

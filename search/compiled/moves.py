@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from autosched.search.compiled.cache import I1, compiled, inlined
+from autosched.search.compiled.cache import F1, I1, compiled, inlined
+from autosched.search.compiled.layout import UNREACHED
 from autosched.search.compiled.splitmix import next_uniform
+
+RUN = 16
+"""Most operators that :func:`widen_run` takes."""
 
 
 @inlined
@@ -115,6 +119,62 @@ def exchange_tails(order, lane_of, width_index, begin, first, second):  # type: 
                 lane_of[operator] = second
             elif lane_of[operator] == second:
                 lane_of[operator] = first
+
+
+@compiled(f"i8({I1},{I1},{I1},{I1},i8,i8,i8,i8,i4[:,::1],{F1},{I1},{I1},i4[:,::1],{F1})")
+def widen_run(  # type: ignore[no-untyped-def]
+    order, position, lane_of, width_index, begin, end, width, lanes, kept, ready, pred_ptr, pred_idx, kernel, solo
+):
+    """Give the operators from place ``begin`` of the launch order to ``end`` one width; how many had another.
+
+    Those that were wide and are so no more go to the lane on which they start earliest if nothing disturbs them.
+
+    Args:
+        order, position, lane_of, width_index: of ``anneal_steps``.
+        begin, end, width: the run, and its new width index.
+        lanes: lane slots.
+        kept: int32 ``[2, RUN]``, overwritten with the lanes and width indices of before, for :func:`restore_run`.
+        ready: float64 ``[lanes + n]``, overwritten.
+        pred_ptr, pred_idx, kernel, solo: of ``Problem.arrays``.
+    """
+    changed = 0
+    for lane in range(lanes):
+        ready[lane] = 0.0
+    for place in range(begin, end):
+        operator = order[place]
+        kept[0, place - begin] = lane_of[operator]
+        kept[1, place - begin] = width_index[operator]
+        if width_index[operator] != width:
+            changed += 1
+        first = 0
+        last = lanes
+        if width > 0:
+            last = 1  # as problem.one_wide_lane
+        elif width_index[operator] == 0:
+            first = lane_of[operator]
+            last = first + 1
+        best = UNREACHED
+        for lane in range(first, last):
+            start = ready[lane]
+            for edge in range(pred_ptr[operator], pred_ptr[operator + 1]):
+                before = pred_idx[edge]
+                if position[before] >= begin:
+                    start = max(start, ready[lanes + before])
+            if start < best:
+                best = start
+                lane_of[operator] = lane
+        width_index[operator] = width
+        ready[lanes + operator] = best + solo[kernel[operator, width]]
+        ready[lane_of[operator]] = ready[lanes + operator]
+    return changed
+
+
+@compiled(f"void({I1},{I1},{I1},i8,i8,i4[:,::1])")
+def restore_run(order, lane_of, width_index, begin, end, kept):  # type: ignore[no-untyped-def]
+    """Undo :func:`widen_run`."""
+    for place in range(begin, end):
+        lane_of[order[place]] = kept[0, place - begin]
+        width_index[order[place]] = kept[1, place - begin]
 
 
 @inlined

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from autosched.core.costs import CostTable
 from autosched.search import synthetic
 from autosched.search.anneal import Annealer, MoveWeights
 from autosched.search.beam import Beam
 from autosched.search.optuna_search import OptunaSearch, open_study
-from autosched.search.policies import Decoder, Policy, best_policies, portfolio
-from autosched.search.problem import Problem
+from autosched.search.policies import Candidate, Decoder, Policy, best_policies, portfolio
+from autosched.search.problem import Problem, one_wide_lane
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
 from tests.conformance.strategy_suite import flat_costs
+
+NO_MOVES = MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, width_run=0.0, wait=0.0, exchange=0.0, tails=0.0)
 
 
 def context(evaluations: int = 5000, seed: int = 0, **limits: object) -> SearchContext:
@@ -49,8 +54,6 @@ def test_mixing_widths_beats_every_pure_form() -> None:
     solo = np.array([8.0, 3.0, 3.0, 8.0, 4.0, 2.9, 2.9, 4.0])  # four kernels narrow, the same four wide
     slow = np.ones((8, 8))
     slow[4:, :] = slow[:, 4:] = 2.0
-    from autosched.core.costs import CostTable
-
     kernel = np.array([[0, 4], [1, 5], [2, 6], [3, 7]], dtype=np.int32)
     problem = Problem.from_arrays([[], [0], [0], [1, 2]], CostTable((1, 2), kernel, solo, slow, slow, 0.0, 0.0, 0.0, 2))
     best = STRATEGIES.get("portfolio").propose(problem, context())[0]
@@ -72,28 +75,84 @@ def test_move_weights_switch_moves_off() -> None:
     problem = synthetic.random_problem(3, 40, widths=(1, 2))
     lanes, widths = 4, np.array([0, 1], dtype=np.int32)
     start = Decoder(problem, lanes, widths).decode(Policy())
-    only_order = MoveWeights(lane=0.0, order=1.0, lane_and_order=0.0, width=0.0, wait=0.0, exchange=0.0, tails=0.0)
+    only_order = dataclasses.replace(NO_MOVES, order=1.0)
     found, _ = Annealer(problem, lanes, widths, moves=only_order).run(start, context(4000), "test")
     assert (found[0].lane == start.lane).all()
     assert (found[0].width_index == start.width_index).all()
     assert (found[0].order != start.order).any()
-    only_waits = MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, wait=1.0, exchange=0.0, tails=0.0)
+    only_waits = dataclasses.replace(NO_MOVES, wait=1.0)
     found, _ = Annealer(problem, lanes, widths, moves=only_waits).run(start, context(4000), "test")
     assert (found[0].lane == start.lane).all()
     assert (found[0].order == start.order).all()
 
 
+def two_chains_of_a_team() -> Problem:
+    """Two chains of four operators that take 10 us narrow and 6 us wide: both lanes at work win a little, one narrow operator loses."""
+    slow = np.ones((2, 2))
+    costs = CostTable((1, 2), np.tile(np.array([[0, 1]], dtype=np.int32), (8, 1)), np.array([10.0, 6.0]), slow, slow, 0.0, 1.0, 0.0, 2)
+    return Problem.from_arrays([[], [], [0], [1], [2], [3], [4], [5]], dataclasses.replace(costs, one_team=True))
+
+
+def test_a_run_of_operators_becomes_narrow_where_each_alone_would_lose() -> None:
+    problem = two_chains_of_a_team()
+    order, zeros = np.arange(8, dtype=np.int32), np.zeros(8, dtype=np.int32)
+    start = Candidate(48.0, order, zeros, zeros + 1, zeros - 1)
+    assert makespan_us(problem, start.schedule(problem)) == 48.0
+    annealer = partial(Annealer, problem, 2, np.array([0, 1], dtype=np.int32))
+    one, _ = annealer(moves=dataclasses.replace(NO_MOVES, width=1.0)).run(start, context(500), "test")
+    assert one[0].makespan_us == 48.0
+    run, _ = annealer(moves=dataclasses.replace(NO_MOVES, width_run=1.0)).run(start, context(500), "test")
+    assert run[0].makespan_us == 40.0
+    assert makespan_us(problem, run[0].schedule(problem)) == 40.0
+
+
+def test_runs_get_one_width_where_lanes_are_one_team_only() -> None:
+    chances = partial(MoveWeights().cumulative, lanes=2)
+    assert chances(widths=2, one_team=True)[6] > chances(widths=2, one_team=True)[5]
+    for widths, one_team in ((2, False), (1, True), (1, False)):
+        found = chances(widths=widths, one_team=one_team)
+        assert found[6] == found[5]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_widening_a_run_changes_nothing_else_and_can_be_undone(seed: int) -> None:
+    from autosched.search.compiled.moves import RUN, restore_run, widen_run
+
+    problem, rng = synthetic.random_problem(seed, 30, widths=(1, 2)), np.random.default_rng(seed)
+    order = synthetic.random_order(problem, rng)
+    position = np.argsort(order).astype(np.int32)
+    width_index = rng.integers(0, 2, size=30).astype(np.int32)
+    lane_of = one_wide_lane(rng.integers(0, 4, size=30), width_index)
+    before = lane_of.copy(), width_index.copy()
+    begin, width = int(rng.integers(0, 30)), int(rng.integers(0, 2))
+    end = min(30, begin + int(rng.integers(1, RUN + 1)))
+    run = order[begin:end]
+    kept, ready = np.zeros((2, RUN), dtype=np.int32), np.zeros(4 + 30)
+    changed = widen_run(
+        order, position, lane_of, width_index, begin, end, width, 4, kept, ready, problem.pred_ptr, problem.pred_idx, problem.kernel,
+        problem.solo_us,
+    )  # fmt: skip
+    assert changed == (before[1][run] != width).sum()
+    assert (width_index[run] == width).all()
+    assert (one_wide_lane(lane_of, width_index) == lane_of).all()
+    untouched = np.ones(30, dtype=np.bool_)
+    untouched[run] = False
+    untouched |= before[1] == width
+    assert (lane_of[untouched] == before[0][untouched]).all()
+    restore_run(order, lane_of, width_index, begin, end, kept)
+    assert (lane_of == before[0]).all()
+    assert (width_index == before[1]).all()
+
+
 def test_a_wait_that_pays_is_found_and_needless_ones_are_dropped() -> None:
     # 0 then 2 on one lane; 1 slows 0 tenfold and does nothing to 2. If 1 waits for 0, nobody loses anything.
-    from autosched.core.costs import CostTable
-
     slow = np.array([[1.0, 10.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
     kernel = np.array([[0], [1], [2]], dtype=np.int32)
     costs = CostTable((1,), kernel, np.array([10.0, 2.0, 10.0]), slow, slow, 0.0, 0.0, 0.0, 2)
     problem = Problem.from_arrays([[], [], [0]], costs)
     start = Decoder(problem, 2, np.array([0], dtype=np.int32)).decode(Policy())
     assert start.makespan_us == pytest.approx(21.8)
-    only_waits = MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, wait=1.0, exchange=0.0, tails=0.0)
+    only_waits = dataclasses.replace(NO_MOVES, wait=1.0)
     found, _ = Annealer(problem, 2, np.array([0], dtype=np.int32), moves=only_waits).run(start, context(500), "test")
     assert found[0].makespan_us == pytest.approx(20.0)
     assert found[0].schedule(problem).extra_edges == ((0, 1),)
