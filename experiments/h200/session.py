@@ -22,7 +22,7 @@ import shlex
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +41,7 @@ from experiments.devices import folder_name  # noqa: E402
 _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
 _SHOWN_LINES = 8
 _REHEARSAL = "rehearsal"
+_DIARY = "session.json"
 # Files of tests/gpu on which everything else rests; tests/gpu/conftest.py puts the others in order.
 _RULES = ("streams", "serving", "layout")
 # Those that compile quickly have a step of their own, which fits into what a call has left.
@@ -152,43 +153,6 @@ class Diary:
         write_json(self._target, {"steps": self.steps})
 
 
-def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step, float]]:
-    """Steps of one call, each with its seconds; asked again after each has been run."""
-    for surplus in (False, True):
-        for step in plan:
-            if step.required:
-                due, planned_s = not surplus, step.plan_s
-            else:
-                due, planned_s = diary.state(step) == "left", step.plan_s - diary.took_s(step)
-            limit_s = call.left_s if surplus else min(call.left_s, planned_s)
-            if due and limit_s >= step.least_s:
-                yield step, limit_s
-
-
-def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, meanwhile: Callable[[], None] | None = None) -> str:
-    """Run one step for at most ``limit_s`` seconds; its state afterwards. ``meanwhile`` is called every few seconds."""
-    seconds = max(1.0, limit_s - step.margin_s)
-    words = [*step.command, *((step.smoke or ()) if smoke else ())]
-    command = [sys.executable, *(word.replace("{out}", str(out)).replace("{seconds}", f"{seconds:.0f}") for word in words)]
-    log = out / "logs" / f"{step.name}.log"
-    before_s = diary.took_s(step)
-    # Charged beforehand: one that ends this process, too, has had its time.
-    diary.note(step, "left", before_s + limit_s)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"\n{datetime.now(UTC).isoformat(timespec='seconds')} at most {limit_s:.0f} s\n{shlex.join(command)}\n\n")
-        said_before = file.tell()
-    begin = time.monotonic()
-    status = run_logged(command, limit_s, log, meanwhile=meanwhile)
-    state = {0: "done", LEFT: "left", None: "left"}.get(status, "failed")
-    diary.note(step, state, before_s + time.monotonic() - begin)
-    said = "its time was over" if status is None else f"status {status}"
-    print(f"{step.name}: {state} ({said}, {time.monotonic() - begin:.0f} s); {log}", flush=True)
-    for line in log.read_bytes()[said_before:].decode(errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]:
-        print(f"    {line[:200]}", flush=True)
-    return state
-
-
 class Archive:
     """All of a folder as one file; whoever ends this leaves the one before.
 
@@ -220,8 +184,53 @@ class Archive:
                 self.pack()
 
     def _results(self) -> dict[Path, int]:
-        """Files that are whole once they are there, and when they were written; logs grow all the time."""
-        return {path: path.stat().st_mtime_ns for path in self._whole.rglob("*") if path.is_file() and path.suffix != ".log"}
+        """Files of results and when they were written; the others change all the time."""
+        files = (path for path in self._whole.rglob("*") if path.is_file())
+        return {path: path.stat().st_mtime_ns for path in files if path.suffix != ".log" and path.name != _DIARY}
+
+
+def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step, float]]:
+    """Steps of one call, each with its seconds; asked again after each has been run."""
+    for surplus in (False, True):
+        for step in plan:
+            if step.required:
+                due, planned_s = not surplus, step.plan_s
+            else:
+                due, planned_s = diary.state(step) == "left", step.plan_s - diary.took_s(step)
+            limit_s = call.left_s if surplus else min(call.left_s, planned_s)
+            if due and limit_s >= step.least_s:
+                yield step, limit_s
+
+
+def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, archive: Archive | None = None) -> str:
+    """Run one step for at most ``limit_s`` seconds; its state afterwards."""
+    seconds = max(1.0, limit_s - step.margin_s)
+    words = [*step.command, *((step.smoke or ()) if smoke else ())]
+    command = [sys.executable, *(word.replace("{out}", str(out)).replace("{seconds}", f"{seconds:.0f}") for word in words)]
+    log = out / "logs" / f"{step.name}.log"
+    before_s = diary.took_s(step)
+    # Charged beforehand: one that ends this process, too, as soon as it begins, has had its time.
+    diary.note(step, "left", before_s + limit_s)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"\n{datetime.now(UTC).isoformat(timespec='seconds')} at most {limit_s:.0f} s\n{shlex.join(command)}\n\n")
+        said_before = file.tell()
+    begin = time.monotonic()
+
+    def look() -> None:
+        # Whoever stops this from outside takes nothing from what is left of its plan.
+        diary.note(step, "left", before_s + time.monotonic() - begin)
+        if archive is not None:
+            archive.look()
+
+    status = run_logged(command, limit_s, log, meanwhile=look)
+    state = {0: "done", LEFT: "left", None: "left"}.get(status, "failed")
+    diary.note(step, state, before_s + time.monotonic() - begin)
+    said = "its time was over" if status is None else f"status {status}"
+    print(f"{step.name}: {state} ({said}, {time.monotonic() - begin:.0f} s); {log}", flush=True)
+    for line in log.read_bytes()[said_before:].decode(errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]:
+        print(f"    {line[:200]}", flush=True)
+    return state
 
 
 def unpack(archive: Path, out: Path) -> None:
@@ -234,8 +243,8 @@ def unpack(archive: Path, out: Path) -> None:
 def tell(whole: Path, plan: Sequence[Step]) -> int:
     """Print how each GPU's steps stand; ``LEFT`` if one is left."""
     ends = []
-    for folder in sorted(path.parent for path in whole.glob("*/session.json")) or [whole / "nothing yet"]:
-        diary = Diary(folder / "session.json")
+    for folder in sorted(path.parent for path in whole.glob(f"*/{_DIARY}")) or [whole / "nothing yet"]:
+        diary = Diary(folder / _DIARY)
         for step in plan:
             print(f"{diary.state(step):6}  {step.name:12}  {diary.took_s(step):4.0f} of {step.plan_s:4.0f} s  {folder.name}")
         ends.append(_status(plan, diary))
@@ -264,7 +273,7 @@ def main() -> int:
     # Commands are started elsewhere and must find it all the same.
     whole = arguments.out.resolve()
     archive = Archive(whole, arguments.archive) if arguments.archive is not None else None
-    if archive is not None and arguments.archive.exists() and not any(whole.glob("*/session.json")):
+    if archive is not None and arguments.archive.exists() and not any(whole.glob(f"*/{_DIARY}")):
         unpack(arguments.archive, whole)
     if arguments.list:
         return tell(whole, plan)
@@ -273,14 +282,14 @@ def main() -> int:
     except DeviceMissing as error:
         print(f"nothing is run: {error}", flush=True)
         return 1
-    diary = Diary(out / "session.json")
+    diary = Diary(out / _DIARY)
     if arguments.retry:
         for step in plan:
             if diary.state(step) == "failed":
                 diary.note(step, "left", 0.0)
     call = Call(arguments.seconds, spare_s=5.0)
     for step, limit_s in turns(plan, diary, call):
-        state = run(step, limit_s, out, diary, smoke=arguments.smoke, meanwhile=archive.look if archive is not None else None)
+        state = run(step, limit_s, out, diary, smoke=arguments.smoke, archive=archive)
         if archive is not None:
             archive.pack()
         if state != "done" and step.required:

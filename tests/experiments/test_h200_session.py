@@ -36,7 +36,7 @@ class Rig:
         monkeypatch.setattr(session, "run_logged", self._run)
         monkeypatch.setattr(session, "cuda_device_key", lambda: DeviceKey("cuda", self.gpu, ()))
 
-    def _run(self, command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None] | None) -> int | None:
+    def _run(self, command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None]) -> int | None:
         name = log.stem
         self.made.append((name, limit_s))
         queue = self.answers.get(name, [])
@@ -96,7 +96,7 @@ def test_without_a_device_nothing_else_is_run_and_every_call_asks(rig: Rig) -> N
 
 
 def test_a_step_that_ends_the_whole_session_has_had_its_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None] | None) -> int:
+    def killed(command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None]) -> int:
         raise KeyboardInterrupt
 
     plan = [step("a"), step("b")]
@@ -106,6 +106,26 @@ def test_a_step_that_ends_the_whole_session_has_had_its_time(rig: Rig, monkeypat
             rig.call(plan)
     assert json.loads((rig.out / "h100" / "session.json").read_text())["steps"]["a"] == {"state": "left", "took_s": 100.0}
     assert rig.call(plan, "--seconds", "120") == (0, [("b", 100), ("a", 114)])
+
+
+def test_a_step_that_is_stopped_from_outside_is_charged_for_what_it_took(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    archive = tmp_path / "all.tar.gz"
+
+    def stopped(command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None]) -> int:
+        (rig.out / "h100" / "row.json").write_text("{}")
+        rig.now += 30.0
+        meanwhile()
+        raise KeyboardInterrupt
+
+    plan = [step("a"), step("b")]
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "run_logged", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            rig.call(plan, "--archive", str(archive))
+    # Another machine knows as much as this one.
+    rig.out = tmp_path / "elsewhere"
+    assert rig.call(plan, "--archive", str(archive)) == (0, [("a", 70), ("b", 100)])
+    assert (rig.out / "h100" / "row.json").exists()
 
 
 def test_the_list_and_names_of_steps(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
