@@ -109,7 +109,7 @@ def make_cost_table(
         max_lanes=max_lanes,
         measured_pairs=measured,
         room=room_of(rows.facts, (device,), np.zeros(len(rows.facts), dtype=np.int64)),
-        polling_us=POLLING_US if device.kind == "cpu" else 0.0,
+        polling_us=POLLING_US if device.kind == "cpu" and not one_team else 0.0,
         team_spin_us=TEAM_SPIN_US if device.kind == "cpu" and not one_team else 0.0,
         one_team=one_team,
     )

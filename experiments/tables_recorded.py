@@ -33,6 +33,11 @@ class Recorded:
         return str(self.report["model"])
 
     @property
+    def taken(self) -> str:
+        """When, as a date that sorts; empty if that is not said."""
+        return str(self.document.get("environment", {}).get("taken", ""))
+
+    @property
     def batch(self) -> int:
         """Batch size."""
         return int(self.document["run"]["batch"])
@@ -117,8 +122,11 @@ def gpus(results: Path) -> list[Path]:
 
 
 def cpus(results: Path) -> list[Path]:
-    """The folder of each CPU that something was recorded on; the one with most models first, which is the one that pages show."""
-    return sorted(results.glob("cpu_*/"), key=lambda folder: (-len(recorded(folder)[0]), folder.name))
+    """The folder of each CPU that something was recorded on; first the one with most models, of equals the newest, which pages show."""
+    folders = sorted(results.glob("cpu_*/"), key=lambda folder: folder.name)
+    newest = {folder: max((item.taken for item in recorded(folder)[0]), default="") for folder in folders}
+    # Sorting keeps the order of equals.
+    return sorted(sorted(folders, key=newest.__getitem__, reverse=True), key=lambda folder: -len(recorded(folder)[0]))
 
 
 def for_each(folders: Sequence[Path], table: Callable[[Path], str]) -> str:

@@ -61,7 +61,7 @@ def scheduled(store: Store, models: Mapping[str, PairModel], kind: str) -> tuple
 
 
 def ablated(store: Store, models: Mapping[str, PairModel], kind: str) -> dict[str, ScheduleError]:
-    """The same errors of ``kind`` without what is known of threads that poll, of those that spin, and of both."""
+    """The same errors of ``kind`` without what is known of threads that poll, of those that spin, and of both; none where none do either."""
     without = {
         "neither": {"polling_us": 0.0, "team_spin_us": 0.0},
         "helper threads that spin": {"polling_us": 0.0},
@@ -75,7 +75,7 @@ def ablated(store: Store, models: Mapping[str, PairModel], kind: str) -> dict[st
         rows = schedule_errors(store, {kind: lambda family: models.get(family) or AnalyticModel()}, partial(replace, **times_us))
         # The others stand in the table of all models.
         found.update((label, row) for row in rows if row.model == kind)
-    return found
+    return found if found["neither"] != found["both"] else {}
 
 
 def lines(groups: Mapping[str, list[Composition]], schedules: tuple[ScheduleError, ...], waiting: Mapping[str, ScheduleError]) -> list[str]:

@@ -75,7 +75,7 @@ def test_where_lanes_are_one_team_nothing_spins_and_only_narrow_kernels_meet() -
     graph = fork(("a", "b"))
     apart = make_cost_table(graph, solos(graph, (1, 2)), [], widths=(1, 2))
     team = make_cost_table(graph, solos(graph, (1, 2)), [], widths=(1, 2), one_team=True)
-    assert (apart.one_team, team.one_team, team.team_spin_us) == (False, True, 0.0)
+    assert (apart.one_team, team.one_team, team.team_spin_us, team.polling_us) == (False, True, 0.0, 0.0)
     wide = team.kernel[:, 1]
     assert (team.slowdown_last[wide] == 1.0).all()
     assert (team.slowdown_last[:, wide] == 1.0).all()
