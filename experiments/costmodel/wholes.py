@@ -61,7 +61,7 @@ def scheduled(store: Store, models: Mapping[str, PairModel], kind: str) -> tuple
 
 
 def ablated(store: Store, models: Mapping[str, PairModel], kind: str) -> dict[str, ScheduleError]:
-    """The same errors of ``kind`` without what is known of threads that poll, of those that spin, and of both; none where none do either."""
+    """The same errors of ``kind`` without what is known of threads that poll, of those that spin, and of both; none if none do."""
     without = {
         "neither": {"polling_us": 0.0, "team_spin_us": 0.0},
         "helper threads that spin": {"polling_us": 0.0},
