@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
-from autosched.search.compiled.lanes import next_gate, queue_operators, release
+from autosched.search.compiled.lanes import open_phase, queue_operators, release
 from autosched.search.compiled.layout import MIN_SLOWDOWN, UNREACHED
 from autosched.search.compiled.room import leave, share_room, weigh
 from autosched.search.compiled.threads import arrival, crowding, lateness
@@ -73,10 +73,12 @@ def evaluate(  # type: ignore[no-untyped-def]
     crowd = 1.0
     spin_until = -1.0
     spin_room = 0.0
-    gate = count  # place of the next wide operator of a team: what is behind it waits, and it waits for all before it
-    opener = -1  # the last one that has ended
+    opened = count  # a team's operators from this place of the launch order on begin when all before it have ended
+    opener = -1  # the last of those
     if one_team:
-        gate = next_gate(order, width_index, 0)
+        for lane in range(lanes):
+            heads[lane + 1] = cursor[lane]
+        opened = open_phase(order, lane_of, width_index, heads, 0)
     while finished < count:
         best = UNREACHED
         best_lane = -1
@@ -87,7 +89,7 @@ def evaluate(  # type: ignore[no-untyped-def]
                 if cursor[lane] == heads[lane + 1]:
                     continue
                 index = queue[cursor[lane]]
-                if pending[index] > 0 or place_of[index] > gate or (place_of[index] == gate and finished < gate):
+                if pending[index] > 0:
                     continue
                 cursor[lane] += 1
                 start = 0.0
@@ -117,7 +119,7 @@ def evaluate(  # type: ignore[no-untyped-def]
                         if ready > start:
                             start = ready
                             held = opener
-                    if place_of[index] == gate:
+                    if width_index[index] > 0:
                         for other in range(lanes):
                             if other != lane and free[other] >= 0.0:
                                 ready = arrival(free[other], free[lane], cross, polling)
@@ -229,9 +231,9 @@ def evaluate(  # type: ignore[no-untyped-def]
             if time < spin_until:
                 crowd = crowding(lanes, running, sequence, row, room, spin_room)
         finished += 1
-        if place_of[done] == gate:
+        if finished == opened and opened < count:
             opener = done
-            gate = next_gate(order, width_index, gate + 1)
+            opened = open_phase(order, lane_of, width_index, heads, opened)
         held_by[count] = done
         release(done, succ_ptr, succ_idx, pending, first_waiter, next_waiter)
     return time + latency[2]

@@ -41,10 +41,15 @@ def queue_operators(  # type: ignore[no-untyped-def]
         cursor[lane] = heads[lane]
 
 
-@compiled(f"i8({I1},{I1},i8)")
-def next_gate(order, width_index, place):  # type: ignore[no-untyped-def]
-    """The place of the first wide operator in a launch order from ``place`` on; its length if there is none."""
-    while place < order.shape[0] and width_index[order[place]] == 0:
+@compiled(f"i8({I1},{I1},{I1},{I1},i8)")
+def open_phase(order, lane_of, width_index, heads, place):  # type: ignore[no-untyped-def]
+    """Let a team's lanes go on from ``place`` of the launch order: a wide operator alone, or the narrow ones up to the next wide one.
+
+    ``heads`` then end each lane's queue behind the last operator that may begin. Returns the place of the first that may not.
+    """
+    first = place
+    while place < order.shape[0] and (place == first or (width_index[order[place]] == 0 and width_index[order[first]] == 0)):
+        heads[lane_of[order[place]] + 1] += 1
         place += 1
     return place
 
