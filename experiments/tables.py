@@ -42,8 +42,8 @@ def of_cpus(table: Callable[[Path], str]) -> str:
 
 
 def of_cpu(table: Callable[[Path], str]) -> str:
-    """``table`` of the CPU that most was recorded on."""
-    return next((table(folder) for folder in cpus(RESULTS)), NOT_YET)
+    """``table`` of the CPU that was measured last, of those where it was recorded."""
+    return next((text for folder in cpus(RESULTS) if (text := table(folder)) != NOT_YET), NOT_YET)
 
 
 def included(path: Path) -> str:

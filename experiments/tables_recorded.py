@@ -122,11 +122,9 @@ def gpus(results: Path) -> list[Path]:
 
 
 def cpus(results: Path) -> list[Path]:
-    """The folder of each CPU that something was recorded on; first the one with most models, of equals the newest, which pages show."""
+    """The folder of each CPU that something was recorded on; the one with the newest report of a model first: the code changes."""
     folders = sorted(results.glob("cpu_*/"), key=lambda folder: folder.name)
-    newest = {folder: max((item.taken for item in recorded(folder)[0]), default="") for folder in folders}
-    # Sorting keeps the order of equals.
-    return sorted(sorted(folders, key=newest.__getitem__, reverse=True), key=lambda folder: -len(recorded(folder)[0]))
+    return sorted(folders, key=lambda folder: max((item.taken for item in recorded(folder)[0]), default=""), reverse=True)
 
 
 def for_each(folders: Sequence[Path], table: Callable[[Path], str]) -> str:
