@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 _MODULES = ("torch", "triton", "cuda.bindings")
-_WATCHED = (
-    "torch.cuda", "torch._C", "torch._inductor", "torch._functorch", "torch._dynamo", "torch._guards", "torch._subclasses", "torch._ops",
-    "torch.backends", "torch.fx", "torch.export", "torch.library", "torch.utils", "triton", "cuda.bindings",
+_OF_TORCH = (
+    "cuda", "_C", "_inductor", "_functorch", "_dynamo", "_guards", "_subclasses", "_ops", "backends", "fx", "export", "library", "utils",
 )  # fmt: skip
+_WATCHED = (*(f"torch.{name}" for name in _OF_TORCH), "triton", "cuda.bindings")
 
 
 @dataclass(frozen=True, slots=True)

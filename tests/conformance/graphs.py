@@ -6,7 +6,7 @@ Aliases and in-place changes are observed from the tensors, so a recorded graph 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -138,6 +138,16 @@ class Recorder:
         return argument
 
 
+def normals(rng: random.Random) -> Callable[..., torch.Tensor]:
+    """Draws tensors of the shape it is given, from a generator that ``rng`` seeds."""
+    generator = torch.Generator().manual_seed(rng.randrange(2**31))
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return normal
+
+
 def random_program(rng: random.Random, operators: int = 12) -> tuple[Program, dict[int, torch.Tensor]]:
     """An executable program of cheap operators on ``[4, 6]`` float32 tensors, with views, in-place changes and several outputs.
 
@@ -145,11 +155,7 @@ def random_program(rng: random.Random, operators: int = 12) -> tuple[Program, di
         The program, and the tensor of each of its constants by value index.
     """
     recorder = Recorder()
-    generator = torch.Generator().manual_seed(rng.randrange(2**31))
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
+    normal = normals(rng)
     pool = [recorder.input(normal(4, 6)) for _ in range(2)]
     pool += [recorder.constant(f"weight{index}", normal(4, 6)) for index in range(2)]
     square = recorder.constant("square", normal(6, 6) * 0.4)

@@ -87,16 +87,20 @@ class KeyValueCache(Stateful):
 
     keys: torch.Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, length: int = 16) -> None:
         super().__init__()
-        self.register_buffer("keys", torch.zeros(16, SIZE))
-        self.register_buffer("values", torch.zeros(16, SIZE))
+        self.register_buffer("keys", torch.zeros(length, SIZE))
+        self.register_buffer("values", torch.zeros(length, SIZE))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def fill(self, x: torch.Tensor) -> None:
+        """Put the first row at the next place."""
         place = self.count.reshape(1)
         self.keys.index_copy_(0, place, self.layer(x[:1]))
         self.values.index_copy_(0, place, x[:1])
         self.count += 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.fill(x)
         scores = (x @ self.keys.t()).masked_fill(torch.arange(16, device=x.device) >= self.count, float("-inf"))
         return torch.softmax(scores, 1) @ self.values
 

@@ -12,7 +12,7 @@ from autosched.core.graph import OpGraph
 from autosched.core.program import Many, Program, Ref, WriteBack
 from autosched.runtime.in_place import finished_before
 from autosched.runtime.plan import Plan
-from tests.conformance.graphs import Recorder
+from tests.conformance.graphs import Recorder, normals
 
 
 def random_stateful_program(rng: random.Random, operators: int = 14) -> tuple[Program, dict[int, torch.Tensor]]:
@@ -22,11 +22,7 @@ def random_stateful_program(rng: random.Random, operators: int = 14) -> tuple[Pr
         The program, and the tensor of each of its constants by value index.
     """
     recorder = Recorder()
-    generator = torch.Generator().manual_seed(rng.randrange(2**31))
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
+    normal = normals(rng)
     targets = [recorder.input(normal(4, 6)) for _ in range(2)]
     states = list(targets)
     rows = recorder.constant("rows", torch.tensor([2, 0]))

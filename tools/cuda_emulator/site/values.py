@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 import triton_values
-from torch.library import Library, get_kernel
+from torch import library as torch_library
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-_LIBRARIES: list[Library] = []
+_LIBRARIES: list[torch_library.Library] = []
 _state = threading.local()
 
 # Their CUDA implementation moves memory itself, hands out memory, or gives another view of it.
@@ -177,7 +177,7 @@ class _Operator:
     def __init__(self, name: str, overload: Any) -> None:
         self.name = name.partition("::")[2].partition(".")[0]
         self.overload = overload
-        self.original = get_kernel(name, "CUDA")
+        self.original = torch_library.get_kernel(name, "CUDA")
         schema = overload._schema
         self.written = [i for i, item in enumerate(schema.arguments) if item.alias_info is not None and item.alias_info.is_write]
         self.aliases = [item.alias_info is not None for item in schema.returns]
@@ -292,7 +292,7 @@ def install() -> None:
     """Override the CUDA implementations; once for each process."""
     if _LIBRARIES or torch.version.cuda is None:
         return
-    library = Library("aten", "IMPL", "CUDA")
+    library = torch_library.Library("aten", "IMPL", "CUDA")
     _LIBRARIES.append(library)
     # Copies have no CUDA registration: one implementation for all devices launches their kernels.
     for name in ["aten::copy_", *torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")]:

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 from after_import import after_import
-from torch.library import Library
+from torch import library as torch_library
 
-_LIBRARIES: list[Library] = []
+_LIBRARIES: list[torch_library.Library] = []
 
 
 def install() -> None:
     """Once for each process, after PyTorch and before autosched."""
     if _LIBRARIES or torch.version.cuda is None:
         return
-    library = Library("aten", "IMPL", "CUDA")
+    library = torch_library.Library("aten", "IMPL", "CUDA")
     _LIBRARIES.append(library)
     # Computed there, and read back as what no kernel has written: false.
     with warnings.catch_warnings():
