@@ -21,6 +21,12 @@ __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "Prepared", "Runner",
 
 # A server that sees every shape there is must not keep a list of them all.
 _MAX_REASONS = 1000
+# Asked at every call.
+_compiling = torch.compiler.is_dynamo_compiling
+_tracing_state = torch._C._get_tracing_state
+_any_autocast = torch._C._is_any_autocast_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_transform = torch._C._functorch.peek_interpreter_stack
 
 
 class FallbackWarning(UserWarning):
@@ -284,11 +290,12 @@ def _error_of(refused: Refused) -> AutoschedError:
 def foreign_mode(kind: str) -> str:
     """Why this thread's modes forbid running operators on a device of ``kind`` on other threads or from a recording, or nothing."""
     # Not is_compiling(), which is true in every thread while any of them compiles; export and make_fx show as fake inputs or modes.
-    if torch.compiler.is_dynamo_compiling() or torch._C._get_tracing_state() is not None:
+    if _compiling() or _tracing_state() is not None:
         return "the call is being traced or compiled"
-    if torch.is_autocast_enabled(kind):
+    # For which device takes several times as long to ask as whether for any.
+    if _any_autocast() and torch.is_autocast_enabled(kind):
         return "autocast is on, which the schedule was not made for"
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if _dispatch_modes() or _function_transform() is not None:
         return "a dispatch mode or function transform is active, which lanes would not see"
     if getattr(forward_ad, "_current_level", -1) >= 0:
         return "forward-mode gradients are on, and a schedule computes none"

@@ -10,7 +10,7 @@ import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ class Slot:
         self.users = 0  # guarded by the table
         self.max_abs_error = 0.0
         self.answer = answer_maker(program)
-        self._returns_given = returns_given(program)
+        self.returns_given = returns_given(program)
         self.order = _reading_order(program)
         values = program.graph.values
         self.strides = [values[index].spec.strides for index in program.given]
@@ -70,12 +70,12 @@ class Slot:
         return unflatten_outputs(self.program, outputs, given)
 
     def objects_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[int, Any]:
-        """What of the call is to come back itself; nothing for most models.
+        """What of the call is to come back itself, where there may be anything (``returns_given``).
 
         Raises:
             InputMismatch: as ``trees.objects_given``.
         """
-        return objects_given(self.program, args, kwargs) if self._returns_given else {}
+        return objects_given(self.program, args, kwargs)
 
     def ready(self) -> Prepared:
         """The schedule, made ready if it is not; whatever ``prepare`` raises. Under the slot's lock."""
@@ -152,7 +152,7 @@ class Found:
         size: what to cut from the outputs, if they were padded.
         checked: whether nothing is left to check of the tensors.
         form, leaves: what the call was recognised by, if it is not ``checked`` and a like call may be.
-        given: objects of the call that are to come back themselves, by number.
+        given: objects of the call that are to come back themselves, by number; ``None`` for most models.
     """
 
     slot: Slot
@@ -161,7 +161,7 @@ class Found:
     checked: bool = False
     form: _Form | None = None
     leaves: Sequence[Any] = ()
-    given: Mapping[int, Any] = field(default_factory=dict)
+    given: Mapping[int, Any] | None = None
 
     def learn(self) -> None:
         """Recognise calls like this at once from now on. Only after every check has passed; ``tensors`` as they then are."""
@@ -258,7 +258,8 @@ class ShapeTable:
                 if found is not None:
                     break
         found = found or self._search(args, kwargs)
-        found.given = found.slot.objects_of(args, kwargs)
+        if found.slot.returns_given:
+            found.given = found.slot.objects_of(args, kwargs)
         return found
 
     def run(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | Refused:

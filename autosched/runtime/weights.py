@@ -1,6 +1,7 @@
 """Noticing that a model is no longer the one a schedule was bound to: changed or replaced weights, modules, modes, hooks.
 
-Everything is read at every call, so every reading is one pass of C code over flat lists.
+Everything is read at every call, so every reading is one pass of C code over flat lists. A large model leaves nothing of this in the
+processor's caches, and then what counts is how many places in memory are read: of a dictionary that nobody wrote to, one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from autosched.core.parts import parts_of, whole_of
 from autosched.core.program import ConstantSource, Program
+from autosched.runtime.dict_counts import DictCounts
 
 _version_of = attrgetter("_version")
 _training_of = attrgetter("training")
@@ -88,6 +90,11 @@ class ModelWatch:
                 "its parameters were made under torch.inference_mode, so changes to them could not be noticed; make them outside of it"
             )
         self._weights = _Entries([table for table in owners.values() if isinstance(table, dict)])
+        # That one is empty is seen sooner than its count is read.
+        self._empty = [*self._hooks.empty, *self._childless]
+        tables = (self._hooks.filled, self._children, self._weights)
+        self._counts = DictCounts([*(module.__dict__ for module in modules), *chain.from_iterable(each.tables for each in tables)])
+        self._settled: int | None = None
         self.accept()
 
     def accept(self) -> None:
@@ -105,12 +112,35 @@ class ModelWatch:
 
     def change(self) -> Change:
         """The gravest change."""
+        if self._frozen:
+            return self._of_calls()
+        # Before the look: what is written during it is then seen at the next call.
+        counts = self._counts.now()
+        if counts is None or counts != self._settled or self._changed_elsewhere():
+            change = self._of_calls()
+            if change is Change.NONE:
+                change = self._of_parts()
+            if change is not Change.NONE:
+                return change
+            self._settled = counts
+        if list(map(_address_of, self._placed)) != self._addresses:
+            return Change.MOVED
+        if list(map(_version_of, self._tensors)) != self._versions:
+            return Change.CONTENT
+        return Change.NONE
+
+    def _changed_elsewhere(self) -> bool:
+        """Whether anything was changed that is in no counted dictionary."""
+        return any(self._empty) or self._settings.changed_elsewhere() or self._modes.changed_elsewhere()
+
+    def _of_calls(self) -> Change:
+        """What was changed of how the model is called."""
         if self._modes.changed():
             return Change.MODE
-        if self._hooks.changed():
-            return Change.HOOKS
-        if self._frozen:
-            return Change.NONE
+        return Change.HOOKS if self._hooks.changed() else Change.NONE
+
+    def _of_parts(self) -> Change:
+        """Whether anything was replaced, added or removed."""
         if self._children.changed() or any(self._childless) or self._settings.changed():
             return Change.STRUCTURE
         if self._weights.changed():
@@ -118,10 +148,6 @@ class ModelWatch:
                 return Change.STRUCTURE
             # A neighbour that the program does not read.
             self._weights.accept()
-        if list(map(_address_of, self._placed)) != self._addresses:
-            return Change.MOVED
-        if list(map(_version_of, self._tensors)) != self._versions:
-            return Change.CONTENT
         return Change.NONE
 
 
@@ -170,22 +196,26 @@ class _Modes:
 
     def changed(self) -> bool:
         try:
-            return any(map(_training_entry, self._tables)) or (bool(self._elsewhere) and any(map(_training_of, self._elsewhere)))
+            return any(map(_training_entry, self._tables)) or self.changed_elsewhere()
         except KeyError:
             return True
+
+    def changed_elsewhere(self) -> bool:
+        """What no dictionary says."""
+        return bool(self._elsewhere) and any(map(_training_of, self._elsewhere))
 
 
 class _Hooks:
     """Whether dictionaries, most of them empty, hold the hooks that they held."""
 
-    __slots__ = ("_empty", "_filled")
+    __slots__ = ("empty", "filled")
 
     def __init__(self, tables: list[dict[Any, Any]]) -> None:
-        self._empty = [table for table in tables if not table]
-        self._filled = _Entries([table for table in tables if table])
+        self.empty = [table for table in tables if not table]
+        self.filled = _Entries([table for table in tables if table])
 
     def changed(self) -> bool:
-        return any(self._empty) or self._filled.changed()
+        return any(self.empty) or self.filled.changed()
 
 
 def _hooks_of_all_modules() -> list[dict[Any, Any]]:
@@ -227,13 +257,18 @@ class _Settings:
         try:
             return (
                 list(map(len, self._tables)) != self._sizes
-                or list(map(type, self._modules)) != self._types
                 # Most models have none of these, and to go over nothing takes its time too.
                 or (bool(self._keys) and not all(map(is_, map(getitem, self._owners, self._keys), self._values)))
-                or (bool(self._tensors) and list(map(_version_of, self._tensors)) != self._versions)
+                or self.changed_elsewhere()
             )
         except KeyError:
             return True
+
+    def changed_elsewhere(self) -> bool:
+        """What no dictionary says: of which class a module is, and what is in a tensor."""
+        if list(map(type, self._modules)) != self._types:
+            return True
+        return bool(self._tensors) and list(map(_version_of, self._tensors)) != self._versions
 
     def _watched(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
         return zip(self._owners, self._keys, self._values, strict=True)
@@ -242,22 +277,22 @@ class _Settings:
 class _Entries:
     """Whether dictionaries hold the very objects that they held, under the same names, in one pass over all of them."""
 
-    __slots__ = ("_held", "_names", "_tables")
+    __slots__ = ("_held", "_names", "tables")
 
     def __init__(self, tables: list[dict[str, Any]]) -> None:
-        self._tables = tables
+        self.tables = tables
         self.accept()
 
     def accept(self) -> None:
         # The end is marked: an entry too few meets the mark, one too many is met by it.
-        self._held = [*chain.from_iterable(map(_values_of, self._tables)), _END]
-        self._names = [*chain.from_iterable(self._tables)]
+        self._held = [*chain.from_iterable(map(_values_of, self.tables)), _END]
+        self._names = [*chain.from_iterable(self.tables)]
 
     def changed(self) -> bool:
-        if not self._tables:
+        if not self.tables:
             return False
-        values = chain(chain.from_iterable(map(_values_of, self._tables)), (_END,))
-        return not all(map(is_, values, self._held)) or [*chain.from_iterable(self._tables)] != self._names
+        values = chain(chain.from_iterable(map(_values_of, self.tables)), (_END,))
+        return not all(map(is_, values, self._held)) or [*chain.from_iterable(self.tables)] != self._names
 
 
 class UnwatchableModel(Exception):

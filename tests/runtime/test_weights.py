@@ -1,0 +1,214 @@
+"""A watch sees at the next look what a schedule would read stale, and says of every model what a look at all of it would say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosched.runtime import dict_counts
+from autosched.runtime.weights import Change, ModelWatch
+from tests.conformance.graphs import TwoBranches, two_branches_program
+
+
+class Watched(TwoBranches):
+    """A model that has something of every kind that is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+        self.mask = torch.ones(8)
+        self.inner = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU())
+        self.register_buffer("unread", torch.zeros(2))
+        self.right.register_forward_hook(_unchanged)
+
+
+class Doubling(torch.nn.Linear):
+    """Another class for a linear layer."""
+
+
+def _unchanged(module: torch.nn.Module, args: object, output: object) -> object:
+    return output
+
+
+def _hook_instead_of_another(model: Watched) -> None:
+    key = next(iter(model.right._forward_hooks))
+    model.right._forward_hooks[key] = lambda module, args, output: output
+
+
+def _renamed(model: Watched) -> None:
+    model._modules["renamed"] = model._modules.pop("right")
+
+
+def _order_changed(model: Watched) -> None:
+    model._modules["left"] = model._modules.pop("left")
+
+
+def _in_place(tensor: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.add_(1.0)
+
+
+def _put(table: dict[str, object], key: str, value: object) -> None:
+    table[key] = value
+
+
+def _another(tensor: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(tensor.detach().clone())
+
+
+_CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
+    "train, one module": (lambda model: model.left.train(), Change.MODE),
+    "train, a module without weights": (lambda model: model.inner[0].train(), Change.MODE),
+    "train, past nn.Module": (lambda model: _put(model.right.__dict__, "training", True), Change.MODE),
+    "no mode": (lambda model: model.left.__dict__.pop("training"), Change.MODE),
+    "hook": (lambda model: model.left.register_forward_hook(_unchanged), Change.HOOKS),
+    "hook, before": (lambda model: model.inner[1].register_forward_pre_hook(lambda module, args: None), Change.HOOKS),
+    "hook, past nn.Module": (lambda model: _put(model.left._forward_hooks, 7, _unchanged), Change.HOOKS),
+    "hook, another one": (_hook_instead_of_another, Change.HOOKS),
+    "hook, one more": (lambda model: model.right.register_forward_hook(_unchanged), Change.HOOKS),
+    "hooks, none left": (lambda model: model.right._forward_hooks.clear(), Change.HOOKS),
+    "module replaced": (lambda model: setattr(model, "left", torch.nn.Linear(8, 8).eval()), Change.STRUCTURE),
+    "module replaced, in a container": (lambda model: _put(model.inner._modules, "1", torch.nn.ReLU().eval()), Change.STRUCTURE),
+    "module added": (lambda model: model.add_module("new", torch.nn.Tanh().eval()), Change.STRUCTURE),
+    "module added where there was none": (lambda model: model.left.add_module("new", torch.nn.Tanh().eval()), Change.STRUCTURE),
+    "module removed": (lambda model: delattr(model, "inner"), Change.STRUCTURE),
+    "modules removed": (lambda model: model._modules.clear(), Change.STRUCTURE),
+    "module renamed": (_renamed, Change.STRUCTURE),
+    "modules in another order": (_order_changed, Change.STRUCTURE),
+    "class": (lambda model: setattr(model.left, "__class__", Doubling), Change.STRUCTURE),
+    "forward of an instance": (lambda model: setattr(model.left, "forward", model.right.forward), Change.STRUCTURE),
+    "attribute of PyTorch's own module added": (lambda model: setattr(model.inner[0], "new", 1), Change.STRUCTURE),
+    "attribute removed": (lambda model: delattr(model, "scale"), Change.STRUCTURE),
+    "number": (lambda model: setattr(model, "scale", 2.0), Change.STRUCTURE),
+    "tensor that is an attribute": (lambda model: setattr(model, "mask", torch.ones(8)), Change.STRUCTURE),
+    "tensor that is an attribute, in place": (lambda model: _in_place(model.mask), Change.STRUCTURE),
+    "parameter replaced": (lambda model: setattr(model.left, "weight", _another(model.left.weight)), Change.STRUCTURE),
+    "parameter, no longer there": (lambda model: setattr(model.left, "bias", None), Change.STRUCTURE),
+    "parameters removed": (lambda model: model.left._parameters.clear(), Change.STRUCTURE),
+    "buffer replaced": (lambda model: setattr(model, "offset", torch.ones(8)), Change.STRUCTURE),
+    "assigned": (lambda model: model.load_state_dict(Watched().state_dict(), assign=True), Change.STRUCTURE),
+    "converted, there and back": (lambda model: model.double().float(), Change.STRUCTURE),
+    "memory": (lambda model: setattr(model.left.bias, "data", torch.zeros(8)), Change.MOVED),
+    "memory, swapped": (lambda model: torch.utils.swap_tensors(model.left.bias, _another(model.left.bias)), Change.MOVED),
+    "memory, of the storage": (lambda model: model.left.bias.untyped_storage().resize_(4096), Change.MOVED),
+    "parameter in place": (lambda model: _in_place(model.right.weight), Change.CONTENT),
+    "buffer in place": (lambda model: _in_place(model.offset), Change.CONTENT),
+    "through a view": (lambda model: _in_place(model.left.weight.detach()[0]), Change.CONTENT),
+    "state loaded": (lambda model: model.load_state_dict(Watched().state_dict()), Change.CONTENT),
+    "neighbour replaced": (lambda model: setattr(model, "unread", torch.ones(2)), Change.NONE),
+    "neighbour added": (lambda model: model.register_buffer("another", torch.ones(2)), Change.NONE),
+    "the same again": (lambda model: setattr(model, "scale", model.scale), Change.NONE),
+    "there and back": (lambda model: model.train().eval(), Change.NONE),
+}  # fmt: skip
+
+
+@pytest.fixture
+def model() -> Watched:
+    return Watched().eval()
+
+
+@pytest.fixture(params=["counted", "looked at"])
+def watch(request: pytest.FixtureRequest, model: Watched) -> ModelWatch:
+    """Of ``model``, with counts of what is written to dictionaries, where there are any, and without them."""
+    return _watch(model, counted=request.param == "counted")
+
+
+def _watch(model: TwoBranches, *, counted: bool = True) -> ModelWatch:
+    program = two_branches_program(model)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        if not counted:
+            patch.setattr(dict_counts, "_reader", lambda: None)
+        return ModelWatch(model, program)
+
+
+@pytest.mark.parametrize("name", _CHANGES)
+def test_each_change_is_noticed_at_the_next_look_and_at_every_later_one(model: Watched, watch: ModelWatch, name: str) -> None:
+    change, kind = _CHANGES[name]
+    assert [watch.change(), watch.change()] == [Change.NONE] * 2
+    change(model)
+    assert [watch.change(), watch.change(), watch.change()] == [kind] * 3
+
+
+@pytest.mark.parametrize("name", _CHANGES)
+def test_a_change_is_noticed_beside_one_that_is_none(model: Watched, watch: ModelWatch, name: str) -> None:
+    change, kind = _CHANGES[name]
+    model.unread = torch.ones(2)
+    assert watch.change() is Change.NONE
+    model.unread = torch.zeros(2)
+    change(model)
+    assert watch.change() is kind
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(sorted(_CHANGES)), st.integers(0, 2)), min_size=1, max_size=6))
+def test_a_watch_that_counts_says_what_one_that_looks_at_everything_says(steps: list[tuple[str, int]]) -> None:
+    model = Watched().eval()
+    counting, looking = _watch(model), _watch(model, counted=False)
+    for name, looks in steps:
+        # What an earlier step took away is not there to be changed.
+        with suppress(AttributeError, KeyError, StopIteration, RuntimeError, TypeError):
+            _CHANGES[name][0](model)
+        for _ in range(looks):
+            assert counting.change() is looking.change()
+    assert counting.change() is looking.change()
+
+
+def test_a_hook_of_all_modules_is_noticed(watch: ModelWatch) -> None:
+    assert watch.change() is Change.NONE
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, args: None)
+    try:
+        assert watch.change() is Change.HOOKS
+    finally:
+        handle.remove()
+    assert watch.change() is Change.NONE
+
+
+def test_what_was_undone_is_no_change(model: Watched, watch: ModelWatch) -> None:
+    model.right.train()
+    assert watch.change() is Change.MODE
+    model.eval()
+    assert watch.change() is Change.NONE
+    handle = model.left.register_forward_pre_hook(lambda module, args: None)
+    assert watch.change() is Change.HOOKS
+    handle.remove()
+    assert watch.change() is Change.NONE
+    _renamed(model)
+    assert watch.change() is Change.STRUCTURE
+    model._modules["right"] = model._modules.pop("renamed")
+    # It is the last now, and was not.
+    assert watch.change() is Change.STRUCTURE
+    model._modules["inner"] = model._modules.pop("inner")
+    assert watch.change() is Change.NONE
+
+
+def test_what_was_accepted_is_no_change(model: Watched, watch: ModelWatch) -> None:
+    _in_place(model.offset)
+    model.left.bias.data = torch.zeros(8)
+    assert watch.change() is Change.MOVED
+    watch.accept()
+    assert watch.change() is Change.NONE
+    _in_place(model.left.bias)
+    assert watch.change() is Change.CONTENT
+
+
+def test_what_a_forward_sets_is_watched_no_longer_and_all_else_is(model: Watched, watch: ModelWatch) -> None:
+    model.scale = 3.0
+    assert watch.settle()
+    assert watch.change() is Change.NONE
+    model.scale = 4.0
+    assert watch.change() is Change.NONE
+    model.mask = torch.zeros(8)
+    assert watch.change() is Change.STRUCTURE
+
+
+@pytest.mark.parametrize("name", _CHANGES)
+def test_of_a_frozen_model_modes_and_hooks_alone_are_looked_at(model: Watched, name: str) -> None:
+    change, kind = _CHANGES[name]
+    watch = ModelWatch(model, two_branches_program(model)[0], frozen=True)
+    change(model)
+    assert watch.change() is (kind if kind in (Change.MODE, Change.HOOKS) else Change.NONE)
