@@ -3,8 +3,9 @@
     python experiments/serve/overhead.py
 
 writes ``results/<device>/overhead.json``. Raw executor (A), loaded model (B) and the raw executor again (A') are timed in rounds, in
-random order within each; B - A is the guard's cost, A' - A the noise it must be read against. The executor's own cost is the time of a
-plan whose operators do nothing. ``--smoke`` runs a small model for a few rounds and writes nothing unless told where.
+random order within each; B - A is the guard's cost, A' - A the noise it must be read against. The parts of the guard are timed twice:
+again and again, and once after each of some runs, as a call finds them, when a large model has taken the caches. The executor's own cost
+is the time of a plan whose operators do nothing. ``--smoke`` runs a small model for a few rounds and writes nothing unless told where.
 """
 
 from __future__ import annotations
@@ -56,6 +57,17 @@ def interleaved(runs: dict[str, Callable[[], Any]], rounds: int, seed: int) -> d
     return times
 
 
+def after_runs_us(run: Callable[[], Any], stage: Callable[[], Any], rounds: int) -> float:
+    """Median microseconds of ``stage`` where ``run`` was what ran before it."""
+    times: list[int] = []
+    for _ in range(rounds):
+        run()
+        began = time.perf_counter_ns()
+        stage()
+        times.append(time.perf_counter_ns() - began)
+    return statistics.median(times) / 1e3
+
+
 def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
     """The guard's cost for one model."""
     from autosched.runtime.guard import foreign_mode
@@ -91,6 +103,7 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
             "answer": lambda: slot.answer([normal(tensor) for tensor in outputs]),
         }
         stage_us = {stage: statistics.median(per_call_us(run, 200) for _ in range(9)) for stage, run in stages.items()}
+        cold_us = {stage: after_runs_us(lambda: prepared.runner(tensors), run, rounds) for stage, run in stages.items()}
     added = [after - before for before, after in zip(times["raw"], times["loaded"], strict=True)]
     vouched = [after - before for before, after in zip(times["raw"], times["frozen"], strict=True)]
     noise = [after - before for before, after in zip(times["raw"], times["again"], strict=True)]
@@ -113,6 +126,7 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
         "ratio": statistics.median(ratios),
         "ratio_ci": interval(ratios),
         "stages_us": stage_us,
+        "stages_after_run_us": cold_us,
     }
 
 
