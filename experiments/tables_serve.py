@@ -79,6 +79,7 @@ def _engine(walk: dict[str, Any]) -> str:
 
 
 _LANES = ("python, one lane", "python, wide", "python, lanes", "native, one lane", "native, wide", "native, lanes", "native, one team")
+_CONDITIONS = {"after_a_pause": "one call after 20 ms of nothing", "beside_a_process": "while another process computes on one core"}
 
 
 def lanes_table(folder: Path) -> str:
@@ -97,18 +98,19 @@ def lanes_table(folder: Path) -> str:
         lines.append(f"| `{case['model']}` | {case['operators']} | {' | '.join(cells)} |")
     bits = "All answers of both engines are equal to the bit" if all(case["bitwise"] for case in cases) else "Answers differ"
     said = f"Speed-up over Python's one lane, with its 95 % interval, in {cases[0]['rounds']} interleaved rounds. {bits}."
-    return "\n".join([*lines, "", *_pause_lines(cases), f"{said} {_where(recorded)}"])
+    conditions = [line for key, head in _CONDITIONS.items() for line in _condition_lines(cases, key, head)]
+    return "\n".join([*lines, "", *conditions, f"{said} {_where(recorded)}"])
 
 
-def _pause_lines(cases: list[dict[str, Any]]) -> list[str]:
-    """Calls after a pause, if they were recorded."""
-    if any("after_a_pause" not in case for case in cases):
+def _condition_lines(cases: list[dict[str, Any]], condition: str, head: str) -> list[str]:
+    """Native lanes as something else goes on, if that was recorded."""
+    if any(condition not in case for case in cases):
         return []
-    base, *heads = [head for head in _LANES if head.startswith("native")]
-    lines = [f"| one call after 20 ms of nothing | {base} | {' | '.join(heads)} |", f"|---|{'---:|' * (1 + len(heads))}"]
+    base, *heads = [name for name in _LANES if name.startswith("native")]
+    lines = [f"| {head} | {base} | {' | '.join(heads)} |", f"|---|{'---:|' * (1 + len(heads))}"]
     for case in cases:
-        rows = case["after_a_pause"]
-        cells = [f"{rows[base]['median_us']:,.0f} us", *(_speedup(rows[head]) for head in heads)]
+        rows = case[condition]
+        cells = [f"{rows[base]['median_us']:,.0f} us", *(_speedup(rows[name]) for name in heads)]
         lines.append(f"| `{case['model']}` | {' | '.join(cells)} |")
     return [*lines, ""]
 

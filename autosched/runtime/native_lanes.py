@@ -19,6 +19,7 @@ import torch
 from autosched.runtime.instructions import instructions_of
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lane_pool import LanePool, Signals
+from autosched.runtime.lateness import Lateness
 from autosched.runtime.native_build import Library
 from autosched.runtime.native_code import NativeCode, NativeStep, NotNative, Writer
 from autosched.runtime.phases import Phase
@@ -31,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 # A lane that waits has the core of a team's thread, which would spin there if it had nothing to walk.
 TEAM_SPIN_US = 2000.0
-# The numbers of native/walk.h; any other is a run that goes on.
-_DESERTED, _ENDED = -1, 0
+# The numbers of native/walk.h; any other is the address of a run that goes on.
+_DESERTED, _ENDED, _PAUSED, _LATE = -1, 0, 1, 2
 
 
 class Deserted(Exception):
@@ -61,6 +62,7 @@ class NativeProgram:
         self._lanes = native.lanes
         self._threaded = native.lanes > 1 and not native.team
         self._kept = written.kept
+        self.lateness = Lateness()  # of its team, if it has one
         weakref.finalize(self, library.delete_program, self._handle).atexit = False
 
     def run(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None, pool: LanePool) -> list[torch.Tensor]:
@@ -85,14 +87,15 @@ class NativeProgram:
             return self._here(inputs, times)
 
     def _here(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None) -> list[torch.Tensor]:
-        outputs, rest = self._library.run_here(self._handle, inputs, times)
-        if rest in (_ENDED, _DESERTED):
-            if rest == _DESERTED:
-                raise Deserted
-            ended: list[torch.Tensor] = outputs
-            return ended
-        run = _Run(self._library, rest)
-        return run.finished(run.resume)
+        outputs: list[torch.Tensor]
+        outputs, outcome = self._library.run_here(self._handle, inputs, times)
+        if outcome not in (_DESERTED, _ENDED, _LATE):
+            run = _Run(self._library, outcome)
+            outputs, outcome = run.finished(run.resume), run.outcome
+        elif outcome == _DESERTED:
+            raise Deserted
+        self.lateness.came(late=outcome == _LATE)
+        return outputs
 
     def _on_threads(self, run: _Run, pool: LanePool) -> list[torch.Tensor]:
         signals = _NativeSignals(run, self._lanes)
@@ -150,7 +153,8 @@ class NativePlan:
             trace.start_ns, trace.end_ns = times.tolist()
 
     def _run(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None, pool: LanePool) -> list[torch.Tensor]:
-        if self._of_team is not None:
+        # Whoever wants times wants those of the team.
+        if self._of_team is not None and (times is not None or self._of_team.lateness.team()):
             try:
                 return self._of_team.run(inputs, times, pool)
             except Deserted:
@@ -191,11 +195,12 @@ def team_comes(library: Library, threads: int) -> bool:
 class _Run:
     """One run; its memory is given back with the last reference, which every lane has while it may still look at it."""
 
-    __slots__ = ("_handle", "_library")
+    __slots__ = ("_handle", "_library", "outcome")
 
     def __init__(self, library: Library, handle: int) -> None:
         self._library = library
         self._handle = handle
+        self.outcome = _PAUSED
 
     def finished(self, go_on: Callable[[], None]) -> list[torch.Tensor]:
         """What it makes, once ``go_on`` has returned."""
@@ -212,9 +217,10 @@ class _Run:
         Raises:
             Deserted: as ``NativeProgram.run``.
         """
-        while (outcome := self._library.resume(self._handle)) != _ENDED:
-            if outcome == _DESERTED:
-                raise Deserted
+        while self.outcome == _PAUSED:
+            self.outcome = self._library.resume(self._handle)
+        if self.outcome == _DESERTED:
+            raise Deserted
 
     def walk(self, lane: int) -> None:
         """Walk one lane, which has a thread of its own, to its end; comes back now and then as well."""

@@ -4,9 +4,9 @@
 
 writes ``results/<device>/lanes.json``. For each model: the operators in order on one lane, in order and as wide as the cores allow, and on
 one lane for each core (HEFT with the operators' times alone, measured just before), on either engine, native lanes on threads of their own
-and as a team, in interleaved rounds; Python's single lane stands twice, and what the two differ by is the noise. Then single calls of the
-native ones, each after a pause in which all threads but the caller's fall asleep. Answers are compared to the bit. ``--smoke`` runs a small
-model for a few rounds and writes nothing unless told where.
+and as a team, in interleaved rounds; Python's single lane stands twice, and what the two differ by is the noise. Then the native ones
+again: single calls, each after a pause in which all threads but the caller's fall asleep; and while another process computes on one core.
+Answers are compared to the bit. ``--smoke`` runs a small model for a few rounds and writes nothing unless told where.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 MODELS = ("autosched:lstm", "autosched:randwire", "autosched:moe", "autosched:deepfm", "torchvision:googlenet")
 BASE = "python, one lane"
-PAUSED_BASE = "native, one lane"
+NATIVE_BASE = "native, one lane"
 PAUSE_S = 0.02
 _BLOCK_US = 20_000.0
 _SOLO_RUNS = 15
@@ -89,7 +91,7 @@ def contestants(programs: WidePrograms, inputs: list[torch.Tensor], cores: int) 
         f"{BASE} again": LaneExecutor(bound, one, pool, Engine.PYTHON),
         "python, wide": LaneExecutor(programs.for_plan(wide), wide, pool, Engine.PYTHON),
         "python, lanes": LaneExecutor(bound, lanes, pool, Engine.PYTHON),
-        PAUSED_BASE: LaneExecutor(bound, one, pool),
+        NATIVE_BASE: LaneExecutor(bound, one, pool),
         "native, wide": LaneExecutor(programs.for_plan(wide), wide, pool),
         "native, lanes": LaneExecutor(bound, lanes, pool, as_team=False),
         "native, one team": LaneExecutor(bound, lanes, pool),
@@ -128,19 +130,37 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "bitwise": same,
         "rows": {contestant: _row(found[contestant], values, times[BASE]) for contestant, values in times.items()},
-        "after_a_pause": _after_a_pause(found, inputs, rounds),
+        "after_a_pause": _native_only(found, inputs, rounds, calls=dict.fromkeys(found, 1), pause_s=PAUSE_S),
+        "beside_a_process": _beside_a_process(found, inputs, rounds, calls),
     }
 
 
-def _after_a_pause(found: dict[str, LaneExecutor], inputs: list[torch.Tensor], rounds: int) -> dict[str, Any]:
-    """Single calls, as a server that is asked now and then makes them."""
+def _native_only(
+    found: dict[str, LaneExecutor], inputs: list[torch.Tensor], rounds: int, calls: dict[str, int], pause_s: float
+) -> dict[str, Any]:
+    """Blocks of calls, each after a pause."""
     times: dict[str, list[float]] = {name: [] for name in found if name.startswith("native")}
     rng = random.Random(1)
     for _ in range(rounds):
         for name in rng.sample(list(times), len(times)):
-            time.sleep(PAUSE_S)
-            times[name].append(per_call_us(lambda run=found[name]: run.run(inputs), 1))
-    return {name: _row(found[name], values, times[PAUSED_BASE]) for name, values in times.items()}
+            time.sleep(pause_s)
+            times[name].append(per_call_us(lambda run=found[name]: run.run(inputs), calls[name]))
+    return {name: _row(found[name], values, times[NATIVE_BASE]) for name, values in times.items()}
+
+
+@contextmanager
+def _another_process() -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def _beside_a_process(found: dict[str, LaneExecutor], inputs: list[torch.Tensor], rounds: int, calls: dict[str, int]) -> dict[str, Any]:
+    """As a server on a machine that is not its own."""
+    with _another_process():
+        return _native_only(found, inputs, rounds, calls, 0.0)
 
 
 def _row(run: LaneExecutor, values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
@@ -172,8 +192,9 @@ def main() -> None:
         for name, row in case["rows"].items():
             low, high = row["speedup_ci"]
             print(f"{case['model']}: {name} ({row['engine']}) {row['median_us']:,.0f} us, {row['speedup']:.3f}x ({low:.3f} to {high:.3f})")
-        for name, row in case["after_a_pause"].items():
-            print(f"{case['model']}: {name}, after a pause, {row['median_us']:,.0f} us, {row['speedup']:.3f}x")
+        for condition in ("after_a_pause", "beside_a_process"):
+            for name, row in case[condition].items():
+                print(f"{case['model']}: {name}, {condition.replace('_', ' ')}, {row['median_us']:,.0f} us, {row['speedup']:.3f}x")
     if arguments.out is not None or not arguments.smoke:
         record(arguments.out or results_of("cpu") / "lanes.json", {"cases": cases})
 

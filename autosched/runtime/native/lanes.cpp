@@ -81,7 +81,8 @@ void run_here(const c10::OperatorHandle&, Stack* stack) {
   auto given = taken(*stack, 3);
   auto run = begin_run(at_address<Program>(given[0]), given[1].toTensorList(), given[2]);
   const auto outcome = walk_phases(*run);
-  stack->push_back(outcome == Outcome::Ended ? IValue(finish_run(*run)) : IValue(c10::List<at::Tensor>()));
+  const bool ended = outcome == Outcome::Ended || outcome == Outcome::Late;
+  stack->push_back(ended ? IValue(finish_run(*run)) : IValue(c10::List<at::Tensor>()));
   stack->push_back(outcome == Outcome::Paused ? address_of(std::move(run)) : IValue(static_cast<int64_t>(outcome)));
 }
 

@@ -18,11 +18,15 @@ namespace {
 constexpr int64_t kPoliteNs = 20'000;
 constexpr int kPausesPerLook = 16;
 
-int64_t now_ns() {
+int64_t clock_ns(clockid_t clock) {
   timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);  // what time.perf_counter_ns reads
+  clock_gettime(clock, &time);
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
+
+int64_t now_ns() { return clock_ns(CLOCK_MONOTONIC); }  // what time.perf_counter_ns reads
+
+thread_local int64_t slept_ns = 0;  // of its own accord, waiting for another lane
 
 void pause_briefly() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -58,6 +62,8 @@ struct Run {
   std::mutex mutex;
   std::condition_variable woken;
   std::exception_ptr failure;
+  const int64_t begin_ns = now_ns();
+  int64_t lost_ns = 0;  // of the team's threads, phase by phase the one that lost most
   int inside = 0;
   bool abandoned = false;
 
@@ -127,6 +133,7 @@ Waited await(Run& run, size_t flag, int64_t deadline_ns, bool stops) {
       break;
     }
     run.woken.wait_for(lock, std::chrono::nanoseconds(left_ns));
+    slept_ns += left_ns - (deadline_ns - now_ns());
   }
   run.sleepers.fetch_sub(1, std::memory_order_seq_cst);
   return outcome;

@@ -3,16 +3,10 @@
 
 #include "operators.h"
 #include "run.h"
+#include "team.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
-
-// Whichever OpenMP PyTorch was linked with: nothing here is compiled for one, so no second one is loaded. All on Linux have GNU's entry.
-extern "C" {
-__attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* given, unsigned threads, unsigned flags);
-__attribute__((weak)) int omp_get_thread_num();
-__attribute__((weak)) int omp_get_num_threads();
-}
 
 namespace {
 
@@ -26,6 +20,7 @@ void wait_out(int64_t delay_ns) {
 void run_step(Run& run, const Step& step, Stack& stack) {
   int64_t* times = run.trace.defined() ? run.trace.mutable_data_ptr<int64_t>() + step.index : nullptr;
   if (step.delay_ns > 0) wait_out(step.delay_ns);
+  if (step.width > 1) muster(step.width);
   if (times != nullptr) times[0] = now_ns();
   for (int64_t turn = 0; turn < step.repeats; ++turn) {
     for (const auto& todo : step.instructions) run_instruction(todo, run.slots, stack);
@@ -82,12 +77,17 @@ bool walk_turn(Run& run, size_t lane) {
 
 // ---- Lanes that are the threads of one OpenMP team ---------------------------------------------------------------------------------
 
+// A run has come late if a thread of its team was without a core for so long, and for a tenth of the run.
+constexpr int64_t kLateNs = 100'000;
+
 struct Turn {
   Run& run;
   int64_t deadline_ns;
   size_t lanes;
+  int64_t begin_ns;
   std::atomic<size_t> ended{0};
   std::atomic<bool> deserted{false};  // fewer threads came than there are lanes
+  std::atomic<int64_t> lost_ns{0};  // the most that a thread was late, or without a core
 
   void walk(size_t lane) {
     try {
@@ -96,6 +96,11 @@ struct Turn {
       run.stop(std::current_exception());
     }
     ended.fetch_add(1);
+  }
+
+  void lose(int64_t time_ns) {
+    for (auto most = lost_ns.load(); time_ns > most && !lost_ns.compare_exchange_weak(most, time_ns);) {
+    }
   }
 };
 
@@ -106,12 +111,15 @@ void join_turn(void* given) {
     turn.deserted.store(true);
   } else if (lane < turn.lanes) {
     c10::InferenceMode guard;
+    const int64_t had_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) + slept_ns;
     turn.walk(lane);
+    const int64_t used_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) + slept_ns - had_ns;
+    turn.lose(now_ns() - turn.begin_ns - used_ns);
   }
 }
 
 // The numbers are those of native_lanes.py.
-enum class Outcome : int64_t { Deserted = -1, Ended = 0, Paused = 1 };
+enum class Outcome : int64_t { Deserted = -1, Ended = 0, Paused = 1, Late = 2 };
 
 // One turn of all lanes. They are the threads of the team that the calling thread's wide operators have: another thread for each lane
 // would be in their way, and OpenMP's, which spin for the next wide operator, in the lanes' way.
@@ -119,29 +127,23 @@ Outcome walk_phases(Run& run) {
   const int64_t deadline_ns = now_ns() + kTurnNs;
   const auto& phases = run.program.phases;
   for (; run.phase < phases.size(); ++run.phase) {
-    Turn turn{run, deadline_ns, phases[run.phase].size()};
+    Turn turn{run, deadline_ns, phases[run.phase].size(), 0};
     if (turn.lanes == 1) {
       turn.walk(0);
     } else if (GOMP_parallel == nullptr) {
       return Outcome::Deserted;
     } else {
+      muster(run.program.team);
+      turn.begin_ns = now_ns();
       GOMP_parallel(join_turn, &turn, static_cast<unsigned>(run.program.team), 0);
     }
     if (turn.deserted.load()) return Outcome::Deserted;
+    run.lost_ns += turn.lost_ns.load();
     if (run.stopped.load()) return Outcome::Ended;
     if (turn.ended.load() < turn.lanes) return Outcome::Paused;
     std::fill(run.places.begin(), run.places.end(), Place());
   }
-  return Outcome::Ended;
-}
-
-void count_team(void* given) { static_cast<std::atomic<int64_t>*>(given)->fetch_add(1); }
-
-// How many threads come when ``wanted`` are asked for.
-int64_t team_of(int64_t wanted) {
-  std::atomic<int64_t> found{0};
-  if (GOMP_parallel != nullptr) GOMP_parallel(count_team, &found, static_cast<unsigned>(wanted), 0);
-  return found.load();
+  return run.lost_ns > std::max(kLateNs, (now_ns() - run.begin_ns) / 10) ? Outcome::Late : Outcome::Ended;
 }
 
 }  // namespace

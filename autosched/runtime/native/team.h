@@ -1,0 +1,107 @@
+// The OpenMP team of the calling thread: how many threads come, and on which cores they wake up.
+#pragma once
+
+#include "run.h"
+
+#include <atomic>
+#include <vector>
+
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// Whichever OpenMP PyTorch was linked with: nothing here is compiled for one, so no second one is loaded. All on Linux have GNU's entry.
+extern "C" {
+__attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* given, unsigned threads, unsigned flags);
+__attribute__((weak)) int omp_get_thread_num();
+__attribute__((weak)) int omp_get_num_threads();
+}
+
+namespace {
+
+// Threads of a team spin for the next region before they sleep, GNU's for one to three milliseconds. One that was called less than this
+// ago is awake.
+constexpr int64_t kAwakeNs = 1'000'000;
+
+struct Member {
+  pid_t thread = 0;
+  int core = -1;  // where it ran last
+  bool placed = false;
+  cpu_set_t allowed;  // before it was placed
+};
+
+struct Team {
+  pid_t process = 0;
+  int64_t called_ns = 0;
+  std::vector<Member> members;  // all but the calling thread
+};
+
+void count_team(void* given) { static_cast<std::atomic<int64_t>*>(given)->fetch_add(1); }
+
+// How many threads come when ``wanted`` are asked for.
+int64_t team_of(int64_t wanted) {
+  std::atomic<int64_t> found{0};
+  if (GOMP_parallel != nullptr) GOMP_parallel(count_team, &found, static_cast<unsigned>(wanted), 0);
+  return found.load();
+}
+
+// Bind each member that sleeps to a core of its own, and none to the caller's.
+void place(Team& team) {
+  cpu_set_t left;
+  if (sched_getaffinity(0, sizeof(left), &left) != 0) return;
+  CPU_CLR(sched_getcpu(), &left);
+  for (auto& member : team.members) {
+    // One that may only run on one core was put there by somebody else.
+    if (member.thread == 0 || sched_getaffinity(member.thread, sizeof(member.allowed), &member.allowed) != 0) continue;
+    if (CPU_COUNT(&member.allowed) < 2) continue;
+    cpu_set_t open;
+    CPU_AND(&open, &left, &member.allowed);
+    int core = member.core;
+    if (core < 0 || !CPU_ISSET(core, &open)) {
+      for (core = 0; core < CPU_SETSIZE && !CPU_ISSET(core, &open);) ++core;
+    }
+    if (core == CPU_SETSIZE) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    CPU_CLR(core, &left);
+    member.placed = sched_setaffinity(member.thread, sizeof(one), &one) == 0;
+  }
+}
+
+void unbind(Member& member) {
+  if (member.placed) sched_setaffinity(member.thread, sizeof(member.allowed), &member.allowed);
+  member.placed = false;
+}
+
+void arrive(void* given) {
+  auto& members = static_cast<Team*>(given)->members;
+  const auto number = static_cast<size_t>(omp_get_thread_num());
+  if (number == 0 || number > members.size()) return;
+  auto& member = members[number - 1];
+  thread_local const auto self = static_cast<pid_t>(syscall(SYS_gettid));
+  if (member.thread == self) unbind(member);
+  if (!member.placed) member.thread = self;
+  member.core = sched_getcpu();
+}
+
+// Have a team of ``threads`` awake. Under a hypervisor, Linux takes an idle core for one that the host has taken away, and leaves a thread
+// that is woken on the core of whoever woke it. There it waits until that one, which spins for it, has used up its share of time: for
+// milliseconds (``available_idle_cpu`` and ``vcpu_is_preempted`` in kernel/sched/core.c). So each is bound to another core, until it is there.
+void muster(size_t threads) {
+  thread_local Team team;
+  const int64_t now = now_ns();
+  if (now - team.called_ns < kAwakeNs || GOMP_parallel == nullptr) return;
+  team.called_ns = now;
+  if (const auto process = getpid(); team.process != process) {
+    // A forked process has none of its parent's threads.
+    team.members.clear();
+    team.process = process;
+  }
+  team.members.resize(threads - 1);
+  place(team);
+  GOMP_parallel(arrive, &team, static_cast<unsigned>(threads), 0);
+  for (auto& member : team.members) unbind(member);  // those that did not come
+}
+
+}  // namespace

@@ -1,0 +1,115 @@
+"""Lanes as threads of one team: where these wake up after a pause, and what follows when one has lost its core."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from autosched.runtime import lanes
+from autosched.runtime.host_key import usable_cores
+from autosched.runtime.instructions import Allocate, RunKernel, scratch
+from autosched.runtime.kernels import bind, random_inputs
+from autosched.runtime.lane_pool import LanePool
+from autosched.runtime.lanes import LaneExecutor, Trace
+from autosched.runtime.native_build import native_library
+from autosched.runtime.native_code import NativeCode, NativeStep
+from autosched.runtime.native_lanes import NativeProgram
+from autosched.runtime.plan import make_plan
+from tests.conformance.lanes_suite import random_schedule
+from tests.conformance.probes import with_hook
+from tests.conformance.programs import branches_program
+
+pytestmark = [pytest.mark.usefixtures("native"), pytest.mark.skipif(sys.platform != "linux", reason="native lanes are built on Linux only")]
+
+PAUSE_S = 0.02  # longer than OpenMP's threads spin
+
+
+def _team(*hooks: Callable[[], None], widths: tuple[int, ...] = (1,)) -> tuple[LaneExecutor, list[torch.Tensor], torch.Tensor]:
+    """Two lanes, whose first operators call one of ``hooks`` each; inputs and the answer."""
+    bound = bind(*branches_program(branches=4, depth=4))
+    graph = bound.program.graph
+    schedule = random_schedule(graph, 2, 2, widths=widths)
+    inputs = random_inputs(bound.program, 0)
+    expected = bound.run(inputs)[0]
+    for lane, hook in enumerate(hooks):
+        bound = with_hook(bound, next(index for index in schedule.order if schedule.lane[index] == lane), hook)
+    executor = LaneExecutor(bound, make_plan(graph, schedule))
+    assert executor.one_team
+    return executor, inputs, expected
+
+
+def _cores_allowed() -> dict[int, set[int]]:
+    return {int(thread): os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")}
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="one core")
+@pytest.mark.parametrize("widths", [(1,), (1, 1, 2), (2,)])
+def test_after_a_pause_every_thread_may_run_where_it_might_before(widths: tuple[int, ...]) -> None:
+    executor, inputs, expected = _team(widths=widths)
+    executor.run(inputs)
+    before = _cores_allowed()
+    for _ in range(5):
+        time.sleep(PAUSE_S)
+        assert torch.equal(executor.run(inputs)[0], expected)
+    after = _cores_allowed()
+    assert before.items() <= after.items()
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="one core")
+def test_after_a_pause_the_lanes_wake_up_on_different_cores() -> None:
+    """Under a hypervisor, Linux leaves them on the caller's without help; other work on the machine may move one of them at any time."""
+    library = native_library()
+    assert library is not None
+    libc = ctypes.CDLL(None)
+    address = ctypes.cast(libc.getcpu, ctypes.c_void_p).value  # (unsigned *core, unsigned *node)
+    assert address is not None
+
+    def where(into: int) -> NativeStep:
+        asks = (
+            Allocate(into, (1,), (1,), "int32"),
+            Allocate(scratch(0), (1,), (1,), "int32"),
+            RunKernel("getcpu", address, (into, scratch(0)), libc),
+        )
+        return NativeStep(into, 1, asks)
+
+    program = NativeProgram(library, NativeCode((((where(0),), (where(1),)),), 2, 1000.0, (None, None), outputs=(0, 1), team=2))
+    pool, apart = LanePool(), 0
+    for _ in range(40):
+        time.sleep(PAUSE_S)
+        with torch.inference_mode():
+            one, other = program.run([], None, pool)
+        apart += one.item() != other.item()
+    assert apart >= 26
+
+
+def test_a_team_that_is_late_is_left_alone_for_some_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
+    absent, on_threads = [True], []
+    executor, inputs, expected = _team(lambda: None, lambda: time.sleep(0.05 if absent[0] else 0.0))
+    original = NativeProgram._on_threads
+    monkeypatch.setattr(NativeProgram, "_on_threads", lambda *given: on_threads.append(1) or original(*given))
+    # A thread that sleeps looks like one without a core.
+    executor.run(inputs)
+    absent[0] = False
+    for _ in range(8):
+        assert torch.equal(executor.run(inputs)[0], expected)
+    assert len(on_threads) == 8
+    assert torch.equal(executor.run(inputs)[0], expected)
+    assert len(on_threads) == 8
+    assert executor.one_team
+
+
+def test_whoever_measures_gets_the_team_however_late_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
+    executor, inputs, expected = _team(lambda: None, lambda: time.sleep(0.05))
+    executor.run(inputs)
+    monkeypatch.setattr(NativeProgram, "_on_threads", lambda *given: pytest.fail("on threads of their own"))
+    trace = Trace(len(executor._bound.program.graph))
+    assert torch.equal(executor.run(inputs, trace)[0], expected)
+    assert all(trace.end_ns)
