@@ -24,7 +24,8 @@ namespace {
 constexpr int64_t kAwakeNs = 1'000'000;
 
 struct Member {
-  pid_t thread = 0;
+  pid_t thread = 0;  // that came last time, as far as is known
+  pid_t came = 0;
   int core = -1;  // where it ran last
   bool placed = false;
   cpu_set_t allowed;  // before it was placed
@@ -81,7 +82,7 @@ void arrive(void* given) {
   auto& member = members[number - 1];
   thread_local const auto self = static_cast<pid_t>(syscall(SYS_gettid));
   if (member.thread == self) unbind(member);
-  if (!member.placed) member.thread = self;
+  member.came = self;
   member.core = sched_getcpu();
 }
 
@@ -101,7 +102,10 @@ void muster(size_t threads) {
   team.members.resize(threads - 1);
   place(team);
   GOMP_parallel(arrive, &team, static_cast<unsigned>(threads), 0);
-  for (auto& member : team.members) unbind(member);  // those that did not come
+  for (auto& member : team.members) {
+    unbind(member);  // if another one came
+    member.thread = member.came;
+  }
 }
 
 }  // namespace
