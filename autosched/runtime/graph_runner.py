@@ -138,9 +138,10 @@ class GraphRunner:
             graph, self._graph = self._graph, None
             if graph is not None:
                 self._gate.finish()
-                self._stamps = {}
                 self.outputs = []
                 self._backend.reset(graph)
+                # Nodes of the graph record them, so they go after it.
+                self._stamps = {}
 
     def _alive(self) -> Graph:
         if self._graph is None:

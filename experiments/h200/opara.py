@@ -11,7 +11,9 @@ its streams and its capture are its own. Batch norms stay as they are in it, so 
 *tuned* is what ``autosched.tune`` keeps by itself. A model that has a file is not measured again: calling it again goes on. Exit status 10:
 something is left.
 
-Every contestant copies its input, replays, and hands out its static outputs. ``--smoke`` needs no GPU and no repository: it checks the
+Every contestant copies its input, replays, and hands out its static outputs; *tuned*, which is called as a server would, copies those as
+well. Each is launched behind work that keeps the GPU busy, as in the published example, so that the host's calls are on nobody's clock.
+``--smoke`` needs no GPU and no repository: it checks the
 bridge on a small model and writes nothing.
 """
 
@@ -50,7 +52,10 @@ from experiments.suite import environment, stem_of  # noqa: E402
 MODELS = ("torchvision:googlenet", "autosched:deepfm")
 # Of one model, besides tuning: importing, measuring operators, the published code's own profile, the rounds.
 _AROUND_S = 45.0
+# Half a millisecond of a GPU, as in the published example: longer than any contestant's calls take on the host.
+_BUSY_CYCLES = 1_000_000
 _LAUNCHES = frozenset({"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaLaunchCooperativeKernel"})
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 Call = Callable[[], Any]
 
 
@@ -92,12 +97,24 @@ def one_launch_per_kernel(trace: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def _undone() -> Iterator[None]:
+    """Puts back what the published code changes for all of the process: which GPUs those see that it starts, and the current stream."""
+    visible = os.environ.get(_VISIBLE)
+    with torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_available() else contextlib.nullcontext():
+        try:
+            yield
+        finally:
+            os.environ.pop(_VISIBLE, None)
+            os.environ.update({} if visible is None else {_VISIBLE: visible})
+
+
+@contextlib.contextmanager
 def published(repository: Path) -> Iterator[ModuleType]:
     """Its ``GraphCapturer``, bridged, from a copy without the profile it ships: a fresh one is taken on this GPU and deleted."""
     package = repository / "Opara"
     if not (package / "GraphCapturer.py").is_file():
         raise SystemExit(f"{repository} holds no Opara/GraphCapturer.py; clone https://github.com/OparaSys/Opara there")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _undone():
         shutil.copytree(package, Path(folder) / "Opara", ignore=shutil.ignore_patterns("profile_result"))
         (Path(folder) / "Opara" / "profile_result").mkdir()
         sys.path.insert(0, folder)
@@ -181,6 +198,7 @@ def replayed_us(call: Call) -> float:
     """Microseconds on the GPU from before the inputs are copied until the outputs are there."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
+    torch.cuda._sleep(_BUSY_CYCLES)
     begin.record()
     call()
     end.record()

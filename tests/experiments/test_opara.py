@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def test_every_kernel_follows_the_call_that_launched_it() -> None:
     assert [event["args"]["block"][0] for event in found["traceEvents"] if event["name"] == "kernel"] == [32, 64]
 
 
-def test_the_published_code_is_used_from_a_copy_and_asks_the_bridge(tmp_path: Path) -> None:
+def test_the_published_code_is_used_from_a_copy_and_asks_the_bridge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "Opara"
     (package / "profile_result").mkdir(parents=True)
     (package / "profile_result" / "old.json").write_text("{}")
@@ -71,14 +72,18 @@ def test_the_published_code_is_used_from_a_copy_and_asks_the_bridge(tmp_path: Pa
         "import os\nimport torch._dynamo as dynamo\nfrom Opara import ModelProfiler\n"
         "seen = os.listdir(os.path.dirname(os.path.abspath(__file__)) + '/profile_result')\n"
     )
-    (package / "ModelProfiler.py").write_text("def profile(graph, inputs, path):\n    raise AssertionError\n")
+    (package / "ModelProfiler.py").write_text(
+        "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\ndef profile(graph, inputs, path):\n    raise AssertionError\n"
+    )
     model, x = Forked().eval(), torch.randn(2, 4)
     before = list(sys.path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with published(tmp_path) as capturer:
         assert capturer.seen == []
         _, _, graphs, *_ = capturer.dynamo.explain(model, x)
         assert len(graphs) == 1
     assert sys.path == before
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
     assert not any(name == "Opara" or name.startswith("Opara.") for name in sys.modules)
 
 
