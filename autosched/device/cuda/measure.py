@@ -7,7 +7,6 @@ events: around back-to-back replays for schedules, inside the graph for operator
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from autosched.core.records import Contamination, Failure, Samples, ScheduleReco
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.core.variants import variant_signature
 from autosched.device.cuda.variants import CapturedVariants
+from autosched.device.cuda.waking import Waker
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel
@@ -37,9 +37,7 @@ _BLOCK_US = 1000.0
 # Two stamps can be closer than the clock resolves (a view launches nothing); no record may hold a time of zero.
 _RESOLUTION_US = 1e-3
 _TRACE_REPLAYS = 5
-# An idle device lowers its clock, to less than a fifth on an H100, and takes a while to raise it again.
 _IDLE_S = 1.0
-_WAKE_US = 200_000.0
 
 Contaminated = Callable[[], Contamination]
 
@@ -86,7 +84,7 @@ class CudaMeasurer:
         self._values: Slots | None = None
         self._solo: dict[str, float] = {}
         self._runners: dict[str, GraphRunner] = {}
-        self._busy_s = -_IDLE_S
+        self._waker = Waker(self.backend, lambda: self.replay_stream, _IDLE_S)
 
     def load_inputs(self, inputs: Sequence[Tensor]) -> None:
         """Copy ``inputs`` into the static buffers that every graph of this program reads."""
@@ -112,12 +110,8 @@ class CudaMeasurer:
         return self._values.copy()
 
     def wake(self) -> None:
-        """Keep the device busy until its clock is where steady work finds it, if nothing was timed for a while. Before every request."""
-        if time.monotonic() - self._busy_s >= _IDLE_S:
-            with self.backend.on(self.replay_stream):
-                self.backend.sleep(_WAKE_US)
-            self.backend.synchronize()
-            self._busy_s = time.monotonic()
+        """Raise the device's clock if nothing was timed for a while. Before every request."""
+        self._waker.wake()
 
     # -- one operator -------------------------------------------------------------------------------------------------
     def solo(self, repeats: int, skip: Sequence[int] = (), variant: int = 0) -> Iterator[tuple[int, SoloRecord | Failure]]:
@@ -213,7 +207,7 @@ class CudaMeasurer:
         with self.backend.on(self.replay_stream):
             self.backend.replay(graph)
         self.backend.synchronize()
-        self._busy_s = time.monotonic()
+        self._waker.busy()
 
     def lane_us(self, chain: Chain, lane: int) -> float:
         """Time between a lane's stamps in the last replay."""
@@ -326,7 +320,7 @@ class CudaMeasurer:
                 runner.replay()
             backend.record(end, stream)
         backend.synchronize()
-        self._busy_s = time.monotonic()
+        self._waker.busy()
         return backend.elapsed_us(start, end) / replays
 
     def _trace(self, schedule: Schedule) -> tuple[tuple[float, ...], tuple[float, ...]]:

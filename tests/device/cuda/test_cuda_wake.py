@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from autosched.device.cuda.baselines import BaselineKind, TimedBaseline
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.cuda_graph import GraphCapturer
+from tests.conformance.cpu_cuda import CpuCuda
 from tests.conformance.fake_cuda import FakeCuda
 from tests.conformance.fake_graphs import diamond
 from tests.conformance.fake_program import FakeProgram
@@ -47,6 +50,34 @@ def test_an_idle_device_is_woken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measurer.solo_us(0)
     measurer.wake()
     assert sum(time_us >= 1e5 for time_us in cuda.slept_us) == 2
+
+
+class _Slept(CpuCuda):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept_us: list[float] = []
+
+    def sleep(self, time_us: float) -> None:
+        self.slept_us.append(time_us)
+
+
+def test_a_baseline_wakes_a_device_that_its_compiler_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    backend = _Slept()
+    baseline = TimedBaseline(backend, lambda tensor: tensor, [torch.ones(2)], BaselineKind.EAGER)
+    assert backend.slept_us == []
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    baseline.block_us(0.0)
+    baseline.block_us(0.0)
+    assert len(backend.slept_us) == 1
+    assert backend.slept_us[0] >= 1e5
+    # A turn of the others does not count.
+    now_s += 2.0
+    baseline.block_us(0.0)
+    assert len(backend.slept_us) == 1
+    now_s += 60.0
+    baseline.block_us(0.0)
+    assert len(backend.slept_us) == 2
 
 
 @pytest.mark.parametrize("warmed", [False, True])
