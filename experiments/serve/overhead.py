@@ -3,9 +3,10 @@
     python experiments/serve/overhead.py
 
 writes ``results/<device>/overhead.json``. Raw executor (A), loaded model (B) and the raw executor again (A') are timed in rounds, in
-random order within each; B - A is the guard's cost, A' - A the noise it must be read against. The parts of the guard are timed twice:
-again and again, and once after each of some runs, as a call finds them, when a large model has taken the caches. The executor's own cost
-is the time of a plan whose operators do nothing. ``--smoke`` runs a small model for a few rounds and writes nothing unless told where.
+random order within each; B - A is the guard's cost, A' - A the noise it must be read against. Beside a long run that noise is large, so
+calls are also divided: what of a call's time was outside of the run in it. The parts of the guard are timed twice: again and again, and
+once after each of some runs, as a call finds them, when a large model has taken the caches. The executor's own cost is the time of a plan
+whose operators do nothing. ``--smoke`` runs a small model for a few rounds and writes nothing unless told where.
 """
 
 from __future__ import annotations
@@ -68,6 +69,38 @@ def after_runs_us(run: Callable[[], Any], stage: Callable[[], Any], rounds: int)
     return statistics.median(times) / 1e3
 
 
+class _Timed:
+    """A runner, and how long it ran last."""
+
+    def __init__(self, runner: Callable[[Any], Any]) -> None:
+        self.runner = runner
+        self.took_ns = 0
+
+    def __call__(self, inputs: Any) -> Any:
+        began = time.perf_counter_ns()
+        outputs = self.runner(inputs)
+        self.took_ns = time.perf_counter_ns() - began
+        return outputs
+
+
+def outside_us(call: Callable[[], Any], prepared: Any, rounds: int) -> list[float]:
+    """Microseconds of each call of ``prepared`` that were outside of its run, about 0.1 of them for reading the clock."""
+    timed = prepared.runner = _Timed(prepared.runner)
+    times: list[float] = []
+    for _ in range(rounds):
+        began = time.perf_counter_ns()
+        call()
+        times.append((time.perf_counter_ns() - began - timed.took_ns) / 1e3)
+    prepared.runner = timed.runner
+    return times
+
+
+def _prepared(loaded: Any) -> Any:
+    prepared = loaded._table.slots[0].prepared
+    assert prepared is not None
+    return prepared
+
+
 def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
     """The guard's cost for one model."""
     from autosched.runtime.guard import foreign_mode
@@ -82,8 +115,7 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
     assert table is not None
     found = table.find(loaded._signature, args, kwargs)
     slot, tensors = found.slot, found.tensors
-    prepared = slot.prepared
-    assert prepared is not None
+    prepared = _prepared(loaded)
     with torch.no_grad():
         times = interleaved(
             {
@@ -95,6 +127,8 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
             rounds,
             seed=0,
         )
+        outside = outside_us(lambda: loaded(*args, **kwargs), prepared, 3 * rounds)
+        frozen_outside = outside_us(lambda: frozen(*args, **kwargs), _prepared(frozen), 3 * rounds)
         outputs = prepared.runner(tensors)
         stages = {
             "mode": lambda: foreign_mode(table.kind),
@@ -123,6 +157,10 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
         "frozen_ci_us": interval(vouched),
         "aa_us": statistics.median(noise),
         "aa_ci_us": interval(noise),
+        "outside_us": statistics.median(outside),
+        "outside_ci_us": interval(outside),
+        "outside_frozen_us": statistics.median(frozen_outside),
+        "outside_frozen_ci_us": interval(frozen_outside),
         "ratio": statistics.median(ratios),
         "ratio_ci": interval(ratios),
         "stages_us": stage_us,

@@ -37,6 +37,10 @@ def test_both_benchmarks_record_what_the_table_shows(tmp_path: Path) -> None:
     text = serve_table(tmp_path)
     assert "(not recorded yet)" not in text
     assert "added by the guard" in text
+    assert "not taken" not in text
+    (call,) = json.loads((tmp_path / "overhead.json").read_text())["calls"]
+    # A call is longer than its run, and the run inside of it is most of this one.
+    assert 0.0 < call["outside_us"] < call["loaded_us"]
     recorded = json.loads((tmp_path / "load.json").read_text())
     case = recorded["cases"][0]
     assert recorded["environment"]["cores"] >= 1
