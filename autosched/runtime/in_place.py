@@ -126,7 +126,6 @@ def in_place(
             constants = [begun.flag if value == slot else item for value, item in enumerate(constants)]
             mark = compile_call(Call("aten::fill_.Scalar", (Ref(slot), True), (), (-1,)), bound.device)
             kernels[index] = _together([mark, kernels[index]])
-        kernels[index] = _called(kernels[index])
     made = dataclasses.replace(bound, kernels=tuple(kernels), constants=constants, in_place=tuple(chains), begun=begun, otherwise=bound)
     adapted = adapt(made).kernels
     chosen = tuple(adapted[index] if index in forms else kernel for index, kernel in enumerate(bound.kernels))
@@ -154,15 +153,6 @@ def _kernel(call: Call, device: torch.device) -> Kernel:
         slots[after] = slots[before]
 
     return _together([*steps, carrying(whole, [Same(after, before)])])
-
-
-def _called(kernel: Kernel) -> Kernel:
-    """``kernel`` without its instructions: lanes without the interpreter are not known to run what overwrites a caller's memory."""
-
-    def run(slots: Slots) -> None:
-        kernel(slots)
-
-    return run
 
 
 def _together(steps: Sequence[Kernel]) -> Kernel:

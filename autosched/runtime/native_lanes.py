@@ -33,11 +33,19 @@ _log = logging.getLogger(__name__)
 # A lane that waits has the core of a team's thread, which would spin there if it had nothing to walk.
 TEAM_SPIN_US = 2000.0
 # The numbers of native/walk.h; any other is the address of a run that goes on.
-_DESERTED, _ENDED, _PAUSED, _LATE = -1, 0, 1, 2
+_FORSAKEN, _DESERTED, _ENDED, _PAUSED, _LATE = -2, -1, 0, 1, 2
 
 
 class Deserted(Exception):
-    """Fewer threads came to a team than it has lanes: others have them, or OpenMP was told to have fewer."""
+    """Fewer threads came to a team than it has lanes: others have them, or OpenMP was told to have fewer.
+
+    Args:
+        midway: whether operators had run by then.
+    """
+
+    def __init__(self, *, midway: bool) -> None:
+        super().__init__("OpenMP gave fewer threads than a schedule has lanes")
+        self.midway = midway
 
 
 class NativeProgram:
@@ -89,11 +97,11 @@ class NativeProgram:
     def _here(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None) -> list[torch.Tensor]:
         outputs: list[torch.Tensor]
         outputs, outcome = self._library.run_here(self._handle, inputs, times)
-        if outcome not in (_DESERTED, _ENDED, _LATE):
+        if not _FORSAKEN <= outcome <= _LATE:
             run = _Run(self._library, outcome)
             outputs, outcome = run.finished(run.resume), run.outcome
-        elif outcome == _DESERTED:
-            raise Deserted
+        elif outcome < _ENDED:
+            raise Deserted(midway=outcome == _FORSAKEN)
         self.lateness.came(late=outcome == _LATE)
         return outputs
 
@@ -157,7 +165,10 @@ class NativePlan:
         if self._of_team is not None and (times is not None or self._of_team.lateness.team()):
             try:
                 return self._of_team.run(inputs, times, pool)
-            except Deserted:
+            except Deserted as why:
+                if why.midway and self._bound.in_place:
+                    # A second run would change once more what the first has changed.
+                    raise
                 _log.info("OpenMP gave fewer threads than there are lanes; from now on they have threads of their own")
                 self._of_team = None
         return self._of_lanes.run(inputs, times, pool)
@@ -219,8 +230,8 @@ class _Run:
         """
         while self.outcome == _PAUSED:
             self.outcome = self._library.resume(self._handle)
-        if self.outcome == _DESERTED:
-            raise Deserted
+        if self.outcome < _ENDED:
+            raise Deserted(midway=True)
 
     def walk(self, lane: int) -> None:
         """Walk one lane, which has a thread of its own, to its end; comes back now and then as well."""

@@ -16,12 +16,15 @@ from autosched.core.errors import HalfWritten
 from autosched.core.graph import OpGraph
 from autosched.core.in_place import chains_of
 from autosched.core.program import Call, Many, Program, Ref, WriteBack
+from autosched.core.records import Engine
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.core.variants import Lowering
+from autosched.runtime import lanes
 from autosched.runtime.in_place import finished_before, first_of_lanes, granted, homes_of, in_place, in_place_form
 from autosched.runtime.kernels import Begun, bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.load import load
+from autosched.runtime.native_lanes import Deserted, NativeProgram
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.workspace import peak_live_bytes
@@ -184,7 +187,10 @@ def assert_written(
         assert index in changed or torch.equal(tensor, old)
 
 
-def test_lanes_that_run_at_the_same_time_write_in_place() -> None:
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize(("engine", "as_team"), [(Engine.PYTHON, False), (Engine.NATIVE, False), (Engine.NATIVE, True)])
+def test_lanes_that_run_at_the_same_time_write_in_place(engine: Engine, as_team: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
     granted_at_all = 0
     for seed in range(60):
         rng = random.Random(1000 + seed)
@@ -194,10 +200,34 @@ def test_lanes_that_run_at_the_same_time_write_in_place() -> None:
         plan = make_plan(program.graph, random_placement(rng, program.graph, 2))
         chains = granted(program, plan)
         granted_at_all += len(chains)
-        executor = LaneExecutor(in_place(bound, chains), plan)
+        executor = LaneExecutor(in_place(bound, chains), plan, engine=engine, as_team=as_team)
+        # No operator in place is one that only Python could run.
+        assert (executor.engine, executor.one_team) == (engine, as_team)
         for _ in range(3):
             assert same(executor.run(clones(inputs)), expected)
     assert granted_at_all >= 5
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("midway", [False, True])
+def test_a_run_that_its_team_left_midway_is_not_done_once_more(midway: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
+    program, graph = reader_and_writer()
+    plan, inputs = plan_of(graph, [0, 1], edges=[(0, 1)]), random_inputs(program, 0)
+    bound = bind(program, {})
+    expected = bound.run(clones(inputs))
+    executor = LaneExecutor(in_place(bound, granted(program, plan)), plan)
+    assert executor.one_team
+
+    def left(*given: object) -> None:
+        raise Deserted(midway=midway)
+
+    monkeypatch.setattr(NativeProgram, "_here", left)
+    if midway:
+        with pytest.raises(Deserted):
+            executor.run(inputs)
+    else:
+        assert same(executor.run(inputs), expected)
 
 
 def reader_and_writer() -> tuple[Program, OpGraph]:

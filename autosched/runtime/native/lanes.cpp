@@ -93,7 +93,7 @@ void resume(const c10::OperatorHandle&, Stack* stack) {
 
 void team(const c10::OperatorHandle&, Stack* stack) {
   auto given = taken(*stack, 1);
-  stack->push_back(IValue(team_of(given[0].toInt())));
+  stack->push_back(IValue(static_cast<int64_t>(team_of(given[0].toInt()))));
 }
 
 void stop(const c10::OperatorHandle&, Stack* stack) {

@@ -54,6 +54,7 @@ struct Run {
   const Program& program;
   std::vector<IValue> slots;
   std::vector<std::atomic<uint8_t>> raised;  // flags: one for each operator, then one for the end of each lane
+  bool begun = false;
   size_t phase = 0;
   std::vector<Place> places;
   at::Tensor trace;  // int64 [2, operators], or undefined

@@ -37,11 +37,11 @@ struct Team {
   std::vector<Member> members;  // all but the calling thread
 };
 
-void count_team(void* given) { static_cast<std::atomic<int64_t>*>(given)->fetch_add(1); }
+void count_team(void* given) { static_cast<std::atomic<size_t>*>(given)->fetch_add(1); }
 
 // How many threads come when ``wanted`` are asked for.
-int64_t team_of(int64_t wanted) {
-  std::atomic<int64_t> found{0};
+size_t team_of(size_t wanted) {
+  std::atomic<size_t> found{0};
   if (GOMP_parallel != nullptr) GOMP_parallel(count_team, &found, static_cast<unsigned>(wanted), 0);
   return found.load();
 }

@@ -119,13 +119,18 @@ void join_turn(void* given) {
 }
 
 // The numbers are those of native_lanes.py.
-enum class Outcome : int64_t { Deserted = -1, Ended = 0, Paused = 1, Late = 2 };
+enum class Outcome : int64_t { Forsaken = -2, Deserted = -1, Ended = 0, Paused = 1, Late = 2 };
 
 // One turn of all lanes. They are the threads of the team that the calling thread's wide operators have: another thread for each lane
 // would be in their way, and OpenMP's, which spin for the next wide operator, in the lanes' way.
 Outcome walk_phases(Run& run) {
   const int64_t deadline_ns = now_ns() + kTurnNs;
   const auto& phases = run.program.phases;
+  // What has run may have changed memory of the caller's: better known before than after it.
+  if (!std::exchange(run.begun, true) && phases.size() > 1 && phases.front().size() == 1) {
+    muster(run.program.team);
+    if (team_of(run.program.team) < run.program.team) return Outcome::Deserted;
+  }
   for (; run.phase < phases.size(); ++run.phase) {
     Turn turn{run, deadline_ns, phases[run.phase].size(), 0};
     if (turn.lanes == 1) {
@@ -137,7 +142,7 @@ Outcome walk_phases(Run& run) {
       turn.begin_ns = now_ns();
       GOMP_parallel(join_turn, &turn, static_cast<unsigned>(run.program.team), 0);
     }
-    if (turn.deserted.load()) return Outcome::Deserted;
+    if (turn.deserted.load()) return run.phase == 0 ? Outcome::Deserted : Outcome::Forsaken;
     run.lost_ns += turn.lost_ns.load();
     if (run.stopped.load()) return Outcome::Ended;
     if (turn.ended.load() < turn.lanes) return Outcome::Paused;
