@@ -62,8 +62,8 @@ def _calls(path: Path) -> str:
             *lines,
             "",
             "*Added* is the difference of a call and of a run alone, *outside the run* what of a call's own time was not its run. *The "
-            "look at the model*, most of which `frozen=True` spares, is a part of it: timed again and again, and after runs, which take the "
-            f"caches. The executor's own cost for each of {operators} operators that do nothing: {walks}. "
+            "look at the model*, most of which `frozen=True` spares, is a part of it: timed again and again, and after runs, which "
+            f"take the caches. The executor's own cost for each of {operators} operators that do nothing: {walks}. "
             f"{_where(recorded)}",
         ]
     )

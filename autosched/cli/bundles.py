@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,12 @@ from autosched.cli.shapes import ChosenBatchOption, ShapeOption
 def bench(
     file: FileArgument,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="The model; by default the one the schedule was tuned for.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=5, help="Interleaved rounds; default: 40, or as many as fit into five minutes.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=5, help="Interleaved rounds; default: 40, or as many as fit into five minutes; with --pause 100.")
+    ] = None,
+    pause: Annotated[
+        float | None, typer.Option(metavar="MS", help="Instead: single calls as a server makes them, each after so many milliseconds.")
+    ] = None,
     shape: ShapeOption = None,
     batch: ChosenBatchOption = None,
     device: ChosenDeviceOption = "auto",
@@ -31,7 +37,8 @@ def bench(
     bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
     with trusting(names_in(custom_operators)), live_progress() as progress:
-        result = pipeline.bench(file, loaded.model, rounds=rounds, seed=seed, shape=shape, batch=batch, device=device, progress=progress)
+        run = partial(pipeline.bench, rounds=rounds) if pause is None else partial(pipeline.bench_paused, pause_ms=pause, calls=rounds)
+        result = run(file, loaded.model, seed=seed, shape=shape, batch=batch, device=device, progress=progress)
     if json:
         emit(result)
     else:

@@ -14,6 +14,7 @@ from autosched.pipeline.benching import bench
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.bundles import check, read, trace
 from autosched.pipeline.cache import remember
+from autosched.pipeline.call_times import bench_paused
 from autosched.pipeline.request import check_request, moved_note, where_to_measure
 from autosched.pipeline.result import Tuned, check_writable
 from autosched.pipeline.shapes import TunedShapes, tune_shapes
@@ -27,7 +28,20 @@ if TYPE_CHECKING:
     from autosched.device.compiled_baseline import ModelSource
     from autosched.pipeline.options import Options, Outcome
 
-__all__ = ["Tuned", "TunedShapes", "bench", "check", "check_request", "check_writable", "compare", "read", "trace", "tune", "tune_shapes"]
+__all__ = [
+    "Tuned",
+    "TunedShapes",
+    "bench",
+    "bench_paused",
+    "check",
+    "check_request",
+    "check_writable",
+    "compare",
+    "read",
+    "trace",
+    "tune",
+    "tune_shapes",
+]
 
 
 def tune(
