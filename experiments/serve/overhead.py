@@ -17,7 +17,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,26 +73,34 @@ class _Timed:
     """A runner, and how long it ran last."""
 
     def __init__(self, runner: Callable[[Any], Any]) -> None:
-        self.runner = runner
+        self._runner = runner
         self.took_ns = 0
 
     def __call__(self, inputs: Any) -> Any:
         began = time.perf_counter_ns()
-        outputs = self.runner(inputs)
+        outputs = self._runner(inputs)
         self.took_ns = time.perf_counter_ns() - began
         return outputs
 
 
-def outside_us(call: Callable[[], Any], prepared: Any, rounds: int) -> list[float]:
-    """Microseconds of each call of ``prepared`` that were outside of its run, about 0.1 of them for reading the clock."""
-    timed = prepared.runner = _Timed(prepared.runner)
-    times: list[float] = []
+def outside_us(calls: Sequence[tuple[Callable[[], Any], Any]], rounds: int) -> list[list[float]]:
+    """Microseconds of each call that were outside of its run, about 0.1 of them for reading the clock.
+
+    Args:
+        calls: with the prepared schedule that each runs; they take turns.
+    """
+    found: list[list[float]] = [[] for _ in calls]
+    runners = [prepared.runner for _, prepared in calls]
+    for (_, prepared), runner in zip(calls, runners, strict=True):
+        prepared.runner = _Timed(runner)
     for _ in range(rounds):
-        began = time.perf_counter_ns()
-        call()
-        times.append((time.perf_counter_ns() - began - timed.took_ns) / 1e3)
-    prepared.runner = timed.runner
-    return times
+        for (call, prepared), times in zip(calls, found, strict=True):
+            began = time.perf_counter_ns()
+            call()
+            times.append((time.perf_counter_ns() - began - prepared.runner.took_ns) / 1e3)
+    for (_, prepared), runner in zip(calls, runners, strict=True):
+        prepared.runner = runner
+    return found
 
 
 def _prepared(loaded: Any) -> Any:
@@ -127,8 +135,9 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
             rounds,
             seed=0,
         )
-        outside = outside_us(lambda: loaded(*args, **kwargs), prepared, 3 * rounds)
-        frozen_outside = outside_us(lambda: frozen(*args, **kwargs), _prepared(frozen), 3 * rounds)
+        outside, frozen_outside = outside_us(
+            [(lambda: loaded(*args, **kwargs), prepared), (lambda: frozen(*args, **kwargs), _prepared(frozen))], 3 * rounds
+        )
         outputs = prepared.runner(tensors)
         stages = {
             "mode": lambda: foreign_mode(table.kind),
