@@ -67,6 +67,7 @@ TABLES = {
     "claims": lambda: tables_claims.claims_table(RESULTS, RESULTS / "sim"),
     "coverage": lambda: tables_coverage.coverage_table(RESULTS / "coverage.json"),
     "state-cpu": lambda: of_cpus(lambda folder: tables_serve.state_table(folder / "state.json")),
+    "paused-cpu": lambda: of_cpus(lambda folder: tables_serve.paused_table(folder / "paused.json")),
     "serve-cpu": lambda: of_cpus(tables_serve.serve_table),
     "lanes-cpu": lambda: of_cpus(tables_serve.lanes_table),
     "fused-cpu": lambda: of_cpus(lambda folder: tables_fused.fused_table(folder / "fused")),

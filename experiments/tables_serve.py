@@ -1,4 +1,4 @@
-"""The serving tables, from a device's ``load.json``, ``overhead.json``, ``lanes.json`` and ``state.json``."""
+"""The serving tables, from a device's ``load.json``, ``overhead.json``, ``lanes.json``, ``paused.json`` and ``state.json``."""
 
 from __future__ import annotations
 
@@ -131,6 +131,39 @@ def _where(recorded: dict[str, Any]) -> str:
         f"{environment['cores']} cores, torch {environment['torch']}, Python {environment['python']}, "
         f"commit {environment['commit'][:9]}, {environment['taken'][:10]}."
     )
+
+
+def paused_table(path: Path) -> str:
+    """Single calls after a pause: the tuned schedule, and the faster of one thread and all for the model and ``torch.compile``."""
+    if not path.exists():
+        return NOT_YET
+    recorded = json.loads(path.read_text())
+    lines = [
+        "| model | kept | tuned | 99 of 100 within | as it comes | 99 of 100 within | `torch.compile` | 99 of 100 within "
+        "| over tuned (95 %) | on all threads | A/A |",
+        f"|---|---|{'---:|' * 9}",
+    ]
+    for case in recorded["cases"]:
+        rows = case["rows"]
+        eager, compiled = (_fastest(rows, kind) for kind in ("eager", "compile"))
+        cells = [text for row in (rows["tuned"], eager, compiled) for text in (f"{row['median_us']:,.0f} us", f"{row['p99_us']:,.0f} us")]
+        low, high = compiled["over_tuned_ci"]
+        widest = rows[max((name for name in rows if name.startswith("compile")), key=lambda name: int(name.rpartition("_")[2]))]
+        lines.append(
+            f"| `{case['model']}` | {case['kept']} | {' | '.join(cells)} | {compiled['over_tuned']:.2f}x ({low:.2f} to {high:.2f}) "
+            f"| {widest['median_us']:,.0f} us | {rows['tuned again']['over_tuned']:.2f}x |"
+        )
+    said = (
+        f"Medians of {recorded['cases'][0]['calls']} calls of each, each after {recorded['pause_ms']:g} ms of nothing, in turns. The model "
+        "as it comes and `torch.compile` with one thread or with all, whichever is faster here; *on all threads* is `torch.compile` as it "
+        "is without `torch.set_num_threads`."
+    )
+    return "\n".join([*lines, "", f"{said} {_where(recorded)}"])
+
+
+def _fastest(rows: dict[str, Any], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = min((row for name, row in rows.items() if name.startswith(kind)), key=lambda row: row["median_us"])
+    return found
 
 
 def state_table(path: Path) -> str:

@@ -12,7 +12,7 @@ import pytest
 from autosched.runtime.host_key import usable_cores
 from experiments.calls import Ended
 from experiments.serve import load
-from experiments.tables_serve import lanes_table, serve_table, state_table
+from experiments.tables_serve import lanes_table, paused_table, serve_table, state_table
 
 _SERVE = Path(__file__).resolve().parents[2] / "experiments" / "serve"
 
@@ -68,6 +68,18 @@ def test_the_engines_of_lanes_are_recorded_and_equal(tmp_path: Path) -> None:
     del recorded["cases"][0]["after_a_pause"]  # as recorded earlier
     (tmp_path / "lanes.json").write_text(json.dumps(recorded))
     assert lanes_table(tmp_path).count("`tower:30`") == 2
+
+
+@pytest.mark.slow
+def test_calls_after_a_pause_are_recorded(tmp_path: Path) -> None:
+    assert paused_table(tmp_path / "paused.json") == "(not recorded yet)"
+    _smoke("paused.py", tmp_path / "paused.json")
+    (case,) = json.loads((tmp_path / "paused.json").read_text())["cases"]
+    counts = {1, usable_cores()}
+    assert set(case["rows"]) == {"tuned", "tuned again"} | {f"{kind}_{count}" for kind in ("eager", "compile") for count in counts}
+    assert case["rows"]["tuned"]["over_tuned"] == 1.0
+    assert all(0.0 < row["median_us"] <= row["p90_us"] <= row["p99_us"] for row in case["rows"].values())
+    assert f"| `{case['model']}` | {case['kept']} |" in paused_table(tmp_path / "paused.json")
 
 
 def test_a_model_whose_time_is_over_has_fewer_repeats_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
