@@ -17,6 +17,8 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from autosched.runtime.inductor_subgraphs import inlined
+
 _ASSERTS = ("assert_size_stride", "assert_alignment")
 _CONTROL = (ast.For, ast.While, ast.If, ast.Try, ast.FunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.Yield, ast.Await)
 
@@ -169,9 +171,12 @@ def parse_module(source: str) -> tuple[dict[str, Kernel], list[ast.stmt]]:
         raise Unrecognised(f"the generated module is not Python: {error}") from error
     kernels: dict[str, Kernel] = {}
     calls: list[ast.FunctionDef] = []
+    functions: dict[str, ast.FunctionDef] = {}
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "call":
             calls.append(statement)
+        elif isinstance(statement, ast.FunctionDef):
+            functions[statement.name] = statement
         elif isinstance(statement, ast.ClassDef) and statement.name == "Runner":
             raise Unrecognised("the generated module is partitioned (it has a class Runner)")
         elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
@@ -180,7 +185,7 @@ def parse_module(source: str) -> tuple[dict[str, Kernel], list[ast.stmt]]:
                 kernels[statement.targets[0].id] = kernel
     if len(calls) != 1:
         raise Unrecognised(f"the generated module has {len(calls)} functions called 'call'; expected one")
-    return kernels, calls[0].body
+    return kernels, inlined(calls[0].body, functions)
 
 
 def _read_body(module: Module, body: list[ast.stmt]) -> None:

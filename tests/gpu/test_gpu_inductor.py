@@ -56,12 +56,29 @@ class _Block(nn.Module):
         return out
 
 
+class _Narrow(nn.Module):
+    """Two products of few rows and columns over many elements: what Inductor may take apart along those, as a function of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2048, 16), nn.Linear(2048, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.relu(self.left(torch.sigmoid(x))) * 2, torch.tanh(self.right(x * 2)) + 1
+
+
+_MODELS = {"inception": (_Inception, (2, 3, 16, 16)), "block": (_Block, (2, 16, 64)), "narrow": (_Narrow, (4, 2048))}
+_CHOICES = {
+    "narrow": tuple((f"mm float32[4, 2048], float32[2048, {columns}]", "decompose_k_mm_4_split k_split=4") for columns in (16, 8)),
+}
+"""What is taken, whatever is fastest here."""
 _CASES = [
     ("inception", Lowering.INDUCTOR),
     ("block", Lowering.INDUCTOR),
     # Combined kernels come with all that max-autotune does, and each such case compiles for long.
     ("inception", Lowering.MAX_AUTOTUNE_COMBO),
     ("block", Lowering.MAX_AUTOTUNE),
+    ("narrow", Lowering.MAX_AUTOTUNE),
 ]
 
 
@@ -71,11 +88,13 @@ def opened(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Captured
     name, lowering = request.param
     if gpu_rig.rehearsing() and lowering is not Lowering.INDUCTOR:
         pytest.skip("cannot be rehearsed: the templates are a GPU's")
-    model, x = (_Inception(), torch.randn(2, 3, 16, 16)) if name == "inception" else (_Block(), torch.randn(2, 16, 64))
+    make, shape = _MODELS[name]
+    model, x = make(), torch.randn(shape)
     device = torch.device("cpu" if gpu_rig.rehearsing() else "cuda")
     model = model.eval().to(device)
-    found = capture_inductor(model, (x.to(device),), mode=Mode(lowering))
+    found = capture_inductor(model, (x.to(device),), mode=Mode(lowering, choices=_CHOICES.get(name, ())))
     assert not isinstance(found, Refused), found.reason
+    assert found.program.choices == _CHOICES.get(name, found.program.choices)
     rig = gpu_rig.Rig(found.program, found.constants)
     yield model, found, rig
     rig.close()

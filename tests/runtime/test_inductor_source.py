@@ -259,6 +259,49 @@ def test_unknown_forms_are_named(extra: str, why: str) -> None:
         read_module(_CPP.format(threads=1, extra=extra))
 
 
+_APART = """
+def product_1(args):
+    product_1_arg0_1, product_1_arg1_1 = args
+    args.clear()
+    assert_size_stride(product_1_arg0_1, (4, 8), (8, 1))
+    with torch.cuda._DeviceGuard(0):
+        torch.cuda.set_device(0)
+        product_1_buf0 = empty_strided_cuda((2, 4, 16), (64, 16, 1), torch.float32)
+        extern_kernels.bmm(reinterpret_tensor(product_1_arg0_1, (2, 4, 4), (4, 8, 1), 0), product_1_arg1_1, out=product_1_buf0)
+        del product_1_arg0_1
+    return (reinterpret_tensor(product_1_buf0, (4, 16), (16, 1), 64), )
+
+def call(args):
+    arg0_1, arg1_1 = args
+    args.clear()
+    with torch.cuda._DeviceGuard(0):
+        buf0 = empty_strided_cuda((4, 8), (8, 1), torch.float32)
+        extern_kernels.mm(arg0_1, arg0_1, out=buf0)
+
+        # subgraph: product_1
+        product_1_args = [buf0, arg1_1]
+        {results} = product_1(product_1_args)
+        del buf0
+    return (buf1, )
+"""
+
+
+def test_a_function_beside_the_code_is_read_where_it_is_called() -> None:
+    module = read_module(_APART.format(results="(buf1,)"))
+    assert module.arguments == ["arg0_1", "arg1_1"]
+    assert [launch.callee for launch in module.launches] == ["extern_kernels.mm", "extern_kernels.bmm"]
+    bmm = module.launches[1].call
+    assert [(view.base, view.stride) for view in module.tensors(bmm.args[0], frozenset())] == [("buf0", (4, 8, 1))]
+    assert [view.base for view in module.tensors(bmm.args[1], frozenset())] == ["arg1_1"]
+    returned = module.view(module.returned[0], frozenset())
+    assert (returned.base, returned.size, returned.offset) == ("product_1_buf0", (4, 16), 64)
+
+
+def test_a_function_that_returns_something_else_is_not_read() -> None:
+    with pytest.raises(Unrecognised, match="product_1_args"):
+        read_module(_APART.format(results="(buf1, buf2)"))
+
+
 @pytest.mark.parametrize("source", ["def call(:", "x = 1", "class Runner:\n    pass\n"])
 def test_what_is_no_generated_module_is_refused(source: str) -> None:
     with pytest.raises(Unrecognised):

@@ -307,6 +307,14 @@ def test_an_operator_has_its_value_beside_a_mode() -> None:
     assert torch.allclose(made.cpu(), torch.bmm(x.cpu(), y.cpu()))
 
 
+def test_a_product_whose_result_is_wider_has_its_value() -> None:
+    x, y, made = torch.randn(2, 3, 4, device="cuda"), torch.randn(2, 4, 5, device="cuda"), torch.zeros(2, 3, 5, device="cuda")
+    wanted = torch.bmm(x.bfloat16().cpu().float(), y.bfloat16().cpu().float())
+    assert torch.allclose(torch.bmm(x.bfloat16(), y.bfloat16(), out_dtype=torch.float32).cpu(), wanted)
+    torch.bmm(x.bfloat16(), y.bfloat16(), out_dtype=torch.float32, out=made)
+    assert torch.allclose(made.cpu(), wanted)
+
+
 def test_float32_is_rounded_to_tf32_where_pytorch_lets_it() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(1, 16, 8, 8), torch.randn(4, 16, 3, 3)

@@ -138,7 +138,18 @@ def _assert_or_break(value: torch.Tensor, *_: Any) -> None:
         _driver.emulated_break(710)  # cudaErrorAssert: only a new process cures it
 
 
-# Operators that only CUDA has.
+def _of_type(product: Callable[..., Any]) -> Callable[..., Any]:
+    """A product whose result has a type of its own."""
+
+    def compute(*given: Any, out: torch.Tensor | None = None, **scales: Any) -> Any:
+        *tensors, wanted = given
+        made = product(*(tensor.to(wanted) for tensor in tensors), **scales)
+        return made if out is None else out.copy_(made)
+
+    return compute
+
+
+# Operators, or overloads of one, that only CUDA has.
 _ELSEWHERE: dict[str, Callable[..., Any]] = {
     "cudnn_convolution": _convolution,
     "cudnn_convolution_transpose": _convolution_transpose,
@@ -148,6 +159,7 @@ _ELSEWHERE: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
     "_scaled_dot_product_cudnn_attention": _attention,
+    **{f"{name}.{end}": _of_type(getattr(torch, name)) for name in ("mm", "bmm", "addmm", "baddbmm") for end in ("dtype", "dtype_out")},
 }
 
 
@@ -175,8 +187,10 @@ class _Operator:
     """One overload's override."""
 
     def __init__(self, name: str, overload: Any) -> None:
-        self.name = name.partition("::")[2].partition(".")[0]
+        full = name.partition("::")[2]
+        self.name = full.partition(".")[0]
         self.overload = overload
+        self.compute = _ELSEWHERE.get(full, _ELSEWHERE.get(self.name, overload))
         self.original = torch_library.get_kernel(name, "CUDA")
         schema = overload._schema
         self.written = [i for i, item in enumerate(schema.arguments) if item.alias_info is not None and item.alias_info.is_write]
@@ -215,7 +229,7 @@ class _Operator:
         targets = pytree.tree_map(_twin, outputs)
         if not any(isinstance(item, torch.Tensor) and item.numel() for item in pytree.tree_leaves((targets, twins, named))):
             return
-        compute = _ELSEWHERE.get(self.name, self.overload)
+        compute = self.compute
         rounded = _rounded_arguments(self.name)
 
         if self.name == "_assert_async":
@@ -280,12 +294,15 @@ def _pending() -> _Pending:
 
 
 def _wanted(name: str, overload: Any) -> bool:
-    base = name.partition("::")[2].partition(".")[0]
+    full = name.partition("::")[2]
+    base = full.partition(".")[0]
     if not name.startswith("aten::") or any(base == one or base.startswith(f"{one}_") for one in _AS_THEY_ARE if one != "view"):
         return False
     if base == "view" or "backward" in base or "sparse" in base or "quantized" in base:
         return False
-    return base == "copy_" or torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU") or base in _ELSEWHERE
+    return (
+        base == "copy_" or torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU") or base in _ELSEWHERE or full in _ELSEWHERE
+    )
 
 
 def install() -> None:
