@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from autosched.runtime.inductor_pools import end_pools  # noqa: E402
 from experiments import calls  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.serve.common import interval  # noqa: E402
@@ -327,4 +328,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    finally:
+        # What a compiler has left to wait for may take minutes of a GPU.
+        end_pools()

@@ -105,6 +105,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     _spent_s[item.path.name] = _spent_s.get(item.path.name, 0.0) + time.monotonic() - begin
 
 
+def pytest_sessionfinish() -> None:
+    """What a compiler has left to wait for may take minutes of a GPU."""
+    from autosched.runtime.inductor_pools import end_pools
+
+    end_pools()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if sum(_spent_s.values()) >= 1.0:
         parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in _spent_s.items())
