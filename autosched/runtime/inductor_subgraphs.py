@@ -26,9 +26,9 @@ def inlined(body: Sequence[ast.stmt], functions: Functions) -> list[ast.stmt]:
             made.append(ast.copy_location(ast.With(statement.items, inlined(statement.body, functions)), statement))
             continue
         call = _call(statement, functions)
-        if call is not None and call[1] in given and (found := _statements(*call[::2], given[call[1]])) is not None:
+        if call is not None and call[1] in given and (inside := _statements(*call[::2], given[call[1]])) is not None:
             taken.add(call[1])
-            made += [ast.fix_missing_locations(ast.copy_location(item, statement)) for item in found]
+            made += [ast.fix_missing_locations(ast.copy_location(item, statement)) for item in inside]
         else:
             made.append(statement)
     return [item for item in made if (found := _list(item)) is None or found[0] not in taken]
