@@ -16,7 +16,7 @@ import autosched
 from autosched import pipeline
 from autosched.capture.export import Captured, capture
 from autosched.core.custom_operators import trusting
-from autosched.core.errors import UnsupportedGraph, UsageError
+from autosched.core.errors import IncompatibleArtifact, UnsupportedGraph, UsageError
 from autosched.core.records import Failure, FailureKind, SoloRecord
 from autosched.core.schedule import sequential
 from autosched.device.base import Pair
@@ -24,6 +24,7 @@ from autosched.device.cpu import CpuDevice
 from autosched.device.registrations import Registrations, describe_registrations
 from autosched.export.bundle import make_bundle
 from autosched.pipeline import Tuned
+from autosched.pipeline.call_times import PausedCalls
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.kernels import bind
 from autosched.runtime.verdict import check_bundle
@@ -48,6 +49,17 @@ def tuned(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
         return pipeline.tune(
             model, (x,), device="cpu", effort="quick", budget_s=2.0, lowering="rewritten", custom_operators=[NAMESPACE]
         )  # fmt: skip
+
+
+def test_its_calls_after_a_pause_are_timed_where_it_is_trusted(tuned: Tuned, model: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "model.autosched"
+    tuned.save(path)
+    with trusting([NAMESPACE]):
+        found = pipeline.bench_paused(path, model, 0.0, calls=5)
+    assert isinstance(found, PausedCalls)
+    assert found.calls == 5
+    with pytest.raises(IncompatibleArtifact, match="'testlib' is not trusted"):
+        pipeline.bench_paused(path, model, 0.0, calls=5)
 
 
 def test_it_is_tuned_saved_checked_and_loaded(tuned: Tuned, model: nn.Module, tmp_path: Path) -> None:
