@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -65,10 +66,10 @@ class BenchResult:
             f"{self.model} {self.shape} on {self.device}, {self.rounds} interleaved rounds, noise floor {self.noise_floor_pct:.1f} %",
             f"  tuned ({self.chosen}): {self.tuned_us:,.0f} us (95 % interval {self.ci_us[0]:,.0f} to {self.ci_us[1]:,.0f})",
             f"  sequential: {self.sequential_us:,.0f} us; tuned is {self.speedup_vs_sequential:.3f}x "
-            f"(95 % interval {self.speedup_ci[0]:.3f} to {self.speedup_ci[1]:.3f}){_unless(self.beyond_noise)}",
+            f"(95 % interval {self.speedup_ci[0]:.3f} to {self.speedup_ci[1]:.3f}){unless(self.beyond_noise)}",
         ]
         if self.eager_us is not None:
-            said = f"tuned is {self.speedup_vs_eager:.3f}x{_unless(self.eager_beyond_noise is not False)}"
+            said = f"tuned is {self.speedup_vs_eager:.3f}x{unless(self.eager_beyond_noise is not False)}"
             lines.append(f"  as it comes (eager): {self.eager_us:,.0f} us; {said}")
         if self.tuned_when_made_us is not None:
             change = 100 * (self.tuned_us / self.tuned_when_made_us - 1)
@@ -76,12 +77,23 @@ class BenchResult:
         return "\n".join(lines)
 
 
+class Stated(Protocol):
+    """What ``autosched bench`` has to say of one shape."""
+
+    def summary(self) -> str:
+        """For people."""
+        ...
+
+
+Result = TypeVar("Result", bound=Stated)
+
+
 @dataclass(frozen=True, slots=True)
-class BenchShapes:
+class BenchShapes(Generic[Result]):
     """``autosched bench`` on a bundle of several shapes: one result for each."""
 
     file: str
-    shapes: tuple[BenchResult, ...]
+    shapes: tuple[Result, ...]
 
     def summary(self) -> str:
         """For people."""
@@ -98,7 +110,7 @@ def bench(
     batch: int | None = None,
     device: str = AUTO,
     progress: Progress | None = None,
-) -> BenchResult | BenchShapes:
+) -> BenchResult | BenchShapes[BenchResult]:
     """Time tuned schedules beside the best sequential one and the model as it comes; every shape, or those asked for.
 
     Args:
@@ -204,5 +216,6 @@ def _timed(
     return times, min(names, key=lambda name: float(np.median(times.columns[name])), default=None)
 
 
-def _unless(beyond: bool) -> str:
+def unless(beyond: bool) -> str:
+    """What is added to a ratio of which nothing may be claimed."""
     return "" if beyond else ": no difference beyond the noise floor"

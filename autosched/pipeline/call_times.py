@@ -21,6 +21,7 @@ from autosched.core.progress import Progress, Silent
 from autosched.device.cpu_measure import no_collector
 from autosched.device.registry import AUTO, device_like, place_of
 from autosched.device.timing import beyond_noise, noise_floor_pct, paired_ratio
+from autosched.pipeline.benching import BenchShapes, unless
 from autosched.pipeline.bundles import chosen
 from autosched.runtime.bundle_format import Bundle
 from autosched.runtime.kernels import random_inputs
@@ -78,27 +79,14 @@ class PausedCalls:
     def summary(self) -> str:
         """For people."""
         low, high = self.speedup_ci
-        unless = "" if self.eager_beyond_noise else ": no difference beyond the noise floor"
         lines = [
             f"{self.model} {self.shape} on {self.device}, {self.calls} calls of each after {self.pause_ms:g} ms of nothing, "
             f"noise floor {self.noise_floor_pct:.1f} %"
         ]
         for name, row in ((f"tuned ({self.chosen}), as loaded", self.tuned), (f"as it comes ({self.eager.name})", self.eager)):
             lines.append(f"  {name}: {row.median_us:,.0f} us; 90 of 100 within {row.p90_us:,.0f}, 99 within {row.p99_us:,.0f}")
-        lines.append(f"  tuned is {self.speedup_vs_eager:.3f}x (95 % interval {low:.3f} to {high:.3f}){unless}")
+        lines.append(f"  tuned is {self.speedup_vs_eager:.3f}x (95 % interval {low:.3f} to {high:.3f}){unless(self.eager_beyond_noise)}")
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class PausedShapes:
-    """The same of a bundle of several shapes."""
-
-    file: str
-    shapes: tuple[PausedCalls, ...]
-
-    def summary(self) -> str:
-        """For people."""
-        return "\n".join(result.summary() for result in self.shapes)
 
 
 def bench_paused(
@@ -112,7 +100,7 @@ def bench_paused(
     batch: int | None = None,
     device: str = AUTO,
     progress: Progress | None = None,
-) -> PausedCalls | PausedShapes:
+) -> PausedCalls | BenchShapes[PausedCalls]:
     """Time calls of the loaded model and of the model as it comes, in turns and in this process, each after ``pause_ms``.
 
     Args:
@@ -136,22 +124,22 @@ def bench_paused(
     model = model.to(home)
     fast = load(path, model, strict=True, max_shapes=max(8, len(bundles)), custom_operators=sorted(trusted()))
     told.stage("calls")
+    threads = torch.get_num_threads()
     results = []
     for bundle in bundles:
         given = random_inputs(bundle.program, seed, home)[: len(bundle.program.given)]
-        args, kwargs = unflatten_inputs(bundle.program, given)
-
-        def called(function: Callable[..., Any], args: Sequence[Any] = args, kwargs: Mapping[str, Any] = kwargs) -> None:
-            function(*args, **kwargs)
-            if home.type == "cuda":
-                torch.cuda.synchronize(home)
-
-        threads = torch.get_num_threads()
-        contestants = {name: Contestant(partial(called, fast), threads) for name in (_TUNED, _AGAIN)}
-        contestants |= {f"eager_{count}": Contestant(partial(called, model), count) for count in {1, threads}}
+        call = partial(_call, *unflatten_inputs(bundle.program, given), home)
+        contestants = {name: Contestant(partial(call, fast), threads) for name in (_TUNED, _AGAIN)}
+        contestants |= {f"eager_{count}": Contestant(partial(call, model), count) for count in {1, threads}}
         times = paused_calls_us(contestants, pause_ms, CALLS if calls is None else calls, seed)
         results.append(_stated(path, bundle, pause_ms, times))
-    return results[0] if len(results) == 1 else PausedShapes(os.fspath(path), tuple(results))
+    return results[0] if len(results) == 1 else BenchShapes(os.fspath(path), tuple(results))
+
+
+def _call(args: Sequence[Any], kwargs: Mapping[str, Any], home: torch.device, function: Callable[..., Any]) -> None:
+    function(*args, **kwargs)
+    if home.type == "cuda":
+        torch.cuda.synchronize(home)
 
 
 def paused_calls_us(contestants: Mapping[str, Contestant], pause_ms: float, calls: int, seed: int) -> dict[str, list[float]]:

@@ -102,7 +102,8 @@ class NativeProgram:
             outputs, outcome = run.finished(run.resume), run.outcome
         elif outcome < _ENDED:
             raise Deserted(midway=outcome == _FORSAKEN)
-        self.lateness.came(late=outcome == _LATE)
+        if self._lanes > 1:
+            self.lateness.came(late=outcome == _LATE)
         return outputs
 
     def _on_threads(self, run: _Run, pool: LanePool) -> list[torch.Tensor]:

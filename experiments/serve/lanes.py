@@ -17,8 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,19 +147,13 @@ def _native_only(
     return {name: _row(found[name], values, times[NATIVE_BASE]) for name, values in times.items()}
 
 
-@contextmanager
-def _another_process() -> Iterator[None]:
-    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as process:
-        try:
-            yield
-        finally:
-            process.kill()
-
-
 def _beside_a_process(found: dict[str, LaneExecutor], inputs: list[torch.Tensor], rounds: int, calls: dict[str, int]) -> dict[str, Any]:
     """As a server on a machine that is not its own."""
-    with _another_process():
-        return _native_only(found, inputs, rounds, calls, 0.0)
+    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as process:
+        try:
+            return _native_only(found, inputs, rounds, calls, 0.0)
+        finally:
+            process.kill()
 
 
 def _row(run: LaneExecutor, values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:

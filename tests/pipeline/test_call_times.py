@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from autosched.cli.printing import emit
 from autosched.core.errors import IncompatibleArtifact, UsageError
 from autosched.export.bundle import write_bundle
 from autosched.pipeline import call_times
+from autosched.pipeline.benching import BenchShapes
 from autosched.pipeline.call_times import Contestant, PausedCalls, bench_paused, paused_calls_us
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
@@ -83,3 +86,15 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     file = write_bundle(tmp_path / "a.autosched", two_branches_bundle(TwoBranches().eval()))
     with pytest.raises(IncompatibleArtifact):
         bench_paused(file, torch.nn.Linear(3, 3).eval(), 0.0)
+
+
+def test_of_several_shapes_each_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = TwoBranches().eval()
+    bundles = [two_branches_bundle(model, rows=rows) for rows in (4, 8)]
+    found = bench_paused(write_bundle(tmp_path / "a.autosched", *bundles), model, 0.0, calls=5)
+    assert isinstance(found, BenchShapes)
+    assert [result.calls for result in found.shapes] == [5, 5]
+    assert len({result.shape for result in found.shapes}) == 2
+    assert found.summary() == "\n".join(result.summary() for result in found.shapes)
+    emit(found)
+    assert [shape["pause_ms"] for shape in json.loads(capsys.readouterr().out)["shapes"]] == [0.0, 0.0]
