@@ -49,7 +49,7 @@ def count_flops(
     packet = op.overloadpacket
     shapes = [spec.shape for spec in outputs if spec is not None]
     if name in _PACKED or (name in _INTEGER_PRODUCTS and shapes):
-        return _packed_flops(name, args, shapes[0])
+        return _packed_flops(op, args, shapes[0])
     if packet in flop_registry:
         count = cast(Callable[..., int], flop_registry[packet])
         return int(count(*args, **kwargs, out_val=torch.empty(shapes[0], device="meta") if shapes else None))
@@ -74,10 +74,11 @@ def count_flops(
     return 0
 
 
-def _packed_flops(name: str, args: Sequence[object], out: Shape) -> int:
+def _packed_flops(op: OpOverload[..., Any], args: Sequence[object], out: Shape) -> int:
     tensors = [item for item in args if isinstance(item, torch.Tensor)]
-    if name == "mkldnn::_convolution_pointwise":
-        weight = next(item for item in tensors[1:] if item.ndim == tensors[0].ndim and tuple(item.shape) != tuple(out))
+    if op._schema.name == "mkldnn::_convolution_pointwise":
+        # By name: one overload has the residual before it, and any of them may have the weight's shape.
+        weight = cast(torch.Tensor, args[[argument.name for argument in op._schema.arguments].index("W")])
         return int(conv_flop_count(list(tensors[0].shape), list(weight.shape), list(out)))
     return 2 * math.prod(out) * int(tensors[0].shape[-1])
 

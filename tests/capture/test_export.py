@@ -14,6 +14,7 @@ from autosched.core.variants import Lowering
 from autosched.runtime.kernels import bind, gather_constants
 from autosched.runtime.state import state_of
 from autosched.runtime.trees import flatten_inputs
+from tests.conformance.apply import Apply
 
 
 def operator(captured: Captured, target: str):
@@ -299,3 +300,14 @@ def test_a_product_of_integers_counts_as_one_of_floats_does(name):
     given = (torch.randn(8, 64, dtype=torch.bfloat16), torch.randint(-9, 9, (32, 64), dtype=torch.int8), torch.rand(32).bfloat16())
     operators = capture(Product(), given, rewrite=False).program.graph.operators
     assert [operator.flops for operator in operators if operator.kind == f"aten::{name}"] == [2 * 8 * 64 * 32]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_packed_convolution_whose_weight_has_the_shape_of_its_output_is_counted(residual):
+    convolution = nn.Conv2d(4, 4, 1)
+    model = Apply(lambda m, x, y: m.convolution(x) + y if residual else m.convolution(x), convolution=convolution)
+    # Four pictures of one pixel in four channels.
+    given = (torch.randn(4, 4, 1, 1), torch.randn(4, 4, 1, 1))
+    operators = capture(model.eval(), given, rewrite=True).program.graph.operators
+    assert "mkldnn::_convolution_pointwise" in {call.target.partition(".")[0] for item in operators for call in item.calls}
+    assert sum(operator.flops for operator in operators) == 2 * 16 * 4
