@@ -7,7 +7,7 @@ guards. The function is private there: where it is absent, or does not count wha
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,11 @@ class DictCounts:
         self._tables = list({id(table): table for table in tables}.values())
         self._read = _reader()
 
+    @property
+    def tables(self) -> Sequence[_Table]:
+        """The dictionaries, each once."""
+        return self._tables
+
     def now(self) -> int | None:
         """A number that is another one after each write; ``None`` if that cannot be told."""
         # Every write raises the count of one of them, and nothing lowers any: the sum stays only where all stay.
@@ -41,11 +46,15 @@ def _reader() -> Callable[[_Table], int] | None:
     except ImportError:
         return None
     read: Callable[[_Table], int] = dict_version
+    return read if counts_every_write(read) else None
+
+
+def counts_every_write(read: Callable[[_Table], int]) -> bool:
+    """Whether ``read`` gives a dictionary's count, as far as can be tried: every kind of write raises it, and nothing else does."""
     try:
-        counted = all(_rises(read, table) for table in ({"a": 1}, OrderedDict(a=1), _Holder().__dict__)) and _attributes_rise(read)
+        return all(_rises(read, table) for table in ({"a": 1}, OrderedDict(a=1), _Holder().__dict__)) and _attributes_rise(read)
     except (TypeError, RuntimeError, SystemError):
-        return None
-    return read if counted else None
+        return False
 
 
 class _Holder:

@@ -47,9 +47,9 @@ _FALLBACKS = ("g++", "clang++", "c++")
 _NAMESPACE = "autosched_lanes"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Library:
-    """The operators of ``lanes.cpp``, as they are described there."""
+    """The operators of ``lanes.cpp``, as they are described there, and its one function, which is called with the interpreter's lock."""
 
     compile: Callable[..., Any]
     begin: Callable[..., Any]
@@ -62,6 +62,10 @@ class Library:
     abandon: Callable[..., Any]
     delete_run: Callable[..., Any]
     delete_program: Callable[..., Any]
+    implementations: Callable[..., Any]
+    watch: Callable[..., Any]
+    delete_watch: Callable[..., Any]
+    unchanged: Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +152,16 @@ def obstacle() -> str:
 def _load(path: Path) -> None:
     try:
         # Not by torch.ops.load_library: what that has loaded is taken for the user's, whose operators a measuring process must have too.
-        ctypes.CDLL(str(path))
+        unchanged = ctypes.PyDLL(str(path)).autosched_unchanged
+        unchanged.argtypes = [ctypes.c_void_p]
         operators = getattr(torch.ops, _NAMESPACE)
-        found = [getattr(operators, name).default for name in Library.__slots__]
+        found = {name: getattr(operators, name).default for name in Library.__slots__ if name != "unchanged"}
     except (OSError, AttributeError, RuntimeError) as error:
         _state.refused = f"what was built cannot be loaded ({str(error).splitlines()[0]})"
         return
     # The operator itself, where it can be had: what lies around it takes a microsecond.
-    _state.operators = Library(*(getattr(function, "_op", function) for function in found))
+    called = {name: getattr(function, "_op", function) for name, function in found.items()}
+    _state.operators = Library(**called, unchanged=unchanged)
 
 
 def _made(folder: Path, limit_s: float) -> Path | str:

@@ -1,7 +1,8 @@
 """Noticing that a model is no longer the one a schedule was bound to: changed or replaced weights, modules, modes, hooks.
 
 Everything is read at every call, so every reading is one pass of C code over flat lists. A large model leaves nothing of this in the
-processor's caches, and then what counts is how many places in memory are read: of a dictionary that nobody wrote to, one.
+processor's caches, and then what counts is how many places in memory are read: of a dictionary that nobody wrote to, one. Where native
+lanes were built, one call tells that nothing was changed (``native_watch``), and only after something was is any of this looked at.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from autosched.core.parts import parts_of, whole_of
 from autosched.core.program import ConstantSource, Program
 from autosched.runtime.dict_counts import DictCounts
+from autosched.runtime.native_watch import NativeWatch, Watched, can_watch, native_watch
 
 _version_of = attrgetter("_version")
 _training_of = attrgetter("training")
@@ -95,10 +97,14 @@ class ModelWatch:
         tables = (self._hooks.filled, self._children, self._weights)
         self._counts = DictCounts([*(module.__dict__ for module in modules), *chain.from_iterable(each.tables for each in tables)])
         self._settled: int | None = None
+        self._native: NativeWatch | None = None
+        self._watchable = not self._modes.elsewhere and can_watch()
+        self._calm = True
         self.accept()
 
     def accept(self) -> None:
         """Take the contents of all parameters, and where they are, for what the schedule is bound to."""
+        self._native = None
         if self._frozen:
             return
         # Held, because an address says nothing once its memory was given back: the next parameter may get it.
@@ -108,10 +114,30 @@ class ModelWatch:
 
     def settle(self) -> bool:
         """Call after the model ran: what it sets itself in ``forward`` is nothing to watch. Whether it did set anything."""
+        self._native = None
         return self._settings.settle()
 
     def change(self) -> Change:
         """The gravest change."""
+        if self._native is not None and self._native.unchanged():
+            return Change.NONE
+        # One that is written to between any two calls, were it only its counter of calls, costs less without.
+        restless, self._native = self._native is not None, None
+        # Before the look: what is written during it is then seen at the next call.
+        native = native_watch(self._watched()) if self._watchable and self._calm and not restless else None
+        found = self._look()
+        self._calm = found is Change.NONE and not restless
+        self._native = native if self._calm else None
+        return found
+
+    def _watched(self) -> Watched:
+        """All that a look looks at."""
+        if self._frozen:
+            return Watched(empty=self._hooks.empty, tables=[*self._modes.tables, *self._hooks.filled.tables])
+        counted = [*self._tensors, *self._settings.tensors]
+        return Watched(self._settings.modules, self._empty, self._counts.tables, self._placed, counted)
+
+    def _look(self) -> Change:
         if self._frozen:
             return self._of_calls()
         # Before the look: what is written during it is then seen at the next call.
@@ -186,23 +212,23 @@ def _replaced(table: dict[str, Any], key: str, tensor: torch.Tensor) -> bool:
 class _Modes:
     """Whether a module is in training mode."""
 
-    __slots__ = ("_elsewhere", "_tables")
+    __slots__ = ("elsewhere", "tables")
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         modules = list(modules)
-        self._tables = [module.__dict__ for module in modules if "training" in module.__dict__]
+        self.tables = [module.__dict__ for module in modules if "training" in module.__dict__]
         # A scripted module keeps the flag elsewhere.
-        self._elsewhere = [module for module in modules if "training" not in module.__dict__]
+        self.elsewhere = [module for module in modules if "training" not in module.__dict__]
 
     def changed(self) -> bool:
         try:
-            return any(map(_training_entry, self._tables)) or self.changed_elsewhere()
+            return any(map(_training_entry, self.tables)) or self.changed_elsewhere()
         except KeyError:
             return True
 
     def changed_elsewhere(self) -> bool:
         """What no dictionary says."""
-        return bool(self._elsewhere) and any(map(_training_of, self._elsewhere))
+        return bool(self.elsewhere) and any(map(_training_of, self.elsewhere))
 
 
 class _Hooks:
@@ -229,10 +255,10 @@ class _Settings:
     PyTorch's own modules have a dozen attributes each that nobody changes; to look at them all would double the time of a look.
     """
 
-    __slots__ = ("_keys", "_modules", "_owners", "_sizes", "_tables", "_tensors", "_types", "_values", "_versions")
+    __slots__ = ("_keys", "_owners", "_sizes", "_tables", "_types", "_values", "_versions", "modules", "tensors")
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
-        self._modules = modules
+        self.modules = modules
         self._types = list(map(type, modules))
         self._tables = [module.__dict__ for module in modules]
         self._sizes = list(map(len, self._tables))
@@ -243,8 +269,8 @@ class _Settings:
         self._owners = [table for table, _ in pairs]
         self._keys = [key for _, key in pairs]
         self._values = list(map(getitem, self._owners, self._keys))
-        self._tensors = [item for item in self._values if isinstance(item, torch.Tensor) and not item.is_inference()]
-        self._versions = list(map(_version_of, self._tensors))
+        self.tensors = [item for item in self._values if isinstance(item, torch.Tensor) and not item.is_inference()]
+        self._versions = list(map(_version_of, self.tensors))
 
     def settle(self) -> bool:
         """Forget attributes that are no longer what they were, and count anew; whether there were any."""
@@ -266,9 +292,9 @@ class _Settings:
 
     def changed_elsewhere(self) -> bool:
         """What no dictionary says: of which class a module is, and what is in a tensor."""
-        if list(map(type, self._modules)) != self._types:
+        if list(map(type, self.modules)) != self._types:
             return True
-        return bool(self._tensors) and list(map(_version_of, self._tensors)) != self._versions
+        return bool(self.tensors) and list(map(_version_of, self.tensors)) != self._versions
 
     def _watched(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
         return zip(self._owners, self._keys, self._values, strict=True)

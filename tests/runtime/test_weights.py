@@ -7,10 +7,11 @@ from contextlib import suppress
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autosched.runtime import dict_counts
+from autosched.runtime import dict_counts, weights
+from autosched.runtime.native_watch import can_watch, native_watch
 from autosched.runtime.weights import Change, ModelWatch
 from tests.conformance.graphs import TwoBranches, two_branches_program
 
@@ -112,24 +113,30 @@ def model() -> Watched:
     return Watched().eval()
 
 
-@pytest.fixture(params=["counted", "looked at"])
+@pytest.fixture(params=["native", "counted", "looked at"])
 def watch(request: pytest.FixtureRequest, model: Watched) -> ModelWatch:
-    """Of ``model``, with counts of what is written to dictionaries, where there are any, and without them."""
-    return _watch(model, counted=request.param == "counted")
+    """Of ``model``, with and without what spares it a look at everything."""
+    if request.param == "native":
+        request.getfixturevalue("native")
+    return _watch(model, request.param)
 
 
-def _watch(model: TwoBranches, *, counted: bool = True) -> ModelWatch:
+def _watch(model: TwoBranches, way: str, *, frozen: bool = False) -> ModelWatch:
     program = two_branches_program(model)[0]
     with pytest.MonkeyPatch.context() as patch:
-        if not counted:
+        if way == "native":
+            assert can_watch()
+        else:
+            patch.setattr(weights, "can_watch", lambda: False)
+        if way == "looked at":
             patch.setattr(dict_counts, "_reader", lambda: None)
-        return ModelWatch(model, program)
+        return ModelWatch(model, program, frozen=frozen)
 
 
 @pytest.mark.parametrize("name", _CHANGES)
 def test_each_change_is_noticed_at_the_next_look_and_at_every_later_one(model: Watched, watch: ModelWatch, name: str) -> None:
     change, kind = _CHANGES[name]
-    assert [watch.change(), watch.change()] == [Change.NONE] * 2
+    assert [watch.change() for _ in range(3)] == [Change.NONE] * 3
     change(model)
     assert [watch.change(), watch.change(), watch.change()] == [kind] * 3
 
@@ -144,18 +151,19 @@ def test_a_change_is_noticed_beside_one_that_is_none(model: Watched, watch: Mode
     assert watch.change() is kind
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(sorted(_CHANGES)), st.integers(0, 2)), min_size=1, max_size=6))
-def test_a_watch_that_counts_says_what_one_that_looks_at_everything_says(steps: list[tuple[str, int]]) -> None:
+# It changes nothing between examples.
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(sorted(_CHANGES)), st.integers(0, 3)), min_size=1, max_size=6), st.booleans())
+def test_all_ways_of_looking_say_the_same(native: None, steps: list[tuple[str, int]], frozen: bool) -> None:
     model = Watched().eval()
-    counting, looking = _watch(model), _watch(model, counted=False)
+    watches = [_watch(model, way, frozen=frozen) for way in ("native", "counted", "looked at")]
     for name, looks in steps:
         # What an earlier step took away is not there to be changed.
         with suppress(AttributeError, KeyError, StopIteration, RuntimeError, TypeError):
             _CHANGES[name][0](model)
         for _ in range(looks):
-            assert counting.change() is looking.change()
-    assert counting.change() is looking.change()
+            assert len({watch.change() for watch in watches}) == 1
+    assert len({watch.change() for watch in watches}) == 1
 
 
 def test_a_hook_of_all_modules_is_noticed(watch: ModelWatch) -> None:
@@ -206,9 +214,38 @@ def test_what_a_forward_sets_is_watched_no_longer_and_all_else_is(model: Watched
     assert watch.change() is Change.STRUCTURE
 
 
+@pytest.mark.parametrize("way", ["native", "counted"])
 @pytest.mark.parametrize("name", _CHANGES)
-def test_of_a_frozen_model_modes_and_hooks_alone_are_looked_at(model: Watched, name: str) -> None:
+def test_of_a_frozen_model_modes_and_hooks_alone_are_looked_at(model: Watched, native: None, name: str, way: str) -> None:
     change, kind = _CHANGES[name]
-    watch = ModelWatch(model, two_branches_program(model)[0], frozen=True)
+    watch = _watch(model, way, frozen=True)
+    assert [watch.change() for _ in range(2)] == [Change.NONE] * 2
     change(model)
     assert watch.change() is (kind if kind in (Change.MODE, Change.HOOKS) else Change.NONE)
+
+
+def test_a_model_that_is_left_alone_is_not_looked_at_again(model: Watched, native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = _watch(model, "native")
+    looks: list[None] = []
+    look = watch._look
+    monkeypatch.setattr(watch, "_look", lambda: looks.append(None) or look())
+    assert [watch.change() for _ in range(5)] == [Change.NONE] * 5
+    assert len(looks) == 1
+    model.unread = torch.ones(2)
+    assert watch.change() is Change.NONE
+    assert len(looks) == 2
+    for _ in range(5):
+        watch.change()
+    assert len(looks) == 4
+
+
+def test_a_model_that_is_written_to_between_all_calls_is_seldom_watched_anew(
+    model: Watched, native: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = _watch(model, "native")
+    begun: list[None] = []
+    monkeypatch.setattr(weights, "native_watch", lambda watched: begun.append(None) or native_watch(watched))
+    for _ in range(12):
+        assert watch.change() is Change.NONE
+        model.unread = torch.ones(2)
+    assert len(begun) == 4

@@ -2,11 +2,12 @@
 // threads of their own, one for each lane.
 //
 // Python's side is native_lanes.py, and native_code.py writes what compile() reads. Operators are reached through PyTorch's dispatcher, as
-// they are from Python, so results are equal to the bit. The operators of the namespace autosched_lanes are all that is visible; programs
-// and runs are handed to Python as addresses, and each belongs to one Python object, which gives it back.
+// they are from Python, so results are equal to the bit. The operators of the namespace autosched_lanes and one function are all that is
+// visible; programs, runs and watches are handed to Python as addresses, and each belongs to one Python object, which gives it back.
 
 #include "reading.h"
 #include "walk.h"
+#include "watch.h"
 
 #include <torch/library.h>
 
@@ -116,6 +117,24 @@ void delete_program(const c10::OperatorHandle&, Stack* stack) {
   delete &at_address<Program>(given[0]);
 }
 
+// Where the objects are that tensors of Python's stand for.
+void implementations(const c10::OperatorHandle&, Stack* stack) {
+  auto given = taken(*stack, 1);
+  c10::List<int64_t> found;
+  for (const at::Tensor& tensor : given[0].toTensorVector()) found.push_back(reinterpret_cast<intptr_t>(tensor.unsafeGetTensorImpl()));
+  stack->push_back(IValue(found));
+}
+
+void watch(const c10::OperatorHandle&, Stack* stack) {
+  auto given = taken(*stack, 3);
+  stack->push_back(address_of(std::make_unique<Watch>(given[0].toIntVector(), given[1].toTensorVector(), given[2].toTensorVector())));
+}
+
+void delete_watch(const c10::OperatorHandle&, Stack* stack) {
+  auto given = taken(*stack, 1);
+  delete &at_address<Watch>(given[0]);
+}
+
 }  // namespace
 
 TORCH_LIBRARY(autosched_lanes, library) {
@@ -131,4 +150,16 @@ TORCH_LIBRARY(autosched_lanes, library) {
   library.def("abandon(int run) -> ()", CppFunction::makeFromBoxedFunction<&abandon>());
   library.def("delete_run(int run) -> ()", CppFunction::makeFromBoxedFunction<&delete_run>());
   library.def("delete_program(int program) -> ()", CppFunction::makeFromBoxedFunction<&delete_program>());
+  library.def("implementations(Tensor[] tensors) -> int[]", CppFunction::makeFromBoxedFunction<&implementations>());
+  library.def("watch(int[] addresses, Tensor[] placed, Tensor[] counted) -> int", CppFunction::makeFromBoxedFunction<&watch>());
+  library.def("delete_watch(int watch) -> ()", CppFunction::makeFromBoxedFunction<&delete_watch>());
+}
+
+// Not an operator: PyTorch gives up the interpreter's lock for those.
+extern "C" __attribute__((visibility("default"))) int autosched_unchanged(const Watch* watch) {
+  try {
+    return watch->unchanged() ? 1 : 0;
+  } catch (...) {
+    return 0;  // memory that may not be asked for any more
+  }
 }

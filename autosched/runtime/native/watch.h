@@ -1,0 +1,68 @@
+// Whether words in memory, and where tensors lie and how often they were changed, are what they were when they were looked at first.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace {
+
+struct Word {
+  const uint64_t* place;
+  uint64_t was;
+};
+
+// Tensors are neither held nor referred to weakly: PyTorch swaps no two tensors of which somebody else does either. The object in Python
+// is held by whoever watches, and one of the words says whether it still stands for the same tensor.
+struct Placed {
+  explicit Placed(const at::Tensor& given)
+      : tensor(given.unsafeGetTensorImpl()), storage(given.storage()), data(storage.data()), offset(given.storage_offset()) {}
+
+  bool moved() const {
+    return tensor->unsafe_storage().unsafeGetStorageImpl() != storage.unsafeGetStorageImpl() || storage.data() != data ||
+        tensor->storage_offset() != offset;
+  }
+
+  const c10::TensorImpl* tensor;
+  c10::Storage storage;  // its memory may not become another's
+  const void* data;
+  int64_t offset;
+};
+
+struct Counted {
+  explicit Counted(const at::Tensor& given) : tensor(given.unsafeGetTensorImpl()), version(now()) {}
+
+  uint32_t now() const { return tensor->version_counter().current_version(); }
+
+  const c10::TensorImpl* tensor;
+  uint32_t version;
+};
+
+struct Watch {
+  Watch(const std::vector<int64_t>& addresses, const std::vector<at::Tensor>& in_memory, const std::vector<at::Tensor>& versioned)
+      : placed(in_memory.begin(), in_memory.end()), counted(versioned.begin(), versioned.end()) {
+    for (auto address : addresses) {
+      auto* place = reinterpret_cast<const uint64_t*>(address);
+      words.push_back({place, *place});
+    }
+  }
+
+  // With the interpreter's lock, so that no tensor is another's between two reads. Of the reads of one loop none waits for another: where
+  // none of this is in the caches, a core has a dozen under way at a time.
+  bool unchanged() const {
+    uint64_t different = 0;
+    for (const auto& word : words) different |= *word.place ^ word.was;
+    if (different != 0) return false;
+    for (const auto& each : placed) different |= each.moved();
+    for (const auto& each : counted) different |= each.now() != each.version;
+    return different == 0;
+  }
+
+  std::vector<Word> words;
+  std::vector<Placed> placed;
+  std::vector<Counted> counted;
+};
+
+}  // namespace
