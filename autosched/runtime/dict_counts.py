@@ -26,6 +26,8 @@ class DictCounts:
     def __init__(self, tables: Iterable[_Table]) -> None:
         self._tables = list({id(table): table for table in tables}.values())
         self._read = _reader()
+        # From Python 3.12 on the first reading marks a dictionary as watched, which must not look like a write to whoever counts otherwise.
+        self.now()
 
     @property
     def tables(self) -> Sequence[_Table]:
