@@ -22,7 +22,6 @@ from autosched.runtime.lane_pool import SPINS_OWN_CORE, SPINS_SHARED_CORE, LaneP
 from autosched.runtime.native_build import native_library
 from autosched.runtime.native_code import NotNative
 from autosched.runtime.native_lanes import NativePlan, team_comes, team_size
-from autosched.runtime.phases import phases_of
 from autosched.runtime.plan import Plan, Step
 from autosched.runtime.walk import walk
 
@@ -213,7 +212,7 @@ def _native_plan(bound: BoundProgram, plan: Plan, lanes: Sequence[Sequence[Step]
     as_team = as_team and 1 < len(lanes) <= usable_cores() and team_comes(library, team_size(lanes))
     spin_us = _SPIN_OWN_CORE_US if own_core else _SPIN_SHARED_CORE_US
     try:
-        return NativePlan(library, bound, lanes, spin_us, phases_of(plan.steps) if as_team else ())
+        return NativePlan(library, bound, lanes, spin_us, plan.steps if as_team else ())
     except NotNative as why:
         _log.info("a plan runs on lanes of Python: %s", why)
         return None

@@ -9,6 +9,7 @@ or fewer threads come than lanes there are, lanes have threads of their own, tho
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -19,10 +20,10 @@ import torch
 from autosched.runtime.instructions import instructions_of
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lane_pool import LanePool, Signals
-from autosched.runtime.lateness import Lateness
+from autosched.runtime.lateness import Lateness, Walkers
 from autosched.runtime.native_build import Library
 from autosched.runtime.native_code import NativeCode, NativeStep, NotNative, Writer
-from autosched.runtime.phases import Phase
+from autosched.runtime.phases import Phase, phases_of
 from autosched.runtime.plan import Step
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class NativeProgram:
         self._lanes = native.lanes
         self._threaded = native.lanes > 1 and not native.team
         self._kept = written.kept
-        self.lateness = Lateness()  # of its team, if it has one
+        self.late = False  # whether the team was, in the last run
         weakref.finalize(self, library.delete_program, self._handle).atexit = False
 
     def run(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None, pool: LanePool) -> list[torch.Tensor]:
@@ -102,8 +103,7 @@ class NativeProgram:
             outputs, outcome = run.finished(run.resume), run.outcome
         elif outcome < _ENDED:
             raise Deserted(midway=outcome == _FORSAKEN)
-        if self._lanes > 1:
-            self.lateness.came(late=outcome == _LATE)
+        self.late = outcome == _LATE
         return outputs
 
     def _on_threads(self, run: _Run, pool: LanePool) -> list[torch.Tensor]:
@@ -119,7 +119,7 @@ class NativePlan:
         bound: the program, on the CPU.
         lanes: the steps of each lane; the caller's thread takes the first.
         spin_us: how long a lane that has a thread of its own asks again before it sleeps.
-        phases: the same steps for a team; none if lanes are to have threads of their own.
+        steps: all of them in launch order, for a team; none if lanes are to have threads of their own.
         delays_us: how long an operator is held back, by index: for tests that look for missing waits.
 
     Raises:
@@ -132,7 +132,7 @@ class NativePlan:
         bound: BoundProgram,
         lanes: Sequence[Sequence[Step]],
         spin_us: float,
-        phases: Sequence[Phase] = (),
+        steps: Sequence[Step] = (),
         delays_us: Mapping[int, float] | None = None,
     ) -> None:
         self._library = library
@@ -141,7 +141,9 @@ class NativePlan:
         self._spin_us = spin_us
         self._delays_us = dict(delays_us or {})
         self._operators = len(bound.kernels)
-        self._of_team = self._program(phases, TEAM_SPIN_US, team_size(lanes)) if phases else None
+        self._steps = tuple(steps)
+        self._lateness = Lateness()
+        self._of_team = self._program(phases_of(steps), TEAM_SPIN_US, team_size(lanes)) if steps else None
         if self._of_team is None:
             _ = self._of_lanes
 
@@ -163,20 +165,35 @@ class NativePlan:
 
     def _run(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None, pool: LanePool) -> list[torch.Tensor]:
         # Whoever wants times wants those of the team.
-        if self._of_team is not None and (times is not None or self._of_team.lateness.team()):
+        who = Walkers.TEAM if times is not None else self._lateness.walkers()
+        if self._of_team is not None and who is Walkers.TEAM:
             try:
-                return self._of_team.run(inputs, times, pool)
+                outputs = self._of_team.run(inputs, times, pool)
             except Deserted as why:
                 if why.midway and self._bound.in_place:
                     # A second run would change once more what the first has changed.
                     raise
                 _log.info("OpenMP gave fewer threads than there are lanes; from now on they have threads of their own")
                 self._of_team = None
-        return self._of_lanes.run(inputs, times, pool)
+            else:
+                self._lateness.came(late=self._of_team.late)
+                return outputs
+        if self._of_team is None:
+            return self._of_lanes.run(inputs, times, pool)
+        program = self._of_caller if who is Walkers.ALONE else self._of_lanes
+        begin_ns = time.perf_counter_ns()
+        outputs = program.run(inputs, times, pool)
+        self._lateness.took(who, time.perf_counter_ns() - begin_ns)
+        return outputs
 
     @cached_property
     def _of_lanes(self) -> NativeProgram:
         return self._program((self._lanes,), self._spin_us, 0)
+
+    @cached_property
+    def _of_caller(self) -> NativeProgram:
+        # Launch order keeps every wait, and what is freed after a step has no reader behind it.
+        return self._program(((self._steps,),), self._spin_us, 0)
 
     def _program(self, phases: Sequence[Phase], spin_us: float, team: int) -> NativeProgram:
         graph = self._bound.program.graph

@@ -29,7 +29,7 @@ from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.native_build import native_library
 from autosched.runtime.native_code import NotNative
 from autosched.runtime.native_lanes import Deserted, NativePlan, NativeProgram
-from autosched.runtime.plan import make_plan
+from autosched.runtime.plan import Step, make_plan
 from tests.conformance.graphs import random_placement, random_program
 from tests.conformance.lanes_suite import random_schedule
 from tests.conformance.probes import with_hook
@@ -290,14 +290,13 @@ def test_a_missing_wait_shows_when_its_producer_is_held_back(one_team: bool) -> 
         inputs = random_inputs(program, seed)
         expected = bound.run([item.clone() for item in inputs])
 
-        def without_wait(without: int) -> list[list[object]]:
-            steps = [dataclasses.replace(step, waits=tuple(item for item in step.waits if item != without)) for step in plan.steps]  # noqa: B023
-            return [[step for step in steps if step.lane == lane] for lane in range(plan.lanes)]  # noqa: B023
+        def without_wait(without: int) -> list[Step]:
+            return [dataclasses.replace(step, waits=tuple(item for item in step.waits if item != without)) for step in plan.steps]  # noqa: B023
 
         for without, sound in ((-1, True), (producer, False)):
             told = without_wait(without)
-            phases = (tuple(map(tuple, told)),) if one_team else ()
-            native = NativePlan(library, bound, told, 0.0, phases, {producer: 20_000.0})  # type: ignore[arg-type]
+            lanes = [[step for step in told if step.lane == lane] for lane in range(plan.lanes)]
+            native = NativePlan(library, bound, lanes, 0.0, told if one_team else (), {producer: 20_000.0})
             assert native.one_team is one_team
             with torch.inference_mode():
                 try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from autosched.runtime.native_build import native_library
 from autosched.runtime.native_code import NativeCode, NativeStep
 from autosched.runtime.native_lanes import NativeProgram
 from autosched.runtime.plan import make_plan
+from tests.conformance.graphs import random_program
 from tests.conformance.lanes_suite import random_schedule
 from tests.conformance.probes import with_hook
 from tests.conformance.programs import branches_program
@@ -90,26 +92,47 @@ def test_after_a_pause_the_lanes_wake_up_on_different_cores() -> None:
 
 def test_a_team_that_is_late_is_left_alone_for_some_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
-    absent, on_threads = [True], []
+    absent, walked = [True], []
     executor, inputs, expected = _team(lambda: None, lambda: time.sleep(0.05 if absent[0] else 0.0))
-    original = NativeProgram._on_threads
-    monkeypatch.setattr(NativeProgram, "_on_threads", lambda *given: on_threads.append(1) or original(*given))
+    native = executor._native
+    assert native is not None
+    for who, program in (("threads", native._of_lanes), ("alone", native._of_caller)):
+        monkeypatch.setattr(program, "run", lambda *given, who=who, run=program.run: walked.append(who) or run(*given))
     # A thread that sleeps looks like one without a core.
     executor.run(inputs)
     absent[0] = False
     for _ in range(8):
         assert torch.equal(executor.run(inputs)[0], expected)
-    assert len(on_threads) == 8
+    assert sorted(set(walked)) == ["alone", "threads"]
+    assert len(walked) == 8
     assert torch.equal(executor.run(inputs)[0], expected)
-    assert len(on_threads) == 8
+    assert len(walked) == 8
     assert executor.one_team
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_caller_alone_gives_what_lanes_give(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(lanes, "usable_cores", lambda: 3)
+    program, constants = random_program(random.Random(seed), 24)
+    bound = bind(program, constants)
+    inputs = random_inputs(program, seed)
+    plan = make_plan(program.graph, random_schedule(program.graph, 3, seed, widths=(1, 1, 2)))
+    native = LaneExecutor(bound, plan)._native
+    assert native is not None
+    with torch.inference_mode():
+        expected = native._of_lanes.run([item.clone() for item in inputs], None, LanePool())
+        got = native._of_caller.run([item.clone() for item in inputs], None, LanePool())
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
 
 
 def test_whoever_measures_gets_the_team_however_late_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
     executor, inputs, expected = _team(lambda: None, lambda: time.sleep(0.05))
     executor.run(inputs)
-    monkeypatch.setattr(NativeProgram, "_on_threads", lambda *given: pytest.fail("on threads of their own"))
+    native = executor._native
+    assert native is not None
+    for program in (native._of_lanes, native._of_caller):
+        monkeypatch.setattr(program, "run", lambda *given: pytest.fail("without the team"))
     trace = Trace(len(executor._bound.program.graph))
     assert torch.equal(executor.run(inputs, trace)[0], expected)
     assert all(trace.end_ns)
