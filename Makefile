@@ -28,7 +28,7 @@ test: install
 EMULATOR_TORCH ?= 2.11.*
 EMULATOR_VENV ?= .venv-emulator
 EMULATE = $(EMULATOR_VENV)/bin/python tools/cuda_emulator/run.py
-EMULATED_PYTEST = $(EMULATOR_VENV)/bin/python -m pytest -q -n0 -p no:cacheprovider
+EMULATED_PYTEST = $(EMULATOR_VENV)/bin/python -m pytest -q -p no:cacheprovider
 EMULATED = $(EMULATE) -- $(EMULATED_PYTEST)
 
 $(EMULATOR_VENV)/.installed: pyproject.toml
