@@ -64,13 +64,15 @@ class Made:
 def worker_count(jobs: int, free_device_bytes: int | None = None) -> int:
     """How many processes are worth starting for so many regions: one for two regions, at most one for each core, within memory.
 
-    1 means none. ``AUTOSCHED_COMPILE_WORKERS`` replaces the number of cores.
+    1 means none. ``AUTOSCHED_COMPILE_WORKERS`` replaces the number of cores, and what the host says of its memory: a virtual machine
+    that is given memory as it uses it says that hardly any is free.
 
     Args:
         free_device_bytes: on a GPU, what is free there: each process has a context of its own.
     """
-    most = compile_workers(usable_cores())
-    for free_bytes in (_free_host_bytes(), free_device_bytes):
+    named = compile_workers(0)
+    most = named or usable_cores()
+    for free_bytes in (None if named else _free_host_bytes(), free_device_bytes):
         if free_bytes is not None:
             most = min(most, max(1, free_bytes // _WORKER_BYTES))
     return 1 if jobs < _LEAST_JOBS else min(most, math.ceil(jobs / _JOBS_EACH))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shlex
 import sys
 import tarfile
@@ -40,6 +41,7 @@ from experiments.devices import folder_name  # noqa: E402
 # Between the time that a command is told and the time at which it is ended; pytest counts from its first test.
 _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
 _SHOWN_LINES = 8
+_WORKERS = "AUTOSCHED_COMPILE_WORKERS"
 _REHEARSAL = "rehearsal"
 _DIARY = "session.json"
 # Files of tests/gpu on which everything else rests; tests/gpu/conftest.py puts the others in order.
@@ -223,7 +225,7 @@ def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, arc
         if archive is not None:
             archive.look()
 
-    status = run_logged(command, limit_s, log, meanwhile=look)
+    status = run_logged(command, limit_s, log, environment=_environment(), meanwhile=look)
     state = {0: "done", LEFT: "left", None: "left"}.get(status, "failed")
     diary.note(step, state, before_s + time.monotonic() - begin)
     said = "its time was over" if status is None else f"status {status}"
@@ -231,6 +233,11 @@ def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, arc
     for line in log.read_bytes()[said_before:].decode(errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]:
         print(f"    {line[:200]}", flush=True)
     return state
+
+
+def _environment() -> dict[str, str]:
+    """Of every command. Machines that are lent may get memory only as they use it, and regions would be compiled one after the other."""
+    return {_WORKERS: str(max(2, len(os.sched_getaffinity(0)) // 2)), **os.environ}
 
 
 def unpack(archive: Path, out: Path) -> None:

@@ -28,6 +28,7 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
         self.made: Made = []
+        self.environment: dict[str, str] = {}
         self.now = 0.0
         self.answers: dict[str, list[tuple[float, int | None]]] = {}
         self._patch, self.out = monkeypatch, out
@@ -36,8 +37,10 @@ class Rig:
         monkeypatch.setattr(session, "run_logged", self._run)
         monkeypatch.setattr(session, "cuda_device_key", lambda: DeviceKey("cuda", self.gpu, ()))
 
-    def _run(self, command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None]) -> int | None:
-        name = log.stem
+    def _run(
+        self, command: list[str], limit_s: float, log: Path, *, environment: dict[str, str], meanwhile: Callable[[], None]
+    ) -> int | None:
+        name, self.environment = log.stem, environment
         self.made.append((name, limit_s))
         queue = self.answers.get(name, [])
         takes_s, status = queue.pop(0) if queue else (1.0, 0)
@@ -95,8 +98,18 @@ def test_without_a_device_nothing_else_is_run_and_every_call_asks(rig: Rig) -> N
     assert rig.call(plan) == (0, [("device", 40)])
 
 
+def test_a_machine_that_says_little_memory_is_free_compiles_several_at_a_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOSCHED_COMPILE_WORKERS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(16))
+    rig.call([step("a")])
+    assert rig.environment["AUTOSCHED_COMPILE_WORKERS"] == "8"
+    monkeypatch.setenv("AUTOSCHED_COMPILE_WORKERS", "5")
+    rig.call([step("b")])
+    assert rig.environment["AUTOSCHED_COMPILE_WORKERS"] == "5"
+
+
 def test_a_step_that_ends_the_whole_session_has_had_its_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None]) -> int:
+    def killed(command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None], **_: object) -> int:
         raise KeyboardInterrupt
 
     plan = [step("a"), step("b")]
@@ -111,7 +124,7 @@ def test_a_step_that_ends_the_whole_session_has_had_its_time(rig: Rig, monkeypat
 def test_a_step_that_is_stopped_from_outside_is_charged_for_what_it_took(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     archive = tmp_path / "all.tar.gz"
 
-    def stopped(command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None]) -> int:
+    def stopped(command: list[str], limit_s: float, log: Path, *, meanwhile: Callable[[], None], **_: object) -> int:
         (rig.out / "h100" / "row.json").write_text("{}")
         rig.now += 30.0
         meanwhile()

@@ -239,6 +239,9 @@ def test_the_number_of_processes_has_bounds(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(region_pool, "usable_cores", lambda: 8)
     monkeypatch.setattr(region_pool, "_free_host_bytes", lambda: 1 << 20)
     assert worker_count(1000) == 1
+    monkeypatch.setenv("AUTOSCHED_COMPILE_WORKERS", "3")
+    assert worker_count(1000) == 3
+    assert worker_count(1000, free_device_bytes=5 << 30) == 2
 
 
 _HOLDER = """
