@@ -99,7 +99,7 @@ def _lowered(captured: Captured, home: torch.device, mode: Mode) -> Captured | R
     program = dataclasses.replace(recording.program, graph=_with_costs(recording.program.graph))
     pairs = list(zip(source.bindings, program.bindings, strict=True))
     constants = {ours.value: captured.constants[theirs.value] for theirs, ours in pairs}
-    if why := _disagreement(source, placed, recording, home):
+    if why := _disagreement(source, placed, recording, home, mode):
         return Refused(f"Inductor's launches compute something else than the model's operators: {why}")
     return Captured(program, constants, captured.rewrites, captured.structure)
 
@@ -124,7 +124,7 @@ def _other_width(source: Program, constants: Mapping[int, torch.Tensor], recordi
     return f"Inductor launches other kernels for {threads} threads than for one: {difference}" if difference else ""
 
 
-def _disagreement(source: Program, constants: Mapping[int, torch.Tensor], recording: Recording, device: torch.device) -> str:
+def _disagreement(source: Program, constants: Mapping[int, torch.Tensor], recording: Recording, device: torch.device, mode: Mode) -> str:
     program = recording.program
     inputs = random_inputs(source, _SEED, device)
     by_calls, by_launches = bind(source, constants, device), bound_of(recording, source, constants, device)
@@ -138,7 +138,7 @@ def _disagreement(source: Program, constants: Mapping[int, torch.Tensor], record
     order = {theirs.value: ours.value for theirs, ours in leaves if isinstance(theirs, Ref) and isinstance(ours, Ref)}
     places = [(place, order[value]) for place, value in enumerate(source.graph.outputs) if value in order]
     # Templates of convolutions and products keep the rounding that they were compiled with.
-    rounded = rounding if program.choices else None
+    rounded = rounding if mode.autotuned and program.choices else None
     # By what the launches tell, not the source: loading has no more to go by.
     known = dict(zip(program.graph.outputs, coarsest_of(program.graph), strict=True))
     coarsest = [known[value] for _, value in places]

@@ -1,11 +1,13 @@
-"""Which kernel Inductor took wherever it chose one by timing, noted while it compiles, and taken again without timing anything.
+"""What Inductor decided by timing, noted while it compiles, and taken again without timing anything.
 
 Timing the same candidates twice may give two answers, on another machine or with another number of threads; a schedule is for the launches
-of one of them. So the answers travel with the program, as text: a kernel is named by its kind and its tile, not by its code.
+of one of them. So the answers travel with the program, as text: a kernel is named by its kind and its tile, not by its code. On a GPU two
+more questions decide what is launched: whether the factors of a product are padded to a multiple of what its library likes, in every mode,
+and whether launches are combined into one.
 
-Private interfaces, the same in PyTorch 2.11 to 2.13: ``AlgorithmSelectorCache`` is asked each question, and ``MultiTemplateBuffer`` is
-where the answer is put off until it is known what can be fused. Where they are absent nothing is noted and nothing taken again: Inductor
-then chooses for itself.
+Private interfaces, the same in PyTorch 2.11 to 2.13: ``AlgorithmSelectorCache`` is asked which kernel, and ``MultiTemplateBuffer`` is
+where that answer is put off until it is known what can be fused; ``pad_mm._should_pad`` and ``Scheduler.speedup_by_combo_kernel`` are asked
+the other two. Where they are absent nothing is noted and nothing taken again: Inductor then decides for itself.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _NUMBER = re.compile(r"_\d+$")
+_YES, _NO = "yes", "no"
 
 Choices = tuple[tuple[str, str], ...]
 
@@ -41,15 +44,26 @@ class Answers:
 
     def ask(self, question: str, candidates: Sequence[Any]) -> list[Any]:
         """The candidates that are left: the one wanted, or all of them."""
-        place = len(self._questions)
-        self._questions.append(question)
-        wanted = self.wanted[place][1] if place < len(self.wanted) and self.wanted[place][0] == question else ""
+        place, wanted = self._next(question)
         found = [item for item in candidates if wanted and described(item) == wanted][:1]
         for item in found or candidates:
             self._callers[id(item)] = item, place
             # An answer is asked for its node when it is taken, and not before.
             item.output_node = self._noting(item, item.output_node)
         return found or list(candidates)
+
+    def decide(self, question: str, time_it: Callable[[], bool]) -> bool:
+        """Yes or no: as wanted, else as ``time_it`` finds."""
+        place, wanted = self._next(question)
+        found = wanted == _YES if wanted in (_YES, _NO) else time_it()
+        self._given[place] = _YES if found else _NO
+        return found
+
+    def _next(self, question: str) -> tuple[int, str]:
+        """The place of a question, and the answer wanted there; empty if none is."""
+        place = len(self._questions)
+        self._questions.append(question)
+        return place, self.wanted[place][1] if place < len(self.wanted) and self.wanted[place][0] == question else ""
 
     def took(self, candidate: Any) -> None:
         """``candidate`` was taken."""
@@ -72,19 +86,21 @@ def described(candidate: Any) -> str:
 
 @contextlib.contextmanager
 def choices_into(answers: Answers) -> Iterator[None]:
-    """Note in ``answers`` what is chosen within the block, and take what is wanted there."""
-    try:
-        from torch._inductor.ir import MultiTemplateBuffer
-        from torch._inductor.select_algorithm import AlgorithmSelectorCache
-    except ImportError:
+    """Note in ``answers`` what is decided within the block, and decide as is wanted there."""
+    with contextlib.ExitStack() as stack:
+        for into in (_kernels_into, _padding_into, _combining_into):
+            with contextlib.suppress(ImportError, KeyError):
+                stack.enter_context(into(answers))
         yield
-        return
-    selector: Any = AlgorithmSelectorCache
-    buffer: Any = MultiTemplateBuffer
-    choose, finalize = vars(selector).get("__call__"), vars(buffer).get("finalize_as_triton_caller")
-    if choose is None or finalize is None:
-        yield
-        return
+
+
+@contextlib.contextmanager
+def _kernels_into(answers: Answers) -> Iterator[None]:
+    from torch._inductor.ir import MultiTemplateBuffer
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    choose: Any = vars(AlgorithmSelectorCache)["__call__"]
+    finalize: Any = vars(MultiTemplateBuffer)["finalize_as_triton_caller"]
 
     def asked(self: Any, name: str, choices: list[Any], input_nodes: Any, *args: Any, **kwargs: Any) -> Any:
         if len(choices) > 1:
@@ -95,15 +111,54 @@ def choices_into(answers: Answers) -> Iterator[None]:
         answers.took(caller)
         return finalize(self, caller)
 
-    selector.__call__ = asked
-    buffer.finalize_as_triton_caller = finalized
+    with _replaced(AlgorithmSelectorCache, "__call__", asked), _replaced(MultiTemplateBuffer, "finalize_as_triton_caller", finalized):
+        yield
+
+
+@contextlib.contextmanager
+def _padding_into(answers: Answers) -> Iterator[None]:
+    from torch._inductor.fx_passes import pad_mm
+
+    should_pad: Any = vars(pad_mm)["_should_pad"]
+
+    def asked(match: Any, first: Any, second: Any, product: Any, *rest: Any, **named: Any) -> bool:
+        shapes = ", ".join(_shape(item.dtype, item.shape) for item in (first, second))
+        return answers.decide(f"pad {product} {shapes}", lambda: bool(should_pad(match, first, second, product, *rest, **named)))
+
+    with _replaced(pad_mm, "_should_pad", asked):
+        yield
+
+
+@contextlib.contextmanager
+def _combining_into(answers: Answers) -> Iterator[None]:
+    from torch._inductor import config
+    from torch._inductor.scheduler import Scheduler
+
+    pays: Any = vars(Scheduler)["speedup_by_combo_kernel"]
+
+    def asked(self: Any, nodes: Sequence[Any]) -> bool:
+        if not config.benchmark_combo_kernel:
+            return bool(pays(self, nodes))
+        first, last = (node.get_first_name() for node in (nodes[0], nodes[-1]))
+        return answers.decide(f"combine {len(nodes)} launches, {first} to {last}", lambda: bool(pays(self, nodes)))
+
+    with _replaced(Scheduler, "speedup_by_combo_kernel", asked):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    before = vars(owner)[name]
+    setattr(owner, name, replacement)
     try:
         yield
     finally:
-        selector.__call__ = choose
-        buffer.finalize_as_triton_caller = finalize
+        setattr(owner, name, before)
 
 
 def _question(name: str, inputs: Sequence[Any]) -> str:
-    shapes = (f"{str(item.get_dtype()).removeprefix('torch.')}{[int(size) for size in item.get_size()]}" for item in inputs)
-    return f"{name} " + ", ".join(shapes)
+    return f"{name} " + ", ".join(_shape(item.get_dtype(), item.get_size()) for item in inputs)
+
+
+def _shape(dtype: Any, sizes: Sequence[Any]) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{[int(size) for size in sizes]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.graph_audit import audit_graph
 from autosched.runtime.inductor_bind import Refused
 from autosched.runtime.inductor_modes import Mode
+from autosched.runtime.kernels import bind
 from autosched.runtime.plan import make_plan
 from autosched.runtime.trees import output_tensors, unflatten_inputs, unflatten_outputs
 from tests.conformance.graphs import random_placement
@@ -139,7 +141,23 @@ def test_no_launch_works_on_constants_alone(opened: tuple[nn.Module, Captured, g
 def test_what_was_chosen_is_in_the_program(opened: tuple[nn.Module, Captured, gpu_rig.Rig]) -> None:
     program = opened[1].program
     assert all(answer for _, answer in program.choices)
-    assert bool(program.choices) == (program.lowering != Lowering.INDUCTOR)
+    kernels = [question for question, _ in program.choices if not question.startswith("pad ")]
+    assert bool(kernels) == (program.lowering != Lowering.INDUCTOR)
+
+
+@pytest.mark.gpu_only(reason="products are padded on GPUs alone")
+@pytest.mark.parametrize("answer", ["yes", "no"])
+def test_whether_a_product_is_padded_is_asked_once(answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Sigmoid(), nn.Linear(514, 518), nn.ReLU()).eval().cuda()
+    choices = (("pad aten.addmm float32[510, 514], float32[514, 518]", answer),)
+    found = capture_inductor(model, (torch.randn(510, 514, device="cuda"),), mode=Mode(choices=choices))
+    assert not isinstance(found, Refused), found.reason
+    assert found.program.choices == choices
+    # Elsewhere nothing is known of it, and timing it would say the opposite.
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    monkeypatch.setattr("torch._inductor.fx_passes.pad_mm._should_pad", lambda *_, **__: answer == "no")
+    bound = bind(found.program, {value: tensor.cuda() for value, tensor in found.constants.items()}, "cuda")
+    assert bound.program.choices == choices
 
 
 def test_branches_stay_apart(opened: tuple[nn.Module, Captured, gpu_rig.Rig]) -> None:

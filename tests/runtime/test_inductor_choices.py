@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from autosched.runtime.inductor_choices import Answers, described
+from autosched.runtime.inductor_choices import Answers, choices_into, described
 
 
 @dataclass
@@ -59,6 +62,38 @@ def test_what_is_wanted_is_all_that_is_left(wanted: tuple[tuple[str, str], ...],
 def test_the_same_question_may_have_two_answers() -> None:
     answers = Answers((("mm", "mm"), ("mm", "triton_mm BLOCK_M=16")))
     assert [answers.ask("mm", candidates(0))[0].name, answers.ask("mm", candidates(2))[0].name] == ["mm", "triton_mm_2"]
+
+
+@pytest.mark.parametrize(("wanted", "found"), [("yes", True), ("no", False), ("", True), ("mm", True)])
+def test_a_decision_that_is_wanted_is_not_timed(wanted: str, found: bool) -> None:
+    timed: list[int] = []
+
+    def time_it() -> bool:
+        timed.append(1)
+        return True
+
+    answers = Answers((("mm", "mm"), ("pad mm", wanted)))
+    answers.ask("mm", candidates(0))[0].output_node()
+    assert answers.decide("pad mm", time_it) is found
+    assert answers.given == (("mm", "mm"), ("pad mm", "yes" if found else "no"))
+    assert len(timed) == (wanted not in ("yes", "no"))
+
+
+def test_the_compiler_asks_whether_to_pad_and_to_combine_and_gets_its_own_back() -> None:
+    from torch._inductor import config
+    from torch._inductor.fx_passes import pad_mm
+    from torch._inductor.scheduler import Scheduler
+
+    scheduler: Any = Scheduler
+    before = pad_mm._should_pad, scheduler.speedup_by_combo_kernel
+    tensors = [torch.empty(3, 5), torch.empty(5, 7)]
+    nodes = [SimpleNamespace(get_first_name=lambda name=name: name) for name in ("op1", "op4")]
+    answers = Answers((("pad aten.mm float32[3, 5], float32[5, 7]", "yes"), ("combine 2 launches, op1 to op4", "yes")))
+    with choices_into(answers), config.patch(benchmark_combo_kernel=True):
+        assert pad_mm._should_pad(None, *tensors, torch.ops.aten.mm)
+        assert scheduler.speedup_by_combo_kernel(None, nodes)
+    assert answers.given == answers.wanted
+    assert (pad_mm._should_pad, scheduler.speedup_by_combo_kernel) == before
 
 
 def test_a_candidate_is_its_kind_and_what_it_was_made_with() -> None:
