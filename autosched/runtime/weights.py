@@ -20,6 +20,7 @@ from autosched.core.parts import parts_of, whole_of
 from autosched.core.program import ConstantSource, Program
 from autosched.runtime.dict_counts import DictCounts
 from autosched.runtime.native_watch import NativeWatch, Watched, can_watch, native_watch
+from autosched.runtime.optimizer_steps import OptimizerSteps
 
 _version_of = attrgetter("_version")
 _training_of = attrgetter("training")
@@ -44,9 +45,10 @@ class Change(enum.StrEnum):
 class ModelWatch:
     """Compares a model with how it was when this was made; memory and contents of weights, with the last :meth:`accept`.
 
-    In-place changes are seen through ``Tensor._version``. Not seen, because PyTorch counts it nowhere, is an in-place change through
-    ``parameter.data``, NumPy or another process; nor are changes inside lists and dictionaries, and of the settings of PyTorch's own
-    modules (``BatchNorm2d.eps``). Whoever makes one calls ``refresh`` on the loaded model.
+    In-place changes are seen through ``Tensor._version``, and steps of optimizers by themselves. Not seen, because PyTorch counts it
+    nowhere, is an in-place change through ``parameter.data``, NumPy, a collective of ``torch.distributed`` or another process; nor are
+    changes inside lists and dictionaries, and of the settings of PyTorch's own modules (``BatchNorm2d.eps``). Whoever makes one calls
+    ``refresh`` on the loaded model.
 
     Args:
         model: the module that was tuned.
@@ -87,6 +89,7 @@ class ModelWatch:
         self._wholes = [table[key] for table, key in self._bound]
         # A sparse tensor has no one place in memory.
         self._placed = [tensor for tensor in self._tensors if tensor.layout is torch.strided]
+        self._steps = OptimizerSteps(() if frozen else self._wholes)
         if not frozen and any(tensor.is_inference() for tensor in self._tensors):
             raise UnwatchableModel(
                 "its parameters were made under torch.inference_mode, so changes to them could not be noticed; make them outside of it"
@@ -107,6 +110,8 @@ class ModelWatch:
         self._native = None
         if self._frozen:
             return
+        # Before the counts are read: what is changed meanwhile is then seen at the next call.
+        self._steps.taken = False
         # Held, because an address says nothing once its memory was given back: the next parameter may get it.
         self._held = [tensor.detach() for tensor in self._tensors]
         self._addresses = list(map(_address_of, self._placed))
@@ -119,7 +124,7 @@ class ModelWatch:
 
     def change(self) -> Change:
         """The gravest change."""
-        if self._native is not None and self._native.unchanged():
+        if self._native is not None and not self._steps.taken and self._native.unchanged():
             return Change.NONE
         # One that is written to between any two calls, were it only its counter of calls, costs less without.
         restless, self._native = self._native is not None, None
@@ -151,7 +156,7 @@ class ModelWatch:
             self._settled = counts
         if list(map(_address_of, self._placed)) != self._addresses:
             return Change.MOVED
-        if list(map(_version_of, self._tensors)) != self._versions:
+        if self._steps.taken or list(map(_version_of, self._tensors)) != self._versions:
             return Change.CONTENT
         return Change.NONE
 

@@ -153,6 +153,15 @@ def test_every_kind_of_weight_is_followed_in_place(strict: LoadedModel, model: T
         assert _agrees(strict, model)
 
 
+def test_steps_of_a_fused_optimizer_are_honoured(strict: LoadedModel, model: TwoBranches) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert _agrees(strict, model)
+
+
 def test_a_frozen_model_is_read_again_only_when_told_to(model: TwoBranches) -> None:
     frozen = load(encode_bundle(two_branches_bundle(model)), model, strict=True, frozen=True)
     assert _agrees(frozen, model)

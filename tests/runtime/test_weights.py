@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import pytest
@@ -62,6 +62,13 @@ def _another(tensor: torch.Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(tensor.detach().clone())
 
 
+def _stepped(parameters: Iterable[torch.nn.Parameter], **options: bool) -> None:
+    parameters = list(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD(parameters, lr=0.1, **options).step()
+
+
 _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "train, one module": (lambda model: model.left.train(), Change.MODE),
     "train, a module without weights": (lambda model: model.inner[0].train(), Change.MODE),
@@ -101,6 +108,10 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "buffer in place": (lambda model: _in_place(model.offset), Change.CONTENT),
     "through a view": (lambda model: _in_place(model.left.weight.detach()[0]), Change.CONTENT),
     "state loaded": (lambda model: model.load_state_dict(Watched().state_dict()), Change.CONTENT),
+    "step of an optimizer": (lambda model: _stepped(model.parameters()), Change.CONTENT),
+    # It writes to the parameters past PyTorch's count of changes.
+    "step of a fused optimizer": (lambda model: _stepped(model.parameters(), fused=True), Change.CONTENT),
+    "step on another model": (lambda model: _stepped(Watched().parameters(), fused=True), Change.NONE),
     "neighbour replaced": (lambda model: setattr(model, "unread", torch.ones(2)), Change.NONE),
     "neighbour added": (lambda model: model.register_buffer("another", torch.ones(2)), Change.NONE),
     "the same again": (lambda model: setattr(model, "scale", model.scale), Change.NONE),
