@@ -22,9 +22,9 @@ from autosched.runtime.in_place import first_of_lanes, granted, homes_of, in_pla
 from autosched.runtime.kernels import Begun, BoundProgram, bind, gather_constants, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
-from autosched.runtime.prepared import Bound, Overwriting, Prepared, Runner
+from autosched.runtime.prepared import Bound, ChangedMeanwhile, Overwriting, Prepared, Runner
 from autosched.runtime.regions import RegionLibrary, region_library
-from autosched.runtime.state import Asked, OtherBuffers, ask, whole_answer
+from autosched.runtime.state import Asked, OtherBuffers, ask, version_of, whole_answer
 from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.trees import output_tensors
 from autosched.runtime.weights import ModelWatch
@@ -95,6 +95,7 @@ class Binder:
         program, device = bundle.program, self._device
         # The watch first: a change while the weights are read is then seen at the next call.
         watch = ModelWatch(self.model, program, frozen=self._frozen)
+        began = self._tensors(program)
         constants = gather_constants(program, self.model, bundle.literals)
         regions = _regions(program, plan, device)
         if device.type == "cpu":
@@ -111,17 +112,17 @@ class Binder:
         intermediates = getattr(runner, "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))
         workspace = intermediates + unshared_bytes(bound.constants, constants.values())
         others = OtherBuffers(program, self.model) if verify else None
-        error = self._verify(bundle, bound, runner) if verify else None
+        error = self._compared(bundle, bound, runner, began) if verify else None
         if others is not None and others.changed():
             # Once may be a table that is made at the first call; twice is a state.
-            error = self._verify(bundle, bound, runner)
+            error = self._compared(bundle, bound, runner, began)
             if name := others.changed():
                 raise IncompatibleArtifact(
                     self._label, [f"the model changes its buffer {printable(name)} at each call, and the schedule does not"]
                 )
         if verify and watch.settle() and error is not None:
             # A model that keeps count of something may have agreed by chance, in that very call.
-            error = max(error, self._verify(bundle, bound, runner))
+            error = max(error, self._compared(bundle, bound, runner, began))
         if manners.seen is None:
             return Bound(runner, watch, workspace, error)
         writes = WriteBacks(program, self.model, list(constants.values()), manners.seen, served.in_place)
@@ -152,6 +153,31 @@ class Binder:
         if one != other:
             raise IncompatibleArtifact(self._label, ["the model changes its memory in one way in one call, and in another way in the next"])
         return one
+
+    def _compared(self, bundle: Bundle, bound: BoundProgram, runner: Runner, began: _Tensors) -> float:
+        """As :meth:`_verify`, of a model that had the tensors ``began`` when it was read.
+
+        Raises:
+            ChangedMeanwhile: if it differs, and has others by now.
+        """
+        try:
+            return self._verify(bundle, bound, runner)
+        except Exception as error:
+            now = self._tensors(bundle.program)
+            changed = [name for name in now.keys() | began.keys() if not _same(now.get(name), began.get(name))]
+            if not changed:
+                raise
+            raise ChangedMeanwhile(
+                f"its {printable(min(changed))} was changed while the schedule was compared with the model, by another thread or by the "
+                "model itself; the next call, or load(), compares again"
+            ) from error
+
+    def _tensors(self, program: Program) -> _Tensors:
+        """Parameters and buffers now, those apart that the model itself replaces."""
+        state = {binding.name for binding in program.state}
+        # What is in a buffer a model may well change itself, and nothing tells who it was.
+        found = {name: (tensor, 0) for name, tensor in self.model.named_buffers() if name not in state}
+        return {**found, **{name: (tensor, version_of(tensor)) for name, tensor in self.model.named_parameters() if name not in state}}
 
     def _verify(self, bundle: Bundle, bound: BoundProgram, runner: Runner) -> float:
         """Audit the operators, then compare the schedule's outputs with the model's; the largest absolute difference.
@@ -219,6 +245,14 @@ class Binder:
             truth = models_answer(program, self.model, inputs)
             require_agreement(program, bound.run(inputs), truth, label, rounded=rounding if compiled else None)
         return compare(output_tensors(whole_answer(program, made)), output_tensors(answer)).max_abs_error
+
+
+_Tensors = dict[str, tuple[torch.Tensor, int]]
+"""Parameters and buffers by name, with how often a parameter was changed."""
+
+
+def _same(one: tuple[torch.Tensor, int] | None, other: tuple[torch.Tensor, int] | None) -> bool:
+    return one is not None and other is not None and one[0] is other[0] and one[1] == other[1]
 
 
 def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -30,6 +30,10 @@ class NoLongerFits(Exception):
     """The model was changed into one that its schedule does not compute; the cause says how."""
 
 
+class ChangedMeanwhile(AutoschedError):
+    """The model was changed, by another thread, while it was compared with its schedule: the next comparison may well find them alike."""
+
+
 @dataclass(frozen=True, slots=True)
 class Overwriting:
     """Of a runner that changes memory of the model's or the caller's while it runs.
@@ -96,6 +100,7 @@ class Prepared:
 
         Raises:
             NoLongerFits: if the model was changed into another one.
+            ChangedMeanwhile: if it is being changed.
             HalfWritten: if what the model changes was not changed in full.
         """
         if self.writes is None:
@@ -150,6 +155,7 @@ class Prepared:
 
         Raises:
             NoLongerFits: if the model was changed into another one.
+            ChangedMeanwhile: if it is being changed; the next call then sees that it was.
         """
         self._rebind(verify=True)
 
@@ -191,6 +197,8 @@ class Prepared:
     def _rebind(self, *, verify: bool) -> None:
         try:
             self._take(self._bind(verify))
+        except ChangedMeanwhile:
+            raise
         except Exception as error:
             raise NoLongerFits(f"the model was changed and its schedule no longer fits: {error}") from error
 

@@ -19,7 +19,7 @@ from autosched.core.errors import AutoschedError, HalfWritten, InputMismatch
 from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import CallReader, answer_maker, expected_key, leaf_key
 from autosched.runtime.forking import outlive_forks
-from autosched.runtime.prepared import OPERATOR_ERRORS, NoLongerFits, Prepared
+from autosched.runtime.prepared import OPERATOR_ERRORS, ChangedMeanwhile, NoLongerFits, Prepared
 from autosched.runtime.quick_check import QuickCheck, quick_check
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.shapes_padding import Padding
@@ -27,6 +27,8 @@ from autosched.runtime.trees import as_captured, flatten_inputs, objects_given, 
 
 # Each that says no takes a little time; modes of the caller's thread make one of their own, as shapes do.
 _MOST_KNOWN = 8
+# A server that puts new weights in place under traffic is done after a few calls; a model that changes itself at each call never is.
+_MOST_UNSETTLED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Slot:
         self._prepare = prepare
         self._lock = threading.Lock()
         self._of_parent: Prepared | None = None
+        self._unsettled = 0  # comparisons in a row during which the model was changed
 
     def answer_to(self, outputs: Sequence[torch.Tensor], given: Mapping[int, Any]) -> Any:
         """The model's answer to a call with such objects in it (``objects_of``), of which some may come back changed."""
@@ -99,8 +102,14 @@ class Slot:
                         return Refused("retired", self.refused)
                     prepared = self.ready()
                 outcome = prepared.run(tensors)
+                self._unsettled = 0
             except HalfWritten:
                 raise
+            except ChangedMeanwhile as error:
+                self._unsettled += 1
+                if self._unsettled > _MOST_UNSETTLED:
+                    return self._retire("model", str(error), error)
+                return Refused("model", str(error), error)
             except NoLongerFits as error:
                 return self._retire("model", str(error), error.__cause__)
             except OPERATOR_ERRORS as error:
@@ -119,6 +128,8 @@ class Slot:
                 return None
             try:
                 self.prepared.refresh()
+            except ChangedMeanwhile:
+                return None
             except NoLongerFits as error:
                 return self._retire("model", str(error), error.__cause__)
             return None

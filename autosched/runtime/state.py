@@ -83,7 +83,7 @@ class Kept:
         self._held = [(holder, holder.now()) for holder in holders]
         self._tensors = [*(tensor for _, tensor in self._held), *tensors]
         self._saved = [tensor.detach().clone() for tensor in self._tensors]
-        self._versions = [_version(tensor) for tensor in self._tensors]
+        self._versions = [version_of(tensor) for tensor in self._tensors]
 
     @classmethod
     def anything(cls, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kept:
@@ -101,7 +101,7 @@ class Kept:
     def changed(self) -> bool:
         """Whether a call has changed anything."""
         replaced = any(holder.now() is not tensor for holder, tensor in self._held)
-        return replaced or [_version(tensor) for tensor in self._tensors] != self._versions
+        return replaced or [version_of(tensor) for tensor in self._tensors] != self._versions
 
     def restore(self) -> None:
         """Give everything back."""
@@ -130,7 +130,7 @@ class OtherBuffers:
         for (name, holder), (tensor, version) in zip(self._places, self._before, strict=True):
             now = holder.now()
             if now is tensor:
-                differs = isinstance(now, torch.Tensor) and _version(now) != version
+                differs = isinstance(now, torch.Tensor) and version_of(now) != version
             else:
                 # Many a model puts one of a few fixed tensors there, most often the one that is there.
                 differs = isinstance(now, torch.Tensor) and isinstance(tensor, torch.Tensor) and not torch.equal(now, tensor)
@@ -140,7 +140,7 @@ class OtherBuffers:
 
     def _note(self) -> None:
         noted = [holder.now() for _, holder in self._places]
-        self._before = [(tensor, _version(tensor) if isinstance(tensor, torch.Tensor) else 0) for tensor in noted]
+        self._before = [(tensor, version_of(tensor) if isinstance(tensor, torch.Tensor) else 0) for tensor in noted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,8 @@ def _share(tensor: torch.Tensor, ends: Sequence[torch.Tensor]) -> Share | None:
     return None
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
+    """How often PyTorch has counted an in-place change of it."""
     # Tensors made in inference mode have no counter.
     return -1 if tensor.is_inference() else tensor._version
 

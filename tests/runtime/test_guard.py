@@ -28,6 +28,17 @@ def model() -> TwoBranches:
     return TwoBranches().eval()
 
 
+class Swapped(TwoBranches):
+    """As if another thread put weights in place while it runs: one of ``coming`` in each call."""
+
+    coming: list[torch.nn.Parameter] = []  # noqa: RUF012 - no attribute of an instance, which would be watched
+
+    def forward(self, x: torch.Tensor, *, more: dict[str, Any]) -> dict[str, Any]:
+        if self.coming:
+            self.right.weight = self.coming.pop()
+        return super().forward(x, more=more)
+
+
 @pytest.fixture
 def loaded(model: TwoBranches) -> LoadedModel:
     return load(encode_bundle(two_branches_bundle(model)), model)
@@ -190,6 +201,24 @@ def test_replaced_parameters_and_modules_are_followed(strict: LoadedModel, model
     model.right.weight.data = torch.ones(8, 8)
     assert _agrees(strict, model)
     assert strict.report().scheduled
+
+
+def test_weights_that_are_replaced_during_the_comparison_retire_nothing() -> None:
+    model = Swapped().eval()
+    loaded = load(encode_bundle(two_branches_bundle(model)), model)
+    one, *others = (torch.nn.Parameter(TwoBranches(seed=seed).right.weight.detach().clone()) for seed in range(4, 8))
+    model.right.weight = one
+    Swapped.coming.extend(others)
+    args, kwargs = two_branches_inputs(3)
+    with pytest.warns(FallbackWarning, match="right.weight was changed while"):
+        loaded(*args, **kwargs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        while Swapped.coming:
+            loaded(*args, **kwargs)
+    assert _agrees(loaded, model)
+    assert loaded.report().scheduled
+    assert loaded.report().calls == 1
 
 
 def test_an_unseen_change_is_read_by_refresh(strict: LoadedModel, model: TwoBranches) -> None:
