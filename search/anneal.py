@@ -74,9 +74,7 @@ class Annealer:
         self.problem, self.lanes, self.widths = problem, lanes, widths
         self._moves = (moves or MoveWeights()).cumulative(lanes=lanes, widths=len(widths), one_team=problem.costs.one_team)
         self._hot, self._cold = hot, cold
-        count = problem.count
-        self._floats = np.zeros(layout.float_row(count, lanes))
-        self._scratch = np.zeros(layout.scratch_row(count, lanes), dtype=np.int32)
+        self._space = layout.workspace(problem.count, lanes)
         self._bound = least_time_to_end_us(problem, widths, lanes)
 
     def run(self, start: Candidate, context: SearchContext, name: str) -> tuple[list[Candidate], int]:
@@ -100,7 +98,7 @@ class Annealer:
             steps = min(_CHUNK, total - step)
             spent += self._compiled.anneal_steps(
                 *self.problem.arrays, self.lanes, current, best, values, self._bound, self.widths, self._moves, temperatures, step,
-                steps, total, random_state, self._floats, self._scratch,
+                steps, total, random_state, *self._space,
             )  # fmt: skip
             step += steps
             if values[1] < found[0].makespan_us:

@@ -223,9 +223,9 @@ def _simulate_stage(problem: Problem, groups: tuple[tuple[int, ...], ...]) -> fl
     return float(
         evaluate(
             nothing, none, nothing, none, np.array(rows, dtype=np.int32)[:, None].copy(), problem.solo_us, problem.room,
-            problem.excess_first, problem.excess_last, latency, lanes, np.arange(count, dtype=np.int32), lane,
+            problem.excess_first, problem.excess_last, latency, np.arange(count, dtype=np.int32), lane,
             np.zeros(count, dtype=np.int32), np.full(count, -1, dtype=np.int32), np.zeros(count), layout.UNREACHED,
-            np.zeros(layout.float_row(count, lanes)), np.zeros(0), np.zeros(layout.scratch_row(count, lanes), dtype=np.int32),
+            *layout.workspace(count, lanes),
         )
     )  # fmt: skip
 

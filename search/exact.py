@@ -63,8 +63,8 @@ def brute_force(problem: Problem, lanes: int, *, max_evaluations: int = 5_000_00
     widths, wait = np.full(count, width_index, dtype=np.int32), np.full(count, -1, dtype=np.int32)
     result = np.zeros(3)
     compiled.enumerate_schedules(
-        *problem.arrays, lanes, order, lane, widths, wait, np.zeros(layout.float_row(count, lanes)),
-        np.zeros(layout.scratch_row(count, lanes), dtype=np.int32), np.zeros(6 * count + 2, dtype=np.int32), max_evaluations, result,
+        *problem.arrays, lanes, order, lane, widths, wait, *layout.workspace(count, lanes), np.zeros(6 * count + 2, dtype=np.int32),
+        max_evaluations, result,
     )  # fmt: skip
     return BruteForce(Candidate(float(result[0]), order, lane, widths, wait), int(result[1]), bool(result[2]))
 

@@ -126,7 +126,7 @@ class FluidState:
             if slot.sequence < 0:
                 when, kind = slot.start_us, 1
             else:
-                when, kind = self.time_us + slot.remaining_us * max(slot.slowdown, MIN_SLOWDOWN) * self.crowd, 0
+                when, kind = self.time_us + slot.remaining_us * self._pace(slot), 0
             if when < best_us or (when == best_us and (kind, slot.rank) < (best_kind, best_rank)):
                 best_us, best_lane, best_kind, best_rank = when, lane, kind, slot.rank
         chosen = self.slots[best_lane]
@@ -136,7 +136,7 @@ class FluidState:
         if passed_us > 0.0:
             for slot in self.slots:
                 if slot is not None and slot.sequence >= 0:
-                    slot.remaining_us = max(0.0, slot.remaining_us - passed_us / (max(slot.slowdown, MIN_SLOWDOWN) * self.crowd))
+                    slot.remaining_us = max(0.0, slot.remaining_us - passed_us / self._pace(slot))
             self.time_us = best_us
         if best_kind == 1:
             put_off_us = float(self.problem.latency_us[3])
@@ -152,11 +152,9 @@ class FluidState:
     def _start(self, chosen: _Slot) -> None:
         problem = self.problem
         running = self._running()
-        # By lane, as the compiled twin adds up: in another order the last bit of a sum may differ.
-        for slot in self.slots:
-            if slot is not None and slot.sequence >= 0:
-                chosen.slowdown += float(problem.excess_last[chosen.kernel, slot.kernel])
-                slot.slowdown += float(problem.excess_first[slot.kernel, chosen.kernel])
+        for slot in running:
+            chosen.slowdown += float(problem.excess_last[chosen.kernel, slot.kernel])
+            slot.slowdown += float(problem.excess_first[slot.kernel, chosen.kernel])
         chosen.sequence = self.started
         self.started += 1
         self.start_us[chosen.operator] = self.time_us
@@ -216,13 +214,16 @@ class FluidState:
         if self.time_us >= self.spin_until_us:
             return 1.0
         wanted = 0.0
-        for slot in self.slots:
-            if slot is not None and slot.sequence >= 0:
-                wanted += float(self.problem.room[slot.kernel])
+        for slot in self._running():
+            wanted += float(self.problem.room[slot.kernel])
         return max(1.0, (wanted + self.spin_room) / max(1.0, wanted))
 
+    def _pace(self, slot: _Slot) -> float:
+        """How many times slower than alone a running operator advances."""
+        return max(slot.slowdown, MIN_SLOWDOWN) * self.crowd
+
     def _running(self) -> list[_Slot]:
-        """What has started and not finished, in order of start."""
+        """What has started and not finished, in order of start: the compiled twin adds up in this order, on which the last bit depends."""
         return sorted((slot for slot in self.slots if slot is not None and slot.sequence >= 0), key=lambda slot: slot.sequence)
 
     def _share_room(self, running: list[_Slot]) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule
+from autosched.search.compiled import layout
 from autosched.search.compiled.layout import ROOM_DUST
 from autosched.search.fluid import Simulation
 from autosched.search.problem import Floats, Ints, Problem
@@ -224,7 +225,9 @@ class BlockEvaluator:
         self.problem, self.kernels, self.lanes = problem, kernels, lanes
         count = problem.count
         self._floats = np.zeros(2 * lanes + lanes * COHORTS + count)
-        self._ints = np.zeros(compiled.int_row(count, lanes, COHORTS), dtype=np.int32)
+        self._ints = np.zeros(compiled.int_row(lanes, COHORTS), dtype=np.int32)
+        _, lane_numbers, _, links = layout.workspace(count, lanes)
+        self._links = lane_numbers, links
         self._no_wait = np.full(count, -1, dtype=np.int32)
         self.start_us = np.zeros(count)
 
@@ -235,7 +238,7 @@ class BlockEvaluator:
             self._compiled.evaluate_blocks(
                 problem.pred_ptr, problem.pred_idx, problem.succ_ptr, problem.succ_idx, problem.kernel, problem.latency_us,
                 *self.kernels.arrays, self.lanes, COHORTS, order, lane, width_index, self._no_wait if wait is None else wait,
-                self._floats, self.start_us, self._ints,
+                self._floats, self.start_us, self._ints, *self._links,
             )
         )  # fmt: skip
 

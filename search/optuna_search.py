@@ -110,10 +110,9 @@ class _Study:
 
     def _most_slowed(self, incumbent: Candidate) -> list[int]:
         """The operators that lose most time to their neighbours in the incumbent."""
-        starts = np.zeros(self.problem.count)
-        self.evaluator.makespan_us(incumbent.order, incumbent.lane, incumbent.width_index, incumbent.wait, starts=starts)
+        self.evaluator.makespan_us(incumbent.order, incumbent.lane, incumbent.width_index, incumbent.wait)
         alone = self.problem.solo_us[self.problem.kernel[np.arange(self.problem.count), incumbent.width_index]]
-        lost = self.evaluator.ends_us() - starts - alone
+        lost = self.evaluator.ends_us() - self.evaluator.starts_us() - alone
         return [int(index) for index in np.argsort(-lost, kind="stable")[: self.settings.moved]]
 
     def _near_value(self, trial: Any, incumbent: Candidate, movable: list[int]) -> float:

@@ -22,12 +22,11 @@ def _random(problem: Problem, context: SearchContext) -> list[Schedule]:
     current, best = np.zeros((5, problem.count), dtype=np.int32), np.zeros((5, problem.count), dtype=np.int32)
     value = np.array([layout.UNREACHED])
     random_state = context.rng.integers(0, 2**63, size=1, dtype=np.uint64)
-    floats = np.zeros(layout.float_row(problem.count, lanes))
-    scratch = np.zeros(layout.scratch_row(problem.count, lanes), dtype=np.int32)
+    space = layout.workspace(problem.count, lanes)
     spent, total = 0, max(1, context.max_evaluations)
     while spent < total:
         trials = 1 if spent == 0 else min(_CHUNK, total - spent)
-        compiled.random_schedules(*problem.arrays, lanes, current, best, value, widths, trials, random_state, floats, scratch)
+        compiled.random_schedules(*problem.arrays, lanes, current, best, value, widths, trials, random_state, *space)
         spent += trials
         context.progress("random", spent, float(value[0]))
         if context.expired():

@@ -26,41 +26,32 @@ class Evaluator:
         self.lanes = lanes
         self.evaluations = 0
         count = problem.count
-        self._floats = np.zeros(layout.float_row(count, lanes))
-        self._scratch = np.zeros(layout.scratch_row(count, lanes), dtype=np.int32)
+        self._arrays = problem.arrays
+        self._space = layout.workspace(count, lanes)
+        self._times: Floats = self._space[2]
         self._no_bound = np.zeros(count)
         self._no_wait = np.full(count, -1, dtype=np.int32)
-        self._no_starts = np.zeros(0)
 
-    def makespan_us(self, order: Ints, lane: Ints, width_index: Ints, wait: Ints | None = None, *, starts: Floats | None = None) -> float:
+    def makespan_us(self, order: Ints, lane: Ints, width_index: Ints, wait: Ints | None = None) -> float:
         """Predicted makespan in microseconds.
 
         Args:
             order, lane, width_index: int32 ``[n]``; lanes below ``lanes``.
             wait: int32 ``[n]``, one more operator to wait for, or -1.
-            starts: float64 ``[n]``, overwritten with start times, if wanted.
         """
         self.evaluations += 1
-        return float(
-            self._compiled.evaluate(
-                *self.problem.arrays,
-                self.lanes,
-                order,
-                lane,
-                width_index,
-                self._no_wait if wait is None else wait,
-                self._no_bound,
-                layout.UNREACHED,
-                self._floats,
-                self._no_starts if starts is None else starts,
-                self._scratch,
-            )
-        )
+        wait = self._no_wait if wait is None else wait
+        return float(self._compiled.evaluate(*self._arrays, order, lane, width_index, wait, self._no_bound, layout.UNREACHED, *self._space))
+
+    def starts_us(self) -> Floats:
+        """Start of each operator in the last evaluation: float64 ``[n]``."""
+        starts: Floats = self._times[layout.START].copy()
+        return starts
 
     def ends_us(self) -> Floats:
         """End of each operator in the last evaluation: float64 ``[n]``."""
-        first = 1 + 4 * self.lanes
-        return self._floats[first : first + self.problem.count].copy()
+        ends: Floats = self._times[layout.END].copy()
+        return ends
 
 
 def simulate(problem: Problem, schedule: Schedule) -> Simulation:
@@ -72,10 +63,9 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
     width_index = problem.width_indices(schedule)
     problem, wait = split_waits(problem, schedule)
     evaluator = Evaluator(problem, schedule.lane_slots)
-    starts = np.zeros(problem.count)
     order, lane = np.array(schedule.order, dtype=np.int32), np.array(schedule.lane, dtype=np.int32)
-    makespan = evaluator.makespan_us(order, lane, width_index, wait, starts=starts)
-    return Simulation(makespan, tuple(starts.tolist()), tuple(evaluator.ends_us().tolist()))
+    makespan = evaluator.makespan_us(order, lane, width_index, wait)
+    return Simulation(makespan, tuple(evaluator.starts_us().tolist()), tuple(evaluator.ends_us().tolist()))
 
 
 def makespan_us(problem: Problem, schedule: Schedule) -> float:

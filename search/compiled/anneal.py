@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
+from autosched.search.compiled.cache import ARRAYS, F1, I1, SPACE, compiled
 from autosched.search.compiled.copy_rows import copy_rows
 from autosched.search.compiled.fluid import evaluate
+from autosched.search.compiled.layout import HELD_BY
 from autosched.search.compiled.moves import (
     RUN,
     draw_partner,
@@ -21,11 +22,11 @@ from autosched.search.compiled.moves import (
 from autosched.search.compiled.splitmix import next_uniform
 
 
-@compiled(f"i8({ARRAYS},i8,i4[:,::1],i4[:,::1],{F1},{F1},{I1},{F1},{F1},i8,i8,i8,u8[::1],{F1},{I1})")
+@compiled(f"i8({ARRAYS},i8,i4[:,::1],i4[:,::1],{F1},{F1},{I1},{F1},{F1},i8,i8,i8,u8[::1],{SPACE})")
 def anneal_steps(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
     lanes, current, best, values, bound, widths, moves, temperatures, first_step, steps, total_steps, random_state,
-    floats, scratch,
+    lane_times, lane_numbers, times, links,
 ):  # fmt: skip
     """Simulated annealing on launch order, lanes, widths and extra waits; returns how many schedules were simulated (``steps``, or
     fewer where hardly any move changes anything).
@@ -43,16 +44,14 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         temperatures: float64 ``[2]``, first and last, microseconds; geometric between.
         first_step, steps, total_steps: which part of the whole run this call does.
         random_state: uint64 ``[1]``.
-        floats, scratch: as in ``evaluate``.
+        lane_times, lane_numbers, times, links: as in ``evaluate``.
     """
     count = kernel.shape[0]
-    no_starts = np.empty(0, dtype=np.float64)
     order, position, lane_of, width_index, wait = current[0], current[1], current[2], current[3], current[4]
     waits = 0
     for index in range(count):
         if wait[index] >= 0:
             waits += 1
-    held_by = scratch[scratch.shape[0] - count - 1 :]
     chain = np.empty(count, dtype=np.int32)  # operators that decide the makespan of the current schedule
     chain_length = 0
     kept = np.empty((2, RUN), dtype=np.int32)
@@ -122,17 +121,17 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         limit = values[0] - temperature * np.log(max(next_uniform(random_state), 1e-300))
         value = evaluate(
             pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
-            lanes, order, lane_of, width_index, wait, bound, limit, floats, no_starts, scratch,
+            order, lane_of, width_index, wait, bound, limit, lane_times, lane_numbers, times, links,
         )  # fmt: skip
         simulated += 1
         if value <= limit:
             values[0] = value
             chain_length = 0
-            holder = held_by[count]
-            while holder >= 0:
+            holder = links[HELD_BY, count]
+            while holder != count:
                 chain[chain_length] = holder
                 chain_length += 1
-                holder = held_by[holder]
+                holder = links[HELD_BY, holder]
             waits += int(new_wait >= 0) - int(old_wait >= 0)
             if value < values[1]:
                 values[1] = value

@@ -25,6 +25,8 @@ F1 = "f8[::1]"
 F2 = "f8[:,::1]"
 ARRAYS = f"{I1},{I1},{I1},{I1},i4[:,::1],{F1},{F1},{F2},{F2},{F1}"
 """``Problem.arrays``."""
+SPACE = f"{F2},u4[:,::1],{F2},u4[:,::1]"
+"""``layout.workspace``."""
 
 inlined = cast(Callable[[Function], Function], numba.njit(inline="always", error_model="numpy"))
 """For a function that only compiled code calls, in one place of each caller: compiled as part of it, which saves a library, its wrappers

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
+from autosched.search.compiled.cache import ARRAYS, F1, I1, SPACE, compiled
 from autosched.search.compiled.fluid import evaluate
 from autosched.search.compiled.layout import UNREACHED
 
 
-@compiled(f"void({ARRAYS},i8,{I1},{I1},{I1},{I1},{F1},{I1},{I1},i8,{F1})")
+@compiled(f"void({ARRAYS},i8,{I1},{I1},{I1},{I1},{SPACE},{I1},i8,{F1})")
 def enumerate_schedules(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
-    lanes, best_order, best_lane, width_index, wait, floats, scratch, stack, most, result,
+    lanes, best_order, best_lane, width_index, wait, lane_times, lane_numbers, times, links, stack, most, result,
 ):  # fmt: skip
     """Simulate every launch order with every assignment to alike lanes, depth first.
 
@@ -20,8 +20,7 @@ def enumerate_schedules(  # type: ignore[no-untyped-def]
         pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency: ``Problem.arrays``.
         lanes: lane slots.
         best_order, best_lane: int32 ``[n]``, overwritten with the best schedule.
-        width_index, wait: as in ``evaluate``.
-        floats, scratch: as in ``evaluate``.
+        width_index, wait, lane_times, lane_numbers, times, links: as in ``evaluate``.
         stack: int32 ``[6 n + 2]``, overwritten.
         most: most evaluations.
         result: float64 ``[3]``, overwritten: makespan, evaluations, 1 if all schedules were simulated.
@@ -37,7 +36,6 @@ def enumerate_schedules(  # type: ignore[no-untyped-def]
         pending[index] = pred_ptr[index + 1] - pred_ptr[index]
         placed[index] = 0
     no_bound = np.zeros(count, dtype=np.float64)
-    no_starts = np.empty(0, dtype=np.float64)
     result[0] = UNREACHED
     result[1] = 0.0
     result[2] = 0.0
@@ -67,7 +65,7 @@ def enumerate_schedules(  # type: ignore[no-untyped-def]
         if level == count - 1:
             value = evaluate(
                 pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
-                lanes, order, lane_of, width_index, wait, no_bound, result[0], floats, no_starts, scratch,
+                order, lane_of, width_index, wait, no_bound, result[0], lane_times, lane_numbers, times, links,
             )  # fmt: skip
             result[1] += 1.0
             if value < result[0]:

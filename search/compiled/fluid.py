@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
-from autosched.search.compiled.lanes import open_phase, queue_operators, release
-from autosched.search.compiled.layout import MIN_SLOWDOWN, UNREACHED
-from autosched.search.compiled.room import leave, share_room, weigh
+import numpy as np
+
+from autosched.search.compiled.cache import ARRAYS, F1, I1, SPACE, compiled
+from autosched.search.compiled.lanes import let_go, link_operators, release
+from autosched.search.compiled.layout import (
+    END,
+    FREE,
+    HELD_BY,
+    KERNEL,
+    LEFT,
+    MIN_SLOWDOWN,
+    OPERATOR,
+    PACE,
+    PART,
+    PLACE,
+    PREVIOUS,
+    PUT_OFF,
+    READY,
+    SLOWDOWN,
+    START,
+    TURN,
+    UNREACHED,
+    URGENCY,
+    WHEN,
+)
+from autosched.search.compiled.room import share_room, weigh
 from autosched.search.compiled.threads import arrival, crowding, lateness
 
 
-@compiled(f"f8({ARRAYS},i8,{I1},{I1},{I1},{I1},{F1},f8,{F1},{F1},{I1})")
+@compiled(f"f8({ARRAYS},{I1},{I1},{I1},{I1},{F1},f8,{SPACE})")
 def evaluate(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
-    lanes, order, lane_of, width_index, wait, bound, limit, floats, start_us, scratch,
+    order, lane_of, width_index, wait, bound, limit, lane_times, lane_numbers, times, links,
 ):  # fmt: skip
     """Makespan of one schedule in microseconds, or ``UNREACHED`` once it must exceed ``limit``.
 
@@ -21,17 +43,15 @@ def evaluate(  # type: ignore[no-untyped-def]
 
     Args:
         pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency: ``Problem.arrays``.
-        lanes: lane slots.
         order, lane_of, width_index: int32 ``[n]``.
         wait: int32 ``[n]``, one more operator to wait for, or -1.
         bound: float64 ``[n]``, least time from an operator's start to the end of the run; zeros if not known.
         limit: give up above this makespan.
-        floats: a state's float row, overwritten; it then holds the end of each operator.
-        start_us: float64 ``[n]``, overwritten with starts (or length 0: not wanted).
-        scratch: int32 ``[scratch_row(n, K)]``, overwritten; its last ``n + 1`` hold what each operator's start waited for (-1 nothing), and
-            the operator that finished last.
+        lane_times, lane_numbers, times, links: a workspace for the lane slots there are, overwritten; ``times`` then holds start and end
+            of each operator, and the row ``HELD_BY`` of ``links`` what its start waited for.
     """
     count = order.shape[0]
+    lanes = lane_times.shape[1]
     gap = latency[0]
     cross = latency[1]
     concurrent = latency[3]
@@ -40,200 +60,158 @@ def evaluate(  # type: ignore[no-untyped-def]
     wide = 1.5 * latency[6]  # more room than this is that of several threads
     one_team = latency[7] > 0.0
     limit -= latency[2]
-    begin = floats[1 : 1 + lanes]
-    remaining = floats[1 + lanes : 1 + 2 * lanes]
-    slowdown = floats[1 + 2 * lanes : 1 + 3 * lanes]
-    free = floats[1 + 3 * lanes : 1 + 4 * lanes]
-    end = floats[1 + 4 * lanes : 1 + 4 * lanes + count]
-    part = floats[1 + 4 * lanes + count :]
-    running = scratch[:lanes]  # operator on the lane, -1 none
-    row = scratch[lanes : 2 * lanes]
-    sequence = scratch[2 * lanes : 3 * lanes]  # place among starts, -1 while it waits, -2 once put off
-    rank = scratch[3 * lanes : 4 * lanes]
-    cursor = scratch[4 * lanes : 5 * lanes]
-    heads = scratch[5 * lanes : 6 * lanes + 1]
-    turn = scratch[6 * lanes + 1 : 7 * lanes + 1]  # lanes that run, in order of start
-    rest = scratch[7 * lanes + 1 :]
-    queue = rest[:count]
-    place_of = rest[count : 2 * count]
-    pending = rest[2 * count : 3 * count]
-    first_waiter = rest[3 * count : 4 * count]
-    next_waiter = rest[4 * count : 5 * count]
-    held_by = rest[5 * count : 6 * count + 1]
-    queue_operators(order, lane_of, wait, pred_ptr, lanes, heads, cursor, queue, place_of, pending, first_waiter, next_waiter)
-    for lane in range(lanes):
-        free[lane] = -1.0
-        running[lane] = -1
+    ready = link_operators(order, lane_of, wait, pred_ptr, lanes, int(one_team), lane_numbers, links)
+    for slot in range(lanes):
+        lane_times[FREE, slot] = -1.0
+        lane_times[WHEN, slot] = UNREACHED
     time = 0.0
-    started = 0
     finished = 0
+    active = 0  # how many run
     limited = lanes > 2 and room.shape[0] > 0  # whether room has to be looked at
-    active = 0  # how many run, if so
-    short = 0  # 1 while one of them gets less room than it would beside one other
+    short = 0  # 1 while one of those that run gets less room than it would beside one other
     crowd = 1.0
     spin_until = -1.0
     spin_room = 0.0
-    opened = count  # a team's operators from this place of the launch order on begin when all before it have ended
-    opener = -1  # the last of those
-    if one_team:
-        for lane in range(lanes):
-            heads[lane + 1] = cursor[lane]
-        opened = open_phase(order, lane_of, width_index, heads, 0)
+    opened = 0  # a team's operators from this place of the launch order on begin when all before it have ended
+    opener = count  # the last of those
     while finished < count:
-        best = UNREACHED
-        best_lane = -1
-        best_kind = 2
-        best_rank = 0
-        for lane in range(lanes):
-            if running[lane] < 0:
-                if cursor[lane] == heads[lane + 1]:
-                    continue
-                index = queue[cursor[lane]]
-                if pending[index] > 0:
-                    continue
-                cursor[lane] += 1
-                start = 0.0
-                held = -1
-                if free[lane] >= 0.0:
-                    start = free[lane] + gap
-                    held = queue[cursor[lane] - 2]
-                for place in range(pred_ptr[index], pred_ptr[index + 1]):
-                    before = pred_idx[place]
-                    ready = end[before]
-                    if lane_of[before] != lane:
-                        ready = arrival(ready, free[lane], cross, polling)
-                    if ready > start:
-                        start = ready
-                        held = before
-                before = wait[index]
-                if before >= 0:
-                    ready = end[before]
-                    if lane_of[before] != lane:
-                        ready = arrival(ready, free[lane], cross, polling)
-                    if ready > start:
-                        start = ready
-                        held = before
-                if one_team:
-                    if opener >= 0 and lane_of[opener] != lane:
-                        ready = arrival(end[opener], free[lane], cross, polling)
-                        if ready > start:
-                            start = ready
-                            held = opener
-                    if width_index[index] > 0:
-                        for other in range(lanes):
-                            if other != lane and free[other] >= 0.0:
-                                ready = arrival(free[other], free[lane], cross, polling)
-                                if ready > start:
-                                    start = ready
-                                    held = queue[cursor[other] - 1]
-                held_by[index] = held
-                if start + bound[index] > limit:
-                    return UNREACHED
-                running[lane] = index
-                row[lane] = kernel[index, width_index[index]]
-                begin[lane] = start
-                remaining[lane] = solo[row[lane]]
-                slowdown[lane] = 1.0
-                sequence[lane] = -1
-                rank[lane] = place_of[index]
-            if sequence[lane] < 0:
-                when = begin[lane]
-                kind = 1
-            else:
-                when = time + remaining[lane] * max(slowdown[lane], MIN_SLOWDOWN) * crowd
-                kind = 0
-            if when < best or (when == best and (kind < best_kind or (kind == best_kind and rank[lane] < best_rank))):
-                best = when
-                best_lane = lane
-                best_kind = kind
-                best_rank = rank[lane]
-        if best_lane < 0:
+        if one_team and finished == opened:
+            opener = links[HELD_BY, count]
+            alone = width_index[order[opened]] > 0
+            while opened < count and (opened == finished or not (alone or width_index[order[opened]] > 0)):
+                ready = let_go(np.uint32(order[opened]), ready, lane_numbers, links)
+                opened += 1
+        for place in range(ready):
+            index = lane_numbers[READY, place]
+            lane = np.uint32(lane_of[index])
+            free = lane_times[FREE, lane]
+            held = links[PREVIOUS, index]
+            start = 0.0
+            if held != count:
+                start = free + gap
+            for edge in range(pred_ptr[index], pred_ptr[index + 1]):
+                before = np.uint32(pred_idx[edge])
+                arrived = times[END, before]
+                if lane_of[before] != lane:
+                    arrived = arrival(arrived, free, cross, polling)
+                if arrived > start:
+                    start = arrived
+                    held = before
+            if wait[index] >= 0:
+                before = np.uint32(wait[index])
+                arrived = times[END, before]
+                if lane_of[before] != lane:
+                    arrived = arrival(arrived, free, cross, polling)
+                if arrived > start:
+                    start = arrived
+                    held = before
+            if one_team:
+                if opener != count and lane_of[opener] != lane:
+                    arrived = arrival(times[END, opener], free, cross, polling)
+                    if arrived > start:
+                        start = arrived
+                        held = opener
+                if width_index[index] > 0:
+                    for other in range(lanes):
+                        if other != lane and lane_times[FREE, other] >= 0.0:
+                            arrived = arrival(lane_times[FREE, other], free, cross, polling)
+                            if arrived > start:
+                                start = arrived
+                                held = lane_numbers[OPERATOR, other]
+            links[HELD_BY, index] = held
+            if start + bound[index] > limit:
+                return UNREACHED
+            lane_times[WHEN, lane] = start
+            lane_numbers[OPERATOR, lane] = index
+            lane_numbers[KERNEL, lane] = kernel[index, np.uint32(width_index[index])]
+            lane_numbers[URGENCY, lane] = count + links[PLACE, index]
+            lane_numbers[PUT_OFF, lane] = 0
+        ready = 0
+        chosen = np.uint32(0)
+        event = lane_times[WHEN, 0]
+        if lanes == 2:
+            when = lane_times[WHEN, 1]
+            if when < event or (when == event and lane_numbers[URGENCY, 1] < lane_numbers[URGENCY, 0]):
+                chosen = np.uint32(1)
+                event = when
+        else:
+            # Which of several lanes is next the processor guesses badly; these lines compile to code without branches.
+            tied = False
+            for slot in range(1, lanes):
+                when = lane_times[WHEN, slot]
+                tied = (when == event) | (tied & (when > event))
+                chosen = np.uint32(slot) if when < event else chosen
+                event = when if when < event else event
+            if tied:
+                for slot in range(lanes):
+                    if lane_times[WHEN, slot] == event and lane_numbers[URGENCY, slot] < lane_numbers[URGENCY, chosen]:
+                        chosen = np.uint32(slot)
+        if event >= UNREACHED:
             return UNREACHED  # order and waits contradict each other: the caller built no legal schedule
-        passed = best - time
-        moved = passed > 0.0
-        if moved:
-            time = best
-        chosen = row[best_lane]
-        if best_kind == 1 and concurrent > 0.0 and sequence[best_lane] == -1:
-            company = 0
-            for lane in range(lanes):
-                if running[lane] >= 0 and sequence[lane] >= 0:
-                    company += 1
-            if company > 0:
-                begin[best_lane] += concurrent
-                sequence[best_lane] = -2
-                if moved:
-                    for lane in range(lanes):
-                        if running[lane] >= 0 and sequence[lane] >= 0:
-                            remaining[lane] = max(0.0, remaining[lane] - passed / (max(slowdown[lane], MIN_SLOWDOWN) * crowd))
-                continue
-        if best_kind == 1:
-            own = 1.0
-            for lane in range(lanes):
-                if running[lane] >= 0 and sequence[lane] >= 0:
-                    if moved:
-                        remaining[lane] = max(0.0, remaining[lane] - passed / (max(slowdown[lane], MIN_SLOWDOWN) * crowd))
-                    own += excess_last[chosen, row[lane]]
-                    slowdown[lane] += excess_first[row[lane], chosen]
-            if start_us.shape[0] > 0:
-                start_us[running[best_lane]] = time
-            slowdown[best_lane] = own
-            sequence[best_lane] = started
-            started += 1
-            if limited:
-                turn[active] = best_lane
+        passed = event - time
+        time = event
+        for place in range(active):
+            lane = lane_numbers[TURN, place]
+            lane_times[LEFT, lane] = max(0.0, lane_times[LEFT, lane] - passed / lane_times[PACE, lane])
+        row = lane_numbers[KERNEL, chosen]
+        starts = lane_numbers[URGENCY, chosen] >= count
+        if starts and concurrent > 0.0 and active > 0 and lane_numbers[PUT_OFF, chosen] == 0:
+            lane_times[WHEN, chosen] = time + concurrent
+            lane_numbers[PUT_OFF, chosen] = 1
+        else:
+            if starts:
+                slowdown = 1.0
+                for place in range(active):
+                    lane = lane_numbers[TURN, place]
+                    other_row = lane_numbers[KERNEL, lane]
+                    slowdown += excess_last[row, other_row]
+                    lane_times[SLOWDOWN, lane] += excess_first[other_row, row]
+                lane_times[SLOWDOWN, chosen] = slowdown
+                lane_times[LEFT, chosen] = solo[row]
+                lane_numbers[URGENCY, chosen] = links[PLACE, lane_numbers[OPERATOR, chosen]]
+                lane_numbers[TURN, active] = chosen
                 active += 1
-                if active > 2:
-                    short = share_room(turn, active, row, room, part)
-                    if short == 1:
-                        weigh(turn, active, row, part, excess_first, excess_last, slowdown)
-            if spin > 0.0:
-                if room[chosen] > wide:
+                times[START, lane_numbers[OPERATOR, chosen]] = time
+                if spin > 0.0 and room[row] > wide:
                     spin_until = -1.0
+            else:
+                active -= 1
+                later = 0  # 1 behind the lane's own place in the list, with those that started later
+                for place in range(active):
+                    later |= lane_numbers[TURN, place] == chosen
+                    lane = lane_numbers[TURN, place + later]
+                    lane_numbers[TURN, place] = lane
+                    other_row = lane_numbers[KERNEL, lane]
+                    excess = excess_last[other_row, row] if later else excess_first[other_row, row]
+                    lane_times[SLOWDOWN, lane] -= excess
+                if active == 1:
+                    lane_times[SLOWDOWN, lane_numbers[TURN, 0]] = 1.0
+                ended = time
+                if polling > 0.0 and finished + active + 1 < count:
+                    ended += lateness(time, chosen, lanes, lane_numbers[TURN], active, lane_times[FREE], latency)
+                done = lane_numbers[OPERATOR, chosen]
+                times[END, done] = ended
+                lane_times[FREE, chosen] = ended
+                lane_times[WHEN, chosen] = UNREACHED
+                links[HELD_BY, count] = done
+                finished += 1
+                ready = release(done, ready, succ_ptr, succ_idx, lane_numbers, links)
+                if spin > 0.0 and room[row] > wide:
+                    spin_until = time + spin
+                    spin_room = room[row] - latency[6]
+            if limited and (active > 2 or short == 1):
+                was_short = short
+                short = share_room(lane_numbers[TURN], active, lane_numbers[KERNEL], room, lane_times[PART])
+                if short == 1 or was_short == 1:
+                    weigh(
+                        lane_numbers[TURN], active, lane_numbers[KERNEL], lane_times[PART], excess_first, excess_last, lane_times[SLOWDOWN]
+                    )
+            if spin > 0.0:
                 crowd = 1.0
                 if time < spin_until:
-                    crowd = crowding(lanes, running, sequence, row, room, spin_room)
-            continue
-        done = running[best_lane]
-        since = sequence[best_lane]
-        running[best_lane] = -1
-        others = 0
-        last = 0
-        for lane in range(lanes):
-            if running[lane] >= 0 and sequence[lane] >= 0:
-                if moved:
-                    remaining[lane] = max(0.0, remaining[lane] - passed / (max(slowdown[lane], MIN_SLOWDOWN) * crowd))
-                if sequence[lane] < since:
-                    slowdown[lane] -= excess_first[row[lane], chosen]
-                else:
-                    slowdown[lane] -= excess_last[row[lane], chosen]
-                others += 1
-                last = lane
-        if others == 1:
-            slowdown[last] = 1.0
-        if limited:
-            active = leave(turn, active, best_lane)
-            if active > 2 or short == 1:
-                was_short = short
-                short = share_room(turn, active, row, room, part)
-                if short == 1 or was_short == 1:
-                    weigh(turn, active, row, part, excess_first, excess_last, slowdown)
-        late = 0.0
-        if polling > 0.0 and started < count:
-            late = lateness(time, best_lane, lanes, running, sequence, free, latency)
-        end[done] = time + late
-        free[best_lane] = time + late
-        if spin > 0.0:
-            if room[chosen] > wide:
-                spin_until = time + spin
-                spin_room = room[chosen] - latency[6]
-            crowd = 1.0
-            if time < spin_until:
-                crowd = crowding(lanes, running, sequence, row, room, spin_room)
-        finished += 1
-        if finished == opened and opened < count:
-            opener = done
-            opened = open_phase(order, lane_of, width_index, heads, opened)
-        held_by[count] = done
-        release(done, succ_ptr, succ_idx, pending, first_waiter, next_waiter)
+                    crowd = crowding(lane_numbers[TURN], active, lane_numbers[KERNEL], room, spin_room)
+        for place in range(active):
+            lane = lane_numbers[TURN, place]
+            lane_times[PACE, lane] = max(lane_times[SLOWDOWN, lane], MIN_SLOWDOWN) * crowd
+            lane_times[WHEN, lane] = time + lane_times[LEFT, lane] * lane_times[PACE, lane]
     return time + latency[2]

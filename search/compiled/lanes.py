@@ -1,65 +1,72 @@
-"""What both simulators do with lanes: queue the operators, let go of those that waited.
+"""What both simulators do with lanes: link the operators of a schedule, and let go of those that waited.
+
+An operator waits for its predecessors, for the one before it on its lane, and for one more where the schedule says so. When the last of
+them has finished it is listed as ready to be placed, so that nobody has to look at every lane after every event.
 
 When the next operator of a lane may start is written out in each simulator: inlined from here, it made annealing clearly slower.
 
-The arrays are parts of a simulator's scratch. For each lane: ``heads`` int32 ``[K + 1]``, where its operators begin in ``queue``, and
-``cursor``, the next of them. For each operator: ``pending``, how many it waits for; the operators that have an extra wait for it are a
-list, ``first_waiter`` and then ``next_waiter``, which ends with -1.
+``lane_numbers`` and ``links`` are those of :func:`autosched.search.compiled.layout.workspace`.
 """
 
 from __future__ import annotations
 
-from autosched.search.compiled.cache import I1, compiled, inlined
+import numpy as np
+
+from autosched.search.compiled.cache import inlined
+from autosched.search.compiled.layout import FIRST_WAITER, FOLLOWING, HELD_BY, NEXT_WAITER, OPERATOR, PENDING, PLACE, PREVIOUS, READY
 
 
 @inlined
-def queue_operators(  # type: ignore[no-untyped-def]
-    order, lane_of, wait, pred_ptr, lanes, heads, cursor, queue, place_of, pending, first_waiter, next_waiter
-):
-    """Fill the queues from a launch order; ``place_of`` gets each operator's place in it."""
+def link_operators(order, lane_of, wait, pred_ptr, lanes, gated, lane_numbers, links):  # type: ignore[no-untyped-def]
+    """Set everybody's links from a launch order; how many are ready. Where ``gated`` is 1, everybody waits for one event more."""
     count = order.shape[0]
-    heads[:] = 0
-    for index in range(count):
-        first_waiter[index] = -1
-        heads[lane_of[index] + 1] += 1
-        pending[index] = pred_ptr[index + 1] - pred_ptr[index]
-    for lane in range(lanes):
-        heads[lane + 1] += heads[lane]
-        cursor[lane] = heads[lane]
+    for slot in range(lanes):
+        lane_numbers[OPERATOR, slot] = count
+    links[PENDING, count] = count + 1  # nobody follows the last operator of a lane, and nobody is never ready
+    links[HELD_BY, count] = count
+    ready = 0
     for place in range(count):
-        index = order[place]
-        place_of[index] = place
-        lane = lane_of[index]
-        queue[cursor[lane]] = index
-        cursor[lane] += 1
-        before = wait[index]
-        if before >= 0:
-            pending[index] += 1
-            next_waiter[index] = first_waiter[before]
-            first_waiter[before] = index
-    for lane in range(lanes):
-        cursor[lane] = heads[lane]
-
-
-@compiled(f"i8({I1},{I1},{I1},{I1},i8)")
-def open_phase(order, lane_of, width_index, heads, place):  # type: ignore[no-untyped-def]
-    """Let a team's lanes go on from ``place`` of the launch order: a wide operator alone, or the narrow ones up to the next wide one.
-
-    ``heads`` then end each lane's queue behind the last operator that may begin. Returns the place of the first that may not.
-    """
-    first = place
-    while place < order.shape[0] and (place == first or (width_index[order[place]] == 0 and width_index[order[first]] == 0)):
-        heads[lane_of[order[place]] + 1] += 1
-        place += 1
-    return place
+        index = np.uint32(order[place])
+        lane = np.uint32(lane_of[index])
+        previous = lane_numbers[OPERATOR, lane]
+        lane_numbers[OPERATOR, lane] = index
+        links[PLACE, index] = place
+        links[PREVIOUS, index] = previous
+        links[FOLLOWING, index] = count
+        links[FOLLOWING, previous] = index
+        links[FIRST_WAITER, index] = count
+        pending = pred_ptr[index + 1] - pred_ptr[index] + gated
+        if previous != count:
+            pending += 1
+        if wait[index] >= 0:
+            pending += 1
+            awaited = np.uint32(wait[index])
+            links[NEXT_WAITER, index] = links[FIRST_WAITER, awaited]
+            links[FIRST_WAITER, awaited] = index
+        links[PENDING, index] = pending
+        lane_numbers[READY, ready] = index
+        ready += pending == 0
+    return ready
 
 
 @inlined
-def release(done, succ_ptr, succ_idx, pending, first_waiter, next_waiter):  # type: ignore[no-untyped-def]
-    """``done`` has finished: whatever waits for it waits for one less."""
-    for place in range(succ_ptr[done], succ_ptr[done + 1]):
-        pending[succ_idx[place]] -= 1
-    waiter = first_waiter[done]
-    while waiter >= 0:
-        pending[waiter] -= 1
-        waiter = next_waiter[waiter]
+def let_go(operator, ready, lane_numbers, links):  # type: ignore[no-untyped-def]
+    """``operator`` waits for one less; how many are ready then. Without a branch, because nobody could foresee which way it goes."""
+    pending = links[PENDING, operator] - 1
+    links[PENDING, operator] = pending
+    lane_numbers[READY, ready] = operator
+    return ready + (pending == 0)
+
+
+@inlined
+def release(done, ready, succ_ptr, succ_idx, lane_numbers, links):  # type: ignore[no-untyped-def]
+    """``done`` has finished: whatever waits for it waits for one less; how many are ready then."""
+    count = links.shape[1] - 1
+    ready = let_go(links[FOLLOWING, done], ready, lane_numbers, links)
+    for edge in range(succ_ptr[done], succ_ptr[done + 1]):
+        ready = let_go(np.uint32(succ_idx[edge]), ready, lane_numbers, links)
+    waiter = links[FIRST_WAITER, done]
+    while waiter != count:
+        ready = let_go(waiter, ready, lane_numbers, links)
+        waiter = links[NEXT_WAITER, waiter]
+    return ready

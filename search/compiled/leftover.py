@@ -5,20 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from autosched.search.compiled.cache import F1, I1, compiled
-from autosched.search.compiled.lanes import queue_operators, release
-from autosched.search.compiled.layout import ROOM_DUST, UNREACHED
+from autosched.search.compiled.lanes import link_operators, release
+from autosched.search.compiled.layout import PLACE, READY, ROOM_DUST, UNREACHED
 
 
-def int_row(count: int, lanes: int, cohorts: int) -> int:
+def int_row(lanes: int, cohorts: int) -> int:
     """Length of the int row that ``evaluate_blocks`` overwrites."""
-    return lanes * cohorts + 9 * lanes + 1 + 5 * count
+    return lanes * cohorts + 6 * lanes
 
 
-@compiled(f"f8({I1},{I1},{I1},{I1},i4[:,::1],{F1},{I1},{I1},{F1},{F1},{F1},{F1},{F1},i8,i8,{I1},{I1},{I1},{I1},{F1},{F1},{I1})")
+_BLOCK_ARRAYS = f"{I1},{I1},{F1},{F1},{F1},{F1},{F1}"
+_LINKS = "u4[:,::1],u4[:,::1]"
+
+
+@compiled(f"f8({I1},{I1},{I1},{I1},i4[:,::1],{F1},{_BLOCK_ARRAYS},i8,i8,{I1},{I1},{I1},{I1},{F1},{F1},{I1},{_LINKS})")
 def evaluate_blocks(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, latency,
     blocks, capacity, block_us, compute, bandwidth, stall_compute, stall_bandwidth,
-    lanes, cohorts, order, lane_of, width_index, wait, floats, start_us, ints,
+    lanes, cohorts, order, lane_of, width_index, wait, floats, start_us, ints, lane_numbers, links,
 ):  # fmt: skip
     """Makespan of one schedule in microseconds; ``floats`` ends with the end of each operator.
 
@@ -31,6 +35,7 @@ def evaluate_blocks(  # type: ignore[no-untyped-def]
         floats: float64 ``[2 K + K cohorts + n]``, overwritten.
         start_us: float64 ``[n]``, overwritten.
         ints: int32 ``[int_row(...)]``, overwritten.
+        lane_numbers, links: of ``layout.workspace``, overwritten.
     """
     count = order.shape[0]
     begin = floats[:lanes]
@@ -45,15 +50,7 @@ def evaluate_blocks(  # type: ignore[no-untyped-def]
     sequence = small[3 * lanes : 4 * lanes]
     left = small[4 * lanes : 5 * lanes]
     used_cohorts = small[5 * lanes : 6 * lanes]
-    cursor = small[6 * lanes : 7 * lanes]
-    heads = small[7 * lanes : 8 * lanes + 1]
-    rest = small[9 * lanes + 1 :]
-    queue = rest[:count]
-    place_of = rest[count : 2 * count]
-    pending = rest[2 * count : 3 * count]
-    first_waiter = rest[3 * count : 4 * count]
-    next_waiter = rest[4 * count : 5 * count]
-    queue_operators(order, lane_of, wait, pred_ptr, lanes, heads, cursor, queue, place_of, pending, first_waiter, next_waiter)
+    ready = link_operators(order, lane_of, wait, pred_ptr, lanes, 0, lane_numbers, links)
     for lane in range(lanes):
         free[lane] = -1.0
         running[lane] = -1
@@ -62,36 +59,32 @@ def evaluate_blocks(  # type: ignore[no-untyped-def]
     started = 0
     finished = 0
     while finished < count:
-        # Heads whose predecessors are finished get a start time.
-        for lane in range(lanes):
-            if running[lane] >= 0 or cursor[lane] == heads[lane + 1]:
-                continue
-            index = queue[cursor[lane]]
-            if pending[index] > 0:
-                continue
-            cursor[lane] += 1
+        for entry in range(ready):
+            index = lane_numbers[READY, entry]
+            lane = lane_of[index]
             start = 0.0
             if free[lane] >= 0.0:
                 start = free[lane] + latency[0]
             for place in range(pred_ptr[index], pred_ptr[index + 1]):
                 before = pred_idx[place]
-                ready = end[before]
+                arrived = end[before]
                 if lane_of[before] != lane:
-                    ready += latency[1]
-                start = max(start, ready)
+                    arrived += latency[1]
+                start = max(start, arrived)
             before = wait[index]
             if before >= 0:
-                ready = end[before]
+                arrived = end[before]
                 if lane_of[before] != lane:
-                    ready += latency[1]
-                start = max(start, ready)
+                    arrived += latency[1]
+                start = max(start, arrived)
             running[lane] = index
             row[lane] = kernel[index, width_index[index]]
-            rank[lane] = place_of[index]
+            rank[lane] = links[PLACE, index]
             sequence[lane] = -1
             left[lane] = blocks[row[lane]]
             used_cohorts[lane] = 0
             begin[lane] = start
+        ready = 0
         # What is resident decides how fast blocks advance.
         arithmetic = 0.0
         memory = 0.0
@@ -155,7 +148,7 @@ def evaluate_blocks(  # type: ignore[no-untyped-def]
                 end[done] = time
                 free[best_lane] = time
                 finished += 1
-                release(done, succ_ptr, succ_idx, pending, first_waiter, next_waiter)
+                ready = release(done, ready, succ_ptr, succ_idx, lane_numbers, links)
         # Dispatch into the free room, earliest start first; nobody overtakes a kernel that still has blocks to dispatch.
         used = 0.0
         for lane in range(lanes):

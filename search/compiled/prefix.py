@@ -85,9 +85,8 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, exce
     base = HEADER + 4 * lanes
     limited = lanes > 2 and room.shape[0] > 0
     wide = 1.5 * latency[6]  # more room than this is that of several threads
-    running = ints[HEADER : HEADER + lanes]
     row = ints[HEADER + lanes : HEADER + 2 * lanes]
-    sequence = ints[HEADER + 2 * lanes : HEADER + 3 * lanes]
+    turn = ints[base + 6 * count :]
     free = floats[1 + 3 * lanes : 1 + 4 * lanes]
     team = floats[1 + 5 * lanes + count :]  # until when helpers spin, their room, and the factor
     while True:
@@ -104,7 +103,7 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, exce
                 when = floats[1 + lane]
                 kind = 1
             else:
-                when = time + floats[1 + lanes + lane] * max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN) * team[2]
+                when = time + floats[1 + lanes + lane] * (max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN) * team[2])
                 kind = 0
             if when < best or (when == best and (kind < best_kind or (kind == best_kind and rank < best_rank))):
                 best = when
@@ -115,74 +114,60 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, exce
             return -2
         passed = best - time
         if passed > 0.0:
-            for lane in range(lanes):
-                if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
-                    left = floats[1 + lanes + lane] - passed / (max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN) * team[2])
-                    floats[1 + lanes + lane] = max(0.0, left)
+            for place in range(ints[5]):
+                lane = turn[place]
+                left = floats[1 + lanes + lane] - passed / (max(floats[1 + 2 * lanes + lane], MIN_SLOWDOWN) * team[2])
+                floats[1 + lanes + lane] = max(0.0, left)
             floats[0] = best
-        chosen = ints[HEADER + lanes + best_lane]
+        chosen = row[best_lane]
         if best_kind == 1:
-            company = 0
-            for lane in range(lanes):
-                if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
-                    company += 1
-            if company > 0 and latency[3] > 0.0 and ints[HEADER + 2 * lanes + best_lane] == -1:
+            if ints[5] > 0 and latency[3] > 0.0 and ints[HEADER + 2 * lanes + best_lane] == -1:
                 floats[1 + best_lane] += latency[3]
                 ints[HEADER + 2 * lanes + best_lane] = -2
                 continue
             slowdown = 1.0
-            for lane in range(lanes):
-                if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
-                    other = ints[HEADER + lanes + lane]
-                    slowdown += excess_last[chosen, other]
-                    floats[1 + 2 * lanes + lane] += excess_first[other, chosen]
+            for place in range(ints[5]):
+                lane = turn[place]
+                slowdown += excess_last[chosen, row[lane]]
+                floats[1 + 2 * lanes + lane] += excess_first[row[lane], chosen]
             floats[1 + 2 * lanes + best_lane] = slowdown
             ints[HEADER + 2 * lanes + best_lane] = ints[0]
             ints[0] += 1
-            if limited:
-                turn = ints[base + 6 * count :]
-                turn[ints[5]] = best_lane
-                ints[5] += 1
-                if ints[5] > 2:
-                    part = floats[1 + 4 * lanes + count :]
-                    ints[6] = share_room(turn, ints[5], row, room, part)
-                    if ints[6] == 1:
-                        weigh(turn, ints[5], row, part, excess_first, excess_last, floats[1 + 2 * lanes : 1 + 3 * lanes])
+            turn[ints[5]] = best_lane
+            ints[5] += 1
+            if limited and ints[5] > 2:
+                part = floats[1 + 4 * lanes + count :]
+                ints[6] = share_room(turn, ints[5], row, room, part)
+                if ints[6] == 1:
+                    weigh(turn, ints[5], row, part, excess_first, excess_last, floats[1 + 2 * lanes : 1 + 3 * lanes])
             if latency[5] > 0.0:
                 if room[chosen] > wide:
                     team[0] = -1.0
                 team[2] = 1.0
                 if floats[0] < team[0]:
-                    team[2] = crowding(lanes, running, sequence, row, room, team[1])
+                    team[2] = crowding(turn, ints[5], row, room, team[1])
             continue
         operator = ints[HEADER + best_lane]
         since = ints[HEADER + 2 * lanes + best_lane]
         ints[HEADER + best_lane] = -1
-        others = 0
-        last_running = -1
-        for lane in range(lanes):
-            if ints[HEADER + lane] >= 0 and ints[HEADER + 2 * lanes + lane] >= 0:
-                other = ints[HEADER + lanes + lane]
-                if ints[HEADER + 2 * lanes + lane] < since:
-                    floats[1 + 2 * lanes + lane] -= excess_first[other, chosen]
-                else:
-                    floats[1 + 2 * lanes + lane] -= excess_last[other, chosen]
-                others += 1
-                last_running = lane
-        if others == 1:
-            floats[1 + 2 * lanes + last_running] = 1.0
-        if limited:
-            turn = ints[base + 6 * count :]
-            ints[5] = leave(turn, ints[5], best_lane)
-            if ints[5] > 2 or ints[6] == 1:
-                part = floats[1 + 4 * lanes + count :]
-                was_short = ints[6]
-                ints[6] = share_room(turn, ints[5], row, room, part)
-                if ints[6] == 1 or was_short == 1:
-                    weigh(turn, ints[5], row, part, excess_first, excess_last, floats[1 + 2 * lanes : 1 + 3 * lanes])
+        ints[5] = leave(turn, ints[5], best_lane)
+        for place in range(ints[5]):
+            lane = turn[place]
+            if ints[HEADER + 2 * lanes + lane] < since:
+                floats[1 + 2 * lanes + lane] -= excess_first[row[lane], chosen]
+            else:
+                floats[1 + 2 * lanes + lane] -= excess_last[row[lane], chosen]
+        if ints[5] == 1:
+            floats[1 + 2 * lanes + turn[0]] = 1.0
+        if limited and (ints[5] > 2 or ints[6] == 1):
+            part = floats[1 + 4 * lanes + count :]
+            was_short = ints[6]
+            ints[6] = share_room(turn, ints[5], row, room, part)
+            if ints[6] == 1 or was_short == 1:
+                weigh(turn, ints[5], row, part, excess_first, excess_last, floats[1 + 2 * lanes : 1 + 3 * lanes])
         late = 0.0
         if latency[4] > 0.0 and ints[0] < count:
-            late = lateness(floats[0], best_lane, lanes, running, sequence, free, latency)
+            late = lateness(floats[0], best_lane, lanes, turn, ints[5], free, latency)
         floats[1 + 4 * lanes + operator] = floats[0] + late
         free[best_lane] = floats[0] + late
         if latency[5] > 0.0:
@@ -191,7 +176,7 @@ def advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, exce
                 team[1] = room[chosen] - latency[6]
             team[2] = 1.0
             if floats[0] < team[0]:
-                team[2] = crowding(lanes, running, sequence, row, room, team[1])
+                team[2] = crowding(turn, ints[5], row, room, team[1])
         break
     ints[2] += 1
     ints[3] = operator

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from autosched.search.compiled.cache import ARRAYS, F1, I1, compiled
+from autosched.search.compiled.cache import ARRAYS, F1, I1, SPACE, compiled
 from autosched.search.compiled.copy_rows import copy_rows
 from autosched.search.compiled.fluid import evaluate
 from autosched.search.compiled.splitmix import next_uniform
 
 
-@compiled(f"void({ARRAYS},i8,i4[:,::1],i4[:,::1],{F1},{I1},i8,u8[::1],{F1},{I1})")
+@compiled(f"void({ARRAYS},i8,i4[:,::1],i4[:,::1],{F1},{I1},i8,u8[::1],{SPACE})")
 def random_schedules(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
-    lanes, current, best, value, widths, trials, random_state, floats, scratch,
+    lanes, current, best, value, widths, trials, random_state, lane_times, lane_numbers, times, links,
 ):  # fmt: skip
     """Draw ``trials`` schedules and keep the best: each next operator from all that are ready, lanes and widths uniformly.
 
@@ -25,11 +25,10 @@ def random_schedules(  # type: ignore[no-untyped-def]
         widths: allowed width indices.
         trials: how many.
         random_state: uint64 ``[1]``.
-        floats, scratch: as in ``evaluate``.
+        lane_times, lane_numbers, times, links: as in ``evaluate``.
     """
     count = kernel.shape[0]
     no_bound = np.zeros(count, dtype=np.float64)
-    no_starts = np.empty(0, dtype=np.float64)
     pending = np.empty(count, dtype=np.int32)
     ready = np.empty(count, dtype=np.int32)
     for _ in range(trials):
@@ -56,7 +55,7 @@ def random_schedules(  # type: ignore[no-untyped-def]
                     waiting += 1
         makespan = evaluate(
             pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
-            lanes, current[0], current[2], current[3], current[4], no_bound, value[0], floats, no_starts, scratch,
+            current[0], current[2], current[3], current[4], no_bound, value[0], lane_times, lane_numbers, times, links,
         )  # fmt: skip
         if makespan < value[0]:
             value[0] = makespan

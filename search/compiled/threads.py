@@ -14,11 +14,17 @@ def arrival(end, free, cross, polling):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def lateness(time, own_lane, lanes, running, sequence, free, latency):  # type: ignore[no-untyped-def]
-    """By how much an operator ends late: ``latency[1]`` while a lane that has run something polls, else 0."""
+def lateness(time, own_lane, lanes, turn, active, free, latency):  # type: ignore[no-untyped-def]
+    """By how much an operator ends late: ``latency[1]`` while a lane that has run something polls, else 0.
+
+    ``turn`` lists the ``active`` lanes on which something still runs.
+    """
     late = 0.0
     for lane in range(lanes):
-        if lane != own_lane and free[lane] >= 0.0 and not (running[lane] >= 0 and sequence[lane] >= 0):
+        runs = lane == own_lane
+        for place in range(active):
+            runs |= turn[place] == lane
+        if not runs and free[lane] >= 0.0:
             idle = time - free[lane]
             if idle > latency[0] and idle < latency[4]:
                 late = latency[1]
@@ -26,10 +32,9 @@ def lateness(time, own_lane, lanes, running, sequence, free, latency):  # type: 
 
 
 @inlined
-def crowding(lanes, running, sequence, row, room, spin_room):  # type: ignore[no-untyped-def]
+def crowding(turn, active, row, room, spin_room):  # type: ignore[no-untyped-def]
     """How many times slower what runs is for helper threads that spin."""
     wanted = 0.0
-    for lane in range(lanes):
-        if running[lane] >= 0 and sequence[lane] >= 0:
-            wanted += room[row[lane]]
+    for place in range(active):
+        wanted += room[row[turn[place]]]
     return max(1.0, (wanted + spin_room) / max(1.0, wanted))
