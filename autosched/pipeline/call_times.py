@@ -122,7 +122,8 @@ def bench_paused(
     told.stage("load")
     home = torch.device(place_of(device_like(bundles[0].key.device, device)))
     model = model.to(home)
-    fast = load(path, model, strict=True, max_shapes=max(8, len(bundles)), custom_operators=sorted(trusted()))
+    # Of a file of many shapes those that are called, each in its warm-up.
+    fast = load(path, model, strict=True, max_shapes=max(8, len(bundles)), prepare="first-use", custom_operators=sorted(trusted()))
     told.stage("calls")
     threads = torch.get_num_threads()
     results = []

@@ -15,6 +15,7 @@ from autosched.export.bundle import write_bundle
 from autosched.pipeline import call_times
 from autosched.pipeline.benching import BenchShapes
 from autosched.pipeline.call_times import Contestant, PausedCalls, bench_paused, paused_calls_us
+from autosched.runtime.guard import LoadedModel
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
 
@@ -98,3 +99,16 @@ def test_of_several_shapes_each_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert found.summary() == "\n".join(result.summary() for result in found.shapes)
     emit(found)
     assert [shape["pause_ms"] for shape in json.loads(capsys.readouterr().out)["shapes"]] == [0.0, 0.0]
+
+
+def test_of_a_file_of_several_shapes_only_what_is_asked_for_is_made_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TwoBranches().eval()
+    loaded: list[LoadedModel] = []
+    original = call_times.load
+    monkeypatch.setattr(call_times, "load", lambda *given, **named: loaded.append(original(*given, **named)) or loaded[0])
+    bundles = [two_branches_bundle(model, rows=rows) for rows in (4, 8, 16)]
+    found = bench_paused(write_bundle(tmp_path / "a.autosched", *bundles), model, 0.0, calls=5, shape="8x8")
+    assert isinstance(found, PausedCalls)
+    (fast,) = loaded
+    assert [shape.ready for shape in fast.report().shapes] == [False, True, False]
+    assert fast.report().calls == 2 * (5 + 5)
