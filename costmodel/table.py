@@ -130,7 +130,8 @@ def _kernel_rows(
             why = f"{record.kind}: {record.detail}" if isinstance(record, Failure) else f"its time is {record.samples.median_us} us"
             raise NoFeasibleCandidate(
                 f"operator {operator.index} ({operator.name}, {operator.kind}) could not be timed alone at width 1 ({why}). "
-                "No schedule can be made without it: run the model alone to see whether this operator works on the device."
+                "No schedule can be made without it: it must run on the device, on inputs drawn at random like the example's (integers "
+                "within their range, in any order)."
             )
     total = sum(statistics.median(times[operator.signature, 1]) for operator in graph.operators)
     unattractive = UNATTRACTIVE * max(total, 1.0)

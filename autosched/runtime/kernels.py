@@ -19,6 +19,7 @@ from autosched.core.parts import named_tensors
 from autosched.core.program import Call, ConstantSource, Program
 from autosched.core.schedule import sequential
 from autosched.core.variants import WHOLE
+from autosched.runtime.bag_offsets import as_offsets, bag_offsets
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.instructions import Release, carrying_all
 from autosched.runtime.plan import make_plan
@@ -179,6 +180,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def random_inputs(program: Program, seed: int, device: torch.device | str = "cpu") -> list[torch.Tensor]:
     """Inputs like the example's, in the order of ``program.graph.inputs``; equal for equal seeds."""
     generator = torch.Generator().manual_seed(seed)
+    offsets = bag_offsets(program)
     made: list[torch.Tensor] = []
     for item in program.inputs:
         spec = program.graph.values[item.value].spec
@@ -189,6 +191,8 @@ def random_inputs(program: Program, seed: int, device: torch.device | str = "cpu
             tensor = torch.randint(item.low, item.high + 1, spec.shape, generator=generator).to(torch.bool)
         elif not dtype.is_floating_point and not dtype.is_complex:
             tensor = torch.randint(item.low, item.high + 1, spec.shape, generator=generator).to(dtype)
+            if item.value in offsets:
+                tensor = as_offsets(tensor, item.low, item.high, whole=offsets[item.value])
         else:
             real = torch.float64 if dtype is torch.float64 else torch.float32
             tensor = (torch.randn(spec.shape, generator=generator, dtype=real) * item.std + item.mean).to(dtype)
