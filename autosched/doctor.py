@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _WATCHED_S = 1.0
@@ -35,13 +36,24 @@ def examine() -> list[Finding]:
     """Look at PyTorch, the devices, the compiler, the cache, the cost model and the optional packages."""
     import torch
 
-    gpus = _cuda()
-    findings = [_versions(), _torch(), _cpu(), *gpus, _compiler(), _native_lanes(), _cache(), _cost_model("cpu")]
+    gpus = _looked("cuda", _cuda)
+    findings = [_versions(), _torch(), *_looked("cpu lanes", lambda: [_cpu()]), *gpus, _compiler()]
+    findings += _looked("native lanes", lambda: [_native_lanes()])
+    findings += [_cache(), *_looked("cost model, cpu", lambda: [_cost_model("cpu")])]
     if gpus[0].state is State.OK:
-        findings += [_cost_model(name) for name in _different_gpus()]
+        findings += _looked("cost model, cuda", lambda: [_cost_model(name) for name in _different_gpus()])
     findings += [_package(*item) for item in _PACKAGES]
     # On a CPU build of PyTorch they would be of no use.
     return findings if torch.version.cuda is None else [*findings, _triton(), *(_package(*item) for item in _GPU_PACKAGES)]
+
+
+def _looked(what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
+    """What ``look`` finds; where a machine is such that it breaks, that, and the others are found all the same."""
+    try:
+        return look()
+    except Exception as error:
+        detail = f"looking at it failed: {type(error).__name__}: {error}"
+        return [Finding(what, State.PROBLEM, detail, "the rest may work; report this, it is not how it should be")]
 
 
 _PACKAGES = (

@@ -123,6 +123,18 @@ def test_lists_come_as_tables_and_as_json(command: str, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)
 
 
+def test_doctor_goes_on_where_one_look_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> float:
+        raise KeyError("cpu")
+
+    monkeypatch.setattr("autosched.device.contamination.mark_load", broken)
+    assert run("doctor", "--json") == 0
+    findings = {item["what"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["cpu lanes"]["state"] == "problem"
+    assert "KeyError" in findings["cpu lanes"]["detail"]
+    assert {"torch", "cuda", "cache", "cost model, cpu", "timm"} <= findings.keys()
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     printed = capsys.readouterr().out

@@ -87,13 +87,21 @@ def ramp(torch: Any, clock: Callable[[], int | None]) -> list[dict[str, Any]]:
     return rows
 
 
+def told(look: Callable[[], Any]) -> Any:
+    """What ``look`` finds, or how it failed: everything else runs only where this command ends well, and needs no figure of it."""
+    try:
+        return look()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for machine.json")
     parser.add_argument("--smoke", action="store_true", help="no GPU: the machine alone")
     arguments = parser.parse_args()
     clock, steps = clock_reader(), {}
-    found: dict[str, Any] = {"commit": commit(), "room": room(), "idle_clock_mhz": clock()}
+    found: dict[str, Any] = {"commit": commit(), "room": told(room), "idle_clock_mhz": clock()}
     torch: Any = timed(steps, "import_torch_s", lambda: importlib.import_module("torch"))
     if not arguments.smoke:
         found |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
@@ -103,8 +111,8 @@ def main() -> int:
         for name in ("first", "second"):
             timed(steps, f"{name}_product_s", lambda: (square @ square).sum().item())
             timed(steps, f"{name}_convolution_s", lambda: torch.conv2d(image, image[:, :, :3, :3].expand(64, 64, 3, 3)).sum().item())
-        found |= {"free_bytes": torch.cuda.mem_get_info()[0], "ramp": ramp(torch, clock)}
-    found |= {"steps": steps, "room_after": room()}
+        found |= {"free_bytes": told(lambda: torch.cuda.mem_get_info()[0]), "ramp": told(lambda: ramp(torch, clock))}
+    found |= {"steps": steps, "room_after": told(room)}
     write_json(arguments.out / "machine.json", found)
     print(", ".join(f"{name} {value}" for name, value in {**found, **steps}.items() if name not in ("steps", "ramp")))
     return 0

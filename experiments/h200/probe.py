@@ -106,8 +106,9 @@ def main() -> int:
 
 
 def _identity(machine: dict[str, Any]) -> dict[str, Any]:
-    """What answers belong to: clocks and temperatures are another with each call."""
-    return {"gpu": machine.get("gpu", "").split(",")[:2], "versions": machine.get("versions"), "smoke": machine["smoke"]}
+    """What answers belong to: clocks and temperatures change with each call, the driver's last number with the machine."""
+    name, driver = [*machine.get("gpu", "").split(","), ""][:2]
+    return {"gpu": [name, driver.strip().partition(".")[0]], "versions": machine.get("versions"), "smoke": machine["smoke"]}
 
 
 def _run(name: str, limit_s: float, smoke: bool) -> dict[str, Any] | None:
@@ -165,7 +166,7 @@ def _machine(smoke: bool) -> dict[str, Any]:
     )
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=tempfile.gettempdir()
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, cwd=tempfile.gettempdir()
         )
         found["versions"] = json.loads(done.stdout.strip().splitlines()[-1])
     except (subprocess.TimeoutExpired, ValueError, IndexError):

@@ -105,9 +105,9 @@ def steps(opara: Path | None = None) -> list[Step]:
         ),
     ]
     return [
-        # A cold disk: what is imported first may take a minute.
-        Step("device", _script("h200/machine.py", "--out", "{out}"), 90.0, 5.0, required=True),
-        Step("doctor", ("-P", "-m", "autosched", "doctor"), 45.0, 5.0, required=True, smoke=()),
+        # A cold disk: what is imported first may take minutes. One that is cut off here has kept the call from everything else.
+        Step("device", _script("h200/machine.py", "--out", "{out}"), 240.0, 5.0, required=True),
+        Step("doctor", ("-P", "-m", "autosched", "doctor"), 120.0, 5.0, required=True, smoke=()),
         Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
         Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 240.0),
         Step("quick", _suite(*_QUICK), 300.0, 260.0),

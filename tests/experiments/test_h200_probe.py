@@ -85,8 +85,12 @@ def test_answers_of_another_machine_stay(called: Call, tmp_path: Path, capsys: p
         called(1.0, "--smoke")
     assert "has the answers of another machine" in capsys.readouterr().err
     assert (tmp_path / "probes.json").read_text() == before
-    # Temperatures and clocks make no other machine.
-    assert probe._identity({"smoke": False, "gpu": "H200, 580, 12 C"}) == probe._identity({"smoke": False, "gpu": "H200, 580, 40 C"})
+    # Temperatures and clocks make no other machine, nor does the last number of the driver.
+    mine = probe._identity({"smoke": False, "gpu": "H200, 580.159.03, 12 C"})
+    assert mine == probe._identity({"smoke": False, "gpu": "H200, 580.159.04, 40 C"})
+    assert mine != probe._identity({"smoke": False, "gpu": "H200, 590.48.01, 12 C"})
+    assert mine != probe._identity({"smoke": False, "gpu": "H100, 580.159.03, 12 C"})
+    assert mine != probe._identity({"smoke": False, "gpu": ""})
 
 
 def test_a_process_that_breaks_says_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
