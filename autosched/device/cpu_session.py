@@ -156,8 +156,16 @@ class CpuSession:
                 return [[item if item is not None else broken or _NO_ANSWER for item in row] for row in found]
             except WorkerDied as death:
                 if 0 <= death.item < count:
-                    skip.append(death.item)
-                    found[death.item] = [death.failure] * len(widths)
+                    for operator in self._broken_with(death.item, found):
+                        skip.append(operator)
+                        # What was timed before stands: of an operator that breaks in one variant, the others can be had.
+                        found[operator] = [death.failure if item is None else item for item in found[operator]]
+
+    def _broken_with(self, item: int, found: Sequence[Sequence[SoloRecord | Failure | None]]) -> list[int]:
+        """Operator ``item``, and those like it that were timed in the first column: in a later one they would break the process as well."""
+        operators = self._program.graph.operators
+        alike = [other.index for other in operators if other.signature == operators[item].signature and other.index != item]
+        return [item, *(other for other in alike if isinstance(found[item][0], SoloRecord) and isinstance(found[other][0], SoloRecord))]
 
     def prepare_variants(self, columns: Sequence[tuple[int, int]], limit_s: float | None = None) -> tuple[int, int]:
         """As ``variants.VariantSession.prepare_variants``.

@@ -76,7 +76,7 @@ class CudaMeasurer:
         self.backend: StreamBackend = capturer.backend
         self.program = program
         self.graph = graph
-        self.beat = beat
+        self._beat, self._item = beat, -1
         self.contamination = contamination
         self.variants = CapturedVariants(capturer, program, graph, regions, self.values)
         self.static = [self.backend.static_like(tensor) for tensor in inputs]
@@ -85,6 +85,11 @@ class CudaMeasurer:
         self._solo: dict[str, float] = {}
         self._runners: dict[str, GraphRunner] = {}
         self._waker = Waker(self.backend, lambda: self.replay_stream, _IDLE_S)
+
+    def beat(self, item: int) -> None:
+        """Show progress with ``item``; -1: with nothing in particular."""
+        self._item = item
+        self._beat(item)
 
     def load_inputs(self, inputs: Sequence[Tensor]) -> None:
         """Copy ``inputs`` into the static buffers that every graph of this program reads."""
@@ -100,12 +105,14 @@ class CudaMeasurer:
     def values(self) -> Slots:
         """Slots with every value of one run in them: what an operator is given when it runs alone."""
         if self._values is None:
+            item = self._item
             slots = self.program.new_slots(self.static)
             with torch.inference_mode(), self.backend.on(self.capturer.streams.named("warm-up")):
                 for kernel in self.program.kernels:
                     self.beat(-1)
                     kernel(slots)
             self.backend.synchronize()
+            self.beat(item)
             self._values = slots
         return self._values.copy()
 
@@ -208,6 +215,8 @@ class CudaMeasurer:
             self.backend.replay(graph)
         self.backend.synchronize()
         self._waker.busy()
+        # Progress with whatever is worked on: a chain of a slow operator may take seconds.
+        self.beat(self._item)
 
     def lane_us(self, chain: Chain, lane: int) -> float:
         """Time between a lane's stamps in the last replay."""

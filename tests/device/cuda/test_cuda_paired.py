@@ -47,3 +47,16 @@ def test_graphs_are_kept_while_the_same_schedules_are_timed() -> None:
     for _ in measurer.schedules([spread], rounds=1, trace=False, min_block_us=0.0, seed=0):
         pass
     assert captures([alone]) == 1
+
+
+def test_every_replay_of_an_operator_shows_progress_with_it() -> None:
+    """A chain of a slow operator may take seconds, and there are as many as repeats: their process must not count as hung."""
+    graph = diamond(3, 2)
+    cuda = FakeCuda()
+    program = FakeProgram(cuda, graph)
+    beats: list[int] = []
+    measurer = CudaMeasurer(GraphCapturer(cuda), program, graph, program.inputs(1), beat=beats.append)
+    rows = list(measurer.solo(9))
+    timed = {operator for operator, _ in rows if beats.count(operator) > 1}
+    assert {graph.operators[operator].signature for operator in timed} == {item.signature for item in graph.operators}
+    assert all(beats.count(operator) > 9 for operator in timed)
