@@ -60,6 +60,7 @@ class GraphCapturer:
         self._scratch: Pool | None = None
         self._keepers: list[Graph] = []
         self._workspaces: tuple[Pool, Graph] | None = None
+        self._captured_on: set[int] = set()
 
     @property
     def can_observe(self) -> bool:
@@ -169,12 +170,38 @@ class GraphCapturer:
             A runner, or a ``Failure`` (OOM, CAPTURE) after which memory is returned and the next capture may go ahead.
         """
         options = options or CaptureOptions()
+        if options.observe and (self._reader is None or graph is None):
+            return Failure(FailureKind.UNAVAILABLE, "cuda-bindings is not installed, so the captured graph cannot be read")
+        chosen = pool if pool is not None else self.backend.new_pool()
+        lanes = {self.backend.handle(stream) for stream in self._lanes(plan)}
+        made = self._captured(program, plan, inputs, graph, chosen, options, callers)
+        if isinstance(made, Failure):
+            return made
+        runner, left_behind = made
+        if left_behind and not lanes <= self._captured_on:
+            # Workspaces made on the way hide how much the values held before them; the next graph finds them there. The first one
+            # goes after it: a pool that is in no graph any more is not to be captured into.
+            again = self._captured(program, plan, inputs, graph, chosen, options, callers)
+            if not isinstance(again, Failure):
+                runner.close()
+                runner = again[0]
+        self._captured_on |= lanes
+        return runner
+
+    def _captured(
+        self,
+        program: Launchable,
+        plan: Plan,
+        inputs: Sequence[Tensor],
+        graph: OpGraph | None,
+        pool: Pool,
+        options: CaptureOptions,
+        callers: Collection[int],
+    ) -> tuple[GraphRunner, int] | Failure:
+        """A runner, and the bytes that its capture holds beside the outputs."""
         backend = self.backend
-        chosen = pool if pool is not None else backend.new_pool()
         notes: CaptureNotes | None = None
-        if options.observe:
-            if self._reader is None or graph is None:
-                return Failure(FailureKind.UNAVAILABLE, "cuda-bindings is not installed, so the captured graph cannot be read")
+        if options.observe and self._reader is not None and graph is not None:
             notes = CaptureNotes(backend, self._reader, graph, program.in_place)
         slots = program.new_slots(inputs)
         executor = LaneExecutor(backend, self.streams, program, slots, options, notes)
@@ -185,23 +212,25 @@ class GraphCapturer:
             walk(plan.steps, executor)
             return program.outputs(slots)
 
-        result = self._record(self._lanes(plan), body, chosen, slots=slots, executor=executor, names=graph)
+        result = self._record(self._lanes(plan), body, pool, slots=slots, executor=executor, names=graph)
         slots.clear()
         if isinstance(result, Failure):
             return result
         made, outputs = result
         overwritten = outputs_overwritten(graph, program.in_place) if graph is not None else {}
-        peak = backend.peak_bytes() - before - self._left_behind(before, inputs, outputs)
+        left_behind = self._left_behind(before, inputs, outputs)
+        peak = backend.peak_bytes() - before - left_behind
         try:
-            captured = self._describe(made, notes, chosen) if notes is not None else None
+            captured = self._describe(made, notes, pool) if notes is not None else None
             backend.instantiate(made)
         except Exception as error:
             outputs.clear()
             backend.reset(made)
             return failure_of(error, "instantiating the graph")
-        return GraphRunner(
-            backend, made, chosen, inputs, outputs, executor.stamps, captured, peak, program, self._gate, overwritten, callers
+        runner = GraphRunner(
+            backend, made, pool, inputs, outputs, executor.stamps, captured, peak, program, self._gate, overwritten, callers
         )
+        return runner, left_behind
 
     def _left_behind(self, before: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
         """Bytes that a finished capture holds beside its outputs: workspaces of cuBLAS, made by whichever graph has a lane's first product.
