@@ -117,7 +117,7 @@ class CudaMeasurer:
         return self._values.copy()
 
     def wake(self) -> None:
-        """Raise the device's clock if nothing was timed for a while. Before every request."""
+        """Raise the device's clock if nothing was timed for a while. Before every request, and when many captures are over."""
         self._waker.wake()
 
     # -- one operator -------------------------------------------------------------------------------------------------
@@ -306,6 +306,8 @@ class CudaMeasurer:
         rng = random.Random(seed)
         times: list[list[float]] = [[] for _ in runners]
         alive = [(index, runner) for index, runner in enumerate(runners) if isinstance(runner, GraphRunner)]
+        # Capturing them has kept the device waiting, for seconds where they are many.
+        self.wake()
         blocks = {index: self._block_length(runner, min_block_us) for index, runner in alive}
         for _ in range(rounds):
             for index, runner in rng.sample(alive, len(alive)):

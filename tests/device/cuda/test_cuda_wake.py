@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autosched.core.records import Failure
+from autosched.core.schedule import make_schedule, sequential
 from autosched.device.cuda.baselines import BaselineKind, TimedBaseline
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.cuda_graph import GraphCapturer
 from tests.conformance.cpu_cuda import CpuCuda
-from tests.conformance.fake_cuda import FakeCuda
+from tests.conformance.fake_cuda import FakeCapture, FakeCuda
 from tests.conformance.fake_graphs import diamond
 from tests.conformance.fake_program import FakeProgram
 
@@ -50,6 +52,34 @@ def test_an_idle_device_is_woken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measurer.solo_us(0)
     measurer.wake()
     assert sum(time_us >= 1e5 for time_us in cuda.slept_us) == 2
+
+
+def test_a_device_that_waited_for_many_captures_is_woken_before_their_graphs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+
+    class Slow(Watched):
+        def begin_capture(self, pool: int) -> FakeCapture:
+            nonlocal now_s
+            now_s += 0.9
+            return super().begin_capture(pool)
+
+    cuda, graph = Slow(), diamond()
+    program = FakeProgram(cuda, graph)
+    measurer = CudaMeasurer(GraphCapturer(cuda), program, graph, program.inputs(1))
+    measurer.capturer.scratch_pool()
+    apart = make_schedule(graph, range(len(graph)), [index % 2 for index in range(len(graph))])
+
+    def woken(times: object) -> int:
+        assert not isinstance(times, Failure)
+        return sum(time_us >= 1e5 for time_us in cuda.slept_us)
+
+    measurer.wake()
+    assert woken(measurer.paired([sequential(graph), apart], rounds=2, seed=0)) == 2
+    # These are there already.
+    assert woken(measurer.paired([apart, sequential(graph)], rounds=2, seed=0)) == 2
+    assert woken(list(measurer.schedules([sequential(graph), apart], 2, False, 0.0, 0))) == 2
+    assert woken(list(measurer.schedules([sequential(graph), apart], 2, False, 0.0, 0))) == 3
 
 
 class _Slept(CpuCuda):
