@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ _NO_MEMORY = "runs out of memory"
 _LOSES = "loses the device"
 _RUINS = "ruins the process"
 _BAD_CAPTURE = "breaks the capture"
+_VARIES = "gives another number each time"
 
 
 class FakeBuilder:
@@ -51,6 +53,8 @@ class FakeBuilder:
                 kernels[operator.index] = _killing_in_capture(cuda, kernels[operator.index])
             if operator.index in fails:
                 kernels[operator.index] = _failing_in_capture(cuda, kernels[operator.index], fails[operator.index])
+            if operator.source == _VARIES:
+                kernels[operator.index] = _varying(cuda, kernels[operator.index], operator.writes[0])
             if operator.source == _RUINS:
                 cuda.recovers = False
             if operator.source in (_BAD_CAPTURE, _RUINS):
@@ -70,6 +74,17 @@ def _failing_in_capture(cuda: FakeCuda, kernel: Callable[..., None], error: Exce
         if cuda.capturing(cuda.current_stream()):
             raise error
         kernel(slots)
+
+    return run
+
+
+def _varying(cuda: FakeCuda, kernel: Callable[..., None], value: int) -> Callable[..., None]:
+    numbers = itertools.count()
+
+    def run(slots: list[FakeTensor | None]) -> None:
+        kernel(slots)
+        if not cuda.capturing(cuda.current_stream()):
+            slots[value] = cuda.tensor(mix(next(numbers)))
 
     return run
 

@@ -12,7 +12,9 @@ import torch
 from autosched.core.in_place import Chain
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, sequential
+from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.profile import OperatorProfile, profile_operator
+from autosched.device.cuda.repeating import unrepeatable
 from autosched.device.cuda.screen import observe_synchronising
 from autosched.device.cuda.stress import DelaySet, stress_plan
 from autosched.runtime.captured import NodeKind
@@ -190,6 +192,22 @@ def test_priorities_reach_the_nodes(rig: Rig) -> None:
     found = {kernel.priority for kernel in reader.kernels(runner._graph)}
     assert len(found) == 2
     assert rig.backend.same(runner(rig.inputs(1)), rig.measurer.reference(rig.inputs(1)))
+
+
+def test_an_operator_whose_bits_change_is_found(rig: Rig) -> None:
+    measurer, graph = rig.measurer, rig.program.graph
+    plan, inputs = make_plan(graph, sequential(graph)), rig.inputs(1)
+    assert unrepeatable(measurer, inputs, plan) is None
+    ordinary, (made, *_) = rig.bound.kernels[5], graph.operators[5].writes
+
+    def varying(slots: list[torch.Tensor]) -> None:
+        ordinary(slots)
+        slots[made] = slots[made] + torch.rand((), device=rig.backend.device)
+
+    kernels = (*rig.bound.kernels[:5], varying, *rig.bound.kernels[6:])
+    varied = CudaMeasurer(rig.capturer, replace(rig.bound, kernels=kernels), graph, inputs)
+    assert unrepeatable(varied, inputs, plan) == graph.operators[5]
+    varied.close()
 
 
 def remove_a_wait(plan: Plan) -> Plan:

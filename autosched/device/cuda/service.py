@@ -36,6 +36,7 @@ from autosched.device.cuda.messages import (
 )
 from autosched.device.cuda.pairs import measure_pair
 from autosched.device.cuda.profile import profile_operator
+from autosched.device.cuda.repeating import not_repeatable, unrepeatable
 from autosched.device.cuda.stress import stress_schedule
 from autosched.device.variants import columns_of, compile_regions, prepare_regions
 from autosched.device.worker_child import describe
@@ -264,6 +265,8 @@ class CudaService:
                     rounded = rounded_as("cuda") if _compiled(measurer, plan) else None
                     agreement = compare([tensor.cpu() for tensor in exact], wanted, rounded=rounded, coarsest=coarsest)
                 within = within and agreement.within_tolerance
+                if within and not bitwise and (operator := unrepeatable(measurer, tensors, plan)) is not None:
+                    return CompareAnswer(failure=not_repeatable(operator))
         except Exception as error:
             return CompareAnswer(failure=failure_of(error, "comparing with the model"))
         finally:

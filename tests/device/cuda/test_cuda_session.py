@@ -148,6 +148,20 @@ def test_compare_is_bitwise_and_within_tolerance(session: Session, graph: OpGrap
     assert wrong.max_abs_error == 5000.0
 
 
+def test_an_operator_whose_bits_change_is_named(graph: OpGraph) -> None:
+    given, cuda = torch.full((4,), 3.0), FakeCuda()
+    (number,) = FakeProgram(cuda, graph).answer([cuda.tensor(mix(12))])
+    wanted = [torch.tensor([float(number % 1_000_003)], dtype=torch.float64)]
+    with open_session(graph, {3: "gives another number each time"}) as opened:  # type: ignore[attr-defined]
+        found = opened.compare(sequential(graph), [[given]], [wanted])
+        assert isinstance(found, Failure)
+        assert found.kind is FailureKind.MISMATCH
+        assert f"operator {graph.operators[3].name} " in found.detail
+        assert "cudnn.deterministic" in found.detail
+        # It is this process that goes on.
+        assert isinstance(opened.solo([1], repeats=2)[0][0], SoloRecord)
+
+
 @pytest.mark.slow
 def test_captured_graphs_pass_the_audit_and_wrong_ones_do_not() -> None:
     pass_count = fail_count = 0
