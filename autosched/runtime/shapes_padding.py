@@ -20,6 +20,7 @@ from autosched.runtime.call_form import CallReader, expected_key, leaf_key
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.prepared import Runner
 from autosched.runtime.shapes import Buckets
+from autosched.runtime.telling_inputs import telling_inputs
 
 _SEED = 31_337
 _MAX_TRIED = 4
@@ -97,7 +98,7 @@ class Padding:
         below = max((size for size in self._buckets.sizes if size < bucket), default=0)
         sizes = sorted({below + 1, (below + bucket) // 2, bucket - 1} & set(range(below + 1, bucket)))[:_MAX_TRIED]
         for size in sizes:
-            full = random_inputs(program, _SEED + size, device)
+            full = _drawn(program, model, _SEED + size, device)
             kept = self._narrowed(full, size)
             try:
                 answer = models_answer(program, model, kept)
@@ -138,3 +139,11 @@ class Padding:
                 added.mul_(min(_FAR, torch.finfo(tensor.dtype).max / 1e3))
             made.append(far)
         return made
+
+
+def _drawn(program: Program, model: torch.nn.Module, seed: int, device: torch.device) -> list[torch.Tensor]:
+    """Inputs on which the model answers with numbers, where it answers to random ones at all: a mask may hide all there is."""
+    try:
+        return telling_inputs(program, seed, device, lambda tensors: models_answer(program, model, tensors))[0]
+    except Exception:
+        return random_inputs(program, seed, device)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from autosched.capture.export import capture
 from autosched.core.errors import IncompatibleArtifact, InputMismatch, UsageError
 from autosched.core.program import Many
 from autosched.core.schedule import sequential
@@ -20,6 +21,7 @@ from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.load import FallbackWarning, LoadedModel, load
 from autosched.runtime.numerics import compare
 from autosched.runtime.trees import output_tensors
+from tests.conformance.apply import Apply
 from tests.conformance.bundles import evidence_for, shapes_of
 from tests.conformance.graphs import Recorder, TwoBranches, two_branches_inputs
 from tests.conformance.waiting import at_once
@@ -239,6 +241,24 @@ def test_padding_is_refused_where_added_rows_change_the_others() -> None:
     lazy = load(data, model, pad=True, prepare="first-use")
     with pytest.warns(FallbackWarning, match="rows that are added"):
         assert torch.equal(lazy(x), model(x))
+
+
+def test_rows_with_nothing_to_see_are_no_reason_against_padding() -> None:
+    # A random mask hides all there is from some row, of which one kernel makes NaN and another zero.
+    model = Apply(lambda m, x, hidden: x.masked_fill(hidden, float("-inf")).softmax(-1)).eval()
+    other = Apply(lambda m, x, hidden: x.masked_fill(hidden, float("-inf")).softmax(-1).nan_to_num()).eval()
+    bundles: list[Bundle] = []
+    for rows in (2, 6):
+        captured = capture(other, (torch.randn(rows, 2), torch.tensor([[False, True]] * rows)))
+        device = cpu_device_key()
+        graph = captured.program.graph
+        evidence = evidence_for(len(graph), device, graph.hash)
+        literals = {item.name: captured.constants[item.value] for item in captured.program.bindings}
+        bundles.append(make_bundle(captured.program, sequential(graph), evidence, literals, device, software_key()))
+    loaded = load(encode_bundle(*bundles), model, strict=True, pad=True)
+    x, hidden = torch.randn(4, 2), torch.tensor([[False, True]] * 4)
+    assert torch.equal(loaded(x, hidden), model(x, hidden))
+    assert loaded.report().padding == "on"
 
 
 _BAD: dict[str, Callable[[bytes, torch.nn.Module], Any]] = {
