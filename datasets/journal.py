@@ -79,6 +79,7 @@ class Journal:
         self._lock = FileLock(f"{path}.lock")
         self._entries: dict[tuple[str, tuple[str | int, ...]], _Entry] = {}
         self._pending: list[bytes] = []
+        self._complained = False
         self._read_to = 0
         self._inode = 0
 
@@ -152,9 +153,25 @@ class Journal:
             self.add_pair(answer.first, answer.first_width, answer.last, answer.last_width, answer)
 
     def flush(self) -> None:
-        """Put everything added so far on the disk, and read what other processes have added."""
+        """Put everything added so far on the disk, and read what other processes have added.
+
+        Where that cannot be done, a full disk say, it is said once and tried again with the next batch: this process has its answers.
+        """
         if not self._pending:
             return
+        try:
+            self._append()
+        except OSError as error:
+            if not self._complained:
+                logger.warning(
+                    "measurements are not kept: %s cannot be written (%s); set AUTOSCHED_CACHE to a folder that can", self._path, error
+                )
+            self._complained = True
+            return
+        self._pending.clear()
+        self.refresh()
+
+    def _append(self) -> None:
         with self._lock:
             self._cut_torn_tail()
             # Opened anew for each batch: another process may have replaced the file while taking damaged lines out.
@@ -162,8 +179,6 @@ class Journal:
                 file.write(b"".join(self._pending))
                 file.flush()
                 os.fsync(file.fileno())
-        self._pending.clear()
-        self.refresh()
 
     def refresh(self) -> None:
         """Read what was appended since the last time, by any process."""
@@ -202,7 +217,7 @@ class Journal:
             ) from error
         self._entries[entry.kind, entry.key] = entry
         self._pending.append(msgspec.json.encode(_Line(_digest(body), msgspec.Raw(body))) + b"\n")
-        if len(self._pending) >= self._batch:
+        if len(self._pending) % self._batch == 0:
             self.flush()
 
     def _decode(self, line: bytes) -> _Entry | None:

@@ -49,6 +49,23 @@ def test_answers_survive_reopening(tmp_path: Path) -> None:
     assert again.pairs() == [pair("a", "b")]
 
 
+def test_what_cannot_be_written_is_said_once_answered_all_the_same_and_written_when_it_can_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "j"
+    with Journal.open(path, SCOPE, batch=2) as journal, caplog.at_level(logging.WARNING):
+        # As where the disk is full.
+        path.mkdir()
+        for name in "abcd":
+            journal.add(solo(name))
+        assert [journal.solo(name, 1) for name in "abcd"] == [solo(name) for name in "abcd"]
+        assert len([record for record in caplog.records if "cannot be written" in record.message]) == 1
+        path.rmdir()
+        journal.add(solo("e"))
+    again = Journal.open(path, SCOPE)
+    assert [again.solo(name, 1) for name in "abcde"] == [solo(name) for name in "abcde"]
+
+
 def test_a_newer_answer_replaces_and_too_few_samples_count_as_none(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "j", SCOPE) as journal:
         journal.add(solo("a", 5.0, count=3))
