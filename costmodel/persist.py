@@ -54,7 +54,6 @@ def save_model(model: TrainedModel, folder: Path) -> None:
         OSError: the place cannot be written.
     """
     check_replaceable(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         (fresh / "model").mkdir()
@@ -76,11 +75,18 @@ def save_model(model: TrainedModel, folder: Path) -> None:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Find out, before an hour of training too, that ``folder`` holds other files: saving replaces the whole folder.
+    """Find out, before an hour of training too, that ``folder`` holds other files, for saving replaces it as a whole, or cannot be made.
 
     Raises:
-        UsageError: if it is neither absent, nor empty, nor a cost model.
+        UsageError: if it is neither absent, nor empty, nor a cost model; or if nothing can be written beside it.
     """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent).cleanup()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write a cost model to {folder}: {error.strerror}. Name a folder in one that is writable, or can be made."
+        ) from error
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     try:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from autosched.capture.export import capture
-from autosched.core.errors import AutoschedError
+from autosched.core.errors import AutoschedError, UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.progress import Progress, Silent
 from autosched.costmodel.active import ModelUncertainty
@@ -120,13 +120,16 @@ def collect(
             training leaves it out. For rehearsals.
 
     A model that cannot be captured is left out and named; the rest goes on. One whose turn comes when the time is up is not begun.
+
+    Raises:
+        UsageError: before anything is measured, if there can be no such folder.
     """
     told, wanted = progress or Silent(), aims or Aims()
     model = load_model(Path(cost_model)) if cost_model is not None else None
     opened = device_named(device)
     lanes_note = ready_lanes(opened.key.kind, told)
     scope = scope_row(opened)
-    store = Store.create(Path(folder))
+    store = _store_at(Path(folder))
     left_out: list[str] = [lanes_note] if lanes_note else []
     unfinished: list[str] = []
     disturbed = 0
@@ -157,6 +160,13 @@ def collect(
         if not done.finished:
             unfinished.append(subject.name)
     return _result(store, opened, subjects, left_out, unfinished, disturbed)
+
+
+def _store_at(folder: Path) -> Store:
+    try:
+        return Store.create(folder)
+    except OSError as error:
+        raise UsageError(f"cannot write runs to {folder}: {error.strerror}. Name a folder that is writable, or can be made.") from error
 
 
 def scope_row(device: Device) -> ScopeRow:

@@ -23,7 +23,7 @@ from autosched.costmodel.gate import decide
 from autosched.costmodel.metrics import measure
 from autosched.costmodel.model import PairLabels, PairQuery, point_prediction
 from autosched.costmodel.pair_set import PairSet, pair_set
-from autosched.costmodel.persist import load_model, read_card, save_model
+from autosched.costmodel.persist import check_replaceable, load_model, read_card, save_model
 from autosched.costmodel.plots import write_plots
 from autosched.costmodel.train import Training, train
 from autosched.costmodel.trained import TrainedModel
@@ -284,3 +284,11 @@ def test_an_empty_store_is_a_clear_error(tmp_path: Path) -> None:
 def test_rows_say_that_they_are_simulated(store: Store) -> None:
     assert {row.record.source for row in store.pairs()} == {Source.SIMULATED}
     assert all(scope.facts.name.startswith("synthetic") for scope in store.scopes())
+
+
+def test_a_folder_that_cannot_be_made_is_named_before_anything_is_fitted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UsageError, match=r"cannot write a cost model to .*file"):
+        check_replaceable(tmp_path / "file" / "model")
+    check_replaceable(tmp_path / "new" / "model")
+    assert list((tmp_path / "new").iterdir()) == []

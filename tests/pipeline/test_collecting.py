@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autosched.core.errors import UsageError
 from autosched.datasets.collect import Collected
 from autosched.pipeline import collecting
 from autosched.pipeline.collecting import Subject, collect
@@ -23,6 +24,13 @@ class Device:
 
     def open(self, *_: object, **__: object) -> SessionDouble:
         return SessionDouble(lambda schedule: 1.0)
+
+
+def test_a_folder_that_cannot_be_is_named_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    for folder in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with pytest.raises(UsageError, match=r"cannot write runs to .*file"):
+            collect([Subject("a", TwoBranches(), (), {})], folder, device="cpu")
 
 
 @pytest.mark.parametrize(("each_s", "begun", "unfinished"), [(90.0, 1, 2), (40.0, 2, 1), (15.0, 3, 0)])
