@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from autosched.core.program import InputSpec, Program
 from autosched.runtime.agreement import models_answer, require_agreement
 from autosched.runtime.audit import audit_run, changes_callers_memory
 from autosched.runtime.bundle_format import Bundle, printable
+from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import full_float32, rounded_as
 from autosched.runtime.host_key import compiler_key, cpu_device_key, usable_cores
@@ -294,4 +296,11 @@ def _runner_factory(device: torch.device) -> RunnerFactory:
     from autosched.runtime.lanes import LaneExecutor
 
     pool = LanePool()
-    return lambda bound, plan, inputs: LaneExecutor(bound, plan, pool).run
+
+    def runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor]) -> Runner:
+        executor = LaneExecutor(bound, plan, pool)
+        # Where there is room for two runs beside each other, each calling thread has its own.
+        crowded = executor.team > 1 and 2 * executor.team > usable_cores()
+        return partial(calling_threads.run, executor.run) if crowded else executor.run
+
+    return runner

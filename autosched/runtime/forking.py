@@ -38,7 +38,7 @@ def outlive_forks(thing: OutlivesFork) -> None:
 @lru_cache(maxsize=1)
 def _register() -> None:
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_rest_openmp, after_in_child=_tell_all)
+        os.register_at_fork(before=rest_openmp, after_in_child=_tell_all)
 
 
 def _tell_all() -> None:
@@ -46,7 +46,8 @@ def _tell_all() -> None:
         thing.after_fork()
 
 
-def _rest_openmp() -> None:
+def rest_openmp() -> None:
+    """Let the threads of the calling thread's team go, where OpenMP is GNU's."""
     for pause in _openmp_pauses():
         # Within a parallel region it declines, and nothing can be done.
         pause(_SOFT)

@@ -98,6 +98,11 @@ class LaneExecutor:
         """Most threads that one operator uses."""
         return self._widest
 
+    @property
+    def team(self) -> int:
+        """Most threads of the calling thread's OpenMP team that are at work at once; 1 if it has none."""
+        return max(self._widest, self.lanes if self.one_team else 1)
+
     def run(self, inputs: Sequence[torch.Tensor], trace: Trace | None = None) -> list[torch.Tensor]:
         """Run the plan.
 

@@ -20,6 +20,7 @@ from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.core.wrappers import wrapped_in
 from autosched.runtime.binding import Binder
 from autosched.runtime.bundle_format import Bundle, label_of, printable, read_bundles
+from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.current_device import current_index
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, ShapeReport
 from autosched.runtime.host_key import cpu_device_key, software_key
@@ -98,6 +99,9 @@ def load(
             table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen, in_place=in_place)
         if prepare == "all":
             _warm(table, model, facts)
+        if table.kind == "cpu":
+            # Whoever loads need not be who calls.
+            calling_threads.let_go()
     except AutoschedError as error:
         if strict or _only_the_caller_can_mend(error):
             raise

@@ -1,0 +1,157 @@
+"""Runs of several calling threads, made by one thread: OpenMP gives each thread that calls a team of its own.
+
+Teams spin for their next operator only as long as all of them together have no more threads than there are cores; from then on each is
+put to sleep after every operator and woken for the next, which makes a model of many small operators half as fast again. So a thread that
+has loaded a model lets its team go, and where threads take turns in calling, one thread of ours runs what they call. While one thread
+calls, it runs that itself: to hand a run over takes some tens of microseconds.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from autosched.runtime.forking import outlive_forks, rest_openmp
+
+Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+_Outcome = list[torch.Tensor] | BaseException
+
+# One change of threads is a model that was loaded in one and serves in another.
+_MOST_CHANGES = 1
+# So many calls in a row are those of one thread again.
+_FAITHFUL = 256
+
+
+class _HasTeam(threading.local):
+    """Whether this thread has run something itself since it let its team go."""
+
+    yes = False
+
+
+class CallingThreads:
+    """The threads of this process that call schedules which want most of its cores."""
+
+    def __init__(self) -> None:
+        self._has_team = _HasTeam()
+        self._forget()
+        outlive_forks(self)
+
+    def run(self, run: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What ``run(inputs)`` returns or raises, by whichever thread is the better one."""
+        owner = self._owner_for(threading.get_ident())
+        if owner is None:
+            self._has_team.yes = True
+            return run(inputs)
+        if self._has_team.yes:
+            self.let_go()
+        return owner.run(run, inputs)
+
+    def let_go(self) -> None:
+        """Let this thread's team go; it has another when it next runs something itself."""
+        self._has_team.yes = False
+        rest_openmp()
+
+    def after_fork(self) -> None:
+        """The new process has one thread."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+        self._changes = 0
+        self._in_a_row = 0
+        self._shared = False
+        self._owner: _Owner | None = None
+
+    def _owner_for(self, caller: int) -> _Owner | None:
+        """Who runs what ``caller`` calls; ``None`` for itself."""
+        owner = self._owner
+        if owner is not None and caller == owner.ident:
+            return None  # an operator in Python that calls a schedule
+        if caller == self._last and not self._shared:
+            return None
+        with self._lock:
+            if caller != self._last:
+                self._changes += self._last != 0
+                self._last, self._in_a_row = caller, 0
+            self._in_a_row += 1
+            if self._shared and self._in_a_row >= _FAITHFUL:
+                self._shared, self._changes = False, 0
+                if self._owner is not None:
+                    self._owner.let_go()
+            elif self._changes > _MOST_CHANGES:
+                self._shared = True
+                self._owner = self._owner or _Owner()
+            return self._owner if self._shared else None
+
+
+class _Owner:
+    """A thread that runs what others hand to it, one after the other."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Run, Sequence[torch.Tensor], queue.SimpleQueue[_Outcome]] | None] = queue.SimpleQueue()
+        self._replies = _Replies()
+        thread = threading.Thread(target=self._work, name="autosched-calls", daemon=True)
+        thread.start()
+        assert thread.ident is not None
+        self.ident = thread.ident
+
+    def run(self, run: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """As ``CallingThreads.run``."""
+        replies = self._replies.queue
+        self._jobs.put((run, inputs, replies))
+        try:
+            outcome = replies.get()
+        except BaseException:
+            # Until it has ended it uses the caller's memory, and nobody else may run the schedule.
+            _take(replies)
+            raise
+        if isinstance(outcome, BaseException):
+            try:
+                raise outcome
+            finally:
+                del outcome  # its frames hold this one
+        return outcome
+
+    def let_go(self) -> None:
+        """Let its team go when it has done what it was given."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                rest_openmp()
+                continue
+            run, inputs, replies = job
+            outcome: _Outcome
+            try:
+                outcome = run(inputs)
+            except BaseException as error:
+                outcome = error
+            replies.put(outcome)
+            # Nothing of a caller's is held until the next one calls.
+            del job, run, inputs, replies, outcome
+
+
+class _Replies(threading.local):
+    """Where a thread gets its answers."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
+
+
+def _take(replies: queue.SimpleQueue[_Outcome]) -> None:
+    """Wait for an answer that nobody wants any more, whatever signals say meanwhile."""
+    while True:
+        try:
+            replies.get()
+        except BaseException:  # another Ctrl-C
+            continue
+        return
+
+
+calling_threads = CallingThreads()

@@ -1,0 +1,178 @@
+"""Who runs what several threads call, and that it is for them as if they had run it themselves."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from autosched.core.schedule import sequential
+from autosched.export.bundle import encode_bundle
+from autosched.runtime import binding, calling_threads
+from autosched.runtime.calling_threads import CallingThreads
+from autosched.runtime.load import load
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches, two_branches_program
+
+
+@pytest.fixture
+def callers() -> CallingThreads:
+    return CallingThreads()
+
+
+@pytest.fixture
+def others() -> Iterator[list[ThreadPoolExecutor]]:
+    """Two threads of their own, to be called on."""
+    pools = [ThreadPoolExecutor(1) for _ in range(2)]
+    yield pools
+    for pool in pools:
+        pool.shutdown()
+
+
+def _who(inputs: Sequence[torch.Tensor]) -> Any:
+    return [threading.get_ident()]
+
+
+def _ident(pool: ThreadPoolExecutor) -> int:
+    return pool.submit(threading.get_ident).result()
+
+
+def _share(callers: CallingThreads, others: Sequence[ThreadPoolExecutor]) -> int:
+    """Let threads take turns until one thread runs all; that one."""
+    for pool in others * 2:
+        (ran,) = pool.submit(callers.run, _who, []).result()
+    assert ran not in {threading.get_ident(), *map(_ident, others)}
+    return int(ran)
+
+
+def test_a_thread_that_calls_alone_runs_its_calls(callers: CallingThreads, others: list[ThreadPoolExecutor]) -> None:
+    assert callers.run(_who, []) == [threading.get_ident()]
+    for _ in range(1000):
+        assert others[0].submit(callers.run, _who, []).result() == [_ident(others[0])]
+
+
+def test_threads_that_take_turns_have_one_that_runs_all(callers: CallingThreads, others: list[ThreadPoolExecutor]) -> None:
+    owner = _share(callers, others)
+    assert {callers.run(_who, [])[0], *(pool.submit(callers.run, _who, []).result()[0] for pool in others)} == {owner}
+
+
+def test_one_that_calls_for_long_runs_its_calls_again_and_turns_begin_anew(
+    callers: CallingThreads, others: list[ThreadPoolExecutor]
+) -> None:
+    owner = _share(callers, others)
+    runs = [callers.run(_who, [])[0] for _ in range(300)]
+    assert runs[:200] == [owner] * 200
+    assert runs[-1] == threading.get_ident()
+    assert _share(callers, others) == owner
+
+
+def test_teams_are_let_go_by_those_who_do_not_run(
+    callers: CallingThreads, others: list[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[int] = []
+    monkeypatch.setattr(calling_threads, "rest_openmp", lambda: gone.append(threading.get_ident()))
+    callers.run(_who, [])
+    owner = _share(callers, others)
+    for _ in range(3):
+        callers.run(_who, [])
+    # Each that had one, once; of the two others the first has run itself, and called again since.
+    assert sorted(gone) == sorted([threading.get_ident(), _ident(others[0])])
+    for _ in range(300):
+        callers.run(_who, [])
+    # It does what it was given in order.
+    _share(callers, others)
+    assert gone[2] == owner
+
+
+def test_what_a_run_raises_is_raised_where_it_was_called_and_nothing_is_held(
+    callers: CallingThreads, others: list[ThreadPoolExecutor]
+) -> None:
+    _share(callers, others)
+
+    def fail(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        raise IndexError("out of range")
+
+    given = torch.ones(2)
+    held = weakref.ref(given)
+    with pytest.raises(IndexError, match="out of range"):
+        callers.run(fail, [given])
+    (made,) = callers.run(lambda inputs: [inputs[0] + 1], [given])
+    assert torch.equal(made, torch.full((2,), 2.0))
+    result = weakref.ref(made)
+    del given, made
+    gc.collect()
+    assert held() is None
+    assert result() is None
+
+
+def test_a_schedule_that_a_run_calls_does_not_wait_for_it(callers: CallingThreads, others: list[ThreadPoolExecutor]) -> None:
+    owner = _share(callers, others)
+    assert callers.run(lambda inputs: callers.run(_who, []), []) == [owner]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no such signals")
+def test_an_interrupt_comes_when_the_run_has_ended(callers: CallingThreads, others: list[ThreadPoolExecutor]) -> None:
+    _share(callers, others)
+    ended: list[float] = []
+
+    def slow(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.2)
+        ended.append(time.monotonic())
+        return []
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            callers.run(slow, [])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended
+    # The answer that nobody took is not the next call's.
+    assert len(callers.run(_who, [])) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_runs_its_calls(callers: CallingThreads, others: list[ThreadPoolExecutor]) -> None:
+    _share(callers, others)
+    if (child := os.fork()) == 0:
+        os._exit(0 if callers.run(_who, []) == [threading.get_ident()] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert callers.run(_who, []) != [threading.get_ident()]
+
+
+@pytest.mark.parametrize(("cores", "handed_over"), [(2, True), (3, True), (4, False)])
+def test_schedules_that_want_most_cores_are_run_by_one_thread(
+    monkeypatch: pytest.MonkeyPatch, others: list[ThreadPoolExecutor], cores: int, handed_over: bool
+) -> None:
+    runs: list[Callable[..., Any]] = []
+    fresh = CallingThreads()
+    original = fresh.run
+    monkeypatch.setattr(fresh, "run", lambda run, inputs: runs.append(run) or original(run, inputs))
+    monkeypatch.setattr(binding, "calling_threads", fresh)
+    monkeypatch.setattr(binding, "usable_cores", lambda: cores)
+    model = TwoBranches().eval()
+    graph = two_branches_program(model)[0].graph
+    files = (encode_bundle(two_branches_bundle(model, schedule=sequential(graph, width=width))) for width in (2, 1))
+    wide, narrow = (load(file, model, strict=True) for file in files)
+    runs.clear()
+    inputs = torch.randn(4, 8)
+    with torch.no_grad():
+        expected = wide(inputs)
+        for pool in others * 3:
+            got = pool.submit(torch.inference_mode()(wide), inputs).result()
+            assert torch.equal(got, expected)
+        assert bool(runs) is handed_over
+        runs.clear()
+        narrow(inputs)
+    assert not runs
