@@ -68,6 +68,7 @@ TABLES = {
     "coverage": lambda: tables_coverage.coverage_table(RESULTS / "coverage.json"),
     "state-cpu": lambda: of_cpus(lambda folder: tables_serve.state_table(folder / "state.json")),
     "paused-cpu": lambda: of_cpus(lambda folder: tables_serve.paused_table(folder / "paused.json")),
+    "callers-cpu": lambda: of_cpus(lambda folder: tables_serve.callers_table(folder / "callers.json")),
     "serve-cpu": lambda: of_cpus(tables_serve.serve_table),
     "lanes-cpu": lambda: of_cpus(tables_serve.lanes_table),
     "fused-cpu": lambda: of_cpus(lambda folder: tables_fused.fused_table(folder / "fused")),

@@ -1,8 +1,10 @@
-"""The serving tables, from a device's ``load.json``, ``overhead.json``, ``lanes.json``, ``paused.json`` and ``state.json``."""
+"""The serving tables, from a device's ``load.json``, ``overhead.json``, ``lanes.json``, ``paused.json``,
+``callers.json`` and ``state.json``."""
 
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,30 @@ def paused_table(path: Path) -> str:
 def _fastest(rows: dict[str, Any], kind: str) -> dict[str, Any]:
     found: dict[str, Any] = min((row for name, row in rows.items() if name.startswith(kind)), key=lambda row: row["median_us"])
     return found
+
+
+def callers_table(path: Path) -> str:
+    """Calls from one thread, another and several: as loaded, and with every thread running what it calls."""
+    if not path.exists():
+        return NOT_YET
+    recorded = json.loads(path.read_text())
+    ways = list(recorded["cases"][0]["rows"])
+    lines = [f"| who calls | {' | '.join(ways)} |", f"|---|{'---:|' * len(ways)}"]
+    for case in recorded["cases"]:
+        lines.append(f"| `{case['model']}` | {' | '.join(_called(case['rows'][way]) for way in ways)} |")
+    said = (
+        f"Medians of {recorded['cases'][0]['repeats']} processes, each the median of {recorded['cases'][0]['calls']} calls. Operators in "
+        "order on all cores; nothing tuned. *Kept*: with every thread running what it calls and keeping its team."
+    )
+    return "\n".join([*lines, "", f"{said} {_where(recorded)}"])
+
+
+def _called(row: dict[str, Any]) -> str:
+    loaded = f"{statistics.median(row['loaded']):,.0f} us"
+    if "kept" not in row:
+        return loaded
+    low, high = row["ratio_ci"]
+    return f"{loaded}; kept {statistics.median(row['kept']):,.0f} us, {row['ratio']:.2f}x ({low:.2f} to {high:.2f})"
 
 
 def state_table(path: Path) -> str:

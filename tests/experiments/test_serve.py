@@ -12,7 +12,7 @@ import pytest
 from autosched.runtime.host_key import usable_cores
 from experiments.calls import Ended
 from experiments.serve import load
-from experiments.tables_serve import lanes_table, paused_table, serve_table, state_table
+from experiments.tables_serve import callers_table, lanes_table, paused_table, serve_table, state_table
 
 _SERVE = Path(__file__).resolve().parents[2] / "experiments" / "serve"
 
@@ -80,6 +80,16 @@ def test_calls_after_a_pause_are_recorded(tmp_path: Path) -> None:
     assert case["rows"]["tuned"]["over_tuned"] == 1.0
     assert all(0.0 < row["median_us"] <= row["p90_us"] <= row["p99_us"] for row in case["rows"].values())
     assert f"| `{case['model']}` | {case['kept']} |" in paused_table(tmp_path / "paused.json")
+
+
+@pytest.mark.slow
+def test_calls_of_several_threads_are_recorded(tmp_path: Path) -> None:
+    assert callers_table(tmp_path / "callers.json") == "(not recorded yet)"
+    _smoke("callers.py", tmp_path / "callers.json")
+    (case,) = json.loads((tmp_path / "callers.json").read_text())["cases"]
+    assert set(case["rows"]) == {"who loaded", "another", "four in turns"}
+    assert all(time_us > 0.0 for row in case["rows"].values() for kind in ("loaded", "kept") for time_us in row.get(kind, ()))
+    assert f"| `{case['model']}` |" in callers_table(tmp_path / "callers.json")
 
 
 def test_a_model_whose_time_is_over_has_fewer_repeats_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
