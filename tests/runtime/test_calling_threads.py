@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from autosched.core.schedule import sequential
 from autosched.export.bundle import encode_bundle
 from autosched.runtime import binding, calling_threads
 from autosched.runtime.calling_threads import CallingThreads
+from autosched.runtime.guard import LoadedModel
 from autosched.runtime.load import load
 from tests.conformance.bundles import two_branches_bundle
-from tests.conformance.graphs import TwoBranches, two_branches_program
+from tests.conformance.graphs import TwoBranches, two_branches_inputs, two_branches_program
 
 
 @pytest.fixture
@@ -166,13 +168,16 @@ def test_schedules_that_want_most_cores_are_run_by_one_thread(
     files = (encode_bundle(two_branches_bundle(model, schedule=sequential(graph, width=width))) for width in (2, 1))
     wide, narrow = (load(file, model, strict=True) for file in files)
     runs.clear()
-    inputs = torch.randn(4, 8)
-    with torch.no_grad():
-        expected = wide(inputs)
-        for pool in others * 3:
-            got = pool.submit(torch.inference_mode()(wide), inputs).result()
-            assert torch.equal(got, expected)
-        assert bool(runs) is handed_over
-        runs.clear()
-        narrow(inputs)
+    args, kwargs = two_branches_inputs()
+
+    def call(fast: LoadedModel) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            return [leaf for leaf in pytree.tree_leaves(fast(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+
+    expected = call(wide)
+    for pool in others * 3:
+        assert all(map(torch.equal, pool.submit(call, wide).result(), expected))
+    assert len(runs) == (7 if handed_over else 0)
+    runs.clear()
+    call(narrow)
     assert not runs
