@@ -1,9 +1,9 @@
 """Runs of several calling threads, made by one thread: OpenMP gives each thread that calls a team of its own.
 
 Teams spin for their next operator only as long as all of them together have no more threads than there are cores; from then on each is
-put to sleep after every operator and woken for the next, which makes a model of many small operators half as fast again. So a thread that
-has loaded a model lets its team go, and where threads take turns in calling, one thread of ours runs what they call. While one thread
-calls, it runs that itself: to hand a run over takes some tens of microseconds.
+put to sleep after every operator and woken for the next, and a model of many small operators takes half as long again. So a thread that
+has loaded a model lets its team go, and where threads take turns in calling, one thread of ours runs what they call. A thread that has been
+the only one for some time runs its calls itself: to hand a run over takes some tens of microseconds.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from autosched.runtime.forking import outlive_forks, rest_openmp
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 _Outcome = list[torch.Tensor] | BaseException
 
-# One change of threads is a model that was loaded in one and serves in another.
-_MOST_CHANGES = 1
-# So many calls in a row are those of one thread again.
-_FAITHFUL = 256
+# After so many calls in a row it is one thread that calls.
+_FAITHFUL = 64
 
 
 class _HasTeam(threading.local):
@@ -61,7 +59,6 @@ class CallingThreads:
     def _forget(self) -> None:
         self._lock = threading.Lock()
         self._last = 0
-        self._changes = 0
         self._in_a_row = 0
         self._shared = False
         self._owner: _Owner | None = None
@@ -75,17 +72,17 @@ class CallingThreads:
             return None
         with self._lock:
             if caller != self._last:
-                self._changes += self._last != 0
+                self._shared = self._last != 0
                 self._last, self._in_a_row = caller, 0
             self._in_a_row += 1
-            if self._shared and self._in_a_row >= _FAITHFUL:
-                self._shared, self._changes = False, 0
-                if self._owner is not None:
-                    self._owner.let_go()
-            elif self._changes > _MOST_CHANGES:
-                self._shared = True
-                self._owner = self._owner or _Owner()
-            return self._owner if self._shared else None
+            if not self._shared:
+                return None
+            self._owner = self._owner or _Owner()
+            if self._in_a_row > _FAITHFUL:
+                self._shared = False
+                self._owner.let_go()
+                return None
+            return self._owner
 
 
 class _Owner:

@@ -34,7 +34,8 @@ from experiments.serve.load import build  # noqa: E402
 MODELS = ("autosched:moe", "autosched:randwire", "torchvision:googlenet")
 # Threads that call, beside the one that loaded: none, one, and several in turns.
 WAYS = {"who loaded": 0, "another": 1, "four in turns": 4}
-_WARM_UPS = 12
+# After 64 calls of its own a thread runs them itself.
+_WARM_UPS = 70
 
 
 def child(name: str, file: str, threads: int, kept: bool, calls: int) -> None:
