@@ -5,7 +5,7 @@
     python experiments/h200/session.py --out somewhere --smoke               # no GPU: every command's own rehearsal; figures mean nothing
 
 Each step is one command of this folder or its neighbours, a process with a time limit of its own. All of them write under ``--out``, in a
-folder that is named after the GPU (``h100``, ``h200``, ...): a later call may be lent another one, which then begins anew. They go on
+folder that is named after the GPU (``h100``, ``h200``, ...): a later call may find another one, which then begins anew. They go on
 where they were stopped, and may be run by hand as well: the commands stand at the top of their logs, ``logs/<step>.log``. A step first gets
 the seconds of the plan, over all calls together; when every step has had its own, what is left goes to those that are not done. What does
 not fit into the rest of a call waits for the next one, and something shorter goes before it. A step that fails is not run again without
@@ -106,8 +106,8 @@ def steps(opara: Path | None = None) -> list[Step]:
     ]
     return [
         # A cold disk: what is imported first may take minutes. One that is cut off here has kept the call from everything else.
-        Step("device", _script("h200/machine.py", "--out", "{out}"), 240.0, 5.0, required=True),
-        Step("doctor", ("-P", "-m", "autosched", "doctor"), 120.0, 5.0, required=True, smoke=()),
+        Step("device", _script("h200/machine.py", "--out", "{out}"), 180.0, 5.0, required=True),
+        Step("doctor", ("-P", "-m", "autosched", "doctor"), 90.0, 5.0, required=True, smoke=()),
         Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
         Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 240.0),
         Step("quick", _suite(*_QUICK), 300.0, 260.0),
@@ -236,7 +236,7 @@ def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, arc
 
 
 def _environment() -> dict[str, str]:
-    """Of every command. Machines that are lent may get memory only as they use it, and regions would be compiled one after the other."""
+    """Of every command. Virtual machines may get memory only as they use it, and regions would be compiled one after the other."""
     return {_WORKERS: str(max(2, len(os.sched_getaffinity(0)) // 2)), **os.environ}
 
 
