@@ -72,26 +72,32 @@ class NativeWatch:
 
 def can_watch() -> bool:
     """Whether there are such watches here: native lanes were built, and objects are as expected."""
-    library = native_library()
-    return library is not None and _as_expected() and _place_in_tensors(library) is not None
+    return _means() is not None
 
 
 def native_watch(watched: Watched) -> NativeWatch | None:
     """A watch that begins now, if there can be one."""
-    library = native_library()
-    place = _place_in_tensors(library) if library is not None and _as_expected() else None
-    if library is None or place is None:
+    if (means := _means()) is None:
         return None
+    library, place = means
     addresses = [
         *(id(each) + _CLASS for each in watched.classes),
         *(id(table) + _SIZE for table in watched.empty),
         *(id(table) + _COUNT for table in watched.tables),
-        *(id(tensor) + place for tensor in (*watched.placed, *watched.counted)),
+        # Most are in both, and one look at each will do.
+        *{id(tensor) + place for tensor in (*watched.placed, *watched.counted)},
     ]
     try:
         return NativeWatch(library, addresses, watched)
     except RuntimeError:
         return None
+
+
+def _means() -> tuple[Library, int] | None:
+    """The library, and where a tensor of Python's has the address of what it stands for; ``None`` if there are no watches here."""
+    library = native_library()
+    place = _place_in_tensors(library) if library is not None and _as_expected() else None
+    return None if library is None or place is None else (library, place)
 
 
 def _word(address: int) -> int:
