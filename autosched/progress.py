@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Column
 
+from autosched.core.progress import OUTSIDE
+
 _WIDE = 110
 """Columns of a terminal in which names of stages are padded, so that the bar stands still, and the bar is long."""
 
@@ -70,6 +72,8 @@ class LiveProgress:
     def _left(self) -> str:
         if self._deadline is None:
             return ""
+        if self._deadline == OUTSIDE:
+            return "not in the budget"
         left_s = self._deadline - time.monotonic()
         # A job never ends without its final comparison, so the last stages may come after the budget.
         return f"{left_s:.0f} s left" if left_s >= 1 else "budget spent, finishing"

@@ -55,6 +55,30 @@ def test_a_mistake_ends_in_one_message_and_its_exit_code(
     assert "Traceback" not in printed.err
 
 
+def _refuse_to_build(*arguments: object, **options: object) -> None:
+    raise UsageError("not built")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tune", "autosched:toy", "--device", "cpu", "--budget", "4s"], "not in the budget of 4 s and can take minutes more; --effort"),
+        (["tune", "autosched:toy", "--device", "cpu", "--effort", "full"], "not in the budget of 1200 s"),
+        (["compare", "autosched:toy", "--device", "cpu"], "not in the budget of 60 s and can take minutes more; --no-compiled"),
+        (["tune", "autosched:toy", "--device", "cpu", "--effort", "quick"], ""),
+        (["compare", "autosched:toy", "--device", "cpu", "--no-compiled"], ""),
+    ],
+)
+def test_what_takes_minutes_outside_of_the_budget_is_said_before_anything_is_built(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autosched.zoo.load", _refuse_to_build)
+    run(*arguments)
+    said = capsys.readouterr().err
+    assert words in said
+    assert ("torch.compile is measured beside" in said) == bool(words)
+
+
 @pytest.mark.parametrize("command", ["tune", "compare"])
 def test_a_cost_model_that_is_not_there_is_said_before_anything_is_captured(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command, "autosched:toy", "--device", "cpu", "--cost-model", "no/such/model") == 2

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from autosched.cli.printing import complain, show_report
 from autosched.cli.strategy_table import strategy_table
+from autosched.core.progress import OUTSIDE
 from autosched.core.records import Failure, FailureKind
 from autosched.core.report import TuneReport
 from autosched.progress import LiveProgress
@@ -130,3 +131,18 @@ def test_the_progress_of_a_log_file_is_one_line_a_stage_and_never_promises_no_ti
         r"autosched: operators alone \(\d+ s left\)\nautosched: final comparison \(budget spent, finishing\)\n",
         console.file.getvalue(),  # type: ignore[attr-defined]
     )
+
+
+def test_a_stage_that_takes_nothing_from_the_budget_says_so() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with LiveProgress(console) as progress:
+        progress.stage("other lowerings", 4.2)
+        progress.stage("baseline torch_compile", OUTSIDE)
+        progress.stage("capture, inductor")
+        progress.stage("operators alone", 4.2)
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "autosched: other lowerings (4 s left)",
+        "autosched: baseline torch_compile (not in the budget)",
+        "autosched: capture, inductor (not in the budget)",
+        "autosched: operators alone (4 s left)",
+    ]

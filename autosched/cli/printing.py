@@ -76,6 +76,19 @@ def complain(message: str) -> None:
         print(message, file=sys.stderr)
 
 
+def tell_what_compiles_besides(device: str, effort: str, budget_s: float | None, leave_out: str) -> None:
+    """Say, before the minutes that it takes, that compiling baselines is in no budget; ``leave_out`` is the option that does without."""
+    from autosched.pipeline.budget import budget_for
+
+    if device.startswith("replay:"):
+        return
+    total_s = budget_for(effort, budget_s).total_s
+    complain(
+        f"autosched: torch.compile is measured beside; what it compiles is not in the budget of {total_s:g} s and can take minutes more; "
+        f"{leave_out} leaves it out"
+    )
+
+
 def live_progress() -> LiveProgress:
     """A progress bar on stderr, to be used with ``with``; where nobody reads that any more, the job goes on without a word."""
     from rich.console import Console

@@ -22,7 +22,7 @@ from autosched.cli.options import (
     SeedOption,
     names_in,
 )
-from autosched.cli.printing import live_progress, show_report
+from autosched.cli.printing import live_progress, show_report, tell_what_compiles_besides
 from autosched.cli.shapes import BatchesOption, parse_batches, tune_several
 
 
@@ -56,6 +56,7 @@ def tune(
     from autosched.config import parse_seconds
     from autosched.core.custom_operators import parse_namespaces
     from autosched.device.compiled_baseline import from_zoo
+    from autosched.pipeline.budget import budget_for
 
     budget_s = parse_seconds(budget) if budget is not None else None
     if output is not None:
@@ -63,6 +64,8 @@ def tune(
     batches = parse_batches(batch)
     trusted = parse_namespaces(names_in(custom_operators))
     pipeline.check_request(device, effort, budget_s, lowering, cost_model=cost_model)
+    if budget_for(effort).compiled_baseline:
+        tell_what_compiles_besides(device, effort, budget_s, "--effort quick")
     if len(batches) > 1:
         tune_several(
             model, batches, output, json, device=device, effort=effort, budget_s=budget_s, seed=seed, rewrite=rewrite, fresh=fresh,
@@ -127,6 +130,8 @@ def compare(
     trusted = parse_namespaces(names_in(custom_operators))
     names = [name.strip() for name in strategies.split(",") if name.strip()] if strategies is not None else None
     pipeline.check_request(device, effort, budget_s, lowering, names, cost_model)
+    if compiled:
+        tell_what_compiles_besides(device, effort, budget_s, "--no-compiled")
     loaded = zoo.load(model, batch=batch, dtype=dtype, seed=seed)
     with live_progress() as progress:
         report = pipeline.compare(

@@ -88,7 +88,8 @@ class StageTime:
     Args:
         name: as the progress line showed it.
         seconds: of all its turns together.
-        in_budget: whether they are the budget's; what comes before it begins (capture, the start of the first process) is not.
+        in_budget: whether they are the budget's; what comes before it begins (capture, the start of the first process) is not,
+            nor are the compilers of baselines.
     """
 
     name: str
@@ -100,13 +101,13 @@ def where_time_went(stages: Sequence[StageTime]) -> str:
     """The stages as a sentence, longest first, those under a tenth of a second left out; empty if none took longer.
 
     >>> where_time_went([StageTime("capture", 2.0, False), StageTime("search", 1.25), StageTime("duel", 3.0), StageTime("trace", 0.01)])
-    'duel 3.0 s, search 1.2 s; before the budget: capture 2.0 s'
+    'duel 3.0 s, search 1.2 s; not in the budget: capture 2.0 s'
     """
     longest = sorted((stage for stage in stages if stage.seconds >= _WORTH_TELLING_S), key=lambda stage: -stage.seconds)
-    inside, before = (
+    inside, outside = (
         ", ".join(f"{stage.name} {stage.seconds:.1f} s" for stage in longest if stage.in_budget is counted) for counted in (True, False)
     )
-    return "; ".join(part for part in (inside, f"before the budget: {before}" if before else "") if part)
+    return "; ".join(part for part in (inside, f"not in the budget: {outside}" if outside else "") if part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 
 from autosched.capture.export import Captured
 from autosched.core.program import Program
-from autosched.core.progress import Progress
+from autosched.core.progress import OUTSIDE, Progress
 from autosched.core.records import Failure
 from autosched.core.variants import Lowering
 from autosched.device.base import Device
@@ -113,7 +113,7 @@ class Rivals:
 
     def _compiled_on_cpu(self, lowering: Lowering, reference: Sequence[torch.Tensor]) -> External:
         name = TORCH_COMPILE if lowering is Lowering.INDUCTOR else lowering.value
-        self._progress.stage(f"baseline {name}")
+        self._progress.stage(f"baseline {name}", OUTSIDE)
         with self.compile_time.turn() as limit_s:
             baseline = CompiledBaseline(
                 self._source,
@@ -136,7 +136,7 @@ class Rivals:
         settings = current_settings(index_of(self._device) or 0, self._device.key)
         found: list[External] = []
         for kind in wanted:
-            self._progress.stage(f"baseline {kind}")
+            self._progress.stage(f"baseline {kind}", OUTSIDE)
             with self.compile_time.turn() as limit_s:
                 baseline = CudaBaseline(captured.program, captured.constants, kind, settings, timeout_s=limit_s, model=model)
                 self._stack.callback(baseline.close)

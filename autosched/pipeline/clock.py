@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 
-from autosched.core.progress import Progress
+from autosched.core.progress import OUTSIDE, Progress
 from autosched.core.report import StageTime
 
 
 class StageClock:
     """A ``Progress`` that passes everything on and adds up the seconds of each stage.
 
-    The budget counts from the first stage that says how much of it is left; what came before (capture, the first process's start) does not.
+    The budget counts from the first stage that says how much of it is left; what came before (capture, the first process's start) does not,
+    nor does what comes after a stage that is ``OUTSIDE``, up to the next one that says how much is left.
     """
 
     def __init__(self, inner: Progress) -> None:
@@ -25,7 +26,8 @@ class StageClock:
         """As ``Progress.stage``; the stage before is over."""
         self._stop()
         self._name = name
-        self._counts = self._counts or left_s is not None
+        if left_s is not None:
+            self._counts = left_s != OUTSIDE
         self._inner.stage(name, left_s)
 
     def update(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autosched.core.errors import NoFeasibleCandidate
+from autosched.core.progress import OUTSIDE
 from autosched.core.records import Failure, ScheduleRecord, Source
 from autosched.core.report import StrategyRow, TuneReport
 from autosched.core.schedule import Schedule
@@ -78,7 +79,7 @@ def decide(
     """
     if not any(entry.is_static for entry in proved):
         raise NoFeasibleCandidate(f"not even a sequential schedule runs: {_listed(failures)}. {_what_to_do(run.references)}")
-    run.progress.stage("baselines")
+    run.progress.stage("baselines", OUTSIDE)
     began_s = time.monotonic()
     externals = rivals.ready(run.captured, run.references.answer)
     # A rival's compile time is not taken from the budget of the search.

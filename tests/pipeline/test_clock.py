@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autosched.core.progress import OUTSIDE
 from autosched.core.report import StageTime, where_time_went
 from autosched.pipeline.clock import StageClock
 
@@ -50,6 +51,24 @@ def test_seconds_are_added_up_by_stage_and_the_budget_begins_where_it_is_first_t
     assert sum(stage.seconds for stage in clock.times()) == pytest.approx(15.0)
 
 
+def test_what_compilers_of_baselines_take_is_not_the_budgets(at: SimpleNamespace) -> None:
+    clock = StageClock(Told())
+    clock.stage("search", 60.0)
+    at.s += 1.0
+    clock.stage("baseline torch_compile", OUTSIDE)
+    at.s += 30.0
+    clock.stage("capture, inductor")
+    at.s += 8.0
+    clock.stage("final comparison", 59.0)
+    at.s += 2.0
+    assert [(stage.name, stage.in_budget) for stage in clock.times()] == [
+        ("search", True),
+        ("baseline torch_compile", False),
+        ("capture, inductor", False),
+        ("final comparison", True),
+    ]
+
+
 def test_everything_is_passed_on(at: SimpleNamespace) -> None:
     told = Told()
     clock = StageClock(told)
@@ -65,6 +84,6 @@ def test_without_a_stage_there_is_nothing_to_tell(at: SimpleNamespace) -> None:
 
 def test_where_the_time_went_is_told_longest_first_with_what_the_budget_does_not_cover_apart() -> None:
     stages = (StageTime("capture", 2.0, False), StageTime("search", 1.0), StageTime("duel", 3.0), StageTime("trace", 0.04))
-    assert where_time_went(stages) == "duel 3.0 s, search 1.0 s; before the budget: capture 2.0 s"
-    assert where_time_went(stages[:1]) == "before the budget: capture 2.0 s"
+    assert where_time_went(stages) == "duel 3.0 s, search 1.0 s; not in the budget: capture 2.0 s"
+    assert where_time_went(stages[:1]) == "not in the budget: capture 2.0 s"
     assert where_time_went(()) == ""

@@ -61,6 +61,10 @@ def test_the_compiled_rival_is_prepared_once_and_stands_in_the_kept_report(
     assert found["torch_compile"].is_baseline
     assert found["max_autotune"].is_baseline
     assert found["torch_compile"].measured_us == pytest.approx(80.0)
+    budgeted = {stage.name: stage.in_budget for stage in report.stages}
+    assert not budgeted["baseline torch_compile"]
+    assert not budgeted["baseline max_autotune"]
+    assert budgeted["final comparison"]
 
 
 def test_the_mode_of_the_fastest_rival_takes_the_place_of_inductors_defaults(
