@@ -17,7 +17,7 @@ from typing import Any
 from autosched.core.atomic_write import write_atomically
 from autosched.core.errors import UsageError
 from autosched.core.records import Source
-from autosched.core.report import StrategyRow, TuneReport
+from autosched.core.report import StrategyRow, TuneReport, where_time_went
 from autosched.runtime.bundle_format import Bundle, printable
 from autosched.runtime.plan import make_plan
 
@@ -37,10 +37,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class StrategyCells:
-    """One line of the strategy table, as text; ``mark`` is ``kept``, ``baseline`` or empty."""
+    """One line of the strategy table, as text; ``marks`` holds ``kept``, ``baseline``, both or neither."""
 
     name: str
-    mark: str
+    marks: tuple[str, ...]
     predicted: str
     measured: str
     interval: str
@@ -162,7 +162,7 @@ def _section(bundle: Bundle, shape: int, shapes: int) -> Section:
 
     report = bundle.evidence.report
     failed = [row for row in report.strategies if row.failure is not None]
-    timed = sorted((row for row in report.strategies if row.failure is None), key=lambda row: row.measured_us or float("inf"))
+    timed = [row for row in report.strategies if row.failure is None]
     # The same schedule found twice stands beside itself; the kept one comes first of equals.
     timed.sort(key=lambda row: (row.measured_us or float("inf"), row.name != report.chosen))
     inputs = ", ".join(f"{list(bundle.program.graph.values[value].spec.shape)}" for value in bundle.program.graph.inputs)
@@ -201,7 +201,7 @@ def _tiles(bundle: Bundle) -> tuple[Tile, ...]:
     kept = _kept(report)
     tiles: list[Tile] = []
     if kept is not None and kept.measured_us is not None:
-        interval = f"95 % interval {_ms(kept.ci_us[0])} to {_ms(kept.ci_us[1])}" if kept.ci_us else "median"
+        interval = f"95 % interval {_ms(kept.ci_us[0])} to {_ms(kept.ci_us[1])} ms" if kept.ci_us else "median"
         tiles.append(Tile("measured", f"{_ms(kept.measured_us)} ms", interval))
         tiles.append(Tile("over one lane", _times(kept.speedup_vs_sequential), "the same operators one after another"))
         tiles.append(Tile("over the best baseline", _times(kept.speedup_vs_best_baseline), report.best_baseline))
@@ -223,7 +223,7 @@ def _tiles(bundle: Bundle) -> tuple[Tile, ...]:
 def _strategy(row: StrategyRow, report: TuneReport) -> StrategyCells:
     return StrategyCells(
         name=row.name,
-        mark="kept" if row.name == report.chosen else "baseline" if row.is_baseline else "",
+        marks=(*(("kept",) if row.name == report.chosen else ()), *(("baseline",) if row.is_baseline else ())),
         predicted=_ms(row.predicted_us),
         measured=_ms(row.measured_us),
         interval=f"{_ms(row.ci_us[0])} to {_ms(row.ci_us[1])}" if row.ci_us else "",
@@ -274,6 +274,7 @@ def _facts(bundle: Bundle) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...
         ("lowering", report.lowering),
         *(("lowering tried", row.sentence()) for row in report.lowerings),
         ("written by", f"autosched {bundle.created_by.autosched}, torch {bundle.created_by.torch}, Python {bundle.created_by.python}"),
+        *((("where the time went", spent),) if (spent := where_time_went(report.stages)) else ()),
         *((f"seed of {name}", str(seed)) for name, seed in bundle.evidence.seeds),
     )
     return (
@@ -297,4 +298,4 @@ def _us(time_us: float | None) -> str:
 
 
 def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f}x"
+    return "" if ratio is None else f"{ratio:.3f}x"

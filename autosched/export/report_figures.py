@@ -49,7 +49,8 @@ def strategies_figure(rows: Sequence[StrategyRow], chosen: str) -> Figure | None
     """Measured medians with their intervals, the fastest on top, predictions beside them; ``None`` if nothing was measured."""
     from plotly import graph_objects as go
 
-    timed = sorted((row for row in rows if row.measured_us is not None), key=lambda row: -(row.measured_us or 0.0))
+    # Drawn from below; of equals the kept one is on top, as in the table.
+    timed = sorted((row for row in rows if row.measured_us is not None), key=lambda row: (-(row.measured_us or 0.0), row.name == chosen))
     if not timed:
         return None
     names = [_said(row.name) for row in timed]

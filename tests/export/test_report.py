@@ -15,6 +15,7 @@ import pytest
 from autosched.cli import main
 from autosched.core.errors import UsageError
 from autosched.core.records import Failure, FailureKind, Source
+from autosched.core.report import StageTime
 from autosched.export.bundle import encode_bundle
 from autosched.export.report import report_html, write_report
 from autosched.export.report_figures import figures, scatter_figure, timeline_figure
@@ -101,7 +102,7 @@ def test_the_page_has_every_part(page: str, bundle: Bundle) -> None:
     for expected in (
         report.model, report.verdict, "tuned schedule kept", "Strategies", "Timeline of the kept schedule", "Predicted against measured",
         "Operators", "Failures", "no compiler", "unavailable", "Rewriting and notes", "Environment", bundle.key.device.name,
-        bundle.key.graph, "0.0105", "0.0110 to 0.0120", "1.09x", "seed of search",
+        bundle.key.graph, "0.0105", "0.0110 to 0.0120", "1.095x", "seed of search",
     ):  # fmt: skip
         assert expected in words, expected
     ids = [value for name, value in reader.attributes if name == "id"]
@@ -115,6 +116,22 @@ def test_the_page_has_every_part(page: str, bundle: Bundle) -> None:
     operators = re.search(r'<table class="sortable operators">.*?<tbody>(.*?)</tbody>', page, re.DOTALL)
     assert operators is not None
     assert operators.group(1).count("<tr>") == len(bundle.program.graph)
+
+
+def test_a_baseline_that_is_kept_is_marked_as_both_and_drawn_above_its_equals(bundle: Bundle) -> None:
+    report = bundle.evidence.report
+    rows = [
+        dataclasses.replace(report.strategies[0], name=name, is_baseline=True, measured_us=10.0)
+        for name in ("a_twin", "the_kept", "b_twin")
+    ]
+    stages = (StageTime("search", 2.0), StageTime("baseline torch_compile", 61.5, False))
+    shown = dataclasses.replace(report, strategies=tuple(rows), chosen="the_kept", stages=stages)
+    changed = dataclasses.replace(bundle, evidence=dataclasses.replace(bundle.evidence, report=shown))
+    made = report_html([changed])
+    assert 'the_kept<span class="mark">kept</span><span class="mark">baseline</span>' in made
+    assert "search 2.0 s; not in the budget: baseline torch_compile 61.5 s" in made
+    bars = next(item.figure.data[0] for item in figures(changed) if item.place == "strategies-0")
+    assert bars.y[-1] == "the_kept"
 
 
 def test_nothing_is_fetched(page: str) -> None:
