@@ -158,19 +158,3 @@ def _made(form: Form, mark: Mark, children: list[Any], given: MutableMapping[int
     elif len(mark) > 1:
         change_object(found, form, children)
     return found
-
-
-def difference_of_objects(given: pytree.TreeSpec, expected: pytree.TreeSpec) -> str:
-    """In what the first object of a call that is not as expected differs; an empty string if none does, or something around it."""
-    if given.is_leaf() or expected.is_leaf() or given.type is not expected.type:
-        return ""
-    if given.type is Opened:
-        mine, theirs = read_context(given.context)[0], read_context(expected.context)[0]
-        if mine.kind != theirs.kind:
-            return f"the call has a {mine.kind} where the schedule was made for a {theirs.kind}"
-        if mine != theirs:
-            notes = {note[0] for note in set(mine.notes) ^ set(theirs.notes)}
-            names = ", ".join(sorted(notes | (set(mine.names) ^ set(theirs.names)))) or "the order of its keys"
-            return f"the {mine.kind} of the call differs from the one that the schedule was made for in {names}"
-    pairs = zip(given.children(), expected.children(), strict=False)
-    return next((found for one, other in pairs if (found := difference_of_objects(one, other))), "")

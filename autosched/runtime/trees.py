@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autosched.core.containers import Opened, difference_of_objects, objects_in, pack, pack_call, rebuild, rebuild_packed, unpack
+from autosched.core.containers import Opened, objects_in, pack, pack_call, rebuild, rebuild_packed, unpack
 from autosched.core.errors import InputMismatch
 from autosched.core.namedtuples import register_named
 from autosched.core.opened import read_context
 from autosched.core.program import Argument, NonFinite, Program, Ref
+from autosched.runtime.call_difference import difference_of_calls
 
 
 def describe_tree(tree: Any) -> tuple[list[Any], str]:
@@ -62,11 +63,7 @@ def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, A
     leaves, spec = pytree.tree_flatten(pack_call((tuple(args), _in_order(program.input_tree, kwargs) if kwargs else {})))
     wanted_spec = _structure(program.input_tree)
     if len(leaves) != len(program.input_leaves) or spec != wanted_spec:
-        said = difference_of_objects(spec, wanted_spec) or (
-            f"the call has {len(leaves)} inputs arranged as {spec}; the schedule was made for {len(program.input_leaves)} arranged as "
-            f"{wanted_spec}"
-        )
-        raise InputMismatch(f"{said}. Call it as in tuning, or tune for this form.")
+        raise InputMismatch(f"{difference_of_calls(spec, wanted_spec)}. Call it as in tuning, or tune for this form.")
     tensors: dict[int, torch.Tensor] = {}
     for position, (leaf, expected) in enumerate(zip(leaves, program.input_leaves, strict=True)):
         if isinstance(expected, Ref):

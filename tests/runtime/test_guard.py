@@ -71,7 +71,7 @@ def _inputs(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 _UNFIT: dict[str, tuple[Callable[[], tuple[tuple[Any, ...], dict[str, Any]]], str]] = {
     "shape": (lambda: two_branches_inputs(rows=3), r"\[3, 8\]"),
     "dtype": (lambda: _inputs(shift=torch.ones(4, 8, dtype=torch.float64)), "float64"),
-    "structure": (lambda: _inputs(new=torch.ones(1)), "inputs arranged as"),
+    "structure": (lambda: _inputs(new=torch.ones(1)), "argument 'more' has the key 'new', which the schedule was not made for"),
     "gradients": (lambda: _inputs(x=torch.randn(4, 8, requires_grad=True)), "gradients"),
     "parameter": (lambda: _inputs(x=torch.nn.Parameter(torch.randn(4, 8))), "gradients"),
     "subclass": (lambda: _inputs(x=torch.randn(4, 8).as_subclass(type("Own", (torch.Tensor,), {}))), "Own"),

@@ -129,7 +129,7 @@ def test_a_call_is_flattened_and_mismatches_say_what_was_expected() -> None:
         flatten_inputs(program, ({"x": x.double()},), {"k": 7})
     with pytest.raises(InputMismatch, match=r"\[4, 3\]"):
         flatten_inputs(program, ({"x": torch.zeros(4, 3)},), {"k": 7})
-    with pytest.raises(InputMismatch, match="arranged as"):
+    with pytest.raises(InputMismatch, match="argument 0 is a single tensor or value; the schedule was made for a dict of 'x'"):
         flatten_inputs(program, (x,), {"k": 7})
     with pytest.raises(InputMismatch, match="is a str"):
         flatten_inputs(program, ({"x": "hello"},), {"k": 7})
@@ -139,7 +139,7 @@ def test_keyword_arguments_may_come_in_any_order() -> None:
     x = torch.randn(2, 3)
     program = nested_program((Ref(0), 7), ((), {"x": x, "k": 7}))
     assert flatten_inputs(program, (), {"k": 7, "x": x}) == [x]
-    with pytest.raises(InputMismatch, match="arranged as"):
+    with pytest.raises(InputMismatch, match=r"0 arguments by position and 'k', 'y' by name; the schedule was made for .* 'x', 'k' by name"):
         flatten_inputs(program, (), {"k": 7, "y": x})
 
 
