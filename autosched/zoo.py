@@ -204,13 +204,17 @@ def _find_function(name: str, module: str, function: str) -> Callable[..., Any]:
             where = f"there is no module {error.name!r} in {Path.cwd()} or on Python's path"
             raise UnknownModel(f"unknown model {name!r}: {where}; the closest known: {_closest(name)}.") from error
         raise UsageError(f"{module} cannot be imported: {error}. Install what it needs, or run from its folder.") from error
+    except Exception as error:  # As a function's failure: theirs to read.
+        said = f"it raised {type(error).__name__}: {error}"
+        raise UsageError(f"{module} cannot be imported: {said}. See where it does: python -c 'import {module}'") from error
     finally:
         sys.path.remove(str(Path.cwd()))
     make = getattr(found, function, None)
     if not callable(make):
         functions = [key for key, value in vars(found).items() if inspect.isfunction(value)]
         close = difflib.get_close_matches(function, functions, n=3, cutoff=0.3) or functions[:3]
-        raise UnknownModel(f"module {module} has no function {function!r}; it has {', '.join(close) or 'none'}.")
+        known = f"did you mean {' or '.join(f'{module}:{item}' for item in close)}?" if close else "it has no function at all."
+        raise UnknownModel(f"module {module} has no function {function!r}; {known}")
     return make  # type: ignore[no-any-return]
 
 

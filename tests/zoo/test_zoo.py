@@ -181,6 +181,9 @@ def fails():
 def user_module(tmp_path, monkeypatch):
     (tmp_path / "users_models.py").write_text(MODULE)
     (tmp_path / "broken_models.py").write_text("import a_package_nobody_has\n")
+    (tmp_path / "misspelt_models.py").write_text("def make(:\n")
+    (tmp_path / "raising_models.py").write_text("1 / 0\n")
+    (tmp_path / "empty_models.py").write_text("")
     monkeypatch.chdir(tmp_path)
     yield
     sys.modules.pop("users_models", None)
@@ -201,14 +204,20 @@ def test_batch_reaches_a_function_that_takes_it_and_is_refused_otherwise(user_mo
 
 
 def test_mistakes_in_the_users_module_are_explained(user_module):
-    with pytest.raises(UnknownModel, match="make"):
+    with pytest.raises(UnknownModel, match=r"no function 'mak'; did you mean users_models:make"):
         zoo.load("users_models:mak")
+    with pytest.raises(UnknownModel, match="no function 'make'; it has no function at all"):
+        zoo.load("empty_models:make")
     with pytest.raises(UsageError, match="expected"):
         zoo.load("users_models:wrong")
     with pytest.raises(UsageError, match="no weights here"):
         zoo.load("users_models:fails")
     with pytest.raises(UsageError, match="a_package_nobody_has"):
         zoo.load("broken_models:make")
+    with pytest.raises(UsageError, match=r"misspelt_models cannot be imported: it raised SyntaxError: .*line 1"):
+        zoo.load("misspelt_models:make")
+    with pytest.raises(UsageError, match=r"raised ZeroDivisionError: .* python -c 'import raising_models'"):
+        zoo.load("raising_models:make")
 
 
 def test_a_saved_program(tmp_path):
