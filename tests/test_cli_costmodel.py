@@ -102,16 +102,41 @@ def test_training_into_a_folder_of_other_files_is_refused_at_once(runs: Path, tm
     assert (sources / "model.py").read_text() == "precious = True"
 
 
+_PLACE = Path("installed")
+_PRIOR = memory.Judged(None, "analytic", "the gate refused every learned model")
+_SHIPPED = memory.Judged(Path("shipped"), "xgboost", "trained on 99 pairs of this device: one")
+_TAKEN = memory.Judged(_PLACE, "torch", "trained on 50 pairs of this device: one")
+_SIMULATED = memory.Judged(None, "analytic", "the model in installed was trained on simulated runs")
+
+
 @pytest.mark.parametrize(
     ("chosen", "installed", "words"),
     [
-        ("analytic", True, "no learned model is good enough"),
-        ("xgboost", True, "'autosched tune' on this device uses it"),
-        ("xgboost", False, "--cost-model elsewhere"),
+        ("analytic", (_PRIOR, _PRIOR), "no learned model is good enough yet: tuning on this device goes on with the analytic prior; "),
+        ("analytic", (_PRIOR, _SHIPPED), "goes on with xgboost, trained on 99 pairs of this device: one; 'autosched collect' more runs"),
+        ("torch", (_SIMULATED, _SHIPPED), "was trained on simulated runs, so it is not used: tuning on this device goes on with xgboost"),
+        ("torch", (_TAKEN, _TAKEN), "'autosched tune' on this device uses it"),
+        ("xgboost", None, "--cost-model elsewhere"),
+        ("analytic", None, "with it, tuning goes on with the analytic prior"),
     ],
 )
-def test_training_says_whether_tuning_will_use_the_model(chosen: str, installed: bool, words: str) -> None:
-    assert words in whether_used(chosen, Path("elsewhere"), installed=installed)
+def test_training_says_whether_tuning_will_use_the_model(
+    chosen: str, installed: tuple[memory.Judged, memory.Judged] | None, words: str
+) -> None:
+    assert words in whether_used(chosen, Path("elsewhere"), installed)
+
+
+def test_what_training_says_of_an_installed_model_is_what_tuning_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_runs, own_model = retraining.places_of("cpu")
+    synthetic_store(own_runs, families=("gamma",), kernels=4, pairs=6, seed=0)
+    monkeypatch.setattr(memory, "_shipped", lambda key: [])
+    assert run("train", "--device", "cpu") == 0
+    own, in_use = retraining.judged_on("cpu", own_model)
+    assert own.folder is None
+    assert in_use.folder is None
+    assert "goes on with the analytic prior" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_no_cell_of_an_evaluation_is_cut_off_in_a_narrow_terminal(runs: Path, tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autosched.cli.options import CustomOperatorsOption, JsonOption, SeedOption, names_in
 from autosched.cli.printing import emit, live_progress, results_console
+
+if TYPE_CHECKING:
+    from autosched.pipeline.memory import Judged
 
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, or auto (CUDA if there is a GPU).")]
 
@@ -110,16 +113,29 @@ def train(
     for point in training.curve:
         print(f"{point.model} fitted on {point.pairs} pairs: mean |log error| {point.metrics.mean_abs_log:.4f} on held-out rows")
     print(f"written to {output}")
-    print(whether_used(training.decision.chosen, output, installed=output == own_model))
+    installed = retraining.judged_on(device, output) if output == own_model else None
+    print(whether_used(training.decision.chosen, output, installed))
 
 
-def whether_used(chosen: str, output: Path, *, installed: bool) -> str:
-    """What a following tuning job will do with the model."""
-    if chosen == "analytic":
-        return "no learned model is good enough yet: tuning goes on with the analytic prior; 'autosched collect' more runs and train again"
-    if installed:
+def whether_used(chosen: str, output: Path, installed: tuple[Judged, Judged] | None) -> str:
+    """What a following tuning job will do with the model.
+
+    Args:
+        installed: where it was installed, what tuning on the device makes of it, and what it takes now.
+    """
+    more = "'autosched collect' more runs and train again"
+    if installed is None:
+        if chosen == "analytic":
+            return f"no learned model is good enough yet: with it, tuning goes on with the analytic prior; {more}"
+        every = "for every job on this device, train without -o"
+        return f"{chosen} is good enough to be used: autosched tune MODEL --cost-model {output}; {every}"
+    own, in_use = installed
+    if own.folder is not None:
         return f"{chosen} is good enough to be used: 'autosched tune' on this device uses it from now on"
-    return f"{chosen} is good enough to be used: autosched tune MODEL --cost-model {output}; for every job on this device, train without -o"
+    takes = f"{in_use.name}, {in_use.why}" if in_use.folder is not None else "the analytic prior"
+    if chosen == "analytic":
+        return f"no learned model is good enough yet: tuning on this device goes on with {takes}; {more}"
+    return f"{own.why}, so it is not used: tuning on this device goes on with {takes}"
 
 
 def evaluate(

@@ -124,7 +124,7 @@ def model_in_use(key: DeviceKey) -> Judged:
         if not (folder / "manifest.json").is_file():
             continue
         try:
-            judged = _judged(*read_card(folder), key, folder, folder.name)
+            judged = judged_at(folder, key)
         except AutoschedError as error:
             _log.warning("the cost model in %s is not used: %s", folder, error)
             refused.append(f"the one in {folder} cannot be read")
@@ -133,6 +133,15 @@ def model_in_use(key: DeviceKey) -> Judged:
             return judged
         refused.append(judged.why)
     return Judged(None, "analytic", "; ".join(refused) or _NONE_YET)
+
+
+def judged_at(folder: Path, key: DeviceKey) -> Judged:
+    """Whether a device takes the model in ``folder``, from its card alone.
+
+    Raises:
+        ArtifactCorrupt, IncompatibleArtifact: if it cannot be read.
+    """
+    return _judged(*read_card(folder), key, folder, folder.name)
 
 
 def prediction_note(chosen: ChosenModel, graph: OpGraph, table: CostTable, pairs: Sequence[PairRecord]) -> str:
