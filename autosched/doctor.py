@@ -92,12 +92,24 @@ def _cpu() -> Finding:
 
     usable = usable_cores()
     if usable < 2:
-        return Finding("cpu lanes", State.PROBLEM, f"{usable} core", "lanes need at least 2 cores; schedules will stay sequential")
+        detail = f"{usable} core{_why_so_few(usable)}"
+        return Finding("cpu lanes", State.PROBLEM, detail, "lanes need at least 2 cores; schedules will stay sequential")
     taken = _taken_now(usable)
     if taken > DISTURBED:
-        detail = f"{usable} cores, {100 * taken:.0f} % of them taken by other processes now"
+        detail = f"{usable} cores{_why_so_few(usable)}, {100 * taken:.0f} % of them taken by other processes now"
         return Finding("cpu lanes", State.PROBLEM, detail, "stop other work before tuning: what is timed beside it says nothing")
-    return Finding("cpu lanes", State.OK, f"{usable} cores", "")
+    return Finding("cpu lanes", State.OK, f"{usable} cores{_why_so_few(usable)}", "")
+
+
+def _why_so_few(usable: int) -> str:
+    """What keeps this process from the other cores of the machine; empty if it has all of them."""
+    from autosched.runtime.cpu_quota import quota_cores
+
+    cores, quota = os.cpu_count() or 1, quota_cores()
+    if usable >= cores:
+        return ""
+    by_quota = quota is not None and max(1, int(quota)) == usable
+    return f" of {cores}: " + (f"a control group's CPU quota of {quota:g}" if by_quota else "the process's affinity mask (taskset)")
 
 
 def _taken_now(usable: int) -> float:

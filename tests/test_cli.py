@@ -164,3 +164,26 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for command in ("tune", "compare", "bench", "check", "trace", "models", "doctor"):
         assert command in printed
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "usable", "detail"),
+    [
+        (8, None, 8, "8 cores"),
+        (8, None, 1, "1 core of 8: the process's affinity mask (taskset)"),
+        (8, 1.5, 1, "1 core of 8: a control group's CPU quota of 1.5"),
+        (8, 0.5, 1, "1 core of 8: a control group's CPU quota of 0.5"),
+        (8, 6.0, 2, "2 cores of 8: the process's affinity mask (taskset)"),
+        (2, 6.0, 2, "2 cores"),
+    ],
+)
+def test_doctor_says_what_keeps_it_from_the_other_cores(
+    cores: int, quota: float | None, usable: int, detail: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("autosched.runtime.cpu_quota.quota_cores", lambda: quota)
+    monkeypatch.setattr("autosched.runtime.host_key.usable_cores", lambda: usable)
+    monkeypatch.setattr("autosched.doctor._taken_now", lambda cores: 0.0)
+    run("doctor", "--json")
+    findings = {item["what"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["cpu lanes"]["detail"] == detail
