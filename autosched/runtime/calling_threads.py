@@ -89,8 +89,7 @@ class _Owner:
     """A thread that runs what others hand to it, one after the other."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Run, Sequence[torch.Tensor], queue.SimpleQueue[_Outcome]] | None] = queue.SimpleQueue()
-        self._replies = _Replies()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         thread = threading.Thread(target=self._work, name="autosched-calls", daemon=True)
         thread.start()
         assert thread.ident is not None
@@ -98,14 +97,16 @@ class _Owner:
 
     def run(self, run: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """As ``CallingThreads.run``."""
-        replies = self._replies.queue
-        self._jobs.put((run, inputs, replies))
+        job = _Job(run, inputs)
         try:
-            outcome = replies.get()
+            self._jobs.put(job)
+            job.wait()
         except BaseException:
             # Until it has ended it uses the caller's memory, and nobody else may run the schedule.
-            _take(replies)
+            job.outlast()
+            job.take()
             raise
+        outcome = job.take()
         if isinstance(outcome, BaseException):
             try:
                 raise outcome
@@ -123,32 +124,49 @@ class _Owner:
             if job is None:
                 rest_openmp()
                 continue
-            run, inputs, replies = job
-            outcome: _Outcome
-            try:
-                outcome = run(inputs)
-            except BaseException as error:
-                outcome = error
-            replies.put(outcome)
+            job.do()
             # Nothing of a caller's is held until the next one calls.
-            del job, run, inputs, replies, outcome
+            del job
 
 
-class _Replies(threading.local):
-    """Where a thread gets its answers."""
+class _Job:
+    """One call, and what came of it. That it has ended is kept and not only told: an interrupt may come just when the caller was told."""
 
-    def __init__(self) -> None:
-        self.queue: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
+    __slots__ = ("_inputs", "_outcome", "_run", "_running")
 
+    def __init__(self, run: Run, inputs: Sequence[torch.Tensor]) -> None:
+        self._run, self._inputs = run, inputs
+        self._outcome: _Outcome | None = None
+        self._running = threading.Lock()
+        self._running.acquire()
 
-def _take(replies: queue.SimpleQueue[_Outcome]) -> None:
-    """Wait for an answer that nobody wants any more, whatever signals say meanwhile."""
-    while True:
+    def do(self) -> None:
+        """Run it, and tell the caller."""
         try:
-            replies.get()
-        except BaseException:  # another Ctrl-C
-            continue
-        return
+            self._outcome = self._run(self._inputs)
+        except BaseException as error:
+            self._outcome = error
+        self._running.release()
+
+    def wait(self) -> None:
+        """Wait until it has ended, or for an interrupt."""
+        while self._outcome is None:
+            self._running.acquire()
+
+    def outlast(self) -> None:
+        """Wait until it has ended, whatever signals say meanwhile."""
+        while True:
+            try:
+                self.wait()
+            except BaseException:  # another Ctrl-C
+                continue
+            return
+
+    def take(self) -> _Outcome:
+        """Its outcome, which is not held here any longer: the frames of an error hold this."""
+        outcome, self._outcome = self._outcome, None
+        assert outcome is not None
+        return outcome
 
 
 calling_threads = CallingThreads()

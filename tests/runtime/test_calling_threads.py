@@ -123,13 +123,15 @@ def test_a_schedule_that_a_run_calls_does_not_wait_for_it(callers: CallingThread
     assert callers.run(lambda inputs: callers.run(_who, []), []) == [owner]
 
 
+# The system may give a signal to any thread. One that waits, and is not the one that got it, hears of it when it waits no longer.
+@pytest.mark.parametrize("who", ["caller", "owner"])
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no such signals")
-def test_an_interrupt_comes_when_the_run_has_ended(callers: CallingThreads, others: list[ThreadPoolExecutor]) -> None:
-    _share(callers, others)
+def test_an_interrupt_comes_when_the_run_has_ended(callers: CallingThreads, others: list[ThreadPoolExecutor], who: str) -> None:
+    owner = _share(callers, others)
     ended: list[float] = []
 
     def slow(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        signal.pthread_kill(owner if who == "owner" else threading.main_thread().ident, signal.SIGINT)
         time.sleep(0.2)
         ended.append(time.monotonic())
         return []
