@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,3 +75,13 @@ def native(_native_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         native_dir().symlink_to(_native_folder, target_is_directory=True)
     if reason := build_native().reason:
         pytest.skip(f"no native lanes: {reason}")
+
+
+@pytest.fixture
+def native_watches(native: None) -> None:
+    """Models are watched by the words of memory that say that something was written."""
+    from autosched.runtime.native_watch import can_watch
+
+    if sys.version_info >= (3, 13) and not can_watch():
+        pytest.skip("this Python writes attributes past the count of a dictionary's writes")
+    assert can_watch()

@@ -91,7 +91,8 @@ def _attributes_rise(read: Callable[[_Table], int]) -> bool:
     def write() -> None:
         holder.first = []
 
-    return all(_raised(read, holder.__dict__, write) for _ in range(64))
+    others = (lambda: delattr(holder, "second"), lambda: setattr(holder, "third", []), lambda: setattr(holder, "second", []))
+    return all(_raised(read, holder.__dict__, each) for each in (*[write] * 64, *others))
 
 
 def _raised(read: Callable[[_Table], int], table: _Table, write: Callable[[], object]) -> bool:

@@ -25,6 +25,8 @@ from autosched.runtime.native_build import Library, native_library
 
 # Where CPython up to 3.12 has an object's class, and the size of a dictionary and the count of its writes.
 _CLASS, _SIZE, _COUNT = 8, 16, 24
+# And the dictionary of its attributes once somebody has asked for it, where its class leaves that to the interpreter.
+_ATTRIBUTES, _MANAGED = -24, 1 << 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +34,14 @@ class Watched:
     """What is watched.
 
     Args:
-        classes: objects whose class may change.
+        objects: may become of another class, or get other attributes, all at once.
         empty: dictionaries that are empty.
         tables: dictionaries that may be written to.
         placed: strided tensors that may get other memory.
         counted: tensors that may be changed in place, or become other tensors.
     """
 
-    classes: Sequence[object] = ()
+    objects: Sequence[object] = ()
     empty: Sequence[dict[Any, Any]] = ()
     tables: Sequence[dict[Any, Any]] = ()
     placed: Sequence[torch.Tensor] = ()
@@ -80,8 +82,10 @@ def native_watch(watched: Watched) -> NativeWatch | None:
     if (means := _means()) is None:
         return None
     library, place = means
+    if not all(map(_has_attributes, watched.objects)):
+        return None
     addresses = [
-        *(id(each) + _CLASS for each in watched.classes),
+        *(id(each) + offset for each in watched.objects for offset in (_CLASS, _ATTRIBUTES)),
         *(id(table) + _SIZE for table in watched.empty),
         *(id(table) + _COUNT for table in watched.tables),
         # Most are in both, and one look at each will do.
@@ -104,17 +108,24 @@ def _word(address: int) -> int:
     return ctypes.c_uint64.from_address(address).value
 
 
+def _has_attributes(thing: object) -> bool:
+    """Whether the dictionary of its attributes is where it is looked for."""
+    # No read before an object's own memory.
+    return bool(type(thing).__flags__ & _MANAGED) and id(thing.__dict__) == _word(id(thing) + _ATTRIBUTES)
+
+
 @lru_cache(maxsize=1)
 def _as_expected() -> bool:
-    """Whether this interpreter has classes, sizes and counts where they are read here."""
+    """Whether this interpreter has classes, attributes, sizes and counts where they are read here."""
     table: dict[str, int] = {"a": 1}
     # No read beyond an object's own memory.
     if min(dict.__basicsize__, OrderedDict.__basicsize__) < _COUNT + 8 or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
-    objects = (table, torch.nn.Identity(), torch.nn.ReLU())
+    modules = (torch.nn.Identity(), torch.nn.ReLU())
     sizes: tuple[dict[str, int], ...] = ({}, table, OrderedDict(), OrderedDict(a=1, b=2))
     return (
-        all(_word(id(each) + _CLASS) == id(type(each)) for each in objects)
+        all(_word(id(each) + _CLASS) == id(type(each)) for each in (table, *modules))
+        and all(map(_has_attributes, modules))
         and all(_word(id(each) + _SIZE) == len(each) for each in sizes)
         and counts_every_write(lambda each: _word(id(each) + _COUNT))
     )

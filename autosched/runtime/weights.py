@@ -22,12 +22,17 @@ from autosched.runtime.dict_counts import DictCounts
 from autosched.runtime.native_watch import NativeWatch, Watched, can_watch, native_watch
 from autosched.runtime.optimizer_steps import OptimizerSteps
 
+_Entry = tuple[dict[str, Any], str]
+
+_attributes_of = attrgetter("__dict__")
 _version_of = attrgetter("_version")
 _training_of = attrgetter("training")
 _training_entry = itemgetter("training")
 _values_of = dict.values
 _END = object()
 _address_of = torch.Tensor.data_ptr
+_strides_of = torch.Tensor.stride
+_size_of = torch.Tensor.numel
 _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
 
@@ -63,17 +68,17 @@ class ModelWatch:
         self._frozen = frozen
         modules = list(model.modules())
         self._modes = _Modes(modules_with_a_mode(model))
-        hooks = [table for module in modules for table in (module._forward_hooks, module._forward_pre_hooks)]
-        self._hooks = _Hooks([*hooks, *_hooks_of_all_modules()])
+        self._hooks = _Hooks(modules)
         self._settings = _Settings(modules)
         # A scripted module keeps its parts elsewhere than in dictionaries, and nobody replaces them there.
         plain = [module for module in modules if isinstance(module._modules, dict)]
         self._children = _Entries([module._modules for module in plain if module._modules])
         self._childless = [module._modules for module in plain if not module._modules]
+        parts: dict[int, _Entry] = {id(module._modules): (module.__dict__, "_modules") for module in plain if "_modules" in module.__dict__}
         owners: dict[int, dict[str, Any]] = {}
         # Most modules own several tensors, and to find one by its name walks the whole way to it.
         owner_of = lru_cache(maxsize=None)(model.get_submodule)
-        self._bound: list[tuple[dict[str, Any], str]] = []
+        self._bound: list[_Entry] = []
         self._tensors: list[torch.Tensor] = []
         for binding in program.bindings:
             if binding.source is ConstantSource.LITERAL:
@@ -81,10 +86,14 @@ class ModelWatch:
             name, part = _whole_here(binding.name, owner_of)
             owner_name, _, key = name.rpartition(".")
             owner = owner_of(owner_name)
-            table: dict[str, Any] = owner._parameters if binding.source is ConstantSource.PARAMETER else owner._buffers
+            kind = "_parameters" if binding.source is ConstantSource.PARAMETER else "_buffers"
+            table: dict[str, Any] = getattr(owner, kind)
             owners[id(table)] = table
+            if kind in owner.__dict__:
+                parts[id(table)] = owner.__dict__, kind
             self._bound.append((table, key))
             self._tensors.append(table[key] if part is None else parts_of(table[key])[part])
+        self._parts = _Items(parts.values())
         # A parameter may be several tensors; it is replaced as a whole.
         self._wholes = [table[key] for table, key in self._bound]
         # A sparse tensor has no one place in memory.
@@ -114,7 +123,7 @@ class ModelWatch:
         self._steps.taken = False
         # Held, because an address says nothing once its memory was given back: the next parameter may get it.
         self._held = [tensor.detach() for tensor in self._tensors]
-        self._addresses = list(map(_address_of, self._placed))
+        self._places = _places_of(self._placed)
         self._versions = list(map(_version_of, self._tensors))
 
     def settle(self) -> bool:
@@ -140,7 +149,8 @@ class ModelWatch:
         if self._frozen:
             return Watched(empty=self._hooks.empty, tables=[*self._modes.tables, *self._hooks.filled.tables])
         counted = [*self._tensors, *self._settings.tensors]
-        return Watched(self._settings.modules, self._empty, self._counts.tables, self._placed, counted)
+        placed = [*self._placed, *self._settings.placed]
+        return Watched(self._settings.modules, self._empty, self._counts.tables, placed, counted)
 
     def _look(self) -> Change:
         if self._frozen:
@@ -154,7 +164,7 @@ class ModelWatch:
             if change is not Change.NONE:
                 return change
             self._settled = counts
-        if list(map(_address_of, self._placed)) != self._addresses:
+        if _places_of(self._placed) != self._places:
             return Change.MOVED
         if self._steps.taken or list(map(_version_of, self._tensors)) != self._versions:
             return Change.CONTENT
@@ -172,7 +182,7 @@ class ModelWatch:
 
     def _of_parts(self) -> Change:
         """Whether anything was replaced, added or removed."""
-        if self._children.changed() or any(self._childless) or self._settings.changed():
+        if self._parts.changed() or self._children.changed() or any(self._childless) or self._settings.changed():
             return Change.STRUCTURE
         if self._weights.changed():
             if any(_replaced(table, key, tensor) for (table, key), tensor in zip(self._bound, self._wholes, strict=True)):
@@ -237,16 +247,19 @@ class _Modes:
 
 
 class _Hooks:
-    """Whether dictionaries, most of them empty, hold the hooks that they held."""
+    """Whether modules, and dictionaries of theirs, most of them empty, hold the hooks that they held."""
 
-    __slots__ = ("empty", "filled")
+    __slots__ = ("_owners", "empty", "filled")
 
-    def __init__(self, tables: list[dict[Any, Any]]) -> None:
+    def __init__(self, modules: list[torch.nn.Module]) -> None:
+        names = ("_forward_hooks", "_forward_pre_hooks")
+        tables = [*(getattr(module, name) for module in modules for name in names), *_hooks_of_all_modules()]
+        self._owners = _Items([(module.__dict__, name) for module in modules for name in names if name in module.__dict__])
         self.empty = [table for table in tables if not table]
         self.filled = _Entries([table for table in tables if table])
 
     def changed(self) -> bool:
-        return any(self.empty) or self.filled.changed()
+        return any(self.empty) or self.filled.changed() or self._owners.changed()
 
 
 def _hooks_of_all_modules() -> list[dict[Any, Any]]:
@@ -257,10 +270,12 @@ def _hooks_of_all_modules() -> list[dict[Any, Any]]:
 class _Settings:
     """Whether modules are of the classes they were of, have as many attributes, and, if they are the user's own, the same values there.
 
+    Of a tensor, whether it was changed in place, or lies elsewhere.
+
     PyTorch's own modules have a dozen attributes each that nobody changes; to look at them all would double the time of a look.
     """
 
-    __slots__ = ("_keys", "_owners", "_sizes", "_tables", "_types", "_values", "_versions", "modules", "tensors")
+    __slots__ = ("_items", "_places", "_sizes", "_tables", "_types", "_versions", "modules", "placed", "tensors")
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
         self.modules = modules
@@ -270,39 +285,61 @@ class _Settings:
         own = [module.__dict__ for module in modules if not type(module).__module__.startswith("torch.")]
         self._take([(table, key) for table in own for key in table if key not in _OF_EVERY_MODULE])
 
-    def _take(self, pairs: list[tuple[dict[str, Any], str]]) -> None:
-        self._owners = [table for table, _ in pairs]
-        self._keys = [key for _, key in pairs]
-        self._values = list(map(getitem, self._owners, self._keys))
-        self.tensors = [item for item in self._values if isinstance(item, torch.Tensor) and not item.is_inference()]
+    def _take(self, entries: list[_Entry]) -> None:
+        self._items = _Items(entries)
+        self.tensors = [item for item in self._items.values if isinstance(item, torch.Tensor) and not item.is_inference()]
         self._versions = list(map(_version_of, self.tensors))
+        # One of a class of its own may have no memory.
+        plain = [tensor for tensor in self.tensors if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
+        self.placed = [tensor for tensor in plain if tensor.layout is torch.strided]
+        self._places = _places_of(self.placed)
 
     def settle(self) -> bool:
         """Forget attributes that are no longer what they were, and count anew; whether there were any."""
         found = self.changed()
         self._sizes = list(map(len, self._tables))
-        self._take([(table, key) for table, key, old in self._watched() if table.get(key, _END) is old])
+        self._take(self._items.left())
         return found
 
     def changed(self) -> bool:
+        return list(map(len, self._tables)) != self._sizes or self._items.changed() or self.changed_elsewhere()
+
+    def changed_elsewhere(self) -> bool:
+        """What no dictionary says: of which class a module is, that its attributes are all others, and what is in a tensor."""
+        if list(map(type, self.modules)) != self._types or not all(map(is_, map(_attributes_of, self.modules), self._tables)):
+            return True
+        # Most models have none of these, and to go over nothing takes its time too.
+        if not self.tensors:
+            return False
+        return list(map(_version_of, self.tensors)) != self._versions or _places_of(self.placed) != self._places
+
+
+def _places_of(tensors: list[torch.Tensor]) -> list[object]:
+    """Where they lie, and how: the same memory may be read in another order, or less of it. To ask for shapes takes twice as long."""
+    return [*map(_address_of, tensors), *map(_strides_of, tensors), *map(_size_of, tensors)]
+
+
+class _Items:
+    """Whether dictionaries hold, under some names, the very objects that they held."""
+
+    __slots__ = ("_keys", "_tables", "values")
+
+    def __init__(self, entries: Iterable[_Entry]) -> None:
+        entries = list(entries)
+        self._tables = [table for table, _ in entries]
+        self._keys = [key for _, key in entries]
+        self.values = list(map(getitem, self._tables, self._keys))
+
+    def changed(self) -> bool:
         try:
-            return (
-                list(map(len, self._tables)) != self._sizes
-                # Most models have none of these, and to go over nothing takes its time too.
-                or (bool(self._keys) and not all(map(is_, map(getitem, self._owners, self._keys), self._values)))
-                or self.changed_elsewhere()
-            )
+            return bool(self._keys) and not all(map(is_, map(getitem, self._tables, self._keys), self.values))
         except KeyError:
             return True
 
-    def changed_elsewhere(self) -> bool:
-        """What no dictionary says: of which class a module is, and what is in a tensor."""
-        if list(map(type, self.modules)) != self._types:
-            return True
-        return bool(self.tensors) and list(map(_version_of, self.tensors)) != self._versions
-
-    def _watched(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        return zip(self._owners, self._keys, self._values, strict=True)
+    def left(self) -> list[_Entry]:
+        """Those that hold what they held."""
+        entries = zip(self._tables, self._keys, self.values, strict=True)
+        return [(table, key) for table, key, old in entries if table.get(key, _END) is old]
 
 
 class _Entries:

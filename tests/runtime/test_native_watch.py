@@ -14,7 +14,7 @@ import torch
 from autosched.runtime import native_watch as room
 from autosched.runtime.native_watch import Watched, can_watch, native_watch
 
-pytestmark = pytest.mark.usefixtures("native")
+pytestmark = pytest.mark.usefixtures("native_watches")
 
 
 class _Things:
@@ -41,12 +41,15 @@ def _in_place(tensor: torch.Tensor) -> None:
 
 _CHANGES: dict[str, Callable[[_Things], object]] = {
     "class": lambda things: setattr(things.module, "__class__", torch.nn.Identity),
+    "attributes": lambda things: setattr(things.module, "__dict__", dict(things.module.__dict__)),
     "filled": lambda things: things.empty.update(a=1),
     "filled, in order": lambda things: things.empty_ordered.update(a=1),
     "written": lambda things: things.table.update(a=2),
     "emptied": lambda things: things.table.clear(),
     "attribute": lambda things: setattr(things.module, "training", False),
     "moved": lambda things: setattr(things.weight, "data", torch.zeros(4, 4)),
+    "read in another order": lambda things: setattr(things.weight, "data", things.weight.data.t()),
+    "of another shape": lambda things: setattr(things.weight, "data", things.weight.data[:2]),
     "moved in its storage": lambda things: things.part.set_(things.part.untyped_storage(), 0, (3, 4)),
     "storage moved": lambda things: things.part.untyped_storage().resize_(1 << 16),
     "swapped": lambda things: torch.utils.swap_tensors(things.weight, torch.nn.Parameter(torch.ones(4, 4))),
@@ -86,7 +89,9 @@ def test_whom_it_watches_lives_as_long_as_it_does_and_no_longer() -> None:
     assert memory() is None
 
 
-@pytest.mark.parametrize("places", [{"_CLASS": 0}, {"_SIZE": 24}, {"_COUNT": 16}, {"_COUNT": 1 << 20}], ids=str)
+@pytest.mark.parametrize(
+    "places", [{"_CLASS": 0}, {"_ATTRIBUTES": -16}, {"_MANAGED": 0}, {"_SIZE": 24}, {"_COUNT": 16}, {"_COUNT": 1 << 20}], ids=str
+)
 def test_where_the_interpreter_keeps_things_elsewhere_there_is_none(monkeypatch: pytest.MonkeyPatch, places: dict[str, int]) -> None:
     assert can_watch()
     for name, place in places.items():

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/util/DimVector.h>
 
 #include <cstdint>
 #include <vector>
@@ -18,17 +19,19 @@ struct Word {
 // is held by whoever watches, and one of the words says whether it still stands for the same tensor.
 struct Placed {
   explicit Placed(const at::Tensor& given)
-      : tensor(given.unsafeGetTensorImpl()), storage(given.storage()), data(storage.data()), offset(given.storage_offset()) {}
+      : tensor(given.unsafeGetTensorImpl()), storage(given.storage()), data(storage.data()), offset(given.storage_offset()),
+        sizes(given.sizes()), strides(given.strides()) {}
 
   bool moved() const {
     return tensor->unsafe_storage().unsafeGetStorageImpl() != storage.unsafeGetStorageImpl() || storage.data() != data ||
-        tensor->storage_offset() != offset;
+        tensor->storage_offset() != offset || tensor->sizes() != c10::IntArrayRef(sizes) || tensor->strides() != c10::IntArrayRef(strides);
   }
 
   const c10::TensorImpl* tensor;
   c10::Storage storage;  // its memory may not become another's
   const void* data;
   int64_t offset;
+  c10::DimVector sizes, strides;
 };
 
 struct Counted {
