@@ -52,8 +52,8 @@ class ModelWatch:
 
     In-place changes are seen through ``Tensor._version``, and steps of optimizers by themselves. Not seen, because PyTorch counts it
     nowhere, is an in-place change through ``parameter.data``, NumPy, a collective of ``torch.distributed`` or another process; nor are
-    changes inside lists and dictionaries, and of the settings of PyTorch's own modules (``BatchNorm2d.eps``). Whoever makes one calls
-    ``refresh`` on the loaded model.
+    changes inside lists and dictionaries, of a class's methods, and of the settings of PyTorch's own modules (``BatchNorm2d.eps``).
+    Whoever makes one calls ``refresh`` on the loaded model.
 
     Args:
         model: the module that was tuned.
