@@ -38,6 +38,7 @@ from autosched import zoo
 from autosched.capture import rewrite
 from autosched.capture.export import capture
 from autosched.core.graph import TensorSpec
+from autosched.core.in_place import chains_of
 from autosched.core.program import Program
 from autosched.core.specs import spec_of
 from autosched.core.variants import WHOLE, Lowering, Variant
@@ -177,7 +178,8 @@ def whole_text(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs:
         with FakeTensorMode():
             constants = [_fake(spec_of(tensor)) if tensor is not None else None for tensor in here.constants]
             inputs = [_fake(spec_of(tensor)) for tensor in random_inputs(captured.program, 0)]
-        compiled = inductor_compile.compile_whole(BoundProgram(here.program, _DEVICE, (), constants), inputs, mode)
+        writes = [here.program.writes[chain.write] for chain in chains_of(here.program)]
+        compiled = inductor_compile.compile_whole(BoundProgram(here.program, _DEVICE, (), constants), inputs, mode, writes)
     if isinstance(compiled, inductor_compile.Refused):
         raise SystemExit(f"{name}: {compiled.reason}")
     title = _plain(name) if mode.lowering is Lowering.INDUCTOR else f"{_plain(name)}_{mode.lowering}"

@@ -12,7 +12,7 @@ from autosched.capture.draft import Draft, Node, iterate_regions
 from autosched.capture.flops import count_flops
 from autosched.capture.traffic import bytes_read, bytes_written, is_view
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
-from autosched.core.in_place import chains_in, in_graph_order, in_place_signature
+from autosched.core.in_place import chains_in, in_graph_order, in_place_signature, is_copy
 from autosched.core.program import Binding, Call, InputSpec, Program, WriteBack
 
 _WIDEST = 2**62
@@ -43,7 +43,7 @@ def build_program(draft: Draft, lowering: str) -> tuple[Program, dict[int, torch
     )
     writes = tuple(WriteBack(numbers[target], numbers[value]) for target, value in draft.writes)
     graph.validate()
-    graph = dataclasses.replace(graph, operators=_counted_in_place(graph, writes))
+    graph = dataclasses.replace(graph, operators=counted_in_place(graph, writes))
     program = Program(
         graph=graph,
         prologue=tuple(_call(node, numbers) for node in draft.prologue),
@@ -128,7 +128,7 @@ def _operator(index: int, named: tuple[str, list[Node]], draft: Draft, numbers: 
     )
 
 
-def _counted_in_place(graph: OpGraph, writes: Sequence[WriteBack]) -> tuple[Operator, ...]:
+def counted_in_place(graph: OpGraph, writes: Sequence[WriteBack]) -> tuple[Operator, ...]:
     """The operators, those that are timed in place with what they then move, under a signature of its own: it is another kernel."""
     operators = list(graph.operators)
     for chain in chains_in(graph, writes):
@@ -137,11 +137,13 @@ def _counted_in_place(graph: OpGraph, writes: Sequence[WriteBack]) -> tuple[Oper
         whole = graph.values[writes[chain.write].target].spec.bytes
         for link in chain.links:
             operator = operators[link.operator]
-            others = [graph.values[value].spec.bytes for value in operator.calls[link.call].reads() if value != link.before]
+            call = operator.calls[link.call]
+            others = [graph.values[value].spec.bytes for value in call.reads() if value != link.before]
+            moved = 0 if is_copy(call) else min(whole, max(others, default=whole))
             operators[link.operator] = dataclasses.replace(
                 operator,
                 bytes_read=max(0, operator.bytes_read - whole),
-                bytes_written=max(0, operator.bytes_written - whole) + min(whole, max(others, default=whole)),
+                bytes_written=max(0, operator.bytes_written - whole) + moved,
                 signature=in_place_signature(operator.signature),
             )
     return tuple(operators)

@@ -43,6 +43,7 @@ _UPDATES = frozenset(
 _ACCUMULATES = "aten::index_put.default"
 _FILLS = frozenset(f"aten::{name}" for name in ("copy.default", "fill.Scalar", "fill.Tensor", "zero.default"))
 _MARK = "+in_place"
+_COPIES = {f"inductor::copy.{manner}": manner for manner in Manner}
 
 
 def manner_of(call: Call) -> Manner | None:
@@ -51,6 +52,8 @@ def manner_of(call: Call) -> Manner | None:
     >>> manner_of(Call("aten::index_copy.default", (Ref(0), 0, Ref(1), Ref(2)), (), (3,)))
     <Manner.PLACES: 'places'>
     """
+    if (copied := _COPIES.get(call.target)) is not None:
+        return copied
     if call.target == _ACCUMULATES:
         given = [*call.args[3:4], *(argument for name, argument in call.kwargs if name == "accumulate")]
         return Manner.UPDATES if any(given) else Manner.PLACES
@@ -91,11 +94,24 @@ class Chain:
     repeatable: bool
 
 
+def copy_target(manner: Manner) -> str:
+    """The call of a compiled program that copies what the launches after it overwrite; ``manner`` is that of all of them together.
+
+    In place it copies nothing: the launches then overwrite the memory itself.
+
+    >>> manner_of(Call(copy_target(Manner.UPDATES), (Ref(0),), (), (1,)))
+    <Manner.UPDATES: 'updates'>
+    """
+    return next(target for target, copied in _COPIES.items() if copied is manner)
+
+
+def is_copy(call: Call) -> bool:
+    """Whether it is one of :func:`copy_target`."""
+    return call.target in _COPIES
+
+
 def chains_of(program: Program) -> tuple[Chain, ...]:
     """The write-backs of a program that some plan may do in place, in their order."""
-    if program.source:
-        # Launches of a compiler's whole-graph code are no calls that could run otherwise.
-        return ()
     return chains_in(program.graph, program.writes)
 
 
@@ -123,7 +139,14 @@ def others_using(graph: OpGraph, link: Link) -> tuple[int, ...]:
 
 def in_graph_order(graph: OpGraph, chain: Chain) -> bool:
     """Whether everything that must come before the chain's links does where operators run in the graph's own order."""
-    return all(other < link.operator for link in chain.links for other in others_using(graph, link))
+    return all(other < min(overwriting(graph, link), default=other) for link in chain.links for other in others_using(graph, link))
+
+
+def overwriting(graph: OpGraph, link: Link) -> tuple[int, ...]:
+    """The operators that overwrite the link's memory: its own, or where that is a copy, those that change the copy."""
+    if not is_copy(graph.operators[link.operator].calls[link.call]):
+        return (link.operator,)
+    return tuple(operator.index for operator in graph.operators if link.after in _changed(graph, operator.index))
 
 
 def outputs_overwritten(graph: OpGraph, chains: Sequence[Chain]) -> dict[int, int]:
@@ -155,7 +178,10 @@ def _chain(graph: OpGraph, writes: Sequence[WriteBack], index: int, maker: dict[
     storages = old | {final}
     leaving = {values[value].storage for value in graph.outputs}
     elsewhere = {values[other.value].storage for place, other in enumerate(writes) if place != index}
-    if old & leaving or storages & elsewhere or any(storages & _changed(graph, operator) for operator in range(len(graph))):
+    copied = is_copy(graph.operators[links[-1].operator].calls[links[-1].call])
+    # Only what is a copy may be changed by others.
+    fixed = old if copied else storages
+    if old & leaving or storages & elsewhere or any(fixed & _changed(graph, operator) for operator in range(len(graph))):
         return None
     if not all(_alone_in_its_operator(graph, link, storages) for link in links):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,6 +11,7 @@ import torch
 
 from autosched.core.decoding import decode_json
 from autosched.core.errors import UsageError
+from autosched.core.program import Program
 from autosched.core.program_json import decode_program
 from autosched.core.variants import Lowering
 from autosched.device.ahead import AHEAD, AheadBody, AheadResult
@@ -19,7 +20,7 @@ from autosched.device.worker_messages import Answer, ExtraAnswer, ExtraRequest, 
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.compiler_files import compilers_write_into
 from autosched.runtime.host_key import apply_numerics
-from autosched.runtime.inductor_bind import Refused, record
+from autosched.runtime.inductor_bind import Refused, forms_of, record
 from autosched.runtime.inductor_modes import Mode
 
 
@@ -39,10 +40,21 @@ def _compiled(body: AheadBody) -> str:
         torch.cuda.set_device(home)
     constants = {int(name): tensor.to(home) for name, tensor in read_tensors(Path(body.constants_file)).items()}
     apply_numerics(body.numerics)
-    mode = Mode(Lowering(body.lowering))
-    for threads in body.threads:
+    why = ""
+    for in_place in forms_of(program):
+        why = _compiled_as(program, constants, home, Mode(Lowering(body.lowering)), body.threads, in_place=in_place)
+        if not why:
+            break
+    return why
+
+
+def _compiled_as(
+    program: Program, constants: Mapping[int, torch.Tensor], home: torch.device, mode: Mode, widths: Sequence[int], *, in_place: bool
+) -> str:
+    """Why it cannot be compiled at one of the widths, or an empty string."""
+    for threads in widths:
         torch.set_num_threads(threads)
-        recorded = record(program, constants, home, mode)
+        recorded = record(program, constants, home, mode, in_place=in_place)
         if isinstance(recorded, Refused):
             return recorded.reason
         mode = dataclasses.replace(mode, choices=recorded.program.choices)

@@ -17,16 +17,17 @@ from typing import Any
 
 import torch
 
-from autosched.capture.build import build_program
+from autosched.capture.build import build_program, counted_in_place
 from autosched.capture.draft import Draft
 from autosched.capture.export import Captured, draft_of
 from autosched.capture.rewrite import rewrite_draft
 from autosched.capture.structure import structure_of
 from autosched.core.graph import Operator, OpGraph, Value
+from autosched.core.in_place import is_copy
 from autosched.core.program import Program, Ref
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import full_float32, rounded_as
-from autosched.runtime.inductor_bind import Recording, Refused, bound_of, first_difference, record
+from autosched.runtime.inductor_bind import Recording, Refused, bound_of, first_difference, forms_of, record
 from autosched.runtime.inductor_modes import PLAIN, Mode
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
@@ -84,19 +85,23 @@ def lower_inductor(captured: Captured, device: torch.device | str, mode: Mode = 
     home = torch.device(device)
     # Generated code launches on the current GPU.
     with made_current(home):
-        return _lowered(captured, home, mode)
+        for in_place in forms_of(captured.program):
+            found = _lowered(captured, home, mode, in_place=in_place)
+            if isinstance(found, Captured):
+                return found
+            logger.info("no inductor lowering%s: %s", " that overwrites what the model changes" if in_place else "", found.reason)
+        return found
 
 
-def _lowered(captured: Captured, home: torch.device, mode: Mode) -> Captured | Refused:
+def _lowered(captured: Captured, home: torch.device, mode: Mode, *, in_place: bool) -> Captured | Refused:
     source = captured.program
     placed = {value: tensor.to(home) for value, tensor in captured.constants.items()}
-    recording = record(source, placed, home, mode)
+    recording = record(source, placed, home, mode, in_place=in_place)
     if isinstance(recording, Refused):
-        logger.info("no inductor lowering: %s", recording.reason)
         return recording
-    if why := _other_width(source, placed, recording, home, mode):
+    if why := _other_width(source, placed, recording, home, mode, in_place=in_place):
         return Refused(why)
-    program = dataclasses.replace(recording.program, graph=_with_costs(recording.program.graph))
+    program = _with_costs(recording.program)
     pairs = list(zip(source.bindings, program.bindings, strict=True))
     constants = {ours.value: captured.constants[theirs.value] for theirs, ours in pairs}
     if why := _disagreement(source, placed, recording, home, mode):
@@ -104,7 +109,9 @@ def _lowered(captured: Captured, home: torch.device, mode: Mode) -> Captured | R
     return Captured(program, constants, captured.rewrites, captured.structure)
 
 
-def _other_width(source: Program, constants: Mapping[int, torch.Tensor], recording: Recording, device: torch.device, mode: Mode) -> str:
+def _other_width(
+    source: Program, constants: Mapping[int, torch.Tensor], recording: Recording, device: torch.device, mode: Mode, *, in_place: bool
+) -> str:
     """Why operators could not run on one thread as well, or an empty string.
 
     Lanes are threads of their own, so what was written for all threads must come in the same launches for one. What is compiled here is
@@ -115,7 +122,7 @@ def _other_width(source: Program, constants: Mapping[int, torch.Tensor], recordi
         return ""
     torch.set_num_threads(1)
     try:
-        narrow = record(source, constants, device, dataclasses.replace(mode, choices=recording.program.choices))
+        narrow = record(source, constants, device, dataclasses.replace(mode, choices=recording.program.choices), in_place=in_place)
     finally:
         torch.set_num_threads(threads)
     if isinstance(narrow, Refused):
@@ -146,19 +153,27 @@ def _disagreement(source: Program, constants: Mapping[int, torch.Tensor], record
     return "" if agreement.within_tolerance else agreement.reason
 
 
-def _with_costs(graph: OpGraph) -> OpGraph:
+def _with_costs(program: Program) -> Program:
+    graph = program.graph
     operators = tuple(dataclasses.replace(item, flops=estimated_flops(item, graph.values)) for item in graph.operators)
-    return OpGraph(operators, graph.values, graph.inputs, graph.outputs)
+    graph = OpGraph(operators, graph.values, graph.inputs, graph.outputs)
+    return dataclasses.replace(program, graph=dataclasses.replace(graph, operators=counted_in_place(graph, program.writes)))
 
 
 def estimated_flops(operator: Operator, values: Sequence[Value]) -> int:
     """Floating point operations of a launch, from the shapes it reads and writes: exact for plain convolutions and products, one for each
     element made otherwise. A product of views of larger buffers is estimated too high.
     """
+    if any(is_copy(call) for call in operator.calls):
+        return 0
     made = [values[value].spec for value in (*operator.writes, *operator.mutates)]
     read = [values[value].spec for value in operator.reads]
     elements = max((spec.elements for spec in made), default=0)
     title = operator.name
+    if operator.mutates and title.startswith(_FUSED):
+        # A place of a large buffer may be all that it fills.
+        most = max((spec.elements for spec in read), default=elements)
+        return sum(min(spec.elements, most) for spec in made)
     if elements == 0 or title.startswith(_FUSED):
         return sum(spec.elements for spec in made)
     if title.startswith("_mkl_linear") and len(read) >= 3:

@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 _KEPT = 4
 # Recording takes longer than many copies: whoever brings other memory at each turn is better served by those.
 _MOST_RECORDED = 16
+# What Inductor's kernels rely on, if the examples that they were compiled for began so; PyTorch's allocator gives more.
+_ALIGNMENT_BYTES = 16
 
 Record = Callable[[Sequence[torch.Tensor], Collection[int]], GraphRunner]
 """Records the plan on copies of the inputs, but for those, by place, that are to be overwritten where they lie."""
@@ -68,7 +70,7 @@ class InPlaceRunner:
         places = tuple(inputs[target].data_ptr() for target in self._targets)
         runner = self._at.get(places)
         # What came once may never come again.
-        if runner is None and places == self._last and self._left:
+        if runner is None and places == self._last and self._left and not any(place % _ALIGNMENT_BYTES for place in places):
             runner = self._recorded_at(places, inputs)
         self._last = places
         if runner is None:

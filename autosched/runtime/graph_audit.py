@@ -7,11 +7,12 @@ order that is left open. A violation names the operators. One thing is taken on 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosched.core.graph import OpGraph
-from autosched.core.in_place import others_using
+from autosched.core.in_place import others_using, overwriting
 from autosched.runtime.captured import CapturedGraph, NodeKind, StorageSpan
 from autosched.runtime.plan import Plan
 
@@ -181,11 +182,11 @@ def _check_memory(graph: OpGraph, captured: CapturedGraph, masks: Sequence[int],
 def _check_overwritten(graph: OpGraph, captured: CapturedGraph, masks: Sequence[int], before: Sequence[int], problems: list[str]) -> int:
     checked = 0
     for link in captured.overwritten:
-        for other in others_using(graph, link):
+        for writer, other in itertools.product(overwriting(graph, link), others_using(graph, link)):
             checked += 1
-            if masks[other] & ~before[link.operator]:
+            if masks[other] & ~before[writer]:
                 problems.append(
-                    f"memory is overwritten too early: {_name(graph, link.operator)} makes value {link.after} in that of {link.before}, "
+                    f"memory is overwritten too early: {_name(graph, writer)} makes value {link.after} in that of {link.before}, "
                     f"which {_name(graph, other)} may still read"
                 )
     return checked

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from autosched.core.errors import UnsupportedGraph
-from autosched.core.in_place import Chain, Link, chains_of, others_using
+from autosched.core.in_place import Chain, Link, chains_of, is_copy, others_using, overwriting
 from autosched.core.program import Call, Program, Ref
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.instructions import Same, carrying, carrying_all
@@ -49,7 +49,8 @@ def granted(program: Program, plan: Plan, barred: Collection[int] = ()) -> tuple
             # What a compiler made of an operator's calls makes a tensor of its own.
             if variants[link.operator] or in_place_form(graph.operators[link.operator].calls[link.call]) is None:
                 return False
-            if not all(before[link.operator] >> other & 1 for other in others_using(graph, link)):
+            needed = sum(1 << other for other in others_using(graph, link))
+            if any(needed & ~before[writer] for writer in overwriting(graph, link)):
                 return False
         return True
 
@@ -70,7 +71,12 @@ def finished_before(plan: Plan) -> dict[int, int]:
 
 
 def in_place_form(call: Call) -> tuple[Call, ...] | None:
-    """The calls, one or a view and a copy into it, that do in place what ``call`` does; None where this PyTorch has none."""
+    """The calls, one or a view and a copy into it, that do in place what ``call`` does; None where this PyTorch has none.
+
+    None at all for a copy that others overwrite: they overwrite what it would have copied.
+    """
+    if is_copy(call):
+        return ()
     name, _, overload = call.target.rpartition(".")
     if (part := _PARTS.get(call.target)) is not None:
         if len(call.args) < 2 or not isinstance(call.args[1], Ref):

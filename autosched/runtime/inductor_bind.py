@@ -24,17 +24,18 @@ import torch
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, InvalidGraph
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
+from autosched.core.in_place import Chain, Manner, chains_of, copy_target, is_copy
 from autosched.core.program import Argument, Call, Program, Ref, WriteBack
 from autosched.core.program_json import decode_program, encode_program
 from autosched.core.specs import spec_of
 from autosched.runtime.audit import audit_run
 from autosched.runtime.calls import Kernel, Slots
-from autosched.runtime.inductor_compile import Compiled, Refused, compile_whole
+from autosched.runtime.inductor_compile import Compiled, Refused, compile_whole, returned_of
 from autosched.runtime.inductor_instructions import unit_instructions
 from autosched.runtime.inductor_modes import PLAIN, Mode, mode_of
 from autosched.runtime.inductor_source import Kernel as LaunchedKernel
 from autosched.runtime.inductor_source import Module, Unrecognised, read_module
-from autosched.runtime.inductor_units import Unit, Units, function_text, make_units
+from autosched.runtime.inductor_units import Overwritten, Unit, function_text, make_units
 from autosched.runtime.instructions import carrying
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.program_check import check_program
@@ -57,13 +58,22 @@ class Recording:
     prepared: Mapping[int, torch.Tensor]
 
 
-def record(source: Program, constants: Mapping[int, torch.Tensor], device: torch.device | str, mode: Mode = PLAIN) -> Recording | Refused:
+def forms_of(source: Program) -> tuple[bool, ...]:
+    """What ``in_place`` of :func:`record` may be for ``source``, the better first."""
+    return (True, False) if chains_of(source) else (False,)
+
+
+def record(
+    source: Program, constants: Mapping[int, torch.Tensor], device: torch.device | str, mode: Mode = PLAIN, *, in_place: bool = True
+) -> Recording | Refused:
     """Compile ``source`` as a whole for ``device`` and take the result apart.
 
     Args:
         source: a program of ATen calls.
         constants: tensor of each of its bindings, by value index, on ``device``.
         mode: how; on a CPU it must be frozen, for weights are packed and batch norms folded only where they are constants.
+        in_place: whether Inductor's code is to overwrite what ``source`` lets it, as that of ``torch.compile`` does. The recording then has
+            an operator that copies what is overwritten, which ``runtime.in_place`` may leave out.
 
     Returns:
         The recording, checked by running it once; or why there is none, in which case another lowering is to be used.
@@ -74,15 +84,15 @@ def record(source: Program, constants: Mapping[int, torch.Tensor], device: torch
     home = torch.device(device)
     bound = bind(source, constants, home)
     inputs = random_inputs(source, _SEED, home)
-    compiled = compile_whole(bound, inputs, mode)
+    chains = chains_of(source) if in_place else ()
+    compiled = compile_whole(bound, inputs, mode, [source.writes[chain.write] for chain in chains])
     if isinstance(compiled, Refused):
         return compiled
     try:
         module = read_module(compiled.source)
         if module.devices - {home.index or 0}:
             return Refused(f"the generated code runs on devices {sorted(module.devices)}; expected {home}")
-        units = make_units(module, compiled.constants)
-        recording = _Assembler(bound, compiled, module, units, mode).assemble(inputs)
+        recording = _Assembler(bound, compiled, module, chains, mode).assemble(inputs)
     except Unrecognised as error:
         return Refused(f"the code Inductor wrote is not understood: {error}")
     except InvalidGraph as error:
@@ -103,7 +113,8 @@ def bind_recorded(program: Program, constants: Mapping[int, torch.Tensor], devic
     """
     source, given = source_of(program, constants)
     home = torch.device(device) if device is not None else next((tensor.device for tensor in given.values()), torch.device("cpu"))
-    recording = record(source, given, home, mode_of(program, home.type))
+    copies = any(is_copy(call) for operator in program.graph.operators for call in operator.calls)
+    recording = record(source, given, home, mode_of(program, home.type), in_place=copies)
     if isinstance(recording, Refused):
         raise IncompatibleArtifact(_LABEL, [f"Inductor: it was compiled there, but not here: {recording.reason}"])
     if difference := first_difference(program, recording.program):
@@ -168,21 +179,35 @@ def bound_of(recording: Recording, source: Program, constants: Mapping[int, torc
 class _Assembler:
     """Numbers the values, makes the functions, runs them once for the shapes, and writes the program down."""
 
-    def __init__(self, bound: BoundProgram, compiled: Compiled, module: Module, units: Units, mode: Mode) -> None:
+    def __init__(self, bound: BoundProgram, compiled: Compiled, module: Module, chains: Sequence[Chain], mode: Mode) -> None:
         self._source = bound.program
         self._mode = mode
         self._bound = bound
         self._compiled = compiled
-        self._units = units
         self._kernels = module.kernels
         if len(module.arguments) != len(compiled.takes):
             raise Unrecognised(f"call takes {len(module.arguments)} tensors; expected {len(compiled.takes)}")
-        if len(units.returned) != len(self._source.graph.outputs):
-            raise Unrecognised(f"call returns {len(units.returned)} tensors; expected {len(self._source.graph.outputs)}")
+        names = dict(zip(compiled.takes, module.arguments, strict=True))
+        writes = [self._source.writes[chain.write] for chain in chains]
+        overwritten = {names[item.target]: self._overwritten(item, chain.repeatable) for item, chain in zip(writes, chains, strict=True)}
+        self._units = units = make_units(module, compiled.constants, overwritten)
+        returned = returned_of(self._source, writes)
+        if len(units.returned) != len(returned):
+            raise Unrecognised(f"call returns {len(units.returned)} tensors; expected {len(returned)}")
+        # By output of the source, the name of what it is in the code.
+        self._returned = dict(zip(returned, units.returned, strict=True))
+        self._returned |= {item.value: units.copies[names[item.target]] for item in writes}
         self._place: dict[str, int] = {}  # name in the code -> value
         self._of_source: dict[int, int] = {}  # value of the source -> value
         self._prepared: dict[int, torch.Tensor] = {}
         self._number(module)
+
+    def _overwritten(self, item: WriteBack, repeatable: bool) -> Overwritten:
+        spec = self._source.graph.values[item.target].spec
+        kind = self._bound.device.type
+        # Named in every module that Inductor writes.
+        allocation = f"empty_strided_{kind}({spec.shape!r}, {spec.strides!r}, torch.{spec.dtype})"
+        return Overwritten(copy_target(Manner.PLACES if repeatable else Manner.UPDATES), allocation)
 
     def _number(self, module: Module) -> None:
         for value in (*self._source.graph.inputs, *(binding.value for binding in self._source.bindings)):
@@ -194,7 +219,7 @@ class _Assembler:
                 self._prepared[following] = self._bound.constants[value]
                 following += 1
             self._place[name] = self._of_source[value]
-        used = {name for unit in self._units.units for name in (*unit.reads, *unit.changes)} | set(self._units.returned)
+        used = {name for unit in self._units.units for name in (*unit.reads, *unit.changes)} | set(self._returned.values())
         for name in self._compiled.constants:
             if name in used:
                 self._place[name] = following
@@ -211,11 +236,10 @@ class _Assembler:
         specs = self._observe(kernels, inputs)
         values = self._values(specs)
         operators = tuple(self._operator(index, unit, values) for index, unit in enumerate(self._units.units))
-        returned = [self._place[name] for name in self._units.returned]
+        outputs = {value: self._place[self._returned[value]] for value in self._source.graph.outputs}
         count = len(self._source.graph.inputs)
-        graph = OpGraph(operators, values, tuple(range(count)), tuple(dict.fromkeys(returned)))
+        graph = OpGraph(operators, values, tuple(range(count)), tuple(dict.fromkeys(outputs.values())))
         graph.validate()
-        outputs = dict(zip(self._source.graph.outputs, returned, strict=True))
         bindings = tuple(dataclasses.replace(binding, value=self._of_source[binding.value]) for binding in self._source.bindings)
         taken = tuple(Ref(binding.value) for binding in bindings)
         prologue = (Call(PREPARE, taken, (), tuple(self._prepared)),) if self._prepared else ()
@@ -292,7 +316,7 @@ class _Assembler:
             mutates=changes,
             flops=0,
             bytes_read=_bytes_read(unit, self._place, values),
-            bytes_written=sum(values[value].spec.bytes for value in (*writes, *changes)),
+            bytes_written=sum(values[value].spec.bytes for value in writes) + _bytes_changed(changes, reads, values),
             signature=hashlib.sha256(signature.encode()).hexdigest()[:24],
             source="",
         )
@@ -302,6 +326,12 @@ def _bytes_read(unit: Unit, place: Mapping[str, int], values: Sequence[Value]) -
     """Bytes of the values read; a buffer only handed over to be written to, or read through its windows, counts no second time."""
     windows = {name.partition("#")[0] for name in (*unit.reads, *unit.makes) if "#" in name}
     return sum(values[place[name]].spec.bytes for name in unit.reads if name not in windows)
+
+
+def _bytes_changed(changes: Sequence[int], reads: Sequence[int], values: Sequence[Value]) -> int:
+    """Of each buffer no more than what is read: who fills one place of a large cache leaves the rest alone."""
+    read = sum(values[value].spec.bytes for value in reads)
+    return sum(min(values[value].spec.bytes, read or values[value].spec.bytes) for value in changes)
 
 
 def _renamed(leaf: Argument, places: Mapping[int, int]) -> Argument:
@@ -322,4 +352,4 @@ def _function(unit: Unit, place: Mapping[str, int], namespace: Mapping[str, Any]
         return made
 
 
-__all__ = ["PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "first_difference", "record", "source_of"]
+__all__ = ["PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "first_difference", "forms_of", "record", "source_of"]

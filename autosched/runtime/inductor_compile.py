@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from autosched.core.program import Program, WriteBack
 from autosched.runtime import inductor_kept
 from autosched.runtime.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor_choices import Answers, choices_into
@@ -74,31 +75,35 @@ class _Seen:
     answers: Answers = field(default_factory=Answers)
 
 
-def compile_whole(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode = PLAIN) -> Compiled | Refused:
+def compile_whole(
+    bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode = PLAIN, overwriting: Sequence[WriteBack] = ()
+) -> Compiled | Refused:
     """Compile all operators of ``bound`` as one graph, for as many threads as torch now uses, unless that was done here before.
 
     Args:
         bound: the source program with its constants, prologue evaluated.
         inputs: example inputs in the order of ``program.graph.inputs``; only their shapes, strides and dtypes matter.
         mode: how. Where it has choices by timing and none are given, this takes minutes, and nothing else should run on the device.
+        overwriting: of ``program.writes``, those that the code does itself: what they write is not among what it returns.
     """
-    made = _compiled(bound, inputs, mode)
+    made = _compiled(bound, inputs, mode, overwriting)
     # It may have come upon what a compiler left that was killed.
-    return _compiled(bound, inputs, mode) if isinstance(made, Refused) and remove_unfinished() else made
+    return _compiled(bound, inputs, mode, overwriting) if isinstance(made, Refused) and remove_unfinished() else made
 
 
-def _compiled(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode) -> Compiled | Refused:
+def _compiled(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode, overwriting: Sequence[WriteBack]) -> Compiled | Refused:
     freeze = mode.frozen
     graph = bound.program.graph
     read = {value for operator in graph.operators for call in operator.calls for value in call.reads()} | set(graph.outputs)
     constants = [value.index for value in graph.values if value.index in read and bound.constants[value.index] is not None]
     if freeze and any(not _plain(bound.constants[value]) for value in constants):
         return Refused("a constant has an opaque layout, which Inductor cannot freeze")
-    key = inductor_kept.key_of(bound, constants, inputs, _options(mode), mode)
+    overwritten = [item.target for item in overwriting]
+    key = inductor_kept.key_of(bound, constants, inputs, _options(mode), mode, overwritten)
     if (found := inductor_kept.find(key, bound)) is not None:
         return found
     try:
-        module, arguments = _graph_module(bound, constants, freeze=freeze)
+        module, arguments = _graph_module(bound, constants, overwriting, freeze=freeze)
     except Exception as error:
         return Refused(f"the program cannot be written as one graph: {first_line(error)}")
     example = [bound.constants[value] for value in arguments if value in set(constants)] + list(inputs)
@@ -110,10 +115,11 @@ def _compiled(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode) -
         return Refused(f"Inductor could not compile the program: {first_line(error)}")
     if len(seen.inner_inputs) != 1 or len(seen.modules) == 0:
         return Refused(f"Inductor compiled {len(seen.inner_inputs)} graphs into {len(seen.modules)} modules; expected one of each")
-    if seen.inner_inputs[0] != len(arguments) or seen.inner_outputs[0] != len(graph.outputs):
+    returned = len(returned_of(bound.program, overwriting))
+    if seen.inner_inputs[0] != len(arguments) or seen.inner_outputs[0] != returned:
         return Refused(
             f"Inductor's graph takes {seen.inner_inputs[0]} tensors and returns {seen.inner_outputs[0]}; "
-            f"expected {len(arguments)} and {len(graph.outputs)}"
+            f"expected {len(arguments)} and {returned}"
         )
     made = _described(seen.modules[-1], arguments, seen.answers)
     if isinstance(made, Compiled):
@@ -121,7 +127,7 @@ def _compiled(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode) -
         if made.choices and not mode.choices:
             # Whoever binds the program asks for what was chosen here.
             chosen = dataclasses.replace(mode, choices=made.choices)
-            keys.append(inductor_kept.key_of(bound, constants, inputs, _options(mode), chosen))
+            keys.append(inductor_kept.key_of(bound, constants, inputs, _options(mode), chosen, overwritten))
         inductor_kept.keep(keys, bound, made, leaves, seen.folds)
     return made
 
@@ -135,7 +141,15 @@ def _plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided
 
 
-def _graph_module(bound: BoundProgram, constants: Sequence[int], *, freeze: bool) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
+def returned_of(program: Program, overwriting: Sequence[WriteBack]) -> tuple[int, ...]:
+    """The outputs of the graph that the compiled code returns, when it does the writes of ``overwriting`` itself."""
+    written = {item.value for item in overwriting}
+    return tuple(value for value in program.graph.outputs if value not in written)
+
+
+def _graph_module(
+    bound: BoundProgram, constants: Sequence[int], overwriting: Sequence[WriteBack], *, freeze: bool
+) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
     """The program as an FX graph; the values of its placeholders, in order."""
     program = bound.program
     graph = torch.fx.Graph()
@@ -150,7 +164,10 @@ def _graph_module(bound: BoundProgram, constants: Sequence[int], *, freeze: bool
             root.register_buffer(f"constant{value}", constant.clone() if constant.is_inference() else constant)
             nodes[value] = graph.get_attr(f"constant{value}")
     add_calls(graph, nodes, (call for operator in program.graph.operators for call in operator.calls), bound.device)
-    graph.output(tuple(nodes[value] for value in program.graph.outputs))
+    for item in overwriting:
+        # As PyTorch itself says to Inductor what a model changes.
+        graph.call_function(torch.ops.aten.copy_.default, (nodes[item.target], nodes[item.value]))
+    graph.output(tuple(nodes[value] for value in returned_of(program, overwriting)))
     return torch.fx.GraphModule(root, graph), (*placed, *program.graph.inputs)
 
 
@@ -203,4 +220,4 @@ def _described(module: ModuleType, arguments: tuple[int, ...], answers: Answers)
     return Compiled(source, namespace, inductor_kept.tensor_names(namespace), arguments, answers.given)
 
 
-__all__ = ["Compiled", "Refused", "compile_whole"]
+__all__ = ["Compiled", "Refused", "compile_whole", "returned_of"]

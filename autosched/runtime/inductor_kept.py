@@ -81,12 +81,20 @@ class Folds:
     results: dict[int, tuple[Any, Callable[..., Any], Any, Any]] = field(default_factory=dict)
 
 
-def key_of(bound: BoundProgram, constants: Sequence[int], inputs: Sequence[torch.Tensor], options: Mapping[str, object], mode: Mode) -> str:
+def key_of(
+    bound: BoundProgram,
+    constants: Sequence[int],
+    inputs: Sequence[torch.Tensor],
+    options: Mapping[str, object],
+    mode: Mode,
+    overwritten: Sequence[int] = (),
+) -> str:
     """Under what a compiled program is kept; empty if it cannot be said.
 
     Args:
         constants: values that are constants of the code, or given to it.
         options: Inductor's options that are set for ``mode``.
+        overwritten: of the program's inputs, by value, those that the code overwrites.
     """
     device = bound.device
     settings = settings_digest(device.type)
@@ -103,7 +111,7 @@ def key_of(bound: BoundProgram, constants: Sequence[int], inputs: Sequence[torch
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     values = [bound.constants[value] for value in constants]
     set_here = sorted((name, repr(value)) for name, value in options.items())
-    about = [str(device), threads, mode.frozen, mode.choices, set_here, settings, autosched.__version__]
+    about = [str(device), threads, mode.frozen, mode.choices, set_here, settings, autosched.__version__, list(overwritten)]
     digest.update(msgspec.json.encode((_SCHEMA, about, machine, list(constants), [_described(item) for item in (*values, *inputs)])))
     for item in values if mode.frozen else ():
         digest.update(memoryview(item.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()))

@@ -18,6 +18,7 @@ import hashlib
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from autosched.runtime.inductor_accesses import Accesses
 from autosched.runtime.inductor_source import Kind, Launch, Module, Unrecognised, View
@@ -47,31 +48,49 @@ class Unit:
     changes: dict[str, None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Overwritten:
+    """An argument that the code overwrites.
+
+    Args:
+        target: that of the call that copies it (``core.in_place.copy_target``).
+        allocation: an expression that allocates memory of its form.
+    """
+
+    target: str
+    allocation: str
+
+
 @dataclass
 class Units:
-    """All units in the order of the code, the owner of every value's memory, and the values returned."""
+    """All units in the order of the code, the owner of every value's memory, the values returned, and what overwritten arguments became."""
 
     units: list[Unit]
     owner: dict[str, str]
     returned: list[str]
+    copies: dict[str, str] = field(default_factory=dict)
 
 
-def make_units(module: Module, constants: Sequence[str]) -> Units:
+def make_units(module: Module, constants: Sequence[str], overwritten: Mapping[str, Overwritten] = MappingProxyType({})) -> Units:
     """Units of ``module``.
 
     Args:
         constants: names of the module's globals that are tensors.
+        overwritten: by name, the arguments that the code overwrites. A unit of its own copies each, and what would overwrite the argument
+            overwrites the copy.
 
     Raises:
         Unrecognised: if a launch cannot be understood.
     """
-    return _Maker(module, frozenset(constants)).make()
+    return _Maker(module, frozenset(constants), overwritten).make()
 
 
 class _Maker:
-    def __init__(self, module: Module, constants: frozenset[str]) -> None:
+    def __init__(self, module: Module, constants: frozenset[str], overwritten: Mapping[str, Overwritten]) -> None:
         self._module = module
         self._known = constants
+        self._overwritten = overwritten
+        self._copies: dict[str, str] = {}  # of the arguments overwritten so far, the names of their copies
         self._accesses = Accesses(module, constants)
         self._owner = self._accesses.owner
         self._names: dict[str, int] = {}
@@ -80,6 +99,7 @@ class _Maker:
         units: list[Unit] = []
         allocated: set[str] = set()
         for place, launch in enumerate(self._module.launches):
+            units += self._copied_before(place, launch)
             touched = dict.fromkeys(self._owner[access.view.base] for access in self._accesses.by_launch[place])
             for name in touched:
                 if name in self._accesses.split and name not in allocated:
@@ -90,8 +110,10 @@ class _Maker:
             )
             allocated.update(name for name in touched if name in self._module.allocations)
         returned = [self._returned(expression, units) for expression in self._module.returned]
-        self._drop_private(units, returned)
-        return Units(units, self._owner, returned)
+        if missing := sorted(self._overwritten.keys() - self._copies.keys()):
+            raise Unrecognised(f"no launch overwrites {missing[0]}, as the graph does")
+        self._drop_private(units, [*returned, *self._copies.values()])
+        return Units(units, self._owner, returned, self._copies)
 
     # --- units --------------------------------------------------------------------------------------------------------------
 
@@ -117,15 +139,37 @@ class _Maker:
                     unit.lines.append(f"{owner} = {ast.unparse(self._module.allocations[owner])}")
                     unit.makes[owner] = owner
             elif access.written:
-                unit.changes[base] = None
-                unit.reads.pop(base, None)
-            elif base not in unit.changes:
-                unit.reads[base] = None
+                unit.changes[self._name(base)] = None
+                unit.reads.pop(self._name(base), None)
+            elif self._name(base) not in unit.changes:
+                unit.reads[self._name(base)] = None
         streams = sorted(name for name in _names(launch.call) if name in self._module.streams)
         unit.lines += [f"{name} = {ast.unparse(self._module.streams[name])}" for name in streams]
         call = self._text(launch.call, mine)
         self._finish(unit, launch, call)
         return unit
+
+    def _copied_before(self, place: int, launch: Launch) -> list[Unit]:
+        """A copy of each argument that this launch is the first to overwrite."""
+        found: list[Unit] = []
+        for access in self._accesses.by_launch[place]:
+            base, owner = access.view.base, self._owner[access.view.base]
+            if owner not in self._overwritten or (owner not in self._copies and not access.written):
+                continue
+            if base != owner:
+                raise Unrecognised(f"line {launch.line}: {base} lies in {owner}, which is overwritten")
+            if owner not in self._copies:
+                asked, copied = self._overwritten[owner], f"{owner}_copy"
+                original = self._text(ast.Name(owner, ast.Load()), set())
+                lines = [f"{copied} = {asked.allocation}", f"torch.ops.aten.copy_.default({copied}, {original})"]
+                unit = Unit(self._fresh("copy"), asked.target, asked.allocation, lines, {owner: None}, {copied: copied})
+                self._copies[owner] = self._owner[copied] = copied
+                found.append(unit)
+        return found
+
+    def _name(self, base: str) -> str:
+        """What the code calls ``base``: an argument's name stands for its copy from where it is overwritten."""
+        return self._copies.get(base, base)
 
     def _finish(self, unit: Unit, launch: Launch, call: str) -> None:
         items = self._accesses.items.get(launch.made, [])
@@ -146,16 +190,17 @@ class _Maker:
 
     def _returned(self, expression: ast.expr, units: list[Unit]) -> str:
         view = self._module.view(expression, self._known)
+        base = self._name(view.base)
         if view.size is None:
-            return view.base
+            return base
         # A window that is returned is a value of its own, in the memory of its buffer.
         text = ast.unparse(expression)
-        name = f"{view.base}@{hashlib.sha256(repr(view).encode()).hexdigest()[:8]}"
+        name = f"{base}@{hashlib.sha256(repr(view).encode()).hexdigest()[:8]}"
         if name not in self._owner:
-            self._owner[name] = self._owner[view.base]
+            self._owner[name] = self._owner[base]
             unit = Unit(self._fresh("view"), f"inductor::view.{_digest(repr((view.size, view.stride, view.offset)))}", text, [])
-            owner = self._owner[view.base]
-            unit.reads[view.base] = None
+            owner = self._owner[base]
+            unit.reads[base] = None
             if owner in self._accesses.split:
                 unit.reads.update(dict.fromkeys(self._accesses.windows_before(len(self._module.launches), view)))
             unit.makes[name] = self._text(_expression(view), set())
@@ -172,7 +217,7 @@ class _Maker:
 
     def _text(self, expression: ast.expr, mine: set[str]) -> str:
         """The expression as code, views written out and values outside as ``slots['name']``."""
-        changed = _Inline(self._module, self._known, mine).visit(copy.deepcopy(expression))
+        changed = _Inline(self._module, self._known, mine, self._copies).visit(copy.deepcopy(expression))
         return ast.unparse(ast.fix_missing_locations(changed))
 
     # --- names --------------------------------------------------------------------------------------------------------------
@@ -195,7 +240,7 @@ class _Maker:
     def _target(self, launch: Launch) -> str:
         title = _NUMBER.sub("", self._title(launch)) if launch.kind in (Kind.CPP, Kind.TRITON) else self._title(launch)
         kernel = self._module.kernels.get(launch.callee)
-        plain = _Anonymous(self._module, self._known, ()).visit(copy.deepcopy(launch.call))
+        plain = _Anonymous(self._module, self._known, (), {}).visit(copy.deepcopy(launch.call))
         plain.func = ast.Name("f", ast.Load())
         parameters = kernel.parameters if kernel is not None else ()
         return f"inductor::{title}.{_digest(repr((parameters, launch.callee if kernel is None else '', ast.unparse(plain))))}"
@@ -206,12 +251,13 @@ class _Maker:
 
 
 class _Inline(ast.NodeTransformer):
-    """Views written out; values that are not local looked up in ``slots``."""
+    """Views written out; values that are not local looked up in ``slots``, overwritten arguments as their copies."""
 
-    def __init__(self, module: Module, known: frozenset[str], mine: Container[str]) -> None:
+    def __init__(self, module: Module, known: frozenset[str], mine: Container[str], copies: Mapping[str, str]) -> None:
         self._module = module
         self._known = known
         self._mine = mine
+        self._copies = copies
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id in self._module.views:
@@ -222,7 +268,7 @@ class _Inline(ast.NodeTransformer):
     def _named(self, node: ast.Name) -> ast.expr:
         if node.id in self._mine or not self._module.is_tensor(node.id, self._known):
             return node
-        return ast.Subscript(ast.Name("slots", ast.Load()), ast.Constant(node.id), ast.Load())
+        return ast.Subscript(ast.Name("slots", ast.Load()), ast.Constant(self._copies.get(node.id, node.id)), ast.Load())
 
 
 class _Anonymous(_Inline):

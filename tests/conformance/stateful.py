@@ -13,10 +13,12 @@ from torch.utils import _pytree as pytree
 from autosched.capture.export import Captured, capture
 from autosched.core.records import DeviceKey
 from autosched.core.schedule import sequential
-from autosched.core.variants import Lowering
+from autosched.core.variants import WHOLE, Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.bundle_format import Bundle
 from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.inductor_modes import Mode
 from tests.conformance.bundles import evidence_for
 
 SIZE = 8
@@ -144,12 +146,20 @@ def example() -> torch.Tensor:
 
 def bundled(model: nn.Module, args: tuple[Any, ...], lowering: Lowering = Lowering.REWRITTEN) -> tuple[Captured, Bundle]:
     """The model's operators in order, in a bundle that nobody tuned."""
-    captured = capture(model, args, lowering=lowering)
+    captured = _captured(model, args, lowering)
     device: DeviceKey = cpu_device_key()
     graph = captured.program.graph
     evidence = evidence_for(len(graph), device, graph.hash)
     literals = {item.name: captured.constants[item.value] for item in captured.program.bindings if item.source.value == "literal"}
     return captured, make_bundle(captured.program, sequential(graph), evidence, literals, device, software_key())
+
+
+def _captured(model: nn.Module, args: tuple[Any, ...], lowering: Lowering) -> Captured:
+    if lowering not in WHOLE:
+        return capture(model, args, lowering=lowering)
+    found = capture_inductor(model, args, mode=Mode(lowering))
+    assert isinstance(found, Captured), found.reason
+    return found
 
 
 def bundle_bytes(model: nn.Module, args: tuple[Any, ...], lowering: Lowering = Lowering.REWRITTEN) -> bytes:

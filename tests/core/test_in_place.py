@@ -8,8 +8,19 @@ import random
 import pytest
 import torch
 
-from autosched.core.graph import OpGraph
-from autosched.core.in_place import Chain, Manner, chains_in, chains_of, in_graph_order, manner_of, outputs_overwritten
+from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
+from autosched.core.in_place import (
+    Chain,
+    Manner,
+    chains_in,
+    chains_of,
+    copy_target,
+    in_graph_order,
+    manner_of,
+    others_using,
+    outputs_overwritten,
+    overwriting,
+)
 from autosched.core.program import Call, Many, Program, Ref, WriteBack
 from tests.conformance.graphs import Recorder
 from tests.conformance.stateful_programs import random_stateful_program
@@ -142,11 +153,64 @@ def test_a_later_call_of_the_same_operator_that_reads_the_old_contents_forbids_i
     assert chains_in(graph, program.writes) == ()
 
 
-def test_code_that_a_compiler_wrote_for_the_whole_graph_is_left_alone() -> None:
+def copied_and_changed(manner: Manner, *outputs: int) -> Program:
+    """A compiled program: its second launch copies a cache, the third reads the cache, the fourth changes the copy, the last reads it."""
+    spec = TensorSpec((4, 6), (6, 1), "float32")
+    roles = [ValueRole.INPUT, ValueRole.INPUT, *[ValueRole.INTERMEDIATE] * 4]
+    values = tuple(Value(index, spec, role, index) for index, role in enumerate(roles))
+    launches = [
+        ("inductor::first", (1,), (2,), ()), (copy_target(manner), (0,), (3,), ()), ("inductor::old", (0, 2), (4,), ()),
+        ("inductor::change", (2,), (), (3,)), ("inductor::new", (3,), (5,), ()),
+    ]  # fmt: skip
+    operators = tuple(
+        Operator(
+            index=index, name=f"launch{index}", calls=(Call(target, tuple(map(Ref, (*reads, *mutates))), (), made),),
+            reads=reads, writes=made, mutates=mutates, flops=0, bytes_read=96, bytes_written=96, signature=target, source="",
+        )
+        for index, (target, reads, made, mutates) in enumerate(launches)
+    )  # fmt: skip
+    graph = OpGraph(operators, values, (0, 1), (3, *(outputs or (4, 5))))
+    graph.validate()
     cache = Cache()
-    program = cache.program(cache.placed(cache.cache))
-    assert chains_of(program) != ()
-    assert chains_of(dataclasses.replace(program, source="{}")) == ()
+    plain = cache.program(cache.placed(cache.cache))
+    return dataclasses.replace(plain, graph=graph, writes=(WriteBack(0, 3),), source="{}", bindings=(), inputs=())
+
+
+@pytest.mark.parametrize("manner", list(Manner))
+def test_launches_overwrite_the_copy_that_a_compiled_program_makes(manner: Manner) -> None:
+    program = copied_and_changed(manner)
+    (chain,) = chains_of(program)
+    (link,) = chain.links
+    assert (link.operator, link.before, link.after) == (1, 0, 3)
+    assert others_using(program.graph, link) == (2,)
+    assert overwriting(program.graph, link) == (3,)
+    # What reads the old contents comes after the copy, which in place is none, and before the launch that changes it.
+    assert in_graph_order(program.graph, chain)
+    # Something reads what a second run would not find again.
+    assert not chain.repeatable
+
+
+def test_a_second_run_of_launches_is_as_good_as_they_say() -> None:
+    found = []
+    for manner in Manner:
+        program = copied_and_changed(manner)
+        # Nothing else reads the cache.
+        reader = dataclasses.replace(program.graph.operators[2], reads=(2,), calls=(Call("inductor::old", (Ref(2),), (), (4,)),))
+        operators = (*program.graph.operators[:2], reader, *program.graph.operators[3:])
+        (chain,) = chains_of(dataclasses.replace(program, graph=dataclasses.replace(program.graph, operators=operators)))
+        found.append(chain.repeatable)
+    assert found == [manner is Manner.PLACES for manner in Manner]
+
+
+def test_launches_whose_old_contents_leave_the_model_overwrite_nothing() -> None:
+    assert chains_of(copied_and_changed(Manner.PLACES, 0)) == ()
+
+
+def test_other_launches_of_a_compiler_are_left_alone() -> None:
+    program = copied_and_changed(Manner.PLACES)
+    operators = list(program.graph.operators)
+    operators[1] = dataclasses.replace(operators[1], calls=(Call("inductor::else", (Ref(0),), (), (3,)),))
+    assert chains_of(dataclasses.replace(program, graph=dataclasses.replace(program.graph, operators=tuple(operators)))) == ()
 
 
 @pytest.mark.parametrize(

@@ -290,9 +290,9 @@ def test_code_that_differs_between_widths_is_a_reason(monkeypatch: pytest.Monkey
     real = inductor.record
     seen: list[int] = []
 
-    def recorded(*given: object) -> object:
+    def recorded(*given: object, **options: object) -> object:
         seen.append(torch.get_num_threads())
-        found = real(*given)  # type: ignore[arg-type]
+        found = real(*given, **options)  # type: ignore[arg-type]
         if len(seen) == 2:
             assert not isinstance(found, Refused)
             graph = dataclasses.replace(found.program.graph, operators=found.program.graph.operators[:-1])

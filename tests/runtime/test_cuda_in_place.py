@@ -69,6 +69,16 @@ def test_memory_that_comes_again_is_overwritten_where_it_lies() -> None:
     assert runner.peak_bytes == 5
 
 
+def test_memory_that_kernels_may_not_expect_is_copied() -> None:
+    device = Device()
+    runner, begun = runner_on(device)
+    state = torch.zeros(4)[1:]
+    for _ in range(3):
+        runner([state, torch.ones(1)])
+    assert device.log == ["on copies"] * 3
+    assert not begun.yes
+
+
 def test_memory_that_changes_at_each_call_is_copied_and_nothing_is_recorded() -> None:
     device = Device()
     runner, _ = runner_on(device)

@@ -16,13 +16,19 @@ from autosched.capture import rewrite
 from autosched.capture.export import Captured, capture
 from autosched.core.errors import ArtifactCorrupt
 from autosched.core.graph import EdgeKind
+from autosched.core.in_place import chains_of, is_copy
 from autosched.device.cuda.screen import require_capturable
 from autosched.runtime import inductor_bind, region_compile
+from autosched.runtime.in_place import granted, in_place
 from autosched.runtime.inductor_bind import Recording, bound_of, record, source_of
 from autosched.runtime.inductor_compile import Compiled
 from autosched.runtime.inductor_source import Kind, Module, read_module
 from autosched.runtime.kernels import bind, random_inputs
+from autosched.runtime.numerics import compare
+from autosched.runtime.plan import make_plan
+from tests.conformance.graphs import random_placement
 from tests.conformance.programs import assert_same_in_any_order
+from tests.conformance.stateful_programs import random_run_order, run_in
 from tests.runtime.generated import nets
 
 _VERSIONS = ("2.11", "2.13")
@@ -98,6 +104,14 @@ def _wide(x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor) -> None:
     made.copy_(functional.conv2d(x, weight, padding=1))
 
 
+def _placed(place: torch.Tensor, row: torch.Tensor, made: torch.Tensor) -> None:
+    made.index_copy_(0, place.reshape(1), row)
+
+
+def _softmax(given: torch.Tensor, made: torch.Tensor) -> None:
+    made.copy_(given.softmax(-1))
+
+
 def _product(bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, made: torch.Tensor) -> None:
     made.copy_(functional.linear(x, weight, bias))
 
@@ -114,10 +128,17 @@ _STAND_INS: Mapping[str, Callable[..., Any]] = {
     "triton_per_fused_mul_sum_1": lambda given, made: made.copy_(given.sum()),
     "triton_poi_fused_embedding_index_add_2": lambda given, made: made.copy_(given),
     "triton_poi_fused_embedding_index_add_3": lambda index, table, made: made.index_add_(0, index, table[index]),
-    "triton_per_fused__softmax_exp_prepare_softmax_online_sub_4": lambda given, made: made.copy_(given.softmax(-1)),
-    "triton_per_fused__softmax_prepare_softmax_online_4": lambda given, made: made.copy_(given.softmax(-1)),
+    "triton_per_fused__softmax_exp_prepare_softmax_online_sub_4": _softmax,
+    "triton_per_fused__softmax_prepare_softmax_online_4": _softmax,
     "triton_spl_fused_cumsum_5": _scanned,
     "triton_per_fused_add_slice_sort_6": _sorted,
+    # What is changed: a cache, a state, a counter.
+    "triton_poi_fused_index_copy_view_0": _placed,
+    "triton_per_fused__softmax_prepare_softmax_online_1": _softmax,
+    "triton_per_fused__softmax_exp_prepare_softmax_online_sub_1": _softmax,
+    "triton_poi_fused_mul_2": lambda given, made: made.copy_(given * 0.5),
+    "triton_poi_fused_copy__3": lambda given, made: made.copy_(given),
+    "triton_poi_fused_add_copy__4": lambda given, made: made.copy_(given + 1),
     # max_autotune: templates; and with combined kernels.
     "triton_tem_fused_convolution_1": _pointwise,
     "triton_poi_fused_convolution_2": lambda given, made: made.copy_(given),
@@ -148,6 +169,7 @@ def _namespace(module: Module, asked: list[int]) -> dict[str, Any]:
         "get_raw_stream": get_raw_stream,
         "reinterpret_tensor": guards._reinterpret_tensor,
         "empty_strided_cuda": guards._empty_strided_cpu,
+        "empty_strided_cpu": guards._empty_strided_cpu,
         **{name: _Kernel(_STAND_INS[name]) for name in module.kernels},
     }
 
@@ -261,6 +283,32 @@ def test_what_is_changed_in_place_is_changed_in_order(version: str, monkeypatch:
     assert added in graph.predecessors[softmax]
     assert EdgeKind.MUTATION in kinds.values()
     assert graph.independent(added, place["triton_spl_fused_cumsum_5"])
+
+
+@pytest.mark.parametrize("version", _VERSIONS)
+def test_what_the_code_overwrites_is_copied_once_and_in_place_not_at_all(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, found, _ = _taken_apart(f"cache-{version}", monkeypatch)
+    program = found.program
+    copies = [operator for operator in program.graph.operators if is_copy(operator.calls[0])]
+    chains = chains_of(program)
+    assert [chain.links[0].operator for chain in chains] == [operator.index for operator in copies]
+    assert [program.graph.inputs.index(chain.links[0].before) for chain in chains] == [1, 2, 3]
+    # The keys and the state are read before they are changed, and the counter counts.
+    assert not any(chain.repeatable for chain in chains)
+    bound = bound_of(found, captured.program, captured.constants, torch.device("cpu"))
+    inputs = [*random_inputs(captured.program, 13)[:-1], torch.tensor(5)]
+    wanted = bound.run(inputs)
+    rng, most = random.Random(3), 0
+    for _ in range(30):
+        plan = make_plan(program.graph, random_placement(rng, program.graph, rng.randrange(1, 4)))
+        allowed = granted(program, plan)
+        most = max(most, len(allowed))
+        given = [tensor.clone() for tensor in inputs]
+        got = run_in(random_run_order(rng, plan), in_place(bound, allowed), given)
+        assert compare(got, wanted).bitwise
+        changed = {program.graph.inputs.index(chain.links[0].before) for chain in allowed}
+        assert [place for place in range(4) if not torch.equal(given[place], inputs[place])] == sorted(changed)
+    assert most == 3
 
 
 def test_launches_may_be_captured_and_other_baselines_get_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:

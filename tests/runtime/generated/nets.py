@@ -3,7 +3,7 @@
 To write the texts anew, with a CUDA build of PyTorch and from the checkout's root (no GPU is needed):
 
     HERE=tests.runtime.generated.nets; OUT="--row-major -o tests/runtime/generated"
-    python tools/cuda_emulator/run.py -- python -P tools/inductor_cuda.py $HERE:branches $HERE:block $HERE:odds $OUT
+    python tools/cuda_emulator/run.py -- python -P tools/inductor_cuda.py $HERE:branches $HERE:block $HERE:odds $HERE:cache $OUT
     python tools/cuda_emulator/run.py -- python -P tools/inductor_cuda.py $HERE:branches --lowering max_autotune $OUT
     python tools/cuda_emulator/run.py -- python -P tools/inductor_cuda.py $HERE:branches --lowering max_autotune_combo $OUT
     python -P tools/inductor_cuda.py $HERE:epilogue --lowering fused --variant tuned_templates $OUT
@@ -65,6 +65,30 @@ class Odds(nn.Module):
         return counts.softmax(-1), scanned, total, ordered + 1.0, order
 
 
+class Cache(nn.Module):
+    """What is changed: a cache at one place, read before and after; a state as a whole; a counter."""
+
+    keys: torch.Tensor
+    state: torch.Tensor
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("keys", torch.zeros(32, 16))
+        self.register_buffer("state", torch.zeros(4, 16))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = x @ self.keys.t()
+        self.keys.index_copy_(0, self.count.reshape(1), self.layer(x[:1]))
+        self.count += 1
+        mixed = torch.softmax(x @ self.keys.t(), 1) @ self.keys
+        old = self.layer(self.state)
+        self.state.mul_(0.5).add_(mixed)
+        return before, old, self.layer(self.state), self.keys[3:5]
+
+
 class Epilogue(nn.Module):
     """A product with its activation: one region, for which there are templates."""
 
@@ -89,6 +113,11 @@ def block() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 def odds() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """See :class:`Odds`."""
     return _seeded(Odds), (torch.randint(0, 50, (30,)), torch.randn(2**17))
+
+
+def cache() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """See :class:`Cache`."""
+    return _seeded(Cache), (torch.randn(4, 16),)
 
 
 def epilogue() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
