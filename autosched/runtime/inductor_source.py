@@ -229,7 +229,8 @@ def _read_assignment(module: Module, name: str, value: ast.expr, statement: ast.
             return
         if last == "copy_if_misaligned" and name in module.arguments and [ast.unparse(item) for item in value.args] == [name]:
             # PyTorch 2.13, on a GPU; 2.11 has it around the code, where it is left out as well. Inputs are copied to memory that begins
-            # where an allocator says, and of a constant that begins elsewhere in its storage Inductor knows when it compiles.
+            # where an allocator says, and of a constant that begins elsewhere in its storage Inductor knows when it compiles; what is
+            # overwritten where it lies must begin so, too (``cuda_in_place``).
             return
         if again:
             raise Unrecognised(f"line {statement.lineno}: {name} is assigned twice")

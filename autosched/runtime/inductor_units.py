@@ -7,7 +7,9 @@ Dataflow is that of buffers, seen through views (``inductor_accesses``):
 - a buffer that one launch writes is a value that launch makes;
 - a buffer whose writers touch *disjoint* windows (a concatenation that every branch writes its slice of) is allocated by a unit of
   its own, and each writer makes its window of it, so that branches stay independent and a reader waits for the windows it reads;
-- any other buffer with several writers is made by the first and changed in place by the others, in the order of the code.
+- any other buffer with several writers is made by the first and changed in place by the others, in the order of the code;
+- an argument that the code overwrites (a cache that the model fills) is copied by a unit of its own, and what would change the argument
+  changes the copy: units are a pure function, and whoever may overwrite the argument leaves the copy out (``runtime.in_place``).
 """
 
 from __future__ import annotations
