@@ -3,8 +3,8 @@
 The graph changes nothing: an operator makes a whole new cache of the old one, and the new one is copied back when the run has succeeded.
 Where the new one is made from the old one by a *chain* of calls that PyTorch has in-place forms of, the old memory may be overwritten
 instead, so that nothing is made and nothing is copied back. Code that a compiler wrote for the whole graph overwrites a copy of its own
-accord (:func:`copy_target`); there it is the copy that is left out. Whether every reader of the old contents comes before that is up to the plan:
-``runtime.in_place`` asks it.
+accord (:func:`copy_target`); there it is the copy that is left out. Whether every reader of the old contents comes before that is up to
+the plan: ``runtime.in_place`` asks it.
 """
 
 from __future__ import annotations

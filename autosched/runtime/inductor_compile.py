@@ -5,9 +5,10 @@ PyTorch 2.13: ``compile_fx`` with an ``inner_compile`` of one's own, which sees 
 ``PyCodeCache.load_by_key_path``, through which every generated module is loaded, fresh or from the cache on disk. What is absent or
 behaves otherwise is a :class:`Refused` with a reason, never an exception.
 
-The configuration forced here makes one launch one unit: no buffer is used twice and none is written over but what the model itself changes
-(so that the frees of a schedule stay ours and no false dependency arises), no CUDA graph, no partition, no kernels chosen while running, static shapes; none
-combined, unless the mode does (``inductor_modes``). Threads are set explicitly, because they are part of the code of a CPU kernel.
+The configuration forced here makes one launch one unit: no buffer is used twice and none is written over but what the model itself
+changes (so that the frees of a schedule stay ours and no false dependency arises), no CUDA graph, no partition, no kernels chosen while
+running, static shapes; none combined, unless the mode does (``inductor_modes``). Threads are set explicitly, because they are part of the
+code of a CPU kernel.
 """
 
 from __future__ import annotations
