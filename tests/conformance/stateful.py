@@ -146,7 +146,7 @@ def example() -> torch.Tensor:
 
 def bundled(model: nn.Module, args: tuple[Any, ...], lowering: Lowering = Lowering.REWRITTEN) -> tuple[Captured, Bundle]:
     """The model's operators in order, in a bundle that nobody tuned."""
-    captured = _captured(model, args, lowering)
+    captured = captured_in(lowering, model, args)
     device: DeviceKey = cpu_device_key()
     graph = captured.program.graph
     evidence = evidence_for(len(graph), device, graph.hash)
@@ -154,10 +154,11 @@ def bundled(model: nn.Module, args: tuple[Any, ...], lowering: Lowering = Loweri
     return captured, make_bundle(captured.program, sequential(graph), evidence, literals, device, software_key())
 
 
-def _captured(model: nn.Module, args: tuple[Any, ...], lowering: Lowering) -> Captured:
+def captured_in(lowering: Lowering, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Captured:
+    """A model in any lowering, also one that is compiled here."""
     if lowering not in WHOLE:
-        return capture(model, args, lowering=lowering)
-    found = capture_inductor(model, args, mode=Mode(lowering))
+        return capture(model, args, kwargs, lowering=lowering)
+    found = capture_inductor(model, args, kwargs, mode=Mode(lowering))
     assert isinstance(found, Captured), found.reason
     return found
 

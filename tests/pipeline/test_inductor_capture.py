@@ -170,7 +170,7 @@ def test_a_program_needs_the_same_code_here(captured: tuple[nn.Module, Captured]
     with pytest.raises(ArtifactCorrupt, match="compiled from"):
         bind(dataclasses.replace(travelled, bindings=travelled.bindings[:-1]), found.constants)
     here = Recording(found.program, _bound(found).kernels, {})
-    monkeypatch.setattr(inductor_bind, "record", lambda *given: here)
+    monkeypatch.setattr(inductor_bind, "record", lambda *given, **options: here)
     operators = travelled.graph.operators
     first = dataclasses.replace(operators[0], calls=(dataclasses.replace(operators[0].calls[0], target="inductor::other.0"),))
     for graph in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import shutil
 import warnings
 from typing import Any
 
@@ -14,12 +15,16 @@ from autosched.capture.export import Captured, capture
 from autosched.core.errors import IncompatibleArtifact, InputMismatch, UnsupportedGraph
 from autosched.core.program import ConstantSource
 from autosched.core.schedule import sequential
+from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime.call_form import CallReader
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.load import FallbackWarning, load
 from autosched.runtime.trees import renewed_calls
 from tests.conformance.bundles import evidence_for
+from tests.conformance.stateful import captured_in
+
+compiles = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 
 
 @dataclasses.dataclass
@@ -252,7 +257,8 @@ def test_decoding_goes_through_the_shapes_there_are_and_on_in_the_model(llama: A
     assert mine.get_seq_length() == 19
 
 
-def test_every_step_into_a_static_cache_is_one_shape_and_written_in_place(llama: Any) -> None:
+@pytest.mark.parametrize("lowering", [Lowering.REWRITTEN, pytest.param(Lowering.INDUCTOR, marks=compiles)])
+def test_every_step_into_a_static_cache_is_one_shape_and_written_in_place(llama: Any, lowering: Lowering) -> None:
     from transformers import StaticCache
 
     def begun() -> Any:
@@ -262,7 +268,8 @@ def test_every_step_into_a_static_cache_is_one_shape_and_written_in_place(llama:
         return cache
 
     example = begun()
-    fast = load(bundle(capture(llama, (torch.tensor([[7]]),), {"past_key_values": example})), llama, strict=True)
+    captured = captured_in(lowering, llama, (torch.tensor([[7]]),), {"past_key_values": example})
+    fast = load(bundle(captured), llama, strict=True)
     mine, theirs = begun(), begun()
     held = [layer.keys for layer in mine.layers]
     with torch.no_grad():
@@ -277,6 +284,7 @@ def test_every_step_into_a_static_cache_is_one_shape_and_written_in_place(llama:
     assert int(mine.get_seq_length()) == int(theirs.get_seq_length()) == 10
     assert int(example.get_seq_length()) == 4
     assert fast.report().calls == 6
+    assert fast.report().shapes[0].copied_back_bytes == 0
 
 
 def test_a_cache_that_was_begun_otherwise_is_another_call_and_the_warning_names_what_differs(llama: Any) -> None:
