@@ -70,7 +70,7 @@ def pair_set(store: Store) -> PairSet:
         if pair.key not in report.excluded and first in place and last in place:
             usable.append((pair, place[first], place[last]))
     if not usable:
-        found = "; ".join(report.lines()) or "it has no pairs"
+        found = "; ".join(line.strip() for line in report.lines()) if store.pairs() else "it has no pairs"
         raise UsageError(
             f"{store.folder} holds no usable pair ({found}); expected measured pairs: "
             f"'autosched collect -o {shlex.quote(str(store.folder))}' adds some on an otherwise idle machine"

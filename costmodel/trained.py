@@ -51,6 +51,13 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         simulated = f"\n**{self.simulated} of {self.pairs} rows are simulated, not measured.**\n" if self.simulated else ""
         floor = "unknown (no repeats)" if self.noise_floor_pct is None else f"{self.noise_floor_pct:.1f} %"
         rows = [f"| {name} | {_cells(metrics)} |" for name, metrics in self.held_out.items()]
+        table = [
+            f"Errors on rows held out by {self.decision.folds} (percent; contended: slowdown above 1.1):",
+            "",
+            "| model | MAPE | contended median APE | contended Spearman | makespan MAPE | 90 % interval holds |",
+            "|---|---|---|---|---|---|",
+            *rows,
+        ]
         return "\n".join(
             [
                 f"# Cost model: {self.decision.chosen}",
@@ -60,11 +67,7 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"- pairs: {self.pairs}; noise floor of repeats: {floor}; seed {self.seed}",
                 f"- chosen because: {self.decision.reason}",
                 "",
-                f"Errors on rows held out by {self.decision.folds} (percent; contended: slowdown above 1.1):",
-                "",
-                "| model | MAPE | contended median APE | contended Spearman | makespan MAPE | 90 % interval holds |",
-                "|---|---|---|---|---|---|",
-                *rows,
+                *(table if rows else ["Nothing was held out, so nothing is known of its errors."]),
                 "",
             ]
         )

@@ -27,6 +27,7 @@ from autosched.costmodel.persist import check_replaceable, load_model, read_card
 from autosched.costmodel.plots import write_plots
 from autosched.costmodel.train import Training, train
 from autosched.costmodel.trained import TrainedModel
+from autosched.datasets.audit import audit
 from autosched.datasets.facts import DeviceFacts, KernelFacts
 from autosched.datasets.store import Store
 from autosched.datasets.synthetic import synthetic_store
@@ -279,6 +280,23 @@ def test_features_of_before_are_read_where_they_mean_the_same(kind: str, reads: 
 def test_an_empty_store_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no usable pair"):
         pair_set(Store.create(tmp_path))
+
+
+def test_what_is_noisy_alone_is_not_why_a_store_without_pairs_has_none(store: Store, tmp_path: Path) -> None:
+    # An interval five times as wide as the median.
+    wide = [dataclasses.replace(row.samples, ci_high_us=row.samples.ci_low_us + 5 * row.samples.median_us) for row in store.solo()]
+    solo = [dataclasses.replace(row, samples=samples) for row, samples in zip(store.solo(), wide, strict=True)]
+    alone = Store.create(tmp_path)
+    alone.append([*store.scopes(), *solo])
+    assert any("noisy" in line for line in audit(alone).lines())
+    with pytest.raises(UsageError, match=r"no usable pair \(it has no pairs\)"):
+        pair_set(alone)
+
+
+def test_a_card_without_held_out_rows_says_so_and_has_no_empty_table(training: Training) -> None:
+    card = msgspec.structs.replace(training.model.card, held_out={})
+    assert "Nothing was held out" in card.markdown()
+    assert "| model |" not in card.markdown()
 
 
 def test_rows_say_that_they_are_simulated(store: Store) -> None:
