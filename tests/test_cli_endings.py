@@ -125,3 +125,25 @@ def test_a_terminal_that_lacks_a_letter_gets_json_as_utf_8_and_no_traceback(argu
     if "--json" in arguments:
         said = json.loads(done.stdout.decode())
         assert "models" in said or "\u0153" in said["error"]["message"]
+
+
+_WARNS = """
+import warnings
+import autosched.doctor
+from autosched.cli import main
+from autosched.runtime.cache import CacheWarning
+def examine():
+    warnings.warn("autosched: not kept", CacheWarning)
+    warnings.warn("of somebody else", UserWarning)
+    raise SystemExit(0)
+autosched.doctor.examine = examine
+main(["doctor"])
+"""
+
+
+def test_a_warning_of_our_own_is_a_line_without_its_source(tmp_path: Path) -> None:
+    (tmp_path / "warns.py").write_text(_WARNS)
+    done = subprocess.run([sys.executable, str(tmp_path / "warns.py")], capture_output=True, text=True, check=False)
+    lines = done.stderr.splitlines()
+    assert lines[0] == "autosched: not kept"
+    assert lines[1].endswith("UserWarning: of somebody else")

@@ -15,7 +15,7 @@ import typer
 
 from autosched.cli import bundles, cache, costmodel, machine, tuning
 from autosched.cli.endings import INTERRUPTED, drop_output, flush_output, how_to_go_on, reader_left, stoppable
-from autosched.cli.printing import complain, emit, spell_out_what_has_no_letter
+from autosched.cli.printing import complain, emit, plain_warnings, spell_out_what_has_no_letter
 from autosched.core.errors import AutoschedError
 
 _HELP = """Decide when and where each operator of a PyTorch model runs: measure, search, verify, export, load.
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     spell_out_what_has_no_letter()
     given = arguments if arguments is not None else sys.argv[1:]
-    with stoppable() as stop:
+    with stoppable() as stop, plain_warnings():
         code = _run(given)
     if code == INTERRUPTED:
         complain(f"autosched: {how_to_go_on(given)}")

@@ -9,6 +9,8 @@ import shlex
 import shutil
 import sys
 import textwrap
+import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -87,6 +89,26 @@ def tell_what_compiles_besides(device: str, effort: str, budget_s: float | None,
         f"autosched: torch.compile is measured beside; what it compiles is not in the budget of {total_s:g} s and can take minutes more; "
         f"{leave_out} leaves it out"
     )
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Within, warnings of autosched's own are complaints: a line of its source says nothing to whoever typed a command."""
+    usual = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None
+    ) -> None:
+        if category.__module__.partition(".")[0] == "autosched":
+            complain(str(message))
+        else:
+            usual(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
 
 
 def live_progress() -> LiveProgress:

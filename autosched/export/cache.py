@@ -33,7 +33,8 @@ def keep(folder: str | os.PathLike[str], bundle: Bundle) -> Path | None:
         remove_half_written(target.parent, _ENTRIES)
         return write_bundle(target, bundle)
     except (OSError, AutoschedError) as error:
+        why = str(error).rstrip(".")
         warn_once(
-            f"{folder}: write", f"the tuned schedule is not kept in the cache: {error} Set AUTOSCHED_CACHE to a folder that can be written."
+            f"{folder}: write", f"the tuned schedule is not kept in the cache: {why}. Set AUTOSCHED_CACHE to a folder that can be written."
         )
         return None
