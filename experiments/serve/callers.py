@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.serve.common import bundle_of, interval, record, results_of  # noqa: E402
+from experiments.serve.common import bundle_of, interval, keep, parser_of  # noqa: E402
 from experiments.serve.load import build  # noqa: E402
 
 MODELS = ("autosched:moe", "autosched:randwire", "torchvision:googlenet")
@@ -111,12 +111,9 @@ def measure(name: str, repeats: int, calls: int) -> dict[str, Any]:
 def main() -> None:
     from autosched.runtime.native_build import build_native
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=None)
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--calls", type=int, default=60)
-    parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -133,8 +130,7 @@ def main() -> None:
         for way, row in case["rows"].items():
             said = {kind: round(statistics.median(row[kind])) for kind in ("loaded", "kept") if kind in row}
             print(f"{case['model']}: {way}, {said} us", *(f"{row['ratio']:.2f}x" for _ in range("ratio" in row)))
-    if arguments.out is not None or not arguments.smoke:
-        record(arguments.out or results_of("cpu") / "callers.json", {"cases": cases})
+    keep(arguments, "callers.json", {"cases": cases})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import sys
@@ -23,7 +24,7 @@ from experiments.calls import write_json  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.suite import environment  # noqa: E402
 
-__all__ = ["bundle_bytes", "bundle_of", "environment", "interval", "percentile", "record", "results_of", "tower"]
+__all__ = ["bundle_bytes", "bundle_of", "environment", "interval", "keep", "parser_of", "percentile", "record", "results_of", "tower"]
 
 
 class Tower(torch.nn.Module):
@@ -109,6 +110,22 @@ def interval(values: Sequence[float], seed: int = 0, rounds: int = 2000) -> tupl
     rng = random.Random(seed)
     medians = [statistics.median(rng.choices(values, k=len(values))) for _ in range(rounds)]
     return percentile(medians, 0.025), percentile(medians, 0.975)
+
+
+def parser_of(description: str | None, *, models: bool = True) -> argparse.ArgumentParser:
+    """What every benchmark is asked: of which models, where to write, and whether it is only to show that it runs."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if models:
+        parser.add_argument("models", nargs="*", default=None)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--smoke", action="store_true")
+    return parser
+
+
+def keep(asked: argparse.Namespace, name: str, body: dict[str, Any]) -> None:
+    """:func:`record` where it was asked for, or among this CPU's results; of a run that only shows that it runs, nothing unless asked."""
+    if asked.out is not None or not asked.smoke:
+        record(asked.out or results_of("cpu") / name, body)
 
 
 def record(path: Path, body: dict[str, Any]) -> None:

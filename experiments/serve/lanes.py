@@ -11,7 +11,6 @@ Answers are compared to the bit. ``--smoke`` runs a small model for a few rounds
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.serve.common import interval, record, results_of  # noqa: E402
+from experiments.serve.common import interval, keep, parser_of  # noqa: E402
 from experiments.serve.load import build  # noqa: E402
 from experiments.serve.overhead import per_call_us  # noqa: E402
 
@@ -169,11 +168,8 @@ def _row(run: LaneExecutor, values: Sequence[float], base: Sequence[float]) -> d
 def main() -> None:
     from autosched.runtime.native_build import build_native
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=None)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     models, rounds = arguments.models or list(MODELS), arguments.rounds
     if arguments.smoke:
@@ -188,8 +184,7 @@ def main() -> None:
         for condition in ("after_a_pause", "beside_a_process"):
             for name, row in case[condition].items():
                 print(f"{case['model']}: {name}, {condition.replace('_', ' ')}, {row['median_us']:,.0f} us, {row['speedup']:.3f}x")
-    if arguments.out is not None or not arguments.smoke:
-        record(arguments.out or results_of("cpu") / "lanes.json", {"cases": cases})
+    keep(arguments, "lanes.json", {"cases": cases})
 
 
 if __name__ == "__main__":

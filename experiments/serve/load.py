@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from experiments.calls import run_to_end  # noqa: E402
-from experiments.serve.common import bundle_bytes, interval, percentile, record, results_of, tower  # noqa: E402
+from experiments.serve.common import bundle_bytes, interval, parser_of, percentile, record, results_of, tower  # noqa: E402
 
 MODELS = ("tower:300", "torchvision:googlenet", "timm:hrnet_w18")
 # A repeat has this long, and the first one of a model at least that long however late it is.
@@ -154,15 +154,12 @@ def measure(name: str, repeats: int, lanes: int, device: str, until: float = mat
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=None)
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--deadline", type=float, default=None, help="seconds this call may take; by default 520 on a GPU, else no limit")
-    parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--missing", action="store_true", help="only models that the file of earlier calls lacks")
-    parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--bundle", type=Path, default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -11,7 +11,6 @@ whose operators do nothing. ``--smoke`` runs a small model for a few rounds and 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import random
 import statistics
@@ -27,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.serve.common import bundle_bytes, interval, record, results_of, tower  # noqa: E402
+from experiments.serve.common import bundle_bytes, interval, keep, parser_of, tower  # noqa: E402
 from experiments.serve.load import build  # noqa: E402
 
 MODELS = ("tower:3", "tower:30", "tower:300", "torchvision:googlenet")
@@ -218,12 +217,9 @@ def _nothing(slots: list[Any]) -> None:
 def main() -> None:
     from autosched.runtime.native_build import build_native
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=None)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--lanes", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     models, rounds, plans = arguments.models or list(MODELS), arguments.rounds, _PLANS
     if arguments.smoke:
@@ -240,8 +236,7 @@ def main() -> None:
     walks = [executor(operators, lanes, rounds) for operators, lanes in plans]
     for walk in walks:
         print(f"{walk['operators']} operators, {walk['lanes']} lanes: {walk['per_operator_us']:.2f} us per operator")
-    if arguments.out is not None or not arguments.smoke:
-        record(arguments.out or results_of("cpu") / "overhead.json", {"calls": cases, "executor": walks})
+    keep(arguments, "overhead.json", {"calls": cases, "executor": walks})
 
 
 if __name__ == "__main__":

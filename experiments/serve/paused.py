@@ -10,7 +10,6 @@ nothing unless told where.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.serve.common import record, results_of  # noqa: E402
+from experiments.serve.common import keep, parser_of  # noqa: E402
 from experiments.serve.load import build  # noqa: E402
 
 MODELS = ("autosched:deepfm", "autosched:moe", "autosched:lstm", "torchvision:squeezenet1_1", "autosched:randwire", "torchvision:googlenet")
@@ -69,11 +68,8 @@ def _row(times: dict[str, list[float]], column: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=None)
+    parser = parser_of(__doc__)
     parser.add_argument("--calls", type=int, default=100)
-    parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     models, calls, budget_s = arguments.models or list(MODELS), arguments.calls, None
     if arguments.smoke:
@@ -89,8 +85,7 @@ def main() -> None:
                 f"{row['over_tuned']:.2f} times as long as tuned ({low:.2f} to {high:.2f})",
                 flush=True,
             )
-    if arguments.out is not None or not arguments.smoke:
-        record(arguments.out or results_of("cpu") / "paused.json", {"pause_ms": PAUSE_MS, "cases": cases})
+    keep(arguments, "paused.json", {"pause_ms": PAUSE_MS, "cases": cases})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ there was before) and in place. Everybody has a copy of the model. Answers and c
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import random
 import statistics
@@ -28,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.serve.common import bundle_of, interval, record, results_of  # noqa: E402
+from experiments.serve.common import bundle_of, interval, keep, parser_of  # noqa: E402
 
 _BLOCK_US = 60_000.0  # a timed block is at least this long: its first call finds the caches as another contestant left them
 _STEPS = 6  # of the comparison, each at its own position
@@ -209,19 +208,16 @@ def measure(size: Size, lowerings: Sequence[str], rounds: int) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, models=False)
     parser.add_argument("--lengths", type=int, nargs="*", default=[512, 2048])
     parser.add_argument("--lowerings", nargs="*", default=["rewritten", "fused", "inductor"])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     sizes, lowerings, rounds = [Size(6, 8, 512, length) for length in arguments.lengths], arguments.lowerings, arguments.rounds
     if arguments.smoke:
         sizes, lowerings, rounds = [Size(2, 2, 64, 256)], ["rewritten"], 2
     cases = [measure(size, lowerings, rounds) for size in sizes]
-    if arguments.out is not None or not arguments.smoke:
-        record(arguments.out or results_of("cpu") / "state.json", {"threads": torch.get_num_threads(), "cases": cases})
+    keep(arguments, "state.json", {"threads": torch.get_num_threads(), "cases": cases})
 
 
 if __name__ == "__main__":
