@@ -12,12 +12,11 @@ from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.instructions import Instruction, instructions_of
 from autosched.runtime.lane_pool import LanePool
+from autosched.runtime.lanes import SPIN_OWN_CORE_US
 from autosched.runtime.native_build import native_library
 from autosched.runtime.native_code import NativeCode, NativeStep, NotNative
 from autosched.runtime.native_lanes import NativeProgram, team_comes
 
-# Long enough for a thread that has a core to be met awake at the start.
-_SPIN_US = 280.0
 _NOTHING: tuple[Instruction, ...] = ()
 
 
@@ -90,7 +89,7 @@ def native_loops(loops: Sequence[Repeated], lanes: Sequence[int], lane_count: in
     narrow = all(loop.width == 1 for loop in loops)
     team = lane_count if narrow and 1 < lane_count <= usable_cores() and team_comes(library, lane_count) else 0
     # A lane that waits for the end alone sleeps: it has nothing to be in time for.
-    spin_us = _SPIN_US if 1 < size <= usable_cores() else 0.0
+    spin_us = SPIN_OWN_CORE_US if 1 < size <= usable_cores() else 0.0
     try:
         return NativeLoops(NativeProgram(library, NativeCode((tuple(steps),), 3 * size, spin_us, constants, team=team)), loops)
     except NotNative:

@@ -140,12 +140,10 @@ class LanePool:
                 _LaneTask(task, 0, signals, first_flag)()
                 self._join(lanes, signals, first_flag)
             except BaseException as error:
-                # An interrupt: stop the lanes, then wait for them, so that none works on after the caller has left. Nobody knows which
-                # lanes have a task; what is put behind it, or instead of it, tells that the lane has ended.
+                # An interrupt: stop the lanes, then wait for them, so that none works on after the caller has left. It may not be the last.
                 signals.fail(error)
-                for lane in range(1, lanes):
-                    self._queues[lane - 1].put(partial(signals.set, first_flag + lane))
-                self._join(lanes, signals, first_flag)
+                while not self._left(lanes, signals, first_flag):
+                    pass
         failure, signals.error = signals.error, None
         if failure is not None:
             try:
@@ -172,6 +170,18 @@ class LanePool:
     def _join(self, lanes: int, signals: Signals, first_flag: int) -> None:
         for lane in range(1, lanes):
             signals.join(first_flag + lane)
+
+    def _left(self, lanes: int, signals: Signals, first_flag: int) -> bool:
+        """Whether all lanes have ended, and not this thread was interrupted again; each stops before its next operator."""
+        try:
+            # Nobody knows which lanes have a task; what is put behind it, or instead of it, tells that the lane has ended.
+            for lane in range(1, lanes):
+                self._queues[lane - 1].put(partial(signals.set, first_flag + lane))
+            self._join(lanes, signals, first_flag)
+        except BaseException:
+            # What came first is what the run ends in.
+            return False
+        return True
 
     def _provide(self, threads: int) -> None:
         while len(self._queues) < threads:

@@ -27,8 +27,8 @@ from autosched.runtime.walk import walk
 
 _log = logging.getLogger(__name__)
 
-# As many microseconds as the turns of a lane in Python take.
-_SPIN_OWN_CORE_US = 280.0
+SPIN_OWN_CORE_US = 280.0
+"""How long a native lane that waits spins where it has a core of its own, to be met awake: as long as the turns of one in Python take."""
 _SPIN_SHARED_CORE_US = 15.0
 
 
@@ -215,7 +215,7 @@ def _native_plan(bound: BoundProgram, plan: Plan, lanes: Sequence[Sequence[Step]
         return None
     # Lanes that share a core wait for each other, and none may wait for a thread that has none.
     as_team = as_team and 1 < len(lanes) <= usable_cores() and team_comes(library, team_size(lanes))
-    spin_us = _SPIN_OWN_CORE_US if own_core else _SPIN_SHARED_CORE_US
+    spin_us = SPIN_OWN_CORE_US if own_core else _SPIN_SHARED_CORE_US
     try:
         return NativePlan(library, bound, lanes, spin_us, plan.steps if as_team else ())
     except NotNative as why:

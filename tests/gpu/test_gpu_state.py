@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from autosched.capture.export import capture
 from autosched.core.schedule import sequential
+from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime.cuda_in_place import InPlaceRunner
 from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
 from autosched.runtime.load import load
 from tests.conformance.bundles import evidence_for
-from tests.conformance.stateful import SIZE, STATEFUL, KeyValueCache, Stateful, assert_like_eager, example, made
+from tests.conformance.stateful import SIZE, STATEFUL, KeyValueCache, Stateful, assert_like_eager, captured_in, example, made
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.gpu_only(reason="it loads a file on the device")]
 
@@ -25,8 +25,8 @@ def reset(model: Any, number: int) -> None:
             buffer.zero_()
 
 
-def loaded_on_the_device(model: Any, args: tuple[torch.Tensor, ...], **options: Any) -> Any:
-    captured = capture(model, args)
+def loaded_on_the_device(model: Any, args: tuple[torch.Tensor, ...], lowering: Lowering = Lowering.REWRITTEN, **options: Any) -> Any:
+    captured = captured_in(lowering, model, args)
     graph, device = captured.program.graph, cuda_device_key(0)
     literals = {item.name: captured.constants[item.value].cpu() for item in captured.program.bindings if item.source.value == "literal"}
     evidence = evidence_for(len(graph), device, graph.hash)
@@ -43,9 +43,10 @@ def test_calls_in_a_row_are_those_of_the_model(kind: type[Stateful], in_place: b
     assert loaded.report().calls == 5
 
 
-def test_a_cache_is_recorded_where_it_lies_and_neither_copied_in_nor_back() -> None:
+@pytest.mark.parametrize("lowering", [Lowering.REWRITTEN, Lowering.INDUCTOR])
+def test_a_cache_is_recorded_where_it_lies_and_neither_copied_in_nor_back(lowering: Lowering) -> None:
     model = made(KeyValueCache).cuda()
-    loaded = loaded_on_the_device(model, (example().cuda(),))
+    loaded = loaded_on_the_device(model, (example().cuda(),), lowering)
     runner = loaded._table.slots[0].prepared.runner
     assert isinstance(runner, InPlaceRunner)
     before = runner.recorded

@@ -96,6 +96,35 @@ def test_threads_end_with_the_pool() -> None:
         assert not thread.is_alive()
 
 
+def test_a_caller_that_is_interrupted_again_and_again_leaves_no_lane_at_work() -> None:
+    class Interrupted(Signals):
+        left = 3
+
+        def join(self, index: int) -> None:
+            if self.left:
+                self.left -= 1
+                raise KeyboardInterrupt(self.left)
+            done.set()
+            super().join(index)
+
+    done, ended = threading.Event(), []
+
+    def task(lane: int) -> None:
+        if lane:
+            assert done.wait(60)
+            time.sleep(0.05)
+            ended.append(lane)
+
+    pool = LanePool()
+    with pytest.raises(KeyboardInterrupt, match="2"):
+        pool.run(task, 3, Interrupted(3), 0)
+    assert sorted(ended) == [1, 2]
+    # And the next run is like any other.
+    pool.run(ended.append, 3, Signals(3), 0)
+    assert sorted(ended) == [0, 1, 1, 2, 2]
+    pool.close()
+
+
 def test_a_sleeping_lane_is_woken_by_success_and_by_failure() -> None:
     for fail in (False, True):
         signals = Signals(4)
