@@ -2,7 +2,7 @@
 
 A recorded graph holds addresses. Where a model's buffers, or a caller's cache, are at the same place in one call and the next, the plan
 is recorded once more on that very memory. Anywhere else it runs on buffers of its own: what is overwritten is copied in, and written back
-when the run has ended.
+when the run has ended. Those buffers are as large as the caches; they are given back where nobody seems to need them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 _KEPT = 4
 # Recording takes longer than many copies: whoever brings other memory at each turn is better served by those.
 _MOST_RECORDED = 16
+# Calls in a row that need no copies, after which their memory is given back.
+_SETTLED = 100
 # What Inductor's kernels rely on, if the examples that they were compiled for began so; PyTorch's allocator gives more.
 _ALIGNMENT_BYTES = 16
 
@@ -51,14 +53,16 @@ class InPlaceRunner:
         self._targets = tuple(targets)
         self._begun = begun
         self._left = _MOST_RECORDED if anywhere else 0
-        self._on_copies = record(example, ())
+        self._copies: GraphRunner | None = record(example, ())
+        self._peak_bytes = self._copies.peak_bytes
+        self._without_copies = 0  # calls in a row
         self._at: OrderedDict[tuple[int, ...], GraphRunner] = OrderedDict()
         self._last: tuple[int, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
         """As of a ``GraphRunner``."""
-        return self._on_copies.peak_bytes
+        return self._peak_bytes
 
     @property
     def recorded(self) -> int:
@@ -76,19 +80,38 @@ class InPlaceRunner:
         if runner is None:
             return self.on_copies(inputs)
         self._at.move_to_end(places)
+        self._without_copies += 1
+        if self._without_copies == _SETTLED:
+            self._give_copies_back()
         self._begun.set(True)
         return runner(inputs)
 
     def on_copies(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run it and change nothing of the caller's."""
+        """Run it and change nothing of the caller's.
+
+        Raises:
+            DeviceError: if the copies were given back, and it cannot be recorded on others.
+        """
         self._begun.set(False)
-        return self._on_copies(inputs)
+        if self._copies is None:
+            # Needed after all, and so from now on: not again does a call take as long as recording does.
+            self._copies = self._record(inputs, ())
+            self._without_copies = _SETTLED
+        elif self._without_copies < _SETTLED:
+            self._without_copies = 0
+        return self._copies(inputs)
 
     def close(self) -> None:
         """As of a ``GraphRunner``."""
-        for runner in (self._on_copies, *self._at.values()):
+        self._give_copies_back()
+        for runner in self._at.values():
             runner.close()
         self._at.clear()
+
+    def _give_copies_back(self) -> None:
+        if self._copies is not None:
+            self._copies.close()
+            self._copies = None
 
     def _recorded_at(self, places: tuple[int, ...], inputs: Sequence[torch.Tensor]) -> GraphRunner | None:
         self._left -= 1

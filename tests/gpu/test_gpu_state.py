@@ -64,6 +64,37 @@ def test_a_cache_is_recorded_where_it_lies_and_neither_copied_in_nor_back(loweri
     assert loaded.report().shapes[0].copied_back_bytes == 0
 
 
+class Long(KeyValueCache):
+    """With caches whose size shows."""
+
+    def __init__(self) -> None:
+        super().__init__(2**16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.fill(x)
+        return self.keys[:16].sum() + self.values[:16].sum()
+
+
+def test_the_memory_of_copies_is_given_back_where_nobody_needs_them() -> None:
+    model = made(Long).cuda()
+    loaded = loaded_on_the_device(model, (example().cuda(),))
+    eager, x = made(Long).cuda(), example().cuda()
+    caches = sum(buffer.nbytes for buffer in (model.keys, model.values))
+    held = []
+    with torch.no_grad():
+        for number in range(130):
+            torch.testing.assert_close(loaded(x), eager(x))
+            if number in (10, 129):
+                held.append(torch.cuda.memory_allocated())
+        assert held[0] - held[1] >= caches
+        # Another tensor in a buffer's place is copied once more.
+        for changed in (model, eager):
+            changed.keys = torch.ones_like(changed.keys)
+        for _ in range(3):
+            torch.testing.assert_close(loaded(x), eager(x))
+            torch.testing.assert_close(model.keys, eager.keys)
+
+
 def test_caches_that_are_given_in_turn_are_each_changed_where_they_lie() -> None:
     class Given(Stateful):
         def forward(self, x: torch.Tensor, cache: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -79,6 +79,36 @@ def test_memory_that_kernels_may_not_expect_is_copied() -> None:
     assert not begun.yes
 
 
+def test_copies_that_nobody_needs_are_given_back_once() -> None:
+    device = Device()
+    runner, begun = runner_on(device)
+    state, x = torch.zeros(3), torch.ones(1)
+    for _ in range(60):
+        runner([state, x])
+    # Other memory, while there are still copies.
+    runner([torch.zeros(3), x])
+    assert "closed" not in device.log
+    for _ in range(150):
+        runner([state, x])
+    assert device.log.count("closed") == 1
+    assert state.tolist() == [209.0] * 3
+    # Other memory again: recorded on copies once more, which stay.
+    device.log.clear()
+    for _ in range(3):
+        other = torch.zeros(3)
+        made = runner([other, x])
+        assert made[0].tolist() == [1.0] * 3
+        assert other.tolist() == [0.0] * 3
+        assert not begun.yes
+        for _ in range(120):
+            runner([state, x])
+    assert device.log.count("recorded") == 1
+    assert "closed" not in device.log
+    assert runner.peak_bytes == 5
+    runner.close()
+    assert device.log.count("closed") == 2
+
+
 def test_memory_that_changes_at_each_call_is_copied_and_nothing_is_recorded() -> None:
     device = Device()
     runner, _ = runner_on(device)
