@@ -106,7 +106,7 @@ def _admitted(run: Run, proved: Sequence[Entry], ranking: Sequence[str]) -> tupl
     )
     count = run.timetable.rows(min(LEAST_ROWS, len(proved)), len(proved)) - len(static)
     if absent := [candidate.name for entry in others[count:] for candidate in entry.candidates]:
-        what = f"{len(absent)} strategies in the final comparison ({', '.join(absent)})"
+        what = f"{len(absent)} {'strategy' if len(absent) == 1 else 'strategies'} in the final comparison ({', '.join(absent)})"
         run.ledger.left_out.append(LeftOut(what, run.timetable.more_rows_s(len(proved), refine=run.options.refine)))
     return (*static, *others[:count])
 

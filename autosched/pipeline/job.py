@@ -239,7 +239,7 @@ def _prove(run: Run, candidates: Sequence[Candidate], failures: dict[str, Failur
         run.progress.update(done=done + 1, total=len(groups), measured=run.ledger.measurements, failed=run.ledger.failures)
     if unproved:
         more_s = run.timetable.more_proofs_s(len(unproved), len(groups) + len(STATIC), refine=run.options.refine)
-        what = f"proving and measuring {len(unproved)} strategies ({', '.join(unproved)})"
+        what = f"proving and measuring {len(unproved)} {'strategy' if len(unproved) == 1 else 'strategies'} ({', '.join(unproved)})"
         run.ledger.left_out.append(LeftOut(what, more_s))
 
 

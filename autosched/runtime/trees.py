@@ -71,9 +71,10 @@ def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, A
             if not isinstance(leaf, torch.Tensor):
                 raise InputMismatch(f"input {position} is a {type(leaf).__name__}; expected a tensor {list(wanted.shape)} {wanted.dtype}.")
             if tuple(leaf.shape) != wanted.shape or str(leaf.dtype)[6:] != wanted.dtype:
+                differs = "shape" if tuple(leaf.shape) != wanted.shape else "dtype"
                 raise InputMismatch(
                     f"input {position} is {list(leaf.shape)} {str(leaf.dtype)[6:]}; the schedule was made for "
-                    f"{list(wanted.shape)} {wanted.dtype}. Tune for this shape too."
+                    f"{list(wanted.shape)} {wanted.dtype}. Tune for this {differs} too."
                 )
             tensors[expected.value] = leaf
         elif not _same_literal(leaf, expected):
