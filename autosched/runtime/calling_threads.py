@@ -103,16 +103,28 @@ class _Owner:
             job.wait()
         except BaseException:
             # Until it has ended it uses the caller's memory, and nobody else may run the schedule.
-            job.outlast()
+            self._outlast()
             job.take()
             raise
         outcome = job.take()
+        assert outcome is not None
         if isinstance(outcome, BaseException):
             try:
                 raise outcome
             finally:
                 del outcome  # its frames hold this one
         return outcome
+
+    def _outlast(self) -> None:
+        """Wait until all that was handed over has ended, whatever signals say meanwhile: the last of it may not have come so far."""
+        while True:
+            behind = _Job(_nothing, ())
+            try:
+                self._jobs.put(behind)
+                behind.wait()
+            except BaseException:  # another Ctrl-C
+                continue
+            return
 
     def let_go(self) -> None:
         """Let its team go when it has done what it was given."""
@@ -153,20 +165,14 @@ class _Job:
         while self._outcome is None:
             self._running.acquire()
 
-    def outlast(self) -> None:
-        """Wait until it has ended, whatever signals say meanwhile."""
-        while True:
-            try:
-                self.wait()
-            except BaseException:  # another Ctrl-C
-                continue
-            return
-
-    def take(self) -> _Outcome:
-        """Its outcome, which is not held here any longer: the frames of an error hold this."""
+    def take(self) -> _Outcome | None:
+        """Its outcome if it has ended, which is not held here any longer: the frames of an error hold this."""
         outcome, self._outcome = self._outcome, None
-        assert outcome is not None
         return outcome
+
+
+def _nothing(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return []
 
 
 calling_threads = CallingThreads()

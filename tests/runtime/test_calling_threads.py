@@ -147,6 +147,31 @@ def test_an_interrupt_comes_when_the_run_has_ended(callers: CallingThreads, othe
     assert len(callers.run(_who, [])) == 1
 
 
+def test_an_interrupt_comes_before_the_run_is_handed_over(
+    callers: CallingThreads, others: list[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _share(callers, others)
+    owner = callers._owner
+    assert owner is not None
+    jobs, left = owner._jobs, [KeyboardInterrupt("first"), KeyboardInterrupt("second")]
+
+    class Interrupted:
+        get = jobs.get
+
+        def put(self, job: Any) -> None:
+            if left:
+                raise left.pop(0)
+            jobs.put(job)
+
+    monkeypatch.setattr(owner, "_jobs", Interrupted())
+    ran: list[int] = []
+    with pytest.raises(KeyboardInterrupt, match="first"):
+        callers.run(lambda inputs: ran.append(1) or [], [])  # type: ignore[func-returns-value]
+    assert not left
+    assert not ran
+    assert len(callers.run(_who, [])) == 1
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_runs_its_calls(callers: CallingThreads, others: list[ThreadPoolExecutor]) -> None:
