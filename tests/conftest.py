@@ -27,6 +27,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Modules of tests make bundles when they are imported, which must not depend on whether the user's cache has native lanes.
+os.environ["AUTOSCHED_NATIVE"] = "0"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpu", "tests that need a CUDA device")
     group.addoption("--gpu-budget", type=float, default=470.0, help="seconds for all tests marked gpu; those left then fail (default 470)")
