@@ -44,7 +44,20 @@ _UPDATES = frozenset(
 _ACCUMULATES = "aten::index_put.default"
 _FILLS = frozenset(f"aten::{name}" for name in ("copy.default", "fill.Scalar", "fill.Tensor", "zero.default"))
 _MARK = "+in_place"
-_COPIES = {f"inductor::copy.{manner}": manner for manner in Manner}
+
+
+def copy_target(manner: Manner) -> str:
+    """The call of a compiled program that copies what the launches after it overwrite; ``manner`` is that of all of them together.
+
+    In place it copies nothing: the launches then overwrite the memory itself.
+
+    >>> manner_of(Call(copy_target(Manner.UPDATES), (Ref(0),), (), (1,)))
+    <Manner.UPDATES: 'updates'>
+    """
+    return f"inductor::copy.{manner}"
+
+
+_COPIES = {copy_target(manner): manner for manner in Manner}
 
 
 def manner_of(call: Call) -> Manner | None:
@@ -95,17 +108,6 @@ class Chain:
     repeatable: bool
 
 
-def copy_target(manner: Manner) -> str:
-    """The call of a compiled program that copies what the launches after it overwrite; ``manner`` is that of all of them together.
-
-    In place it copies nothing: the launches then overwrite the memory itself.
-
-    >>> manner_of(Call(copy_target(Manner.UPDATES), (Ref(0),), (), (1,)))
-    <Manner.UPDATES: 'updates'>
-    """
-    return next(target for target, copied in _COPIES.items() if copied is manner)
-
-
 def is_copy(call: Call) -> bool:
     """Whether it is one of :func:`copy_target`."""
     return call.target in _COPIES
@@ -147,7 +149,8 @@ def overwriting(graph: OpGraph, link: Link) -> tuple[int, ...]:
     """The operators that overwrite the link's memory: its own, or where that is a copy, those that change the copy."""
     if not is_copy(graph.operators[link.operator].calls[link.call]):
         return (link.operator,)
-    return tuple(operator.index for operator in graph.operators if link.after in _changed(graph, operator.index))
+    # Asked for every plan, and most operators change nothing.
+    return tuple(operator.index for operator in graph.operators if operator.mutates and link.after in _changed(graph, operator.index))
 
 
 def outputs_overwritten(graph: OpGraph, chains: Sequence[Chain]) -> dict[int, int]:

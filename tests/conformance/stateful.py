@@ -107,6 +107,17 @@ class KeyValueCache(Stateful):
         return torch.softmax(scores, 1) @ self.values
 
 
+class LongCache(KeyValueCache):
+    """With room for many steps."""
+
+    def __init__(self, length: int = 256) -> None:
+        super().__init__(length)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.fill(x)
+        return self.keys.sum() + self.values.sum()
+
+
 class Remembers(Stateful):
     """A part of a model that keeps what its last input was and returns what it has put another tensor in place of."""
 
@@ -133,7 +144,7 @@ class InParts(Stateful):
 STATEFUL: tuple[type[Stateful], ...] = (ReadBeforeAndAfter, Recurrent, ReturnsItsMemory, ChangesItsInput, KeyValueCache, InParts)
 
 
-def made(kind: type[Stateful], seed: int = 0) -> Stateful:
+def made(kind: Callable[[], Stateful], seed: int = 0) -> Stateful:
     """A model in eval mode."""
     torch.manual_seed(seed)
     return kind().eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from autosched.runtime.cuda_in_place import InPlaceRunner
 from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
 from autosched.runtime.load import load
 from tests.conformance.bundles import evidence_for
-from tests.conformance.stateful import SIZE, STATEFUL, KeyValueCache, Stateful, assert_like_eager, captured_in, example, made
+from tests.conformance.stateful import SIZE, STATEFUL, KeyValueCache, LongCache, Stateful, assert_like_eager, captured_in, example, made
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.gpu_only(reason="it loads a file on the device")]
 
@@ -64,21 +65,12 @@ def test_a_cache_is_recorded_where_it_lies_and_neither_copied_in_nor_back(loweri
     assert loaded.report().shapes[0].copied_back_bytes == 0
 
 
-class Long(KeyValueCache):
-    """With caches whose size shows."""
-
-    def __init__(self) -> None:
-        super().__init__(2**16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.fill(x)
-        return self.keys[:16].sum() + self.values[:16].sum()
-
-
 def test_the_memory_of_copies_is_given_back_where_nobody_needs_them() -> None:
-    model = made(Long).cuda()
+    # So long that the size of the caches shows.
+    long = partial(LongCache, 2**16)
+    model = made(long).cuda()
     loaded = loaded_on_the_device(model, (example().cuda(),))
-    eager, x = made(Long).cuda(), example().cuda()
+    eager, x = made(long).cuda(), example().cuda()
     caches = sum(buffer.nbytes for buffer in (model.keys, model.values))
     held = []
     with torch.no_grad():

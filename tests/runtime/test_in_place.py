@@ -29,7 +29,17 @@ from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.workspace import peak_live_bytes
 from tests.conformance.graphs import Recorder, random_placement
-from tests.conformance.stateful import SIZE, KeyValueCache, ReadBeforeAndAfter, Stateful, assert_like_eager, bundle_bytes, example, made
+from tests.conformance.stateful import (
+    SIZE,
+    KeyValueCache,
+    LongCache,
+    ReadBeforeAndAfter,
+    Stateful,
+    assert_like_eager,
+    bundle_bytes,
+    example,
+    made,
+)
 from tests.conformance.stateful_programs import random_run_order, random_stateful_program, run_in
 
 
@@ -443,17 +453,6 @@ def test_many_threads_write_one_cache() -> None:
     assert int(model.count) == 160
     assert torch.equal(model.values[:160], torch.ones(160, SIZE))
     assert not model.values[160:].any()
-
-
-class LongCache(KeyValueCache):
-    """With room for many steps."""
-
-    def __init__(self) -> None:
-        super().__init__(256)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.fill(x)
-        return self.keys.sum() + self.values.sum()
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from tests.conformance.graphs import random_placement
 from tests.conformance.stateful import (
     ChangesItsInput,
     KeyValueCache,
+    LongCache,
     ReadBeforeAndAfter,
     ReturnsItsMemory,
     Stateful,
@@ -78,17 +79,6 @@ def test_calls_in_a_row_are_those_of_the_model_in_place_and_on_copies(kind: type
         assert report.calls == 5
         copied.append(report.shapes[0].copied_back_bytes)
     assert copied[0] == 0 < copied[1]
-
-
-class LongCache(KeyValueCache):
-    """With room for many steps."""
-
-    def __init__(self) -> None:
-        super().__init__(256)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.fill(x)
-        return x @ self.keys.t() @ self.values
 
 
 def test_a_cache_is_neither_made_anew_nor_copied_and_costs_what_is_put_there() -> None:
