@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from autosched.core.in_place import Chain
 from autosched.core.program import Program
 from autosched.device.cuda.baseline_session import CudaBaseline
 from autosched.device.cuda.baselines import BaselineKind
@@ -19,7 +20,9 @@ from autosched.device.cuda.settings import current_settings
 from autosched.runtime.cuda_bindings import open_bindings
 from autosched.runtime.cuda_graph import GraphCapturer
 from autosched.runtime.cuda_lanes import CaptureOptions
+from autosched.runtime.graph_audit import audit_graph
 from autosched.runtime.graph_runner import GraphRunner
+from autosched.runtime.in_place import in_place
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.plan import Plan
 from autosched.runtime.streams import StreamSet
@@ -104,6 +107,23 @@ class Rig:
         )
         assert isinstance(made, GraphRunner), made
         return made
+
+    def assert_sound_in_place(self, plan: Plan, chains: Sequence[Chain], seed: int) -> None:
+        """Captured with ``chains`` done in place: the reference's bits, held back by lane so that a race would show, and a sound audit."""
+        graph = self.program.graph
+        bound = in_place(self.bound, chains)
+        for late in {step.lane for step in plan.steps}:
+            delays = {step.operator: 30.0 for step in plan.steps if step.lane == late}
+            for chosen in (CaptureOptions(observe=self.reader is not None), CaptureOptions(delays=delays)):
+                runner = self.capturer.capture(bound, plan, self.measurer.static, graph=graph, options=chosen)
+                assert isinstance(runner, GraphRunner), (seed, runner)
+                for turn in range(2):
+                    inputs = self.inputs(1000 + turn)
+                    assert self.backend.same(runner(inputs), self.measurer.reference(inputs)), (seed, chosen)
+                if runner.captured is not None:
+                    assert len(runner.captured.overwritten) == sum(len(chain.links) for chain in chains)
+                    assert audit_graph(graph, plan, runner.captured).problems == (), seed
+                runner.close()
 
     def close(self) -> None:
         self.measurer.close()

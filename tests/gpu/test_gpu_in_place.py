@@ -6,10 +6,7 @@ import random
 
 import pytest
 
-from autosched.runtime.cuda_lanes import CaptureOptions
-from autosched.runtime.graph_audit import audit_graph
-from autosched.runtime.graph_runner import GraphRunner
-from autosched.runtime.in_place import granted, in_place
+from autosched.runtime.in_place import granted
 from autosched.runtime.plan import make_plan
 from tests.conformance.graphs import random_placement
 from tests.conformance.stateful_programs import random_stateful_program
@@ -30,19 +27,7 @@ def test_random_graphs_that_overwrite_their_inputs(block: int) -> None:
         plan = make_plan(program.graph, schedule)
         chains = granted(program, plan)
         overwritten += len(chains)
-        bound = in_place(rig.bound, chains)
-        for late in range(schedule.lane_slots):
-            delays = {operator: 30.0 for operator in schedule.order if schedule.lane[operator] == late}
-            for chosen in (CaptureOptions(observe=rig.reader is not None), CaptureOptions(delays=delays)):
-                runner = rig.capturer.capture(bound, plan, rig.measurer.static, graph=program.graph, options=chosen)
-                assert isinstance(runner, GraphRunner), (seed, runner)
-                for turn in range(2):
-                    inputs = rig.inputs(1000 + turn)
-                    assert rig.backend.same(runner(inputs), rig.measurer.reference(inputs)), (seed, chosen)
-                if runner.captured is not None:
-                    assert len(runner.captured.overwritten) == sum(len(chain.links) for chain in chains)
-                    assert audit_graph(program.graph, plan, runner.captured).problems == (), seed
-                runner.close()
+        rig.assert_sound_in_place(plan, chains, seed)
         rig.close()
     assert overwritten > 0
     rig.backend.release_cached()
