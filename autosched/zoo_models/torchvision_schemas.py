@@ -40,12 +40,11 @@ def import_torchvision() -> ModuleType:
 def _operators_load(folder: Path) -> bool:
     if hasattr(torch.ops.torchvision, "nms"):
         return True
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        file = folder / f"_C{suffix}"
-        if file.exists():
+    # Each release names them otherwise: ``_C.so``, ``_C_stable.so``. What is declared before its library is loaded ends the process.
+    for file in sorted(folder.glob("_C*")):
+        if file.name.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)):
             try:
                 torch.ops.load_library(str(file))  # type: ignore[no-untyped-call]
             except OSError:
-                return False
-            return hasattr(torch.ops.torchvision, "nms")
-    return False
+                continue
+    return hasattr(torch.ops.torchvision, "nms")
