@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
 from autosched.zoo_models import torchvision_schemas
 
 
