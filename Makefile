@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= torchvision:googlenet
 BUNDLE ?= googlenet.autosched
+# What CI tests with; `make TORCH='torch==2.15.*'` takes another of the versions that pyproject.toml names.
+TORCH ?= torch>=2.11,<2.14
 # A folder named datasets/ in the working directory must never shadow the Hugging Face package of that name.
 export PYTHONSAFEPATH = 1
 
@@ -10,12 +12,12 @@ export PYTHONSAFEPATH = 1
 
 install: $(VENV)/.installed
 
-# torch comes first: whatever is installed later then keeps the build that fits this machine.
+# torch comes first, and is named again: whatever is installed later then keeps the build that fits this machine.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet 'torch>=2.11,<2.14'
-	$(VENV)/bin/python -m pip install --quiet -e '.[zoo,exact,report,test]'
+	$(VENV)/bin/python -m pip install --quiet '$(TORCH)'
+	$(VENV)/bin/python -m pip install --quiet -e '.[zoo,exact,report,test]' '$(TORCH)'
 	touch $@
 
 demo: install
