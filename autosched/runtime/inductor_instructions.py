@@ -240,8 +240,8 @@ class _Body:
         called = dotted(call.func)
         if called == "args.clear":
             return
-        if called == "assert_size_stride" and len(call.args) >= 3:
-            self._made.append(Expect(self._slot(call.args[0]), integers(call.args[1]), integers(call.args[2])))
+        if called in ("assert_size_stride", "assert_size_stride_grouped", "assert_tensor_metadata"):
+            self._made += [Expect(self._slot(tensor), size, stride, dtype) for tensor, size, stride, dtype in _expected(called, call)]
         elif called in self._kernels:
             self._launch(called, call)
         else:
@@ -292,6 +292,21 @@ def _check(schema: Schema, positional: int, keywords: Sequence[str], call: ast.C
     needed = {argument.name for argument in schema.arguments if not argument.has_default_value()}
     if positional > len(names) or not given <= known or not needed <= given or set(names[:positional]) & set(keywords):
         raise Unrecognised(f"{shown(call)} has other arguments than {schema}")
+
+
+def _expected(called: str, call: ast.Call) -> list[tuple[ast.expr, tuple[int, ...], tuple[int, ...], str]]:
+    """What is asserted: of which tensors, and which size, strides and dtype; an empty dtype: of none."""
+    match called, call.args:
+        case "assert_size_stride", [tensor, size, stride, *_]:
+            return [(tensor, integers(size), integers(stride), "")]
+        # PyTorch 2.15: of several inputs at once, and of what an operator made the dtype, too.
+        case "assert_size_stride_grouped", [ast.Tuple(tensors), ast.Tuple(sizes), ast.Tuple(strides), _]:
+            if len(tensors) == len(sizes) == len(strides):
+                every = zip(tensors, sizes, strides, strict=True)
+                return [(tensor, integers(size), integers(stride), "") for tensor, size, stride in every]
+        case "assert_tensor_metadata", [tensor, size, stride, dtype, _]:
+            return [(tensor, integers(size), integers(stride), dtype_of(dtype))]
+    raise Unrecognised(f"{shown(call)} has no form that is known here")
 
 
 def _row(bias: ast.expr) -> ast.expr:

@@ -2,10 +2,11 @@
 
 The body of a generated ``call`` is straight-line code over a handful of statement forms: unpack the arguments, allocate
 (``empty_strided_*``), view (``reinterpret_tensor``), launch (a C++ kernel, ``triton_*.run``, ``extern_kernels.*``, an operator), take an
-item of a result, assert, delete, return. Each form that was seen in PyTorch 2.11 and 2.13 is known here (the two name streams, assert and
-align otherwise); anything else, and any control flow, is :class:`Unrecognised` with the line. Reading the text was chosen over
-recording one run with stand-ins for the kernels, because it says which view of which buffer every argument is, and because a statement
-that is moved as a whole cannot lose an argument; what it says about aliases is checked afterwards by running (``audit.audit_run``).
+item of a result, assert, delete, return. Each form that was seen in PyTorch 2.11, 2.13 and 2.15 is known here (streams are named, sizes
+asserted and inputs aligned otherwise in each); anything else, and any control flow, is :class:`Unrecognised` with the line. Reading the
+text was chosen over recording one run with stand-ins for the kernels, because it says which view of which buffer every argument is, and
+because a statement that is moved as a whole cannot lose an argument; what it says about aliases is checked afterwards by running
+(``audit.audit_run``).
 
 Nothing here imports torch.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 
 from autosched.runtime.inductor_subgraphs import inlined
 
-_ASSERTS = ("assert_size_stride", "assert_alignment")
+_ASSERTS = ("assert_size_stride", "assert_size_stride_grouped", "assert_tensor_metadata", "assert_alignment")
 _CONTROL = (ast.For, ast.While, ast.If, ast.Try, ast.FunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.Yield, ast.Await)
 
 

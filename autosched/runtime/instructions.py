@@ -74,15 +74,17 @@ class RunKernel:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """Stop the run unless the tensor in ``slot`` has this size and these strides.
+    """Stop the run unless the tensor in ``slot`` has this size and these strides, and this dtype if one is named.
 
     A stride is not looked at where the size is 1, nor any if there are no elements: as ``assert_size_stride`` in Inductor's code, which a
-    region asks before its C++ indexes memory by shapes that come from a file.
+    region asks before its C++ indexes memory by shapes that come from a file. A dtype is named of what an operator made, which may be
+    nothing at all: as ``assert_tensor_metadata``.
     """
 
     slot: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def slots_of(item: Instruction) -> tuple[int, ...]:
     match item:
         case CallOperator(call):
             return (*call.reads(), *call.outputs)
-        case Allocate(slot, _, _, _) | Expect(slot, _, _):
+        case Allocate(slot, _, _, _) | Expect(slot, _, _, _):
             return (slot,)
         case Window(slot, of, _, _, _) | Same(slot, of):
             return (slot, of)

@@ -157,11 +157,12 @@ class Writer:
                 self.code += [_RUN, _signed(address)]
                 self._slots(tensors)
                 self.kept.append(library)
-            case Expect(slot, size, stride):
+            case Expect(slot, size, stride, dtype):
                 self.code.append(_EXPECT)
                 self._slots((slot,))
                 self._many(size)
                 self._many(stride)
+                self.code += [1, self._dtype(dtype)] if dtype else [0]
             case Release(slots):
                 self.code.append(_RELEASE)
                 self._slots(slots)

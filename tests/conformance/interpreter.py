@@ -35,8 +35,8 @@ def interpret(instructions: Sequence[Instruction], slots: dict[int, Any]) -> Non
             case RunKernel(address=address, tensors=tensors):
                 function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(tensors))(address)
                 function(*[slots[slot].data_ptr() for slot in tensors])
-            case Expect(slot=slot, size=size, stride=stride):
-                _expect(slots[slot], size, stride)
+            case Expect():
+                _expect(item, slots[item.slot])
             case Release():
                 for slot in item.slots:
                     slots.pop(slot, None)
@@ -59,7 +59,13 @@ def _renamed(argument: Argument, reads: Sequence[int]) -> Argument:
     return Many(tuple(_renamed(item, reads) for item in argument.items)) if isinstance(argument, Many) else argument
 
 
-def _expect(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> None:
+def _expect(item: Expect, tensor: torch.Tensor | None) -> None:
+    if tensor is None and item.dtype:
+        return
+    assert tensor is not None
+    if item.dtype and tensor.dtype != getattr(torch, item.dtype):
+        raise Unexpected(f"{tensor.dtype} is not {item.dtype}")
+    size, stride = item.size, item.stride
     strides = zip(tensor.stride(), stride, size, strict=True) if tensor.shape == size and tensor.numel() else ()
     if tensor.shape != size or any(here != wanted and count > 1 for here, wanted, count in strides):
         raise Unexpected(f"{tuple(tensor.shape)} with strides {tensor.stride()} is not {size} with {stride}")

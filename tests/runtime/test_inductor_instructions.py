@@ -119,6 +119,34 @@ def test_a_bias_that_is_repeated_is_given_as_one_row() -> None:
         unit(allocate, "extern_kernels.bias_addmm(slots[0], slots[1], slots[2], alpha=1, beta=1, out=buf0)", last)
 
 
+def test_what_is_asserted_of_several_inputs_and_of_a_dtype_is_expected() -> None:
+    # PyTorch 2.15 writes so.
+    source = region(
+        "arg0_1, arg1_1, arg2_1 = args",
+        "args.clear()",
+        "assert_size_stride_grouped((arg1_1, arg0_1), ((2, 2), (2, 2)), ((2, 1), (1, 2)), 'input')",
+        "buf0 = torch.ops.aten.mm.default(arg0_1, arg1_1)",
+        "assert_tensor_metadata(buf0, (2, 2), (2, 1), torch.float32, 'torch.ops.aten.mm.default')",
+        "assert_tensor_metadata(arg2_1, (2, 2), (2, 1), torch.float32, 'torch.ops.aten.mm.default')",
+        "return (buf0, )",
+    )
+    found = region_instructions(source, namespace(), (5, 6, 7), (8,))
+    assert found == (
+        Expect(6, (2, 2), (2, 1)),
+        Expect(5, (2, 2), (1, 2)),
+        CallOperator(Call("aten::mm.default", (Ref(5), Ref(6)), (), (8,))),
+        Expect(8, (2, 2), (2, 1), "float32"),
+        Expect(7, (2, 2), (2, 1), "float32"),
+    )
+    a, b = torch.rand(2, 2).t(), torch.rand(2, 2)
+    slots = {5: a, 6: b, 7: b}
+    interpret(found, slots)
+    assert torch.equal(slots[8], a @ b)
+    for wrong in ({5: a, 6: torch.rand(4, 4), 7: b}, {5: b, 6: b, 7: b}, {5: a, 6: b, 7: b.int()}, {5: a.double(), 6: b.double(), 7: b}):
+        with pytest.raises(Unexpected):
+            interpret(found, dict(wrong))
+
+
 def test_a_region_lets_go_of_memory_where_its_code_does() -> None:
     source = region(
         "arg0_1, arg1_1 = args",
@@ -179,6 +207,11 @@ def test_a_region_lets_go_of_memory_where_its_code_does() -> None:
         ("del buf7", "deleted before"),
         ("buf0, buf1 = slots[0], slots[1]", "no form"),
         ("return (buf0, )", "returns 1 tensors"),
+        ("assert_size_stride(slots[0], (2, ))", "no form"),
+        ("assert_size_stride_grouped((slots[0], slots[1]), ((2, ), (2, )), ((1, ), ), 'input')", "no form"),
+        ("assert_size_stride_grouped((slots[0], slots[1]), ((2, ), (s0, )), ((1, ), (1, )), 'input')", "shapes must be static"),
+        ("assert_tensor_metadata(slots[0], (2, ), (1, ), 'input', None)", "not a dtype"),
+        ("assert_tensor_metadata(slots[0], (2, ), (1, ), torch.float32)", "no form"),
     ],
 )
 def test_what_is_not_known_is_refused(line: str, why: str) -> None:

@@ -189,6 +189,15 @@ def test_a_tensor_of_another_shape_than_expected_stops_the_run(size: tuple[int, 
             executor.run(_inputs())
 
 
+def test_a_tensor_of_another_dtype_than_expected_stops_the_run() -> None:
+    window = Window(4, 0, (2, 1, 6), (36, 6, 1), 0)
+    assert _native(_bound([], (4,), [window, Expect(4, (2, 1, 6), (36, 6, 1), "float32")])).run(_inputs())[0].shape == (2, 1, 6)
+    for dtype in ("float64", "int32"):
+        executor = _native(_bound([], (4,), [window, Expect(4, (2, 1, 6), (36, 6, 1), dtype)]))
+        with pytest.raises(RuntimeError, match="was given Float; expected"):
+            executor.run(_inputs())
+
+
 def test_strides_of_a_tensor_without_elements_are_not_looked_at() -> None:
     executor = _native(_bound([], (4,), [Window(4, 0, (0, 3), (3, 1), 0), Expect(4, (0, 3), (7, 7))]))
     assert executor.run(_inputs())[0].numel() == 0

@@ -76,8 +76,14 @@ void run_call(const Instruction& todo, std::vector<IValue>& slots, Stack& stack)
   stack.clear();
 }
 
-// As assert_size_stride does in code that Inductor wrote: before that code indexes memory by shapes that come from a file.
+// As assert_size_stride and assert_tensor_metadata do in code that Inductor wrote: before that code indexes memory by shapes that come
+// from a file. Of what an operator made the dtype is looked at, too, and it may be nothing at all.
 void expect(const Instruction& todo, const std::vector<IValue>& slots) {
+  if (todo.dtype.has_value()) {
+    if (slots[todo.slots[0]].isNone()) return;
+    auto dtype = slots[todo.slots[0]].toTensor().scalar_type();
+    TORCH_CHECK(dtype == *todo.dtype, "a region was given ", dtype, "; expected ", *todo.dtype);
+  }
   const at::Tensor& tensor = slots[todo.slots[0]].toTensor();
   TORCH_CHECK(tensor.sizes() == todo.size, "a region was given ", tensor.sizes(), "; expected ", at::IntArrayRef(todo.size));
   if (tensor.numel() == 0) return;
@@ -92,7 +98,7 @@ void run_instruction(const Instruction& todo, std::vector<IValue>& slots, Stack&
     case Kind::Call:
       return run_call(todo, slots, stack);
     case Kind::Allocate:
-      slots[todo.slots[0]] = IValue(at::Tensor(at::detail::empty_strided_cpu(todo.size, todo.stride, todo.dtype)));
+      slots[todo.slots[0]] = IValue(at::Tensor(at::detail::empty_strided_cpu(todo.size, todo.stride, *todo.dtype)));
       return;
     case Kind::Window:
       slots[todo.slots[0]] = IValue(torch::inductor::_reinterpret_tensor(slots[todo.slots[1]].toTensor(), todo.size, todo.stride, todo.offset));

@@ -33,7 +33,7 @@ struct Instruction {
   std::vector<int64_t> size;
   std::vector<int64_t> stride;
   int64_t offset = 0;
-  at::ScalarType dtype = at::kFloat;
+  std::optional<at::ScalarType> dtype;  // of what is allocated, or expected; nothing is expected of a dtype that is not there
   void* function = nullptr;
 };
 

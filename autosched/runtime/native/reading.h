@@ -260,6 +260,7 @@ Instruction read_instruction(Reader& reader) {
     made.size = reader.many();
     made.stride = reader.many();
     if (made.kind == Kind::Allocate) made.dtype = reader.dtype();
+    if (made.kind == Kind::Expect && reader.next() != 0) made.dtype = reader.dtype();
     if (made.kind == Kind::Window) made.offset = reader.next();
   }
   return made;
