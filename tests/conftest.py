@@ -86,6 +86,6 @@ def native_watches(native: None) -> None:
     """Models are watched by the words of memory that say that something was written."""
     from autosched.runtime.native_watch import can_watch
 
-    if sys.version_info >= (3, 13) and not can_watch():
-        pytest.skip("this Python writes attributes past the count of a dictionary's writes")
+    if sys.version_info[:3] == (3, 13, 0):
+        pytest.skip("this Python tells nobody of writes to attributes")
     assert can_watch()

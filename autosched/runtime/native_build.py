@@ -49,7 +49,10 @@ _NAMESPACE = "autosched_lanes"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
-    """The operators of ``lanes.cpp``, as they are described there, and its one function, which is called with the interpreter's lock."""
+    """The operators of ``lanes.cpp``, as they are described there, and its functions, which are called with the interpreter's lock.
+
+    ``written`` is the address of the one that only the interpreter calls.
+    """
 
     compile: Callable[..., Any]
     begin: Callable[..., Any]
@@ -66,6 +69,8 @@ class Library:
     watch: Callable[..., Any]
     delete_watch: Callable[..., Any]
     unchanged: Callable[[int], int]
+    writes: Callable[[int], int]
+    written: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +157,19 @@ def obstacle() -> str:
 def _load(path: Path) -> None:
     try:
         # Not by torch.ops.load_library: what that has loaded is taken for the user's, whose operators a measuring process must have too.
-        unchanged = ctypes.PyDLL(str(path)).autosched_unchanged
-        unchanged.argtypes = [ctypes.c_void_p]
+        library = ctypes.PyDLL(str(path))
+        unchanged, writes = library.autosched_unchanged, library.autosched_writes
+        unchanged.argtypes = writes.argtypes = [ctypes.c_void_p]
+        writes.restype = ctypes.c_void_p
+        written = ctypes.cast(library.autosched_written, ctypes.c_void_p).value or 0
         operators = getattr(torch.ops, _NAMESPACE)
-        found = {name: getattr(operators, name).default for name in Library.__slots__ if name != "unchanged"}
+        found = {name: getattr(operators, name).default for name in Library.__slots__ if name not in ("unchanged", "writes", "written")}
     except (OSError, AttributeError, RuntimeError) as error:
         _state.refused = f"what was built cannot be loaded ({str(error).splitlines()[0]})"
         return
     # The operator itself, where it can be had: what lies around it takes a microsecond.
     called = {name: getattr(function, "_op", function) for name, function in found.items()}
-    _state.operators = Library(**called, unchanged=unchanged)
+    _state.operators = Library(**called, unchanged=unchanged, writes=writes, written=written)
 
 
 def _made(folder: Path, limit_s: float) -> Path | str:

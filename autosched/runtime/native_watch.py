@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from autosched.runtime.dict_counts import counts_every_write
+from autosched.runtime.dict_words import word_of_writes
 from autosched.runtime.native_build import Library, native_library
 
-# Where CPython up to 3.12 has an object's class, and the size of a dictionary and the count of its writes.
-_CLASS, _SIZE, _COUNT = 8, 16, 24
+# Where CPython has an object's class, and the size of a dictionary.
+_CLASS, _SIZE = 8, 16
 # And the dictionary of its attributes once somebody has asked for it, where its class leaves that to the interpreter.
 _ATTRIBUTES, _MANAGED = -24, 1 << 4
 
@@ -84,23 +85,26 @@ def native_watch(watched: Watched) -> NativeWatch | None:
     library, place = means
     if not all(map(_has_attributes, watched.objects)):
         return None
-    addresses = [
+    try:
+        return NativeWatch(library, _words(library, place, watched), watched)
+    except RuntimeError:
+        return None
+
+
+def _words(library: Library, place: int, watched: Watched) -> list[int]:
+    return [
         *(id(each) + offset for each in watched.objects for offset in (_CLASS, _ATTRIBUTES)),
         *(id(table) + _SIZE for table in watched.empty),
-        *(id(table) + _COUNT for table in watched.tables),
+        *(word_of_writes(library, table) for table in watched.tables),
         # Most are in both, and one look at each will do.
         *{id(tensor) + place for tensor in (*watched.placed, *watched.counted)},
     ]
-    try:
-        return NativeWatch(library, addresses, watched)
-    except RuntimeError:
-        return None
 
 
 def _means() -> tuple[Library, int] | None:
     """The library, and where a tensor of Python's has the address of what it stands for; ``None`` if there are no watches here."""
     library = native_library()
-    place = _place_in_tensors(library) if library is not None and _as_expected() else None
+    place = _place_in_tensors(library) if library is not None and _as_expected(library) else None
     return None if library is None or place is None else (library, place)
 
 
@@ -115,20 +119,23 @@ def _has_attributes(thing: object) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _as_expected() -> bool:
-    """Whether this interpreter has classes, attributes, sizes and counts where they are read here."""
+def _as_expected(library: Library) -> bool:
+    """Whether this interpreter has classes, attributes and sizes where they are read here, and every write to a dictionary counts."""
     table: dict[str, int] = {"a": 1}
     # No read beyond an object's own memory.
-    if min(dict.__basicsize__, OrderedDict.__basicsize__) < _COUNT + 8 or ctypes.sizeof(ctypes.c_void_p) != 8:
+    if min(dict.__basicsize__, OrderedDict.__basicsize__) < _SIZE + 8 or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
     modules = (torch.nn.Identity(), torch.nn.ReLU())
     sizes: tuple[dict[str, int], ...] = ({}, table, OrderedDict(), OrderedDict(a=1, b=2))
-    return (
-        all(_word(id(each) + _CLASS) == id(type(each)) for each in (table, *modules))
-        and all(map(_has_attributes, modules))
-        and all(_word(id(each) + _SIZE) == len(each) for each in sizes)
-        and counts_every_write(lambda each: _word(id(each) + _COUNT))
-    )
+    try:
+        return (
+            all(_word(id(each) + _CLASS) == id(type(each)) for each in (table, *modules))
+            and all(map(_has_attributes, modules))
+            and all(_word(id(each) + _SIZE) == len(each) for each in sizes)
+            and counts_every_write(lambda each: _word(word_of_writes(library, each)))
+        )
+    except RuntimeError:
+        return False
 
 
 @lru_cache(maxsize=1)

@@ -2,9 +2,10 @@
 // threads of their own, one for each lane.
 //
 // Python's side is native_lanes.py, and native_code.py writes what compile() reads. Operators are reached through PyTorch's dispatcher, as
-// they are from Python, so results are equal to the bit. The operators of the namespace autosched_lanes and one function are all that is
+// they are from Python, so results are equal to the bit. The operators of the namespace autosched_lanes and three functions are all that is
 // visible; programs, runs and watches are handed to Python as addresses, and each belongs to one Python object, which gives it back.
 
+#include "dictionaries.h"
 #include "reading.h"
 #include "walk.h"
 #include "watch.h"
@@ -155,7 +156,7 @@ TORCH_LIBRARY(autosched_lanes, library) {
   library.def("delete_watch(int watch) -> ()", CppFunction::makeFromBoxedFunction<&delete_watch>());
 }
 
-// Not an operator: PyTorch gives up the interpreter's lock for those.
+// No operator, like those of dictionaries.h: PyTorch gives up the interpreter's lock for operators.
 extern "C" __attribute__((visibility("default"))) int autosched_unchanged(const Watch* watch) {
   try {
     return watch->unchanged() ? 1 : 0;
