@@ -25,12 +25,13 @@ _CORE = ("memory", "capture", "streams", "graphs", "kernels", "driver", "driver_
 
 @dataclass(frozen=True)
 class Face:
-    """One library. ``missing`` is the body of what is imported from it and not written in ``source``."""
+    """One library. ``missing`` is the body of what is imported from it and not written in ``source``; ``others``: a longer prefix that is not its own."""
 
     soname: str
     source: str
     prefix: str
     missing: str
+    others: str = ""
 
 
 LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcudnn.so.9")
@@ -38,8 +39,8 @@ LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcublasLt.so.13", "libcublas.
 
 _FACES = (
     Face("libcudart.so.13", "runtime", "cuda", "() { return emulated_unsupported(__func__); }"),
-    Face("libcublas.so.13", "cublas", "cublas", "(void* handle) { return emulated_blas_kernel(handle, __func__); }"),
-    Face("libcublasLt.so.13", "", "cublasLt", ""),
+    Face("libcublas.so.13", "cublas", "cublas", "(void* handle) { return emulated_blas_kernel(handle, __func__); }", "cublasLt"),
+    Face("libcublasLt.so.13", "cublas", "cublasLt", "() { return 15; }"),
     Face("libcudnn.so.9", "cudnn", "cudnn", "() { return 3000; }"),
 )
 
@@ -122,20 +123,14 @@ def _face(root: Path, output: Path, face: Face) -> None:
     versions = output / f"{face.soname}.map"
     prefixes = "cuda*; __cuda*" if face.source == "runtime" else f"{face.prefix}*; emulated*"
     versions.write_text(f"{face.soname} {{ global: {prefixes}; local: *; }};\n", encoding="utf-8")
-    objects = [str(output / f"{face.source}.o")] if face.source else [str(output / "cublas.o")]
-    if face.missing:
-        written = _run(["nm", "--defined-only", objects[0]])
-        have = {line.split()[-1] for line in written.splitlines() if line}
-        lacking = sorted(name for name in imported(root, face.prefix) if name not in have)
-        hooks = ["int emulated_blas_kernel(void*, const char*);", "int emulated_unsupported(const char*);"]
-        lines = [*hooks, *(f"int {name}{face.missing}" for name in lacking)]
-        generated = output / f"{face.source}_others.c"
-        generated.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        objects.append(str(generated))
-    words = [f"-Wl,-soname,{face.soname}", f"-Wl,--version-script={versions}", "-Wl,-rpath,$ORIGIN", objects[0]]
-    if len(objects) > 1:
-        words += ["-x", "c", objects[1], "-x", "none"]
-    _link(output / face.soname, [*words, f"-L{output}", "-l:libcuda.so.1"])
+    written = str(output / f"{face.source}.o")
+    have = {line.split()[-1] for line in _run(["nm", "--defined-only", written]).splitlines() if line}
+    lacking = sorted(name for name in imported(root, face.prefix) - have if not (face.others and name.startswith(face.others)))
+    hooks = ["int emulated_blas_kernel(void*, const char*);", "int emulated_unsupported(const char*);"]
+    generated = output / f"{face.prefix}_others.c"
+    generated.write_text("\n".join([*hooks, *(f"int {name}{face.missing}" for name in lacking)]) + "\n", encoding="utf-8")
+    words = [f"-Wl,-soname,{face.soname}", f"-Wl,--version-script={versions}", "-Wl,-rpath,$ORIGIN", written]
+    _link(output / face.soname, [*words, "-x", "c", str(generated), "-x", "none", f"-L{output}", "-l:libcuda.so.1"])
 
 
 def _compiler() -> str:
