@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from autosched.capture.export import capture, draft_of
+from autosched.capture.passes import channels_last
 from autosched.capture.passes.channels_last import in_channels_last_order, prefer_channels_last, worth_it
 from autosched.capture.passes.identities import same_layout
 from autosched.core.graph import TensorSpec
@@ -94,17 +95,25 @@ def test_one_channel_is_in_no_order_and_gets_one():
     "between",
     [
         lambda x: functional.pixel_shuffle(x, 2).repeat(1, 4, 1, 1),
-        lambda x: functional.group_norm(x, 4),
         lambda x: functional.pad(x, (1, 1, 1, 1), mode="reflect"),
         lambda x: functional.pad(x, (1, 1, 1, 1), mode="replicate"),
         lambda x: functional.channel_shuffle(x, 2),
         lambda x: x.roll(1, 2),
     ],
-    ids=["pixel_shuffle", "group_norm", "reflect", "replicate", "channel_shuffle", "roll"],
+    ids=["pixel_shuffle", "reflect", "replicate", "channel_shuffle", "roll"],
 )
 def test_what_writes_row_major_on_a_gpu_is_given_that(between):
     draft = check(Apply(lambda m, x: m.b(between(m.a(x))), **two()), (image(),), prefer_channels_last, expected=5, tolerance=1e-4)
     assert conversions(draft) == [LAST, torch.contiguous_format, LAST]
+    require_order(draft)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_norm_of_groups_is_given_what_this_version_writes_on_a_gpu(keeps: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(channels_last, "group_norm_keeps_order", lambda: keeps)
+    model = Apply(lambda m, x: m.b(functional.group_norm(m.a(x), 4)), **two())
+    draft = check(model, (image(),), prefer_channels_last, expected=3 if keeps else 5, tolerance=1e-4)
+    assert conversions(draft) == ([LAST] if keeps else [LAST, torch.contiguous_format, LAST])
     require_order(draft)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from autosched.capture.export import capture
-from autosched.capture.passes.channels_last import in_channels_last_order
+from autosched.capture.passes.channels_last import group_norm_keeps_order, in_channels_last_order
 from autosched.capture.passes.identities import same_layout
 from autosched.core.schedule import sequential
 from autosched.core.specs import spec_of
@@ -72,7 +72,6 @@ KEEPERS: dict[str, Function] = {
     "instance_norm": lambda x, new: functional.instance_norm(x, new(16), new(16).square() + 1, use_input_stats=False),
 }
 ROW_MAJOR: dict[str, Function] = {
-    "group_norm": lambda x, new: functional.group_norm(x, 4),
     "reflect": lambda x, new: functional.pad(x, (1, 1, 1, 1), mode="reflect"),
     "replicate": lambda x, new: functional.pad(x, (1, 1, 1, 1), mode="replicate"),
     "pixel_shuffle": lambda x, new: functional.pixel_shuffle(x, 2),
@@ -121,6 +120,12 @@ def test_what_is_given_row_major_writes_nothing_else_on_a_gpu(name: str) -> None
     there = _made(ROW_MAJOR[name], "cuda", torch.float32)
     assert there.is_contiguous()
     assert not in_channels_last_order(spec_of(there))
+
+
+def test_a_norm_of_groups_keeps_the_order_on_a_gpu_where_it_is_said_to() -> None:
+    there = _made(lambda x, new: functional.group_norm(x, 4), "cuda", torch.float32)
+    assert in_channels_last_order(spec_of(there)) == group_norm_keeps_order()
+    assert there.is_contiguous() != group_norm_keeps_order()
 
 
 class _Between(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -25,10 +26,11 @@ _MOST_CALLS_EACH = 50
 _ROW_MAJOR_ON_GPU = frozenset(
     f"aten::{name}"
     for name in (
-        "channel_shuffle", "group_norm", "max_unpool2d", "native_channel_shuffle", "native_group_norm", "pixel_shuffle",
-        "pixel_unshuffle", "reflection_pad2d", "replication_pad2d", "roll",
+        "channel_shuffle", "max_unpool2d", "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "reflection_pad2d",
+        "replication_pad2d", "roll",
     )
 )  # fmt: skip
+_GROUP_NORMS = ("aten::group_norm", "aten::native_group_norm")
 
 
 def prefer_channels_last(draft: Draft) -> int:
@@ -186,4 +188,14 @@ def _weight_of(node: Node, draft: Draft) -> TensorSpec:
 def _writes_row_major(node: Node) -> bool:
     if node.kind == "aten::pad":
         return node.argument("mode") != "constant"
+    if node.kind in _GROUP_NORMS:
+        return not group_norm_keeps_order()
     return node.kind in _ROW_MAJOR_ON_GPU
+
+
+@functools.cache
+def group_norm_keeps_order() -> bool:
+    """Whether it does on a GPU, as in PyTorch 2.15 and not in 2.13: a tensor without memory, which is on no CPU either, shows it."""
+    order = (16, 1, 8, 4)
+    made: torch.Tensor = aten.group_norm.default(torch.empty_strided((2, 4, 2, 2), order, device="meta"), 2)
+    return made.stride() == order
