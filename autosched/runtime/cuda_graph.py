@@ -9,7 +9,8 @@ Both run the one :func:`walk`. The rules a capture must keep, and where each is 
 * ``record_stream`` is never called: in a capture it keeps a block from being used again until the end. Dropping the last reference
   when the plan says so is enough, because by then the block's own stream has waited for every reader;
 * warm-up runs on other streams in the same thread, so that lazy loading is over and yet cuBLAS makes its workspaces, which belong to
-  a stream, inside the capture, in the private pool; for graphs that serve, in a pool of their own (:meth:`GraphCapturer.hold_workspaces`);
+  a stream (up to PyTorch 2.13; in 2.15 to a call), inside the capture, in the private pool; for graphs that serve, in a pool of their own
+  (:meth:`GraphCapturer.hold_workspaces`);
 * no garbage collection, and no ``torch.cuda.graph`` (it empties the allocator's cache each time).
 """
 
@@ -86,7 +87,8 @@ class GraphCapturer:
         """Make the libraries' workspaces of the plan's lanes, where they have none, in a pool that lives as long as this.
 
         Otherwise the first graph with a product on a lane has them in its own pool, and all later graphs read them there. Whoever clears
-        them then (PyTorch's graph trees do) gives that memory back to the driver as soon as the first graph is gone.
+        them then (PyTorch's graph trees do) gives that memory back to the driver as soon as the first graph is gone. Where each product
+        takes its own from the pool of its graph, there is nothing to hold, and memory held for it would be wasted.
         """
         backend = self.backend
         lanes = self._lanes(plan)
@@ -100,6 +102,8 @@ class GraphCapturer:
         try:
             with torch.inference_mode(), backend.on(self.streams.named("warm-up")):
                 backend.multiply()
+                if not backend.keeps_workspaces():
+                    return None
         except Exception as error:
             return failure_of(error, "workspaces")
         made = self._record(lanes, body, pool)

@@ -54,7 +54,7 @@ class GraphRunner:
     One graph never overlaps itself, and its buffers are shared by all callers: see :class:`ReplayGate`.
 
     Args:
-        peak_bytes: most memory that values of the plan held at once while it was captured, without the workspaces of libraries.
+        peak_bytes: most memory that values of the plan held at once while it was captured, without workspaces that the libraries keep.
         overwritten: outputs, by place, that lie in the memory of an input, and that input.
         callers: inputs, by place, that are no buffers of ours: every call has its own there, at the address that was captured.
     """

@@ -116,6 +116,9 @@ class StreamBackend(Protocol):
     def multiply(self) -> None:
         """Launch small products on the current stream, whose workspaces the libraries then make if it has none."""
 
+    def keeps_workspaces(self) -> bool:
+        """Whether a product finds what :meth:`multiply` made on the current stream; else each takes a workspace and gives it back."""
+
     def span(self, tensor: Tensor) -> Span:
         """The whole memory behind ``tensor``: its storage, not only the part it shows."""
 

@@ -170,6 +170,21 @@ class TorchStreams:
         torch.mm(square, square)
         torch.addmm(square[0], square, square)
 
+    def keeps_workspaces(self) -> bool:
+        """Seen from what a product allocates: PyTorch 2.15 keeps none, unless ``TORCH_CUBLAS_WORKSPACE_CACHE=1``."""
+        square = torch.ones((16, 16), device=self.device)
+        made = torch.empty_like(square)
+        # Another thread may allocate meanwhile; hardly each time.
+        return any(self._allocations_of(lambda: torch.mm(square, square, out=made)) == 0 for _ in range(4))
+
+    def _allocations_of(self, call: Callable[[], object]) -> int:
+        def counted() -> int:
+            return int(torch.cuda.memory_stats(self.device).get("allocation.all.allocated", 0))
+
+        before = counted()
+        call()
+        return counted() - before
+
     def span(self, tensor: Tensor) -> Span:
         """Of the untyped storage."""
         storage = tensor.untyped_storage()

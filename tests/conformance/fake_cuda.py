@@ -42,6 +42,7 @@ class FakeCuda(FakeAllocator):
         self._pools = itertools.count(1)
         self.eager_launches: list[FakeStream] = []
         self.workspaces: dict[FakeStream, FakeTensor] = {}
+        self.workspaces_stay = True  # which depends on the version of PyTorch, too
         self.strays = 0
         self.live_graphs = 0
         self.duration_us: float = 10.0
@@ -271,9 +272,12 @@ class FakeCuda(FakeAllocator):
 
     def multiply(self) -> None:
         stream = self.current_stream()
-        if stream not in self.workspaces:
+        if stream not in self.workspaces and self.workspaces_stay:
             self.workspaces[stream] = self.allocate(PAGE)
         self.touch()
+
+    def keeps_workspaces(self) -> bool:
+        return self.workspaces_stay
 
     def _add(self, stream: FakeStream, node: FakeNode) -> None:
         capture = stream.capture

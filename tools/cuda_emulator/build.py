@@ -25,7 +25,10 @@ _CORE = ("memory", "capture", "streams", "graphs", "kernels", "driver", "driver_
 
 @dataclass(frozen=True)
 class Face:
-    """One library. ``missing`` is the body of what is imported from it and not written in ``source``; ``others``: a longer prefix that is not its own."""
+    """One library. ``missing`` is the body of what is imported from it and not written in ``source``.
+
+    ``others``: names that begin like its own and are another library's.
+    """
 
     soname: str
     source: str

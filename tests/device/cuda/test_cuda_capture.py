@@ -414,11 +414,25 @@ def test_a_loaded_plan_is_captured_audited_and_called() -> None:
         assert rig.numbers(runner(inputs)) == rig.program.answer(inputs)
 
 
-def test_workspaces_that_served_graphs_read_are_in_the_pool_of_none_of_them() -> None:
-    """Trap 4: who clears all workspaces gives their memory back with the graph in whose pool they are."""
+def rig_with_a_product() -> Rig:
     graph = diamond(2, 2)
     product = replace(graph.operators[1], calls=tuple(replace(call, target="aten::mm.default") for call in graph.operators[1].calls))
-    rig = Rig(replace(graph, operators=(graph.operators[0], product, *graph.operators[2:])))
+    return Rig(replace(graph, operators=(graph.operators[0], product, *graph.operators[2:])))
+
+
+def test_nothing_is_held_for_workspaces_where_each_product_has_its_own() -> None:
+    rig = rig_with_a_product()
+    rig.cuda.workspaces_stay = False
+    runner = prepare_runner(rig.capturer, rig.program, rig.graph, make_plan(rig.graph, two_lanes(rig.graph)), rig.inputs)
+    assert rig.cuda.live_graphs == 1
+    assert rig.numbers(runner(rig.inputs)) == rig.program.answer(rig.inputs)
+    runner.close()
+    assert rig.cuda.live_graphs == 0
+
+
+def test_workspaces_that_served_graphs_read_are_in_the_pool_of_none_of_them() -> None:
+    """Trap 4: who clears all workspaces gives their memory back with the graph in whose pool they are."""
+    rig = rig_with_a_product()
     plan = make_plan(rig.graph, two_lanes(rig.graph))
     first = prepare_runner(rig.capturer, rig.program, rig.graph, plan, rig.inputs)
     held = rig.capturer._workspaces
