@@ -7,7 +7,7 @@
 Needs a CUDA build of PyTorch with Triton, and no GPU: Inductor gets fake tensors and the properties of an H200, choices between
 templates are made by their names instead of by measuring, and nothing is launched. Which attention is chosen is asked of the device in
 C++, so a model with attention needs one, real or emulated (``python tools/cuda_emulator/run.py -- python -P tools/inductor_cuda.py ...``).
-What is private in PyTorch here was so in 2.11 and 2.13. The configuration is the package's own; so is the code that asks Inductor.
+What is private in PyTorch here was so in 2.11, 2.13 and 2.15. The configuration is the package's own; so is the code that asks Inductor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Code that Inductor 2.11 and 2.13 wrote for an H200 (``generated/``), taken apart and run on a CPU: only its kernels are stand-ins."""
+"""Code that Inductor 2.11, 2.13 and 2.15 wrote for an H200 (``generated/``), taken apart and run on a CPU: kernels are stand-ins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.conformance.programs import assert_same_in_any_order
 from tests.conformance.stateful_programs import random_run_order, run_in
 from tests.runtime.generated import nets
 
-_VERSIONS = ("2.11", "2.13")
+_VERSIONS = ("2.11", "2.13", "2.15")
 _TEXTS = {
     f"{path.name.partition('.')[0]}-{version}": path
     for version in _VERSIONS
@@ -350,7 +350,8 @@ def test_a_kept_region_launches_on_the_stream_of_the_moment(version: str, monkey
     from torch._inductor.async_compile import AsyncCompile
 
     source = next(path for name, path in _TEXTS.items() if name.startswith("epilogue") and name.endswith(version)).read_text()
-    if "copy_if_misaligned" in source and not hasattr(torch._C._dynamo.guards, "copy_if_misaligned"):
+    imported = [name for name in ("copy_if_misaligned", "assert_size_stride_grouped") if name in source]
+    if any(not hasattr(torch._C._dynamo.guards, name) for name in imported):
         pytest.skip(f"torch {torch.__version__} lacks what the text imports; a region is compiled anew for another version")
     streams = iter([_STREAM, _STREAM, 8])
     triton, language = ModuleType("triton"), ModuleType("triton.language")

@@ -54,7 +54,7 @@ _BODY = """
 def call(args):
     arg0_1, arg1_1, arg2_1, arg3_1 = args
     args.clear()
-    assert_size_stride(arg0_1, (4, 8), (8, 1){what})
+    {inputs}
     with torch.cuda._DeviceGuard(0):
         torch.cuda.set_device(0)
         {align}
@@ -78,7 +78,7 @@ def call(args):
         del buf5
         buf7 = torch.ops.aten.topk.default(buf6, 3, -1, True, True)
         buf8 = buf7[0]
-        assert_size_stride(buf8, (4, 3), (3, 1){what})
+        {result}
         buf9 = buf7[1]
         del buf7
         buf10 = buf1; del buf1  # reuse
@@ -93,11 +93,23 @@ def call(args):
 """
 
 
+# Of the inputs, and of an operator's result.
+_ASSERTED = {
+    "2.11": ("assert_size_stride(arg0_1, (4, 8), (8, 1))", "assert_size_stride(buf8, (4, 3), (3, 1))"),
+    "2.13": ("assert_size_stride(arg0_1, (4, 8), (8, 1), 'input')", "assert_size_stride(buf8, (4, 3), (3, 1), 'topk')"),
+    "2.15": (
+        "assert_size_stride_grouped((arg0_1, arg1_1), ((4, 8), (8, 8)), ((8, 1), (8, 1)), 'input')",
+        "assert_tensor_metadata(buf8, (4, 3), (3, 1), torch.float32, 'topk')",
+    ),
+}
+
+
 def _cuda_sample(version: str) -> str:
     kernels = "".join(_TRITON.format(name=name, parameters=parameters, changed=changed) for name, parameters, changed in _KERNELS)
     old = version == "2.11"
     align = "pass" if old else "arg0_1 = copy_if_misaligned(arg0_1)"
-    body = _BODY.format(stream="stream0" if old else "raw_stream0", what="" if old else ", 'input'", align=align)
+    inputs, result = _ASSERTED[version]
+    body = _BODY.format(stream="stream0" if old else "raw_stream0", inputs=inputs, result=result, align=align)
     return "# AOT ID: ['0_inference']\nasync_compile = AsyncCompile()\n" + kernels + "\nasync_compile.wait(globals())\n" + body
 
 
@@ -167,7 +179,7 @@ def _record(monkeypatch: pytest.MonkeyPatch, source: str, asked: list[int] | Non
     return record(program, {}, "cpu"), program
 
 
-@pytest.mark.parametrize("version", ["2.11", "2.13"])
+@pytest.mark.parametrize("version", list(_ASSERTED))
 def test_code_for_a_gpu_is_taken_apart(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     recording, _ = _record(monkeypatch, _cuda_sample(version), asked)
@@ -194,7 +206,7 @@ def test_code_for_a_gpu_is_taken_apart(version: str, monkeypatch: pytest.MonkeyP
     assert asked == [0] * 2 * sum(name.startswith("triton") for name in names)
 
 
-@pytest.mark.parametrize("version", ["2.11", "2.13"])
+@pytest.mark.parametrize("version", list(_ASSERTED))
 def test_any_legal_order_computes_the_same(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recording, source = _record(monkeypatch, _cuda_sample(version))
     assert isinstance(recording, Recording)
