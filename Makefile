@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= torchvision:googlenet
 BUNDLE ?= googlenet.autosched
-# What CI tests with; `make TORCH='torch==2.15.*'` takes another of the versions that pyproject.toml names.
+# What CI tests with: not all that pyproject.toml names, so that where an index has a build for the CPU it is taken, and no newer release
+# with its gigabytes of CUDA. `make TORCH='torch==2.15.*'` takes another.
 TORCH ?= torch>=2.11,<2.14
 # A folder named datasets/ in the working directory must never shadow the Hugging Face package of that name.
 export PYTHONSAFEPATH = 1

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _WATCHED_S = 1.0
+# PyTorch from the first release to before the second, as pyproject.toml says to pip, which one may have been made to disregard.
+_TORCH = ((2, 11), (2, 16))
 
 
 class State(enum.StrEnum):
@@ -81,9 +83,11 @@ def _torch() -> Finding:
 
     version = str(torch.__version__)
     known = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    if (2, 11) <= known < (2, 14):
+    first, end = _TORCH
+    if first <= known < end:
         return Finding("torch", State.OK, version, "")
-    return Finding("torch", State.PROBLEM, version, "install a version from 2.11 up to, not including, 2.14")
+    advice = "install a version from {}.{} up to, not including, {}.{}".format(*first, *end)
+    return Finding("torch", State.PROBLEM, version, advice)
 
 
 def _cpu() -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,23 @@ def test_doctor_looks_at_what_decides_whether_tuning_will_work(capsys: pytest.Ca
     assert {"torch", "cpu lanes", "cuda", "C++ compiler", "cache", "cost model, cpu"} <= findings.keys()
     assert all(item["advice"] for item in findings.values() if item["state"] != "ok")
     assert re.match(r"\d+ cores?", findings["cpu lanes"]["detail"])
+
+
+def test_doctor_takes_the_releases_of_pytorch_that_pip_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from autosched import doctor
+
+    settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    (wanted,) = (item for item in settings["project"]["dependencies"] if item.startswith("torch>"))
+    bounds = [tuple(map(int, bound.split("."))) for bound in re.fullmatch(r"torch>=([\d.]+),<([\d.]+)", wanted).groups()]
+    assert bounds == list(doctor._TORCH)
+    (major, first), (_, end) = bounds
+    for minor, taken in ((first - 1, False), (first, True), (end - 1, True), (end, False)):
+        monkeypatch.setattr(torch, "__version__", f"{major}.{minor}.1+cpu")
+        found = doctor._torch()
+        assert (found.state is doctor.State.OK) is taken
+        assert ("install a version from" in found.advice) is not taken
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["present", "last minute"])

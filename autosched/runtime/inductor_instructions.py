@@ -299,7 +299,7 @@ def _expected(called: str, call: ast.Call) -> list[tuple[ast.expr, tuple[int, ..
     match called, call.args:
         case "assert_size_stride", [tensor, size, stride, *_]:
             return [(tensor, integers(size), integers(stride), "")]
-        # PyTorch 2.15: of several inputs at once, and of what an operator made the dtype, too.
+        # From PyTorch 2.14 on: of several inputs at once, and of what an operator made the dtype, too.
         case "assert_size_stride_grouped", [ast.Tuple(tensors), ast.Tuple(sizes), ast.Tuple(strides), _]:
             if len(tensors) == len(sizes) == len(strides):
                 every = zip(tensors, sizes, strides, strict=True)

@@ -120,7 +120,7 @@ def test_a_bias_that_is_repeated_is_given_as_one_row() -> None:
 
 
 def test_what_is_asserted_of_several_inputs_and_of_a_dtype_is_expected() -> None:
-    # PyTorch 2.15 writes so.
+    # PyTorch writes so from 2.14 on.
     source = region(
         "arg0_1, arg1_1, arg2_1 = args",
         "args.clear()",
