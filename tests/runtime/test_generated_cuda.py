@@ -73,6 +73,14 @@ def _added_and_normed(x: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, *res
     _normed(x + bias + y.view_as(x), *rest)
 
 
+def _biased_gelu(bias: torch.Tensor, x: torch.Tensor, made: torch.Tensor) -> None:
+    made.copy_(functional.gelu(x + bias).view_as(made))
+
+
+def _added(x: torch.Tensor, a: torch.Tensor, y: torch.Tensor, b: torch.Tensor, z: torch.Tensor, made: torch.Tensor) -> None:
+    made.copy_(x + (a + y + b + z).view_as(x))
+
+
 def _scanned(given: torch.Tensor, made: torch.Tensor, workspace: torch.Tensor) -> None:
     assert not workspace.any()
     workspace.fill_(1)
@@ -122,8 +130,11 @@ _STAND_INS: Mapping[str, Callable[..., Any]] = {
     "triton_per_fused_cat_convolution_mean_relu_2": _joined,
     "triton_per_fused_native_layer_norm_0": _normed,
     "triton_per_fused_add_addmm_native_layer_norm_view_1": _added_and_normed,
-    "triton_poi_fused_addmm_gelu_view_2": lambda bias, x, made: made.copy_(functional.gelu(x + bias).view_as(made)),
-    "triton_poi_fused_add_addmm_view_3": lambda x, a, y, b, z, made: made.copy_(x + (a + y + b + z).view_as(x)),
+    "triton_per_fused__unsafe_view_add_addmm_native_layer_norm_1": _added_and_normed,
+    "triton_poi_fused_addmm_gelu_view_2": _biased_gelu,
+    "triton_poi_fused__unsafe_view_addmm_gelu_2": _biased_gelu,
+    "triton_poi_fused_add_addmm_view_3": _added,
+    "triton_poi_fused__unsafe_view_add_addmm_3": _added,
     "triton_red_fused_mul_sum_0": lambda given, made: made.copy_((given * given).view(16, -1).sum(1)),
     "triton_per_fused_mul_sum_1": lambda given, made: made.copy_(given.sum()),
     "triton_poi_fused_embedding_index_add_2": lambda given, made: made.copy_(given),
