@@ -1,4 +1,7 @@
-"""What a process lets PyTorch use on a GPU for attention, and for products in half precision; each may change both numbers and times."""
+"""What a process lets PyTorch use on a GPU for attention, for products in half precision and for depthwise convolutions.
+
+Each may change both numbers and times.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ _ATTENTION = ("cudnn", "flash", "math", "mem_efficient")
 _REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
 _SPLIT = "_split_k"
 _ACCUMULATION = "allow_fp16_accumulation"
+_ANY_KERNEL = "auto"
 
 
 def attention_kernels() -> tuple[str, ...]:
@@ -24,13 +28,22 @@ def half_precision() -> tuple[str, ...]:
     return tuple(sorted(name for name in names if _allowed(name)))
 
 
-def set_switches(attention: tuple[str, ...], products: tuple[str, ...]) -> None:
+def depthwise_kernel() -> str:
+    """Whose kernel depthwise convolutions are to take; empty where PyTorch chooses, as it always did before 2.15."""
+    chosen = str(getattr(torch.backends.cudnn, "depthwise_kernel", _ANY_KERNEL))
+    return "" if chosen == _ANY_KERNEL else chosen
+
+
+def set_switches(attention: tuple[str, ...], products: tuple[str, ...], depthwise: str) -> None:
     """Make this process as another is.
 
     Args:
         attention: what :func:`attention_kernels` says there.
         products: what :func:`half_precision` says there.
+        depthwise: what :func:`depthwise_kernel` says there.
     """
+    if depthwise != depthwise_kernel():
+        torch.backends.cudnn.depthwise_kernel = depthwise or _ANY_KERNEL  # type: ignore[attr-defined,unused-ignore]
     for name in _ATTENTION:
         getattr(_cuda, f"enable_{name}_sdp")(name in attention)
     for name in _REDUCTIONS:

@@ -16,7 +16,7 @@ import autosched
 from autosched.config import cpu_environment
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.runtime.cpu_quota import quota_cores
-from autosched.runtime.cuda_switches import attention_kernels, half_precision
+from autosched.runtime.cuda_switches import attention_kernels, depthwise_kernel, half_precision
 from autosched.runtime.float32 import convolutions_rounded, cpu_roundings, matmul_precision, set_cpu_roundings
 from autosched.runtime.native_build import engine_here
 
@@ -95,6 +95,8 @@ def numerics_key(kind: str = "cpu") -> tuple[tuple[str, str], ...]:
         settings["cudnn_tf32"] = str(convolutions_rounded())
         settings["attention"] = ", ".join(attention_kernels())
         settings["half_precision"] = ", ".join(half_precision())
+        if depthwise_kernel():
+            settings["depthwise_kernel"] = depthwise_kernel()
     return tuple(sorted(settings.items()))
 
 

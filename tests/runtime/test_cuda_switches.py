@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from autosched.device.cuda.settings import apply_settings, current_settings
-from autosched.runtime.cuda_switches import attention_kernels, half_precision, set_switches
+from autosched.runtime.cuda_switches import attention_kernels, depthwise_kernel, half_precision, set_switches
 from autosched.runtime.host_key import numerics_key
 
 
 @pytest.fixture(autouse=True)
 def _put_back() -> Iterator[None]:
-    before = attention_kernels(), half_precision()
+    before = attention_kernels(), half_precision(), depthwise_kernel()
     yield
     set_switches(*before)
-    assert (attention_kernels(), half_precision()) == before
+    assert (attention_kernels(), half_precision(), depthwise_kernel()) == before
 
 
 def test_what_one_process_allows_another_is_made_to_allow() -> None:
@@ -45,5 +45,19 @@ def test_split_sums_are_kept_apart_from_reduced_ones() -> None:
     attention = attention_kernels()
     for wanted in ((True, True), (False, True), (False, False)):
         names = tuple(text for text, on in zip((name, f"{name}_split_k"), wanted, strict=True) if on)
-        set_switches(attention, names)
+        set_switches(attention, names, "")
         assert half_precision() == names
+
+
+def test_a_kernel_that_is_asked_for_is_asked_for_in_the_other_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, key = current_settings(0), numerics_key("cuda")
+    # Before it had a say in this, any attribute could be set.
+    monkeypatch.setattr(torch.backends.cudnn, "depthwise_kernel", "native", raising=False)
+    changed = current_settings(0)
+    assert (usual.depthwise_kernel, changed.depthwise_kernel) == ("", "native")
+    assert dict(numerics_key("cuda"))["depthwise_kernel"] == "native"
+    apply_settings(usual)
+    assert current_settings(0) == usual
+    assert numerics_key("cuda") == key
+    apply_settings(changed)
+    assert current_settings(0) == changed

@@ -33,6 +33,7 @@ class SettingsBody(_Body, frozen=True):
     cudnn_enabled: bool
     attention: tuple[str, ...]
     half_precision: tuple[str, ...]
+    depthwise_kernel: str
 
 
 class CapturedBody(_Body, frozen=True):
