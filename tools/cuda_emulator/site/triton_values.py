@@ -2,7 +2,7 @@
 
 As for operators (``values``): the real launch happens first, and the values come at once, or at every replay of the graph that holds it.
 Launches of which only the time is wanted compute nothing. Only kernels launched by Inductor's ``CachingAutotuner`` are known here, as
-PyTorch 2.11 with Triton 3.6 and PyTorch 2.13 with Triton 3.7 have it.
+PyTorch 2.11 with Triton 3.6, 2.13 with 3.7 and 2.15 with 3.9 have it.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ cudnnStatus_t run(void* handle, const char* name) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) size_t cudnnGetVersion() { return CUDNN_VERSION; }
-extern "C" __attribute__((visibility("default"))) size_t cudnnGetCudartVersion() { return 13000; }
+extern "C" __attribute__((visibility("default"))) size_t cudnnGetCudartVersion() { return CUDART_VERSION; }
 extern "C" __attribute__((visibility("default"))) const char* cudnnGetErrorString(cudnnStatus_t status) {
     return status ? "CUDNN_STATUS of the emulated library" : "CUDNN_STATUS_SUCCESS";
 }

@@ -53,7 +53,7 @@ CALL cuInit(unsigned) {
     DONE(world().forked ? CUDA_ERROR_NOT_INITIALIZED : 0);
 }
 CALL cuDriverGetVersion(int* out) {
-    *out = 13000;
+    *out = CUDA_VERSION;  // of the installed headers: a driver as new as the runtime
     DONE(0);
 }
 CALL cuDeviceGetCount(int* out) {

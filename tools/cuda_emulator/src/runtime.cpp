@@ -216,7 +216,7 @@ CALL cudaDeviceSynchronize() {
 }
 CALL cudaDriverGetVersion(int* out) { DRIVER(cuDriverGetVersion(out)); }
 CALL cudaRuntimeGetVersion(int* out) {
-    *out = 13000;
+    *out = CUDART_VERSION;
     DONE(0);
 }
 CALL cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
