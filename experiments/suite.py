@@ -37,6 +37,7 @@ CPU_SUITE = (
     "autosched:deepfm",
     "autosched:lstm",
     "autosched:moe",
+    "autosched:decoder",
     "transformers:bert",
     "transformers:t5",
     "torchvision:squeezenet1_1",

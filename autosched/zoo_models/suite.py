@@ -9,6 +9,7 @@ OWN = {
     "deepfm": "DeepFM, 64 embedding look-ups",
     "lstm": "two-layer LSTM, 24 steps written out",
     "moe": "two blocks of eight dense experts",
+    "decoder": "one step of decoding with a cache of 512 tokens that each call changes",
     "toy": "a small branchy convolution net, for trying things out",
 }
 TORCHVISION = ("googlenet", "inception_v3", "squeezenet1_1", "resnet50", "mobilenet_v2", "densenet121", "densenet201", "resnext50_32x4d")

@@ -41,7 +41,7 @@ CLAIMED = (
     "transformers:t5",
 )
 CONTROLS = ("torchvision:resnet50", "torchvision:mobilenet_v2", "torchvision:densenet201")
-FURTHER = ("timm:hrnet_w18", "autosched:lstm", "autosched:moe")
+FURTHER = ("timm:hrnet_w18", "autosched:lstm", "autosched:moe", "autosched:decoder")
 BATCHED = ("torchvision:googlenet", "torchvision:inception_v3", "transformers:bert")
 DTYPES = ("float32", "bfloat16")
 

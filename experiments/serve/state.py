@@ -2,7 +2,7 @@
 
     python experiments/serve/state.py
 
-writes ``results/<device>/state.json``. A transformer with random weights takes one token and attends to a cache of fixed length that
+writes ``results/<device>/state.json``. The transformer of ``autosched:decoder`` takes one token and attends to a cache of fixed length that
 its layers keep as buffers. Timed in rounds, in random order within each, in one process: the model as it comes, ``torch.compile`` with its
 defaults, and schedules of the operators one after another (nothing was searched), each with the cache copied back (``in_place=False``, all
 there was before) and in place. Everybody has a copy of the model. Answers and caches after the same steps are compared first.
@@ -27,67 +27,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from autosched.zoo_models.decoder import Decoder, Size  # noqa: E402
 from experiments.serve.common import bundle_of, interval, keep, parser_of  # noqa: E402
 
 _BLOCK_US = 60_000.0  # a timed block is at least this long: its first call finds the caches as another contestant left them
 _STEPS = 6  # of the comparison, each at its own position
 EAGER = "eager"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Size:
-    """Of the transformer; the cache holds ``length`` tokens."""
-
-    layers: int
-    heads: int
-    width: int
-    length: int
-
-
-class Layer(nn.Module):
-    """Attention to a cache of its own, and a perceptron."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.heads = size.heads
-        self.before, self.between = nn.LayerNorm(size.width), nn.LayerNorm(size.width)
-        self.queries_keys_values = nn.Linear(size.width, 3 * size.width)
-        self.out = nn.Linear(size.width, size.width)
-        self.up, self.down = nn.Linear(size.width, 4 * size.width), nn.Linear(4 * size.width, size.width)
-        for name in ("keys", "values"):
-            self.register_buffer(name, torch.zeros(1, size.heads, size.length, size.width // size.heads))
-
-    def forward(self, x: torch.Tensor, position: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """``x``: ``[1, 1, width]``; ``position``: ``[1]``; ``seen``: ``[1, 1, 1, length]``."""
-        split = self.queries_keys_values(self.before(x)).view(1, 1, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        query, key, value = split.unbind(0)
-        self.keys.index_copy_(2, position, key)
-        self.values.index_copy_(2, position, value)
-        attended = nn.functional.scaled_dot_product_attention(query, self.keys, self.values, attn_mask=seen)
-        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
-        hidden: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.between(x))))
-        return hidden
-
-
-class Decoder(nn.Module):
-    """One token in, the numbers of the next one out."""
-
-    places: torch.Tensor
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
-        self.register_buffer("places", torch.arange(size.length), persistent=False)
-
-    def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """``x``: ``[1, 1, width]``; ``position``: ``[1]``."""
-        seen = (self.places <= position).view(1, 1, 1, -1)
-        for layer in self.layers:
-            x = layer(x, position, seen)
-        return x
 
 
 def decoder(size: Size) -> Decoder:
