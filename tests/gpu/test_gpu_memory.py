@@ -58,6 +58,15 @@ def test_a_graph_outlives_the_graphs_that_were_captured_beside_it(rig: Rig) -> N
         assert rig.backend.same(kept(inputs), wanted)
 
 
+def test_whether_libraries_keep_their_workspaces_is_seen(rig: Rig) -> None:
+    torch._C._cuda_clearCublasWorkspaces()
+    with rig.backend.on(rig.capturer.streams.named("fresh")):
+        before = rig.backend.allocated_bytes()
+        rig.backend.multiply()
+        left = rig.backend.allocated_bytes() - before
+        assert rig.backend.keeps_workspaces() == (left > 0)
+
+
 def test_a_served_graph_outlives_the_one_that_was_prepared_first(rig: Rig) -> None:
     """Trap 4: the first graph with products on some lanes must not have made their workspaces in its own pool."""
     torch._C._cuda_clearCublasWorkspaces()
@@ -66,6 +75,7 @@ def test_a_served_graph_outlives_the_one_that_was_prepared_first(rig: Rig) -> No
     graph, inputs = rig.program.graph, rig.inputs(1)
     wanted = [item.clone() for item in rig.measurer.reference(inputs)]
     first, kept = (prepare_runner(rig.capturer, rig.bound, graph, make_plan(graph, spread(rig, 1)), inputs) for _ in range(2))
+    assert (rig.capturer._workspaces is not None) == rig.backend.keeps_workspaces()
     workspaces = {item["address"] for item in torch.cuda.memory_snapshot() if item["segment_pool_id"] not in ((0, 0), first.pool)}
     first.close()
     del first

@@ -100,8 +100,8 @@ def _add_call(graph: torch.fx.Graph, call: Call, made: dict[int, Any], device: t
 class TimedBaseline:
     """One baseline, ready to be timed. ``outputs`` are the tensors of its last answer.
 
-    ``peak_bytes`` is what one run allocates at most beside what stays from run to run: no weights, no inputs, none of the libraries'
-    workspaces and nothing that the compiler took while it timed kernels. A schedule's graph is counted the same way.
+    ``peak_bytes`` is what one run allocates at most beside what stays from run to run: no weights, no inputs, no workspaces
+    that the libraries keep and nothing that the compiler took while it timed kernels. A schedule's graph is counted the same way.
 
     Args:
         module: what is called; its answer may be nested.
