@@ -228,6 +228,8 @@ class Jagged(nn.Module):
         return torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged).values()
 
 
+# From PyTorch 2.15 on.
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions.*:UserWarning")
 def test_quantised_and_nested_tensors_are_refused_with_what_to_use_instead():
     with pytest.raises(UnsupportedGraph, match=r"(?=.*quantize_per_tensor).*test_refusals.py:\d+.*torch.qint8.*scales"):
         capture(QuantisedTensor(), (torch.randn(4),))
