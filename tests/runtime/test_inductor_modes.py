@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -29,11 +29,11 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("cl
 
 
 class Two(nn.Module):
-    """Two products; the first one's weight is blocked otherwise for two threads than for one."""
+    """Two products."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: int = 32) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(128, 32), nn.Linear(32, 128)
+        self.up, self.down = nn.Linear(128, columns), nn.Linear(columns, 128)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = self.down(torch.relu(self.up(x)))
@@ -60,12 +60,16 @@ def chosen() -> tuple[nn.Module, Captured]:
 def templated(chosen: tuple[nn.Module, Captured]) -> tuple[nn.Module, Captured]:
     """The same, but with the template wherever there is one, whatever is faster here."""
     model, found = chosen
-    choices = tuple((question, "cpp_CppMicroGemmFP32Vec") for question, _ in found.program.choices)
+    return model, _in_templates(model, [question for question, _ in found.program.choices])
+
+
+def _in_templates(model: nn.Module, questions: Iterable[str]) -> Captured:
+    choices = tuple((question, "cpp_CppMicroGemmFP32Vec") for question in questions)
     forced = capture_inductor(model, (torch.randn(16, 128),), mode=Mode(Lowering.MAX_AUTOTUNE, choices=choices))
     assert isinstance(forced, Captured), forced.reason
     if forced.program.choices != choices:
         pytest.skip(f"this processor has other templates: {forced.program.choices}")
-    return model, forced
+    return forced
 
 
 def test_every_choice_is_noted_and_travels(chosen: tuple[nn.Module, Captured]) -> None:
@@ -98,7 +102,17 @@ def test_a_template_is_one_launch_with_its_epilogue_and_its_work(templated: tupl
 
 
 def test_each_width_has_the_weights_of_its_own(templated: tuple[nn.Module, Captured]) -> None:
-    model, found = templated
+    # Which weights are blocked otherwise for two threads than for one is up to the length of the processor's vectors.
+    narrow = Two(columns=20).eval()
+    found = capture_inductor(narrow, (torch.randn(16, 128),), mode=Mode(Lowering.MAX_AUTOTUNE))
+    assert isinstance(found, Captured), found.reason
+    also = _in_templates(narrow, [question for question, _ in found.program.choices])
+    blocked_otherwise = [_weights_of_each_width(model, each) for model, each in (templated, (narrow, also))]
+    assert any(blocked_otherwise)
+
+
+def _weights_of_each_width(model: nn.Module, found: Captured) -> list[int]:
+    """Which are other ones for two threads, after a look at what is computed."""
     graph = found.program.graph
     programs = WidePrograms(found.program, found.constants)
     inputs = random_inputs(found.program, 4)
@@ -109,8 +123,8 @@ def test_each_width_has_the_weights_of_its_own(templated: tuple[nn.Module, Captu
         torch.testing.assert_close(programs.for_plan(plan).run(inputs)[0], wanted, rtol=1e-4, atol=1e-5)
     one, two = programs.at(1).constants, programs.at(2).constants
     differing = [value for value in range(len(one)) if isinstance(one[value], torch.Tensor) and one[value].shape != two[value].shape]
-    assert differing
     assert differing == [value for index in range(len(graph)) for value in programs.packed_reads(index, one)]
+    return differing
 
 
 def test_a_constant_may_be_laid_out_otherwise_only_for_one_reader(templated: tuple[nn.Module, Captured]) -> None:
