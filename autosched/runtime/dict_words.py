@@ -15,7 +15,7 @@ from autosched.runtime.native_build import Library
 
 # Where CPython up to 3.11 has the count of a dictionary's writes.
 _COUNT = 24
-_ADD, _WATCH = "PyDict_AddWatcher", "PyDict_Watch"
+_TELLS = hasattr(ctypes.pythonapi, "PyDict_AddWatcher")
 
 
 def word_of_writes(library: Library, table: dict[Any, Any]) -> int:
@@ -24,17 +24,17 @@ def word_of_writes(library: Library, table: dict[Any, Any]) -> int:
     Raises:
         RuntimeError: if the interpreter tells as many others as it can.
     """
-    if not hasattr(ctypes.pythonapi, _ADD):
+    if not _TELLS:
         # No read beyond an object's own memory.
         if type(table).__basicsize__ < _COUNT + 8:
             raise RuntimeError("dictionaries have no count of their writes here")
         return id(table) + _COUNT
     address = library.writes(id(table))
-    getattr(ctypes.pythonapi, _WATCH)(_watcher(library), ctypes.py_object(table))
+    ctypes.pythonapi.PyDict_Watch(_watcher(library), ctypes.py_object(table))
     return address
 
 
 @lru_cache(maxsize=1)
 def _watcher(library: Library) -> int:
     """Under which number this process is told; whatever it is asked to watch counts from then on."""
-    return int(getattr(ctypes.pythonapi, _ADD)(ctypes.c_void_p(library.written)))
+    return int(ctypes.pythonapi.PyDict_AddWatcher(ctypes.c_void_p(library.written)))

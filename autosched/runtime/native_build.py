@@ -161,15 +161,16 @@ def _load(path: Path) -> None:
         unchanged, writes = library.autosched_unchanged, library.autosched_writes
         unchanged.argtypes = writes.argtypes = [ctypes.c_void_p]
         writes.restype = ctypes.c_void_p
-        written = ctypes.cast(library.autosched_written, ctypes.c_void_p).value or 0
+        written = ctypes.cast(library.autosched_written, ctypes.c_void_p).value
+        functions: dict[str, Any] = {"unchanged": unchanged, "writes": writes, "written": written}
         operators = getattr(torch.ops, _NAMESPACE)
-        found = {name: getattr(operators, name).default for name in Library.__slots__ if name not in ("unchanged", "writes", "written")}
+        found = {name: getattr(operators, name).default for name in Library.__slots__ if name not in functions}
     except (OSError, AttributeError, RuntimeError) as error:
         _state.refused = f"what was built cannot be loaded ({str(error).splitlines()[0]})"
         return
     # The operator itself, where it can be had: what lies around it takes a microsecond.
     called = {name: getattr(function, "_op", function) for name, function in found.items()}
-    _state.operators = Library(**called, unchanged=unchanged, writes=writes, written=written)
+    _state.operators = Library(**called, **functions)
 
 
 def _made(folder: Path, limit_s: float) -> Path | str:

@@ -67,6 +67,6 @@ def test_where_the_interpreter_can_tell_nobody_else_nothing_is_watched(monkeypat
         raise RuntimeError("no more dict watcher IDs available")
 
     monkeypatch.setattr(dict_words, "_watcher", full)
-    if not hasattr(ctypes.pythonapi, dict_words._ADD):
+    if not dict_words._TELLS:
         monkeypatch.setattr(dict_words, "_COUNT", 1 << 20)
     assert native_watch(Watched(tables=({"a": 1},))) is None

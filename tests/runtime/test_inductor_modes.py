@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -51,22 +51,25 @@ def chosen() -> tuple[nn.Module, Captured]:
     """Chosen by timing, for real."""
     torch.manual_seed(0)
     model = Two().eval()
-    found = capture_inductor(model, (torch.randn(16, 128),), mode=Mode(Lowering.MAX_AUTOTUNE))
-    assert isinstance(found, Captured), found.reason
-    return model, found
+    return model, _captured(model, Mode(Lowering.MAX_AUTOTUNE))
 
 
 @pytest.fixture(scope="module")
 def templated(chosen: tuple[nn.Module, Captured]) -> tuple[nn.Module, Captured]:
     """The same, but with the template wherever there is one, whatever is faster here."""
     model, found = chosen
-    return model, _in_templates(model, [question for question, _ in found.program.choices])
+    return model, _in_templates(model, found)
 
 
-def _in_templates(model: nn.Module, questions: Iterable[str]) -> Captured:
-    choices = tuple((question, "cpp_CppMicroGemmFP32Vec") for question in questions)
-    forced = capture_inductor(model, (torch.randn(16, 128),), mode=Mode(Lowering.MAX_AUTOTUNE, choices=choices))
-    assert isinstance(forced, Captured), forced.reason
+def _captured(model: nn.Module, mode: Mode) -> Captured:
+    found = capture_inductor(model, (torch.randn(16, 128),), mode=mode)
+    assert isinstance(found, Captured), found.reason
+    return found
+
+
+def _in_templates(model: nn.Module, chosen: Captured) -> Captured:
+    choices = tuple((question, "cpp_CppMicroGemmFP32Vec") for question, _ in chosen.program.choices)
+    forced = _captured(model, Mode(Lowering.MAX_AUTOTUNE, choices=choices))
     if forced.program.choices != choices:
         pytest.skip(f"this processor has other templates: {forced.program.choices}")
     return forced
@@ -104,9 +107,7 @@ def test_a_template_is_one_launch_with_its_epilogue_and_its_work(templated: tupl
 def test_each_width_has_the_weights_of_its_own(templated: tuple[nn.Module, Captured]) -> None:
     # Which weights are blocked otherwise for two threads than for one is up to the length of the processor's vectors.
     narrow = Two(columns=20).eval()
-    found = capture_inductor(narrow, (torch.randn(16, 128),), mode=Mode(Lowering.MAX_AUTOTUNE))
-    assert isinstance(found, Captured), found.reason
-    also = _in_templates(narrow, [question for question, _ in found.program.choices])
+    also = _in_templates(narrow, _captured(narrow, Mode(Lowering.MAX_AUTOTUNE)))
     blocked_otherwise = [_weights_of_each_width(model, each) for model, each in (templated, (narrow, also))]
     assert any(blocked_otherwise)
 

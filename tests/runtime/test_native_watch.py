@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from autosched.runtime import dict_words
 from autosched.runtime import native_watch as room
-from autosched.runtime.native_build import native_library
+from autosched.runtime.native_build import Library, native_library
 from autosched.runtime.native_watch import Watched, can_watch, native_watch
 
 pytestmark = pytest.mark.usefixtures("native_watches")
@@ -95,6 +96,31 @@ def test_where_the_interpreter_keeps_things_elsewhere_there_is_none(monkeypatch:
     assert can_watch()
     for name, place in places.items():
         monkeypatch.setattr(room, name, place)
+    monkeypatch.setattr(room, "_as_expected", room._as_expected.__wrapped__)
+    assert not can_watch()
+    assert native_watch(_Things().watched()) is None
+
+
+def _nowhere(library: Library, table: dict[str, Any]) -> int:
+    raise RuntimeError("no word")
+
+
+@pytest.mark.parametrize("word", [lambda library, table: id(table) + 16, _nowhere], ids=["the size", "none"])
+def test_where_a_dictionary_has_no_word_that_every_write_changes_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, word: Callable[[Library, dict[str, Any]], int]
+) -> None:
+    assert can_watch()
+    monkeypatch.setattr(room, "word_of_writes", word)
+    monkeypatch.setattr(room, "_as_expected", room._as_expected.__wrapped__)
+    assert not can_watch()
+    assert native_watch(_Things().watched()) is None
+
+
+@pytest.mark.skipif(dict_words._TELLS, reason="this Python keeps no count in a dictionary")
+@pytest.mark.parametrize("place", [16, 1 << 20])
+def test_where_a_dictionary_keeps_its_count_elsewhere_there_is_none(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    assert can_watch()
+    monkeypatch.setattr(dict_words, "_COUNT", place)
     monkeypatch.setattr(room, "_as_expected", room._as_expected.__wrapped__)
     assert not can_watch()
     assert native_watch(_Things().watched()) is None
