@@ -33,9 +33,9 @@ from autosched.config import (
 )
 from autosched.core.atomic_write import half_written
 from autosched.core.errors import AutoschedError, UsageError
-from autosched.runtime.bundle_format import printable, read_bundle
+from autosched.runtime.bundle.format import printable, read_bundle
 from autosched.runtime.cache import SUFFIX
-from autosched.runtime.region_store import RegionStore
+from autosched.runtime.regions.store import RegionStore
 from autosched.runtime.shapes import describe_shape
 
 _LOCK_S = 5.0  # a journal is locked for one write at a time

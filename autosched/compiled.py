@@ -35,11 +35,11 @@ from autosched.core.schedule import sequential
 from autosched.core.variants import WHOLE, lowering_named
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime import cache
-from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
+from autosched.runtime.bundle.format import Bundle, Evidence, OperatorTimes
 from autosched.runtime.current_device import home_of, made_current
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
-from autosched.runtime.inductor_modes import mode_of
+from autosched.runtime.inductor.modes import mode_of
 from autosched.runtime.load import load
 from autosched.runtime.state import Kept
 from autosched.runtime.trees import map_tensors, renewed_calls
@@ -298,7 +298,7 @@ def _usable(item: Any) -> Any:
 def _host_keys(home: torch.device) -> tuple[DeviceKey, SoftwareKey]:
     if home.type == "cpu":
         return cpu_device_key(), software_key()
-    from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+    from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
 
     index = home.index if home.index is not None else torch.cuda.current_device()
     return cuda_device_key(index), cuda_software_key(index)

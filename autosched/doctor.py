@@ -134,7 +134,7 @@ def _cuda() -> list[Finding]:
     import torch
 
     from autosched.core.errors import DeviceMissing
-    from autosched.runtime.cuda_key import gpu_count, gpu_facts
+    from autosched.runtime.cuda.key import gpu_count, gpu_facts
 
     if torch.version.cuda is None:
         advice = "install a CUDA build of torch on a machine with an NVIDIA GPU"
@@ -153,7 +153,7 @@ def _cuda() -> list[Finding]:
 
 def _different_gpus() -> list[str]:
     """As devices are named, the first GPU of each kind: those that are alike share everything that is learned of them."""
-    from autosched.runtime.cuda_key import cuda_device_key, gpu_count
+    from autosched.runtime.cuda.key import cuda_device_key, gpu_count
 
     keys = [cuda_device_key(index) for index in range(gpu_count())]
     return [f"cuda:{keys.index(key)}" for key in dict.fromkeys(keys)] if len(set(keys)) > 1 else ["cuda"]
@@ -167,7 +167,7 @@ def _compiler() -> Finding:
 
 
 def _native_lanes() -> Finding:
-    from autosched.runtime.native_build import native_library, obstacle
+    from autosched.runtime.native.build import native_library, obstacle
 
     if native_library() is not None:
         return Finding("native lanes", State.OK, "built for this PyTorch", "")

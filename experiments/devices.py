@@ -30,7 +30,7 @@ def folder_name(key: DeviceKey) -> str:
 def key_of(device: str) -> DeviceKey:
     """The key of this machine's ``cpu`` or ``cuda``."""
     if device == "cuda":
-        from autosched.runtime.cuda_key import cuda_device_key
+        from autosched.runtime.cuda.key import cuda_device_key
 
         return cuda_device_key()
     from autosched.runtime.host_key import cpu_device_key

@@ -70,7 +70,7 @@ def _native_folder() -> Path:
 def native(_native_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes without the interpreter, in this process and in those that it starts."""
     from autosched.config import native_dir
-    from autosched.runtime.native_build import build_native
+    from autosched.runtime.native.build import build_native
 
     monkeypatch.setenv("AUTOSCHED_NATIVE", "1")
     native_dir().parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def native(_native_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def native_watches(native: None) -> None:
     """Models are watched by the words of memory that say that something was written."""
-    from autosched.runtime.native_watch import can_watch
+    from autosched.runtime.native.watch import can_watch
 
     if sys.version_info[:3] == (3, 13, 0):
         pytest.skip("this Python tells nobody of writes to attributes")

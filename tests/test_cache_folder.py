@@ -19,7 +19,7 @@ from autosched.export.cache import keep
 from autosched.pipeline.diary import Diary
 from autosched.runtime.cache import find, key_of
 from autosched.runtime.host_key import cpu_device_key, software_key
-from autosched.runtime.region_store import WHOLE, RegionStore
+from autosched.runtime.regions.store import WHOLE, RegionStore
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
 

@@ -11,7 +11,7 @@ import pytest
 
 from autosched import config
 from autosched.export.cache import keep
-from autosched.runtime.region_store import RegionStore
+from autosched.runtime.regions.store import RegionStore
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.command import run
 from tests.conformance.graphs import TwoBranches

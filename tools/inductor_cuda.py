@@ -42,10 +42,12 @@ from autosched.core.in_place import chains_of
 from autosched.core.program import Program
 from autosched.core.specs import spec_of
 from autosched.core.variants import WHOLE, Lowering, Variant
-from autosched.runtime import inductor_compile, inductor_kept, region_compile
-from autosched.runtime.inductor_modes import Mode
+from autosched.runtime.inductor import compile as inductor_compile
+from autosched.runtime.inductor import kept as inductor_kept
+from autosched.runtime.inductor.modes import Mode
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
-from autosched.runtime.region_pieces import piece_digest, pieces_of, variants_of
+from autosched.runtime.regions import compile as region_compile
+from autosched.runtime.regions.pieces import piece_digest, pieces_of, variants_of
 
 # https://docs.nvidia.com/cuda/cuda-c-programming-guide, table of compute capability 9.0; 132 processors and the memory are the H200's.
 _H200 = types.SimpleNamespace(
@@ -245,7 +247,7 @@ def _without_comments(source: str) -> str:
 
 def triton_kernels(texts: Sequence[Text]) -> dict[str, str]:
     """Sources of all Triton kernels, equal ones once, by a name of their own."""
-    from autosched.runtime.inductor_source import Kind, read_module
+    from autosched.runtime.inductor.source import Kind, read_module
 
     found: dict[str, str] = {}
     for text in texts:

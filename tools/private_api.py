@@ -99,9 +99,10 @@ def left_out() -> Iterator[str]:
     import torch._inductor.config as config
 
     from autosched.core.variants import WHOLE
-    from autosched.runtime import inductor_compile, region_compile
-    from autosched.runtime.inductor_common import known_options
-    from autosched.runtime.inductor_modes import Mode
+    from autosched.runtime.inductor import compile as inductor_compile
+    from autosched.runtime.inductor.common import known_options
+    from autosched.runtime.inductor.modes import Mode
+    from autosched.runtime.regions import compile as region_compile
 
     modes = [inductor_compile._options(Mode(lowering)) for lowering in WHOLE]
     sets = [*modes, region_compile._FORCED, *region_compile._OF_VARIANT.values()]

@@ -91,7 +91,7 @@ def _run(arguments: list[str]) -> int:
         code = _typer_exit(error, as_json)
     finally:
         if "torch._inductor.async_compile" in sys.modules:
-            from autosched.runtime.inductor_pools import end_pools
+            from autosched.runtime.inductor.pools import end_pools
 
             end_pools()
     return code if isinstance(code, int) else 0

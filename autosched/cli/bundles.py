@@ -107,7 +107,7 @@ def report(
     Example: autosched report googlenet.autosched -o report.html
     """
     from autosched.export.report import write_report
-    from autosched.runtime.bundle_format import read_bundles
+    from autosched.runtime.bundle.format import read_bundles
 
     result = write_report(output, read_bundles(file))
     if json:

@@ -43,7 +43,7 @@ def encode_program(program: Program) -> bytes:
 
 
 def decode_program(data: bytes) -> Program:
-    """The inverse of :func:`encode_program`. Only types are checked; ``runtime.program_check`` does the rest.
+    """The inverse of :func:`encode_program`. Only types are checked; ``runtime.bundle.program_check`` does the rest.
 
     Raises:
         msgspec.MsgspecError: if the bytes are no program.

@@ -18,9 +18,9 @@ from autosched.core.variants import Lowering
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_messages import Broken, ExtraAnswer, ExtraRequest
 from autosched.runtime.host_key import numerics_key
-from autosched.runtime.inductor_modes import Mode
-from autosched.runtime.inductor_unfinished import remove_unfinished
-from autosched.runtime.region_pool import worker_count
+from autosched.runtime.inductor.modes import Mode
+from autosched.runtime.inductor.unfinished import remove_unfinished
+from autosched.runtime.regions.pool import worker_count
 
 MODULE = "autosched.device.ahead_main"
 AHEAD = "compile-ahead"

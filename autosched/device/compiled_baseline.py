@@ -23,7 +23,7 @@ from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, RoundAnswer, RoundRequest
 from autosched.runtime.host_key import numerics_key
-from autosched.runtime.inductor_unfinished import remove_unfinished
+from autosched.runtime.inductor.unfinished import remove_unfinished
 from autosched.runtime.trees import describe_tree
 
 _MODULE = "autosched.device.worker_compile"

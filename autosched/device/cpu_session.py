@@ -39,7 +39,7 @@ from autosched.device.worker_messages import (
     SoloRequest,
 )
 from autosched.runtime.host_key import numerics_key
-from autosched.runtime.native_build import engine_here
+from autosched.runtime.native.build import engine_here
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.plan import make_plan
-from autosched.runtime.region_compile import Refused
+from autosched.runtime.regions.compile import Refused
 
 
 def measure_solo(

@@ -13,9 +13,9 @@ from autosched.runtime.host_key import usable_cores
 from autosched.runtime.instructions import Instruction, instructions_of
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import SPIN_OWN_CORE_US
-from autosched.runtime.native_build import native_library
-from autosched.runtime.native_code import NativeCode, NativeStep, NotNative
-from autosched.runtime.native_lanes import NativeProgram, team_comes
+from autosched.runtime.native.build import native_library
+from autosched.runtime.native.code import NativeCode, NativeStep, NotNative
+from autosched.runtime.native.lanes import NativeProgram, team_comes
 
 _NOTHING: tuple[Instruction, ...] = ()
 

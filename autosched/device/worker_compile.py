@@ -24,7 +24,7 @@ from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.compiler_files import compilers_write_into
 from autosched.runtime.float32 import rounded_as
 from autosched.runtime.host_key import apply_numerics
-from autosched.runtime.inductor_modes import mode_options
+from autosched.runtime.inductor.modes import mode_options
 from autosched.runtime.numerics import compare
 from autosched.runtime.state import Kept
 from autosched.runtime.trees import call_of, map_tensors, output_tensors, renewed_calls

@@ -43,8 +43,8 @@ from autosched.device.worker_messages import (
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.host_key import apply_numerics, compiler_key, cpu_device_key
 from autosched.runtime.kernels import BoundProgram, random_inputs
-from autosched.runtime.native_build import do_without, native_library
-from autosched.runtime.regions import region_library
+from autosched.runtime.native.build import do_without, native_library
+from autosched.runtime.regions.library import region_library
 from autosched.runtime.widths import WidePrograms
 
 

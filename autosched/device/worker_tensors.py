@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from autosched.core.decoding import decode_json
-from autosched.runtime.tensor_bytes import from_stored, to_stored
+from autosched.runtime.bundle.tensor_bytes import from_stored, to_stored
 
 
 class _View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ from autosched.core.errors import UsageError
 from autosched.core.program import Program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.schedule import Schedule
-from autosched.runtime.bundle_format import (
+from autosched.runtime.bundle.format import (
     EVIDENCE,
     FORMAT,
     LITERALS,
@@ -149,7 +149,7 @@ def _encode_literals(shapes: Sequence[Mapping[str, torch.Tensor]]) -> bytes:
     import safetensors.torch
     import torch
 
-    from autosched.runtime.tensor_bytes import to_stored
+    from autosched.runtime.bundle.tensor_bytes import to_stored
 
     # Two names may share memory, which the format refuses; each gets its own dense copy.
     dense = [

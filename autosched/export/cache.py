@@ -9,7 +9,7 @@ from pathlib import Path
 from autosched.core.atomic_write import remove_half_written
 from autosched.core.errors import AutoschedError
 from autosched.export.bundle import write_bundle
-from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.cache import SUFFIX, key_of, warn_once
 
 _ENTRIES = rf"[0-9a-f-]+{re.escape(SUFFIX)}"

@@ -18,7 +18,7 @@ from autosched.core.atomic_write import write_atomically
 from autosched.core.errors import UsageError
 from autosched.core.records import Source
 from autosched.core.report import StrategyRow, TuneReport, where_time_went
-from autosched.runtime.bundle_format import Bundle, printable
+from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.plan import make_plan
 
 # A table of more rows is no longer read; the bundle holds them all.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autosched.core.graph import OpGraph
 from autosched.core.report import StrategyRow
-from autosched.runtime.bundle_format import Bundle, OperatorTimes
+from autosched.runtime.bundle.format import Bundle, OperatorTimes
 from autosched.runtime.plan import make_plan
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from autosched.core.atomic_write import write_atomically
 from autosched.core.errors import UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.schedule import Schedule
-from autosched.runtime.bundle_format import OperatorTimes
+from autosched.runtime.bundle.format import OperatorTimes
 from autosched.runtime.plan import Plan, make_plan
 
 _PLANNED = 1

@@ -16,7 +16,7 @@ from autosched.core.decoding import decode_json
 from autosched.core.program import Program
 from autosched.core.variants import Lowering
 from autosched.device.base import Device
-from autosched.runtime.region_store import WHOLE, RegionStore
+from autosched.runtime.regions.store import WHOLE, RegionStore
 
 EXPORTS = {"cpu": 10.0}
 """The least that Inductor takes for a whole model, in times that exporting it takes, by kind of device: 10 for T5, 13 for GoogLeNet, 24 for

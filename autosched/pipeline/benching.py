@@ -22,7 +22,7 @@ from autosched.pipeline.baselines import eager_externals
 from autosched.pipeline.bundles import chosen, open_here
 from autosched.pipeline.judge import RESTLESS_PCT, Times, interleave
 from autosched.pipeline.native import ready_lanes
-from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.trees import unflatten_inputs

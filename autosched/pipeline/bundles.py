@@ -13,7 +13,7 @@ from autosched.core.records import DeviceKey, Failure
 from autosched.device.base import Session
 from autosched.device.registry import AUTO, device_like
 from autosched.export.trace import write_trace
-from autosched.runtime.bundle_format import Bundle, OperatorTimes, read_bundles
+from autosched.runtime.bundle.format import Bundle, OperatorTimes, read_bundles
 from autosched.runtime.kernels import gather_constants
 from autosched.runtime.shapes import choose_shapes, describe_shape, shape_name
 from autosched.runtime.verdict import Compatibility, Verdict, check_bundle

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from autosched.config import schedules_dir
 from autosched.core.records import Source
 from autosched.export.cache import keep
-from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.cache import STRUCTURE
 
 if TYPE_CHECKING:

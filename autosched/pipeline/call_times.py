@@ -23,7 +23,7 @@ from autosched.device.registry import AUTO, device_like, place_of
 from autosched.device.timing import beyond_noise, noise_floor_pct, paired_ratio
 from autosched.pipeline.benching import BenchShapes, unless
 from autosched.pipeline.bundles import chosen
-from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.load import load
 from autosched.runtime.shapes import describe_shape

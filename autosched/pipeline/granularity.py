@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autosched.core.errors import UsageError
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.variants import WHOLE, Lowering, lowering_named
-from autosched.runtime.region_compile import missing_compiler
+from autosched.runtime.regions.compile import missing_compiler
 
 AUTO = "auto"
 """Try every lowering that can be compiled here, tune the one or two that can win, and keep the best; see ``contest``."""

@@ -11,8 +11,8 @@ from autosched.core.schedule import Schedule, sequential
 from autosched.datasets.facts import LaunchFacts
 from autosched.device.base import Session
 from autosched.device.cuda.profile import OperatorProfile
-from autosched.runtime.captured import CapturedGraph
-from autosched.runtime.graph_audit import audit_graph
+from autosched.runtime.cuda.audit import audit_graph
+from autosched.runtime.cuda.captured import CapturedGraph
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.verify.race_stress import Stressable, stress
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autosched.core.progress import Progress
-from autosched.runtime.native_build import build_native, native_library, obstacle
+from autosched.runtime.native.build import build_native, native_library, obstacle
 
 
 def ready_lanes(kind: str, progress: Progress) -> str:

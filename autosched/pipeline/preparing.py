@@ -18,7 +18,7 @@ from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.original import Original
 from autosched.pipeline.variants import Refusals, compile_variants
-from autosched.runtime.inductor_modes import Mode
+from autosched.runtime.inductor.modes import Mode
 
 # One worker answer may take this long before the worker is given up: loading a large model included.
 _TIMEOUT_S = 120.0

@@ -11,7 +11,7 @@ from autosched.core.program import ConstantSource
 from autosched.core.report import TuneReport, where_time_went
 from autosched.export.bundle import encode_bundle, make_bundle, write_bundle
 from autosched.pipeline.options import Options, Outcome
-from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
+from autosched.runtime.bundle.format import Bundle, Evidence, OperatorTimes
 
 
 class Tuned:

@@ -16,7 +16,7 @@ from autosched.export.bundle import encode_bundle, write_bundle
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.granularity import AUTO
 from autosched.pipeline.result import Tuned
-from autosched.runtime.bundle_format import MAX_SHAPES, Bundle
+from autosched.runtime.bundle.format import MAX_SHAPES, Bundle
 from autosched.runtime.shapes import call_key, describe_shape
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from autosched.device.base import Session
 from autosched.device.variants import NO_TIME, VariantSession
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger, known_solo, rounds_within
-from autosched.runtime.region_pieces import UNCOMPILED, has_variants, variants_of
+from autosched.runtime.regions.pieces import UNCOMPILED, has_variants, variants_of
 from autosched.search.loop import Bench
 
 # A variant this much slower alone is not tried beside others: no lesser slowdown makes up for it.

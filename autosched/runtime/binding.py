@@ -15,7 +15,7 @@ from autosched.core.errors import IncompatibleArtifact
 from autosched.core.program import InputSpec, Program
 from autosched.runtime.agreement import models_answer, require_agreement
 from autosched.runtime.audit import audit_run, changes_callers_memory
-from autosched.runtime.bundle_format import Bundle, printable
+from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import full_float32, rounded_as
@@ -25,7 +25,7 @@ from autosched.runtime.kernels import Begun, BoundProgram, bind, gather_constant
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.prepared import Bound, ChangedMeanwhile, Overwriting, Prepared, Runner
-from autosched.runtime.regions import RegionLibrary, region_library
+from autosched.runtime.regions.library import RegionLibrary, region_library
 from autosched.runtime.state import Asked, OtherBuffers, ask, version_of, whole_answer
 from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.trees import output_tensors
@@ -280,7 +280,7 @@ def _regions(program: Program, plan: Plan, device: torch.device) -> RegionLibrar
     if all(step.variant == 0 for step in plan.steps):
         return None
     if device.type == "cuda":
-        from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+        from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
 
         index = device.index or 0
         return region_library(program, device, cuda_device_key(index), cuda_software_key(index))
@@ -289,7 +289,7 @@ def _regions(program: Program, plan: Plan, device: torch.device) -> RegionLibrar
 
 def _runner_factory(device: torch.device) -> RunnerFactory:
     if device.type == "cuda":
-        from autosched.runtime.cuda_load import cuda_runner
+        from autosched.runtime.cuda.load import cuda_runner
 
         return cuda_runner
     from autosched.runtime.lane_pool import LanePool

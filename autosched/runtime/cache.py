@@ -20,7 +20,7 @@ import msgspec
 from autosched.core.errors import ArtifactCorrupt, AutoschedError
 from autosched.core.likeness import structure_key
 from autosched.core.records import DeviceKey, SoftwareKey
-from autosched.runtime.bundle_format import Bundle, read_bundle
+from autosched.runtime.bundle.format import Bundle, read_bundle
 
 SUFFIX = ".autosched"
 STRUCTURE = "structure"  # in a bundle's environment: the model's key, which does not depend on how it was cut into operators

@@ -16,9 +16,9 @@ import autosched
 from autosched.config import cpu_environment
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.runtime.cpu_quota import quota_cores
-from autosched.runtime.cuda_switches import attention_kernels, depthwise_kernel, half_precision
+from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision
 from autosched.runtime.float32 import convolutions_rounded, cpu_roundings, matmul_precision, set_cpu_roundings
-from autosched.runtime.native_build import engine_here
+from autosched.runtime.native.build import engine_here
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

@@ -1,4 +1,4 @@
-"""What a kernel does, as data: for an executor that runs a whole lane without the interpreter (see ``native_lanes``).
+"""What a kernel does, as data: for an executor that runs a whole lane without the interpreter (see ``native.lanes``).
 
 A kernel is a callable on slots (``calls.Kernel``). One that carries instructions can also be run natively; a kernel that somebody
 wraps or replaces carries none, and so is called. Slots are value indices of the program; ``scratch(k)`` are the operator's own.

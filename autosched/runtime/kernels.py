@@ -120,7 +120,7 @@ def bind(program: Program, constants: Mapping[int, torch.Tensor], device: torch.
         IncompatibleArtifact: if its operators are compiled where they run, and here are others.
     """
     if program.lowering in WHOLE:
-        from autosched.runtime.inductor_bind import bind_recorded
+        from autosched.runtime.inductor.bind import bind_recorded
 
         return bind_recorded(program, constants, device)
     graph = program.graph

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from autosched.core.records import Engine
-from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.host_key import usable_cores
 
 _WIDE = "sequential_wide"

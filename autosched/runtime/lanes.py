@@ -1,6 +1,6 @@
 """The CPU executor: lanes are threads, an event is a flag, and every lane walks its own part of the plan.
 
-Without the interpreter, where that was built and every kernel of the plan says what it does (``native_lanes``): lanes are then the threads
+Without the interpreter, where that was built and every kernel of the plan says what it does (``native.lanes``): lanes are then the threads
 of one OpenMP team, as far as there are cores. Else in Python: PyTorch releases the interpreter's lock inside operators, but every operator
 that ends takes it back, and waits for it where another lane has it.
 """
@@ -19,9 +19,9 @@ from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lane_pool import SPINS_OWN_CORE, SPINS_SHARED_CORE, LanePool, LaneStopped, Signals
-from autosched.runtime.native_build import native_library
-from autosched.runtime.native_code import NotNative
-from autosched.runtime.native_lanes import NativePlan, team_comes, team_size
+from autosched.runtime.native.build import native_library
+from autosched.runtime.native.code import NotNative
+from autosched.runtime.native.lanes import NativePlan, team_comes, team_size
 from autosched.runtime.plan import Plan, Step
 from autosched.runtime.walk import walk
 

@@ -19,13 +19,13 @@ from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMis
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.core.wrappers import wrapped_in
 from autosched.runtime.binding import Binder
-from autosched.runtime.bundle_format import Bundle, label_of, printable, read_bundles
+from autosched.runtime.bundle.format import Bundle, label_of, printable, read_bundles
 from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.current_device import current_index
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, ShapeReport
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.lane_choice import for_engine
-from autosched.runtime.native_build import build_native, native_library, obstacle
+from autosched.runtime.native.build import build_native, native_library, obstacle
 from autosched.runtime.prepared import Prepared
 from autosched.runtime.shape_table import ShapeTable, Slot
 from autosched.runtime.shapes import find_buckets
@@ -144,7 +144,7 @@ def _unchecked(kind: str) -> tuple[str, ...]:
     """What a schedule on such a device runs without here."""
     if kind != "cuda":
         return ()
-    from autosched.runtime.cuda_bindings import unaudited
+    from autosched.runtime.cuda.bindings import unaudited
 
     return (words,) if (words := unaudited()) else ()
 
@@ -282,7 +282,7 @@ def _host_keys(kind: str, device: torch.device, label: str) -> tuple[DeviceKey, 
     if kind == "cpu":
         return cpu_device_key(), software_key()
     if kind == "cuda":
-        from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+        from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
 
         index = device.index or 0
         return cuda_device_key(index), cuda_software_key(index)

@@ -15,10 +15,10 @@ from autosched.core.parts import named_tensors
 from autosched.core.program import ConstantSource, Program
 from autosched.core.program_json import decode_program
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
-from autosched.runtime.bundle_format import Bundle, printable
+from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.calls import resolve
 from autosched.runtime.host_key import LOW_PRECISION, numerics_key
-from autosched.runtime.native_build import obstacle
+from autosched.runtime.native.build import obstacle
 
 
 class Compatibility(enum.StrEnum):

@@ -2,7 +2,7 @@
 
 Everything is read at every call, so every reading is one pass of C code over flat lists. A large model leaves nothing of this in the
 processor's caches, and then what counts is how many places in memory are read: of a dictionary that nobody wrote to, one. Where native
-lanes were built, one call tells that nothing was changed (``native_watch``), and only after something was is any of this looked at.
+lanes were built, one call tells that nothing was changed (``native.watch``), and only after something was is any of this looked at.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from autosched.core.parts import parts_of, whole_of
 from autosched.core.program import ConstantSource, Program
 from autosched.runtime.dict_counts import DictCounts
-from autosched.runtime.native_watch import NativeWatch, Watched, can_watch, native_watch
+from autosched.runtime.native.watch import NativeWatch, Watched, can_watch, native_watch
 from autosched.runtime.optimizer_steps import OptimizerSteps
 
 _Entry = tuple[dict[str, Any], str]

@@ -20,8 +20,8 @@ from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.in_place import in_place
 from autosched.runtime.kernels import BoundProgram, bind
 from autosched.runtime.plan import Plan
-from autosched.runtime.region_compile import Refused
-from autosched.runtime.regions import RegionLibrary
+from autosched.runtime.regions.compile import Refused
+from autosched.runtime.regions.library import RegionLibrary
 
 
 def _unchanged(bound: BoundProgram) -> BoundProgram:

@@ -52,8 +52,8 @@ def fused_turn(model: str, kind: str) -> dict[str, Any]:
     from autosched.runtime.kernels import bind, random_inputs
     from autosched.runtime.numerics import compare
     from autosched.runtime.plan import make_plan
-    from autosched.runtime.region_pieces import piece_digest, pieces_of
-    from autosched.runtime.regions import region_library
+    from autosched.runtime.regions.library import region_library
+    from autosched.runtime.regions.pieces import piece_digest, pieces_of
 
     device = torch.device("cuda:0" if kind == "cuda" else "cpu")
     loaded = zoo.load(model)
@@ -62,7 +62,7 @@ def fused_turn(model: str, kind: str) -> dict[str, Any]:
     capture_s = time.monotonic() - begin
     program, graph = captured.program, captured.program.graph
     if kind == "cuda":
-        from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+        from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
 
         library = region_library(program, device, cuda_device_key(0), cuda_software_key(0))
     else:
@@ -110,7 +110,7 @@ def inductor_turn(model: str, kind: str, program_file: Path) -> dict[str, Any]:
     from autosched import zoo
     from autosched.core.program_json import decode_program, encode_program
     from autosched.pipeline.inductor_capture import Refused, capture_inductor
-    from autosched.runtime import inductor_kept
+    from autosched.runtime.inductor import kept as inductor_kept
     from autosched.runtime.kernels import bind, gather_constants
 
     loaded = zoo.load(model)

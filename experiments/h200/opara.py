@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from autosched.runtime.inductor_pools import end_pools  # noqa: E402
+from autosched.runtime.inductor.pools import end_pools  # noqa: E402
 from experiments import calls  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.serve.common import interval  # noqa: E402
@@ -165,7 +165,7 @@ def ours(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], seed: int) ->
     from autosched.pipeline.graph_proofs import launch_facts
     from autosched.pipeline.measuring import Ledger, cost_table, measure_solo
     from autosched.pipeline.memory import open_journal
-    from autosched.runtime.cuda_load import cuda_runner
+    from autosched.runtime.cuda.load import cuda_runner
     from autosched.runtime.kernels import bind
     from autosched.runtime.plan import make_plan
     from autosched.search.heuristics.opara import OPARA

@@ -12,8 +12,8 @@ from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule, make_schedule
 from autosched.device.cuda.measure import CudaMeasurer
-from autosched.runtime.cuda_bindings import GraphBindings, open_bindings
-from autosched.runtime.cuda_graph import GraphCapturer
+from autosched.runtime.cuda.bindings import GraphBindings, open_bindings
+from autosched.runtime.cuda.graph import GraphCapturer
 
 Answer = tuple[str, dict[str, Any]]
 """A sentence, and raw data."""
@@ -78,7 +78,7 @@ class Bench:
 
 def cuda_bench() -> Bench:
     """On the first visible GPU."""
-    from autosched.runtime.torch_streams import TorchStreams
+    from autosched.runtime.cuda.torch_streams import TorchStreams
 
     backend = TorchStreams()
     bindings = open_bindings()

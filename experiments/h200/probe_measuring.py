@@ -14,7 +14,7 @@ from autosched.core.schedule import sequential
 from autosched.device.base import Pair
 from autosched.device.cuda.pairs import measure_pair
 from autosched.device.timing import noise_floor_pct
-from autosched.runtime.graph_runner import GraphRunner
+from autosched.runtime.cuda.runner import GraphRunner
 
 
 def p9(bench: Bench) -> Answer:

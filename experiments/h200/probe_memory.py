@@ -12,9 +12,9 @@ from autosched.core.records import Failure
 from autosched.core.schedule import Schedule, sequential
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.stress import stress_plan
-from autosched.runtime.cuda_lanes import CaptureOptions, LaneExecutor
-from autosched.runtime.graph_audit import audit_graph
-from autosched.runtime.graph_runner import GraphRunner
+from autosched.runtime.cuda.audit import audit_graph
+from autosched.runtime.cuda.lanes import CaptureOptions, LaneExecutor
+from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.plan import FreeRule, Step, make_plan
 from autosched.verify.race_stress import plan_delays
 

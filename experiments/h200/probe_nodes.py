@@ -83,7 +83,7 @@ def p8(bench: Bench) -> Answer:
 
 def _handles(bench: Bench, graph: Any) -> list[dict[str, bool]]:
     """Whether each kernel node has a function, a library kernel, or both."""
-    from autosched.runtime.captured import NodeKind
+    from autosched.runtime.cuda.captured import NodeKind
 
     reader = bench.bindings
     assert reader is not None

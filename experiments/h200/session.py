@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from autosched.core.errors import DeviceMissing  # noqa: E402
-from autosched.runtime.cuda_key import cuda_device_key  # noqa: E402
+from autosched.runtime.cuda.key import cuda_device_key  # noqa: E402
 from experiments.calls import LEFT, Call, run_logged, write_json  # noqa: E402
 from experiments.devices import folder_name  # noqa: E402
 

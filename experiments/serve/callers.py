@@ -109,7 +109,7 @@ def measure(name: str, repeats: int, calls: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    from autosched.runtime.native_build import build_native
+    from autosched.runtime.native.build import build_native
 
     parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5)

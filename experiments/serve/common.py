@@ -78,8 +78,8 @@ def bundle_of(captured: Captured, schedule: Schedule, name: str, kind: str = "cp
     from autosched.core.program import ConstantSource
     from autosched.core.report import TuneReport
     from autosched.export.bundle import encode_bundle, make_bundle
-    from autosched.runtime.bundle_format import Evidence
-    from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+    from autosched.runtime.bundle.format import Evidence
+    from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
     from autosched.runtime.host_key import cpu_device_key, software_key
 
     program, graph = captured.program, captured.program.graph

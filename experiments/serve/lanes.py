@@ -166,7 +166,7 @@ def _row(run: LaneExecutor, values: Sequence[float], base: Sequence[float]) -> d
 
 
 def main() -> None:
-    from autosched.runtime.native_build import build_native
+    from autosched.runtime.native.build import build_native
 
     parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=60)

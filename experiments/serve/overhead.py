@@ -178,7 +178,7 @@ def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
 
 def executor(operators: int, lanes: int, rounds: int) -> dict[str, Any]:
     """Microseconds per operator of a plan whose operators do nothing."""
-    from autosched.runtime.bundle_format import read_bundle
+    from autosched.runtime.bundle.format import read_bundle
     from autosched.runtime.instructions import carrying
     from autosched.runtime.kernels import bind, gather_constants, random_inputs
     from autosched.runtime.lane_pool import LanePool
@@ -215,7 +215,7 @@ def _nothing(slots: list[Any]) -> None:
 
 
 def main() -> None:
-    from autosched.runtime.native_build import build_native
+    from autosched.runtime.native.build import build_native
 
     parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=60)

@@ -52,12 +52,12 @@ def scheduled(size: Size, lowering: str, *, in_place: bool) -> tuple[nn.Module, 
     from autosched.core.schedule import sequential
     from autosched.core.variants import WHOLE, Variant, lowering_named
     from autosched.runtime.load import load
-    from autosched.runtime.region_pieces import variants_of
+    from autosched.runtime.regions.pieces import variants_of
 
     model = decoder(size)
     if lowering in WHOLE:
         from autosched.pipeline.inductor_capture import capture_inductor
-        from autosched.runtime.inductor_modes import Mode
+        from autosched.runtime.inductor.modes import Mode
 
         captured: Any = capture_inductor(model, step(size, 0), {}, mode=Mode(lowering_named(lowering)))
     else:

@@ -14,7 +14,7 @@ from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.graph import Operator
 from autosched.core.variants import Lowering
 from autosched.runtime.kernels import bind
-from autosched.runtime.region_pieces import pieces_of, variants_of
+from autosched.runtime.regions.pieces import pieces_of, variants_of
 from tests.conformance.custom_operators import NAMESPACE, Branches, Calls, Convolved
 
 LOWERINGS = (Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED)

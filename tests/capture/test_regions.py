@@ -17,7 +17,7 @@ from autosched.capture.export import capture, draft_of
 from autosched.capture.rewrite import rewrite_draft
 from autosched.core.graph import OpGraph
 from autosched.core.variants import Lowering, Variant
-from autosched.runtime.region_pieces import pieces_of, variants_of
+from autosched.runtime.regions.pieces import pieces_of, variants_of
 from tests.conformance.apply import Apply
 from tests.conformance.oracles import region_faults
 from tests.conformance.programs import assert_computes

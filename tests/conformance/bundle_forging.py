@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autosched.export.bundle import encode_bundle, zip_files
-from autosched.runtime.bundle_format import MANIFEST
+from autosched.runtime.bundle.format import MANIFEST
 from autosched.runtime.numerics import compare
 from autosched.runtime.trees import output_tensors
 from tests.conformance.bundles import encode_schema_1, shapes_of, two_branches_bundle

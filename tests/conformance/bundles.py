@@ -13,7 +13,7 @@ from autosched.core.records import DeviceKey, Failure, FailureKind, SoftwareKey
 from autosched.core.report import StrategyRow, TuneReport
 from autosched.core.schedule import Schedule
 from autosched.export.bundle import encode_bundle, make_bundle, zip_files
-from autosched.runtime.bundle_format import FORMAT, MANIFEST, Bundle, Evidence, FileEntry, ManifestOne, OperatorTimes
+from autosched.runtime.bundle.format import FORMAT, MANIFEST, Bundle, Evidence, FileEntry, ManifestOne, OperatorTimes
 from autosched.runtime.host_key import cpu_device_key, software_key
 from tests.conformance.graphs import TwoBranches, random_placement, two_branches_program
 

@@ -16,8 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autosched.runtime.captured import NodeKind, Span
-from autosched.runtime.cuda_bindings import KernelNode
+from autosched.runtime.cuda.bindings import KernelNode
+from autosched.runtime.cuda.captured import NodeKind, Span
 from tests.conformance.fake_cuda import FakeCuda
 from tests.conformance.fake_cuda_values import FakeCapture, FakeEvent, FakeNode
 

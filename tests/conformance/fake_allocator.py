@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autosched.runtime.captured import Span
+from autosched.runtime.cuda.captured import Span
 from tests.conformance.fake_cuda_values import (
     PAGE,
     POISON,

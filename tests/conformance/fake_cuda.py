@@ -21,14 +21,14 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from autosched.runtime.captured import NodeKind
-from autosched.runtime.streams import EMPTY_CAPTURE, STREAMS_PER_PRIORITY, EmptyCapture
+from autosched.runtime.cuda.captured import NodeKind
+from autosched.runtime.cuda.streams import EMPTY_CAPTURE, STREAMS_PER_PRIORITY, EmptyCapture
 from tests.conformance.fake_allocator import FakeAllocator
 from tests.conformance.fake_cuda_values import PAGE, CaptureError, FakeCapture, FakeEvent, FakeMemory, FakeNode, FakeStream, FakeTensor
 
 
 class FakeCuda(FakeAllocator):
-    """:class:`~autosched.runtime.streams.StreamBackend` and :class:`~autosched.runtime.cuda_graph.GraphReader` in one.
+    """:class:`~autosched.runtime.cuda.streams.StreamBackend` and :class:`~autosched.runtime.cuda.graph.GraphReader` in one.
 
     Args:
         memory_limit: bytes it can hand out.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from autosched.runtime.captured import NodeKind, Span
+from autosched.runtime.cuda.captured import NodeKind, Span
 
 PAGE = 512
 POISON = -7777777

@@ -16,7 +16,7 @@ from autosched.device.cuda.messages import SettingsBody
 from autosched.device.cuda.service import Bench, CudaService
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import OpenRequest
-from autosched.runtime.cuda_graph import GraphCapturer
+from autosched.runtime.cuda.graph import GraphCapturer
 from tests.conformance.fake_cuda import FakeCuda
 from tests.conformance.fake_cuda_values import FakeTensor, OutOfMemory, mix
 from tests.conformance.fake_program import FakeProgram

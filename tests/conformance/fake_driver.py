@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosched.runtime import cuda_key
+from autosched.runtime.cuda import key as cuda_key
 
 MIG = "Test GPU MIG 1g.18gb"
 

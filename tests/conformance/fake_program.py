@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from autosched.core.graph import OpGraph, ValueRole
-from autosched.runtime.captured import Span
+from autosched.runtime.cuda.captured import Span
 from tests.conformance.fake_cuda import FakeCuda
 from tests.conformance.fake_cuda_values import POISON, FakeMemory, FakeTensor, mix
 

@@ -16,9 +16,9 @@ from autosched.core.schedule import sequential
 from autosched.core.variants import WHOLE, Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.pipeline.inductor_capture import capture_inductor
-from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.host_key import cpu_device_key, software_key
-from autosched.runtime.inductor_modes import Mode
+from autosched.runtime.inductor.modes import Mode
 from tests.conformance.bundles import evidence_for
 
 SIZE = 8

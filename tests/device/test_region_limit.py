@@ -14,10 +14,10 @@ from autosched.core.variants import Lowering, Variant
 from autosched.device import variants
 from autosched.device.variants import compile_regions
 from autosched.device.worker_messages import RegionsRequest
-from autosched.runtime import regions
-from autosched.runtime.region_compile import Code, Refused
-from autosched.runtime.region_store import RegionStore
-from autosched.runtime.regions import RegionLibrary
+from autosched.runtime.regions import library as regions
+from autosched.runtime.regions.compile import Code, Refused
+from autosched.runtime.regions.library import RegionLibrary
+from autosched.runtime.regions.store import RegionStore
 
 
 class Chain(nn.Module):

@@ -22,8 +22,8 @@ from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.export import bundle as writer
 from autosched.export.bundle import encode_bundle, write_bundle
-from autosched.runtime.bundle_format import Bundle, ManifestOne, migrate, program_to_json, read_bundle, read_bundles
-from autosched.runtime.inductor_modes import Mode, mode_of
+from autosched.runtime.bundle.format import Bundle, ManifestOne, migrate, program_to_json, read_bundle, read_bundles
+from autosched.runtime.inductor.modes import Mode, mode_of
 from autosched.runtime.kernels import bind, gather_constants
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan

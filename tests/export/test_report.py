@@ -19,7 +19,7 @@ from autosched.core.report import StageTime
 from autosched.export.bundle import encode_bundle
 from autosched.export.report import report_html, write_report
 from autosched.export.report_figures import figures, scatter_figure, timeline_figure
-from autosched.runtime.bundle_format import Bundle, Evidence, OperatorTimes
+from autosched.runtime.bundle.format import Bundle, Evidence, OperatorTimes
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
 

@@ -14,7 +14,7 @@ from autosched.core.errors import UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.schedule import Schedule
 from autosched.export.trace import trace_json, write_trace
-from autosched.runtime.bundle_format import OperatorTimes
+from autosched.runtime.bundle.format import OperatorTimes
 from autosched.runtime.plan import make_plan
 from tests.conformance.graphs import random_placement, random_program
 

@@ -20,7 +20,7 @@ import torch
 
 from autosched.core.errors import ArtifactCorrupt, ArtifactError, IncompatibleArtifact
 from autosched.export.bundle import zip_files
-from autosched.runtime.bundle_format import MANIFEST, read_bundles
+from autosched.runtime.bundle.format import MANIFEST, read_bundles
 from autosched.runtime.load import FallbackWarning, load
 from tests.conformance.bundle_forging import DATA, MODEL, OLD, SEVERAL, assert_the_models_answer, files_of, sealed, with_file, with_json
 from tests.conformance.bundles import two_branches_bundle

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from autosched.core.errors import ArtifactError, AutoschedError, InputMismatch
 from autosched.core.program_json import decode_program
-from autosched.runtime.bundle_format import MANIFEST, model_fingerprint
+from autosched.runtime.bundle.format import MANIFEST, model_fingerprint
+from autosched.runtime.bundle.program_check import check_program
 from autosched.runtime.load import load
-from autosched.runtime.program_check import check_program
 from tests.conformance.bundle_forging import DATA, MODEL, OLD, SEVERAL, assert_the_models_answer, files_of, sealed, with_json
 
 

@@ -159,7 +159,7 @@ _READ_ONLY_KEEP = """
 import sys, warnings
 from autosched.export.cache import keep
 from autosched.runtime.cache import find, key_of
-from autosched.runtime.bundle_format import read_bundle
+from autosched.runtime.bundle.format import read_bundle
 bundle = read_bundle(sys.argv[2])
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
@@ -252,7 +252,7 @@ def test_four_writers_of_one_key_and_a_reader(tmp_path: Path) -> None:
 _KILLED = """
 import os, sys
 from autosched.export.cache import keep
-from autosched.runtime.bundle_format import read_bundle
+from autosched.runtime.bundle.format import read_bundle
 bundle = read_bundle(sys.argv[2])
 os.fsync = lambda handle: os.kill(os.getpid(), 9)
 keep(sys.argv[1], bundle)

@@ -16,7 +16,7 @@ from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.datasets.journal import Journal, Scope
 from autosched.export.bundle import encode_bundle
 from autosched.export.cache import keep
-from autosched.runtime.bundle_format import Bundle, BundleKey
+from autosched.runtime.bundle.format import Bundle, BundleKey
 from autosched.runtime.cache import find, key_of
 from autosched.runtime.guard import FallbackWarning
 from autosched.runtime.host_key import cpu_device_key, software_key

@@ -22,7 +22,7 @@ from autosched.core.scratch import Scratch, remove_abandoned_files
 from autosched.datasets.store import Store
 from autosched.export.cache import keep
 from autosched.pipeline.memory import open_journal
-from autosched.runtime.region_store import RegionStore
+from autosched.runtime.regions.store import RegionStore
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
 from tests.conformance.store_suite import example_rows

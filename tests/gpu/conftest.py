@@ -107,7 +107,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def pytest_sessionfinish() -> None:
     """What a compiler has left to wait for may take minutes of a GPU."""
-    from autosched.runtime.inductor_pools import end_pools
+    from autosched.runtime.inductor.pools import end_pools
 
     end_pools()
 

@@ -17,16 +17,16 @@ from autosched.device.cuda.device import CudaDevice
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.session import CudaSession
 from autosched.device.cuda.settings import current_settings
-from autosched.runtime.cuda_bindings import open_bindings
-from autosched.runtime.cuda_graph import GraphCapturer
-from autosched.runtime.cuda_lanes import CaptureOptions
-from autosched.runtime.graph_audit import audit_graph
-from autosched.runtime.graph_runner import GraphRunner
+from autosched.runtime.cuda.audit import audit_graph
+from autosched.runtime.cuda.bindings import open_bindings
+from autosched.runtime.cuda.graph import GraphCapturer
+from autosched.runtime.cuda.lanes import CaptureOptions
+from autosched.runtime.cuda.runner import GraphRunner
+from autosched.runtime.cuda.streams import StreamSet
+from autosched.runtime.cuda.torch_streams import TorchStreams
 from autosched.runtime.in_place import in_place
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.plan import Plan
-from autosched.runtime.streams import StreamSet
-from autosched.runtime.torch_streams import TorchStreams
 from tests.conformance.cpu_cuda import CpuCuda
 
 # One set of streams for the whole process: each test taking its own would exhaust the 32 there are.

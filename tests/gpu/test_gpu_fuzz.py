@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from autosched.runtime.cuda_lanes import CaptureOptions
-from autosched.runtime.graph_audit import audit_graph
-from autosched.runtime.graph_runner import GraphRunner
+from autosched.runtime.cuda.audit import audit_graph
+from autosched.runtime.cuda.lanes import CaptureOptions
+from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.plan import FreeRule, make_plan
 from tests.conformance.graphs import random_placement, random_program
 from tests.gpu.gpu_rig import Rig, rehearsing

@@ -17,18 +17,18 @@ from autosched.core.in_place import chains_of
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering
 from autosched.pipeline.inductor_capture import capture_inductor
-from autosched.runtime.cuda_lanes import CaptureOptions
-from autosched.runtime.graph_audit import audit_graph
-from autosched.runtime.graph_runner import GraphRunner
+from autosched.runtime.cuda.audit import audit_graph
+from autosched.runtime.cuda.lanes import CaptureOptions
+from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.in_place import granted, in_place
-from autosched.runtime.inductor_bind import Refused
-from autosched.runtime.inductor_modes import Mode
+from autosched.runtime.inductor.bind import Refused
+from autosched.runtime.inductor.modes import Mode
 from autosched.runtime.kernels import bind
 from autosched.runtime.plan import make_plan
 from autosched.runtime.trees import output_tensors, unflatten_inputs, unflatten_outputs
 from tests.conformance.graphs import random_placement
 from tests.gpu import gpu_rig
-from tests.runtime.generated import nets
+from tests.runtime.inductor.generated import nets
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -21,7 +21,7 @@ from autosched.runtime.float32 import full_float32
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
-from autosched.runtime.regions import RegionLibrary
+from autosched.runtime.regions.library import RegionLibrary
 from tests.capture.test_channels_last import _Net
 from tests.gpu import gpu_rig
 

@@ -16,8 +16,8 @@ from autosched.capture.export import Captured, capture
 from autosched.core.custom_operators import trusting
 from autosched.core.schedule import sequential
 from autosched.device.base import Comparison
-from autosched.runtime.captured import CapturedGraph
-from autosched.runtime.graph_audit import audit_graph
+from autosched.runtime.cuda.audit import audit_graph
+from autosched.runtime.cuda.captured import CapturedGraph
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.plan import make_plan
 from autosched.runtime.trees import output_tensors, unflatten_inputs

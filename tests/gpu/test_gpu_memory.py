@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autosched.core.schedule import Schedule
-from autosched.runtime.cuda_load import prepare_runner
+from autosched.runtime.cuda.load import prepare_runner
 from autosched.runtime.plan import make_plan
 from tests.conformance.graphs import random_placement
 from tests.conformance.programs import branches_program

@@ -17,8 +17,8 @@ from autosched.device.base import Comparison, Pair
 from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.session import CudaSession
-from autosched.runtime.captured import CapturedGraph
-from autosched.runtime.graph_audit import audit_graph, node_counts
+from autosched.runtime.cuda.audit import audit_graph, node_counts
+from autosched.runtime.cuda.captured import CapturedGraph
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.plan import make_plan
 from autosched.runtime.trees import output_tensors, unflatten_inputs

@@ -15,16 +15,16 @@ from autosched.capture.export import capture
 from autosched.core.records import Failure, FailureKind, PairRecord, Samples
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
-from autosched.runtime import cudnn_fused, sm_share
-from autosched.runtime.captured import NodeKind
-from autosched.runtime.cuda_lanes import CaptureOptions
-from autosched.runtime.graph_audit import audit_graph
-from autosched.runtime.graph_runner import GraphRunner
+from autosched.runtime.cuda import cudnn_fused, sm_share
+from autosched.runtime.cuda.audit import audit_graph
+from autosched.runtime.cuda.captured import NodeKind
+from autosched.runtime.cuda.lanes import CaptureOptions
+from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
-from autosched.runtime.region_compile import Refused
-from autosched.runtime.region_store import RegionStore
-from autosched.runtime.regions import RegionLibrary
+from autosched.runtime.regions.compile import Refused
+from autosched.runtime.regions.library import RegionLibrary
+from autosched.runtime.regions.store import RegionStore
 from tests.conformance.graphs import random_placement
 from tests.gpu import gpu_rig
 

@@ -11,8 +11,8 @@ import torch
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
-from autosched.runtime.cuda_in_place import InPlaceRunner
-from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+from autosched.runtime.cuda.in_place import InPlaceRunner
+from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
 from autosched.runtime.load import load
 from tests.conformance.bundles import evidence_for
 from tests.conformance.stateful import SIZE, STATEFUL, KeyValueCache, LongCache, Stateful, assert_like_eager, captured_in, example, made

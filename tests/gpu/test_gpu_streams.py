@@ -17,12 +17,12 @@ from autosched.device.cuda.profile import OperatorProfile, profile_operator
 from autosched.device.cuda.repeating import unrepeatable
 from autosched.device.cuda.screen import observe_synchronising
 from autosched.device.cuda.stress import DelaySet, stress_plan
-from autosched.runtime.captured import NodeKind
-from autosched.runtime.cuda_bindings import GraphBindings
-from autosched.runtime.graph_audit import audit_graph, node_counts
-from autosched.runtime.graph_runner import GraphRunner
+from autosched.runtime.cuda.audit import audit_graph, node_counts
+from autosched.runtime.cuda.bindings import GraphBindings
+from autosched.runtime.cuda.captured import NodeKind
+from autosched.runtime.cuda.runner import GraphRunner
+from autosched.runtime.cuda.streams import EmptyCapture, StreamSet
 from autosched.runtime.plan import FreeRule, Plan, make_plan
-from autosched.runtime.streams import EmptyCapture, StreamSet
 from autosched.verify.race_stress import judge_outcomes, plan_delays
 from tests.conformance.graphs import random_placement
 from tests.conformance.programs import branches_program

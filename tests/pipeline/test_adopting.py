@@ -12,7 +12,7 @@ from autosched.core.variants import WHOLE, Lowering
 from autosched.device.cuda.baselines import MODES, BaselineKind, compile_options
 from autosched.pipeline.adopting import MODE_OF, fastest_mode
 from autosched.pipeline.judge import External
-from autosched.runtime.inductor_modes import mode_options
+from autosched.runtime.inductor.modes import mode_options
 
 
 def taking(name: str, *times_us: float | Failure) -> External:

@@ -15,7 +15,7 @@ from autosched import pipeline
 from autosched.core.variants import Variant
 from autosched.export.bundle import encode_bundle
 from autosched.pipeline import Tuned
-from autosched.runtime.bundle_format import read_bundle
+from autosched.runtime.bundle.format import read_bundle
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 
@@ -82,7 +82,7 @@ def test_a_bundle_carries_variants_and_the_loader_compiles_them_itself(
 def test_a_loader_without_a_compiler_runs_the_calls(
     tuned: Tuned, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("autosched.runtime.regions.missing_compiler", lambda kind: "there is no C++ compiler")
+    monkeypatch.setattr("autosched.runtime.regions.library.missing_compiler", lambda kind: "there is no C++ compiler")
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
     graph = tuned.bundle.program.graph
     region = next(operator.index for operator in graph.operators if len(operator.calls) > 4)

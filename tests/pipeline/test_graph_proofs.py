@@ -20,7 +20,7 @@ from autosched.device.cuda.settings import current_settings
 from autosched.pipeline import graph_proofs
 from autosched.pipeline.graph_proofs import audit_capture, audit_note, launch_facts, stress_capture
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
-from autosched.runtime.captured import CapturedGraph
+from autosched.runtime.cuda.captured import CapturedGraph
 from autosched.verify.race_stress import StressReport
 from tests.conformance.fake_graphs import diamond
 from tests.conformance.session_double import SessionDouble

@@ -19,16 +19,17 @@ from autosched.core.program_json import decode_program, encode_program
 from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.pipeline.inductor_capture import capture_inductor, estimated_flops
-from autosched.runtime import inductor_bind, inductor_compile
+from autosched.runtime.bundle.program_check import check_program
 from autosched.runtime.guard import FallbackWarning
 from autosched.runtime.host_key import cpu_device_key, software_key
-from autosched.runtime.inductor_bind import Recording, Refused
+from autosched.runtime.inductor import bind as inductor_bind
+from autosched.runtime.inductor import compile as inductor_compile
+from autosched.runtime.inductor.bind import Recording, Refused
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.load import load
 from autosched.runtime.plan import make_plan
-from autosched.runtime.program_check import check_program
 from autosched.runtime.trees import output_tensors, unflatten_inputs, unflatten_outputs
 from autosched.runtime.widths import WidePrograms
 from tests.conformance.bundles import evidence_for

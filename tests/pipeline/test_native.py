@@ -13,7 +13,7 @@ from autosched.device.cpu import CpuDevice
 from autosched.pipeline import native
 from autosched.pipeline.measuring import cost_table
 from autosched.pipeline.native import ready_lanes
-from autosched.runtime.native_build import Built
+from autosched.runtime.native.build import Built
 from tests.conformance.programs import branches_program
 
 

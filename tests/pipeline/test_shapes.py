@@ -20,7 +20,7 @@ from autosched.core.schedule import sequential
 from autosched.export.bundle import write_bundle
 from autosched.pipeline.benching import BenchShapes
 from autosched.pipeline.shapes import TunedShapes
-from autosched.runtime.bundle_format import read_bundles
+from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name
 from tests.conformance.bundles import shapes_of, two_branches_bundle
 from tests.conformance.graphs import TwoBranches

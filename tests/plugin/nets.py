@@ -17,7 +17,7 @@ from autosched.core.variants import Lowering
 from autosched.export.bundle import make_bundle
 from autosched.export.cache import keep
 from autosched.pipeline.cache import pinned
-from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.host_key import cpu_device_key, software_key
 from tests.conformance.bundles import evidence_for
 

@@ -12,7 +12,7 @@ from autosched.capture.export import Captured, capture
 from autosched.core.variants import Lowering
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.bag_offsets import bag_offsets
-from autosched.runtime.inductor_bind import bind_recorded
+from autosched.runtime.inductor.bind import bind_recorded
 from autosched.runtime.kernels import bind, random_inputs
 from tests.conformance.apply import Apply
 

@@ -20,7 +20,7 @@ from autosched.core.graph import Operator
 from autosched.core.program import Program
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.export.bundle import encode_bundle, make_bundle
-from autosched.runtime.bundle_format import Bundle, read_bundle
+from autosched.runtime.bundle.format import Bundle, read_bundle
 from autosched.runtime.calls import resolve
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.load import FallbackWarning, load

@@ -24,7 +24,7 @@ from autosched.runtime.in_place import finished_before, first_of_lanes, granted,
 from autosched.runtime.kernels import Begun, bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.load import load
-from autosched.runtime.native_lanes import Deserted, NativeProgram
+from autosched.runtime.native.lanes import Deserted, NativeProgram
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.workspace import peak_live_bytes

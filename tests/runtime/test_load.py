@@ -19,7 +19,7 @@ from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Program
 from autosched.core.schedule import sequential
 from autosched.export.bundle import encode_bundle, make_bundle
-from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.load import FallbackWarning, LoadedModel, load
 from autosched.runtime.numerics import compare
 from autosched.runtime.trees import output_tensors

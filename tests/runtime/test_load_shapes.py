@@ -16,7 +16,7 @@ from autosched.core.errors import IncompatibleArtifact, InputMismatch, UsageErro
 from autosched.core.program import Many
 from autosched.core.schedule import sequential
 from autosched.export.bundle import encode_bundle, make_bundle
-from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.load import FallbackWarning, LoadedModel, load
 from autosched.runtime.numerics import compare

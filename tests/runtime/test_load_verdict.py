@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from autosched.runtime.bundle_format import Bundle, printable
+from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
 from autosched.runtime.numerics import compare, tolerance
 from autosched.runtime.verdict import Compatibility, check_bundle

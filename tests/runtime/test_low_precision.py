@@ -17,7 +17,7 @@ from autosched.core.graph import ITEM_BYTES
 from autosched.core.program import ConstantSource
 from autosched.core.schedule import sequential
 from autosched.export.bundle import encode_bundle, make_bundle
-from autosched.runtime.bundle_format import read_bundle
+from autosched.runtime.bundle.format import read_bundle
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.load import FallbackWarning, load
 from tests.conformance.bundles import evidence_for

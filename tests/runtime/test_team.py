@@ -18,9 +18,9 @@ from autosched.runtime.instructions import Allocate, RunKernel, scratch
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor, Trace
-from autosched.runtime.native_build import native_library
-from autosched.runtime.native_code import NativeCode, NativeStep
-from autosched.runtime.native_lanes import NativeProgram
+from autosched.runtime.native.build import native_library
+from autosched.runtime.native.code import NativeCode, NativeStep
+from autosched.runtime.native.lanes import NativeProgram
 from autosched.runtime.plan import make_plan
 from tests.conformance.graphs import random_program
 from tests.conformance.lanes_suite import random_schedule

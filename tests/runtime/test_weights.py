@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autosched.runtime import dict_counts, weights
-from autosched.runtime.native_watch import can_watch, native_watch
+from autosched.runtime.native.watch import can_watch, native_watch
 from autosched.runtime.weights import Change, ModelWatch
 from tests.conformance.graphs import TwoBranches, two_branches_program
 

@@ -18,9 +18,9 @@ from autosched.core.program import Binding, ConstantSource, Program, WriteBack
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.runtime.bundle.program_check import check_program
 from autosched.runtime.guard import FallbackWarning
 from autosched.runtime.load import load
-from autosched.runtime.program_check import check_program
 from autosched.runtime.state import Kept, ask
 from tests.conformance.stateful import (
     SIZE,

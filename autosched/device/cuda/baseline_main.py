@@ -26,10 +26,10 @@ from autosched.device.worker_messages import (
     RoundRequest,
 )
 from autosched.device.worker_tensors import read_tensors
-from autosched.runtime.inductor_bind import source_of
+from autosched.runtime.cuda.streams import StreamBackend
+from autosched.runtime.cuda.torch_streams import TorchStreams
+from autosched.runtime.inductor.bind import source_of
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
-from autosched.runtime.streams import StreamBackend
-from autosched.runtime.torch_streams import TorchStreams
 from autosched.runtime.trees import map_tensors
 
 

@@ -20,9 +20,9 @@ from autosched.core.program import Argument, Call, Many, Ref
 from autosched.core.variants import Lowering
 from autosched.device.cuda.waking import Waker
 from autosched.runtime.calls import literal, resolve
-from autosched.runtime.inductor_modes import mode_options
+from autosched.runtime.cuda.streams import StreamBackend, Tensor
+from autosched.runtime.inductor.modes import mode_options
 from autosched.runtime.kernels import BoundProgram
-from autosched.runtime.streams import StreamBackend, Tensor
 from autosched.runtime.trees import output_tensors, renewed_calls
 
 _WARM_UPS = 3

@@ -11,7 +11,7 @@ from autosched.device.cuda.screen import require_capturable
 from autosched.device.cuda.session import CudaSession, new_cuda_worker
 from autosched.device.cuda.settings import current_settings
 from autosched.device.early import EarlyWorker
-from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key, gpu_count, require_cuda_build
+from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key, gpu_count, require_cuda_build
 from autosched.runtime.current_device import current_index
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class CudaDevice(EarlyWorker):
 
     @property
     def key(self) -> DeviceKey:
-        """As ``runtime.cuda_key.cuda_device_key``."""
+        """As ``runtime.cuda.key.cuda_device_key``."""
         return self._key
 
     @property
     def software(self) -> SoftwareKey:
-        """As ``runtime.cuda_key.cuda_software_key``."""
+        """As ``runtime.cuda.key.cuda_software_key``."""
         return cuda_software_key(self._index)
 
     def open(self, program: Program, constants: Mapping[int, torch.Tensor], *, timeout_s: float) -> CudaSession:

@@ -9,7 +9,7 @@ from statistics import median
 from autosched.core.errors import DeviceError
 from autosched.core.records import Failure
 from autosched.device.cuda.measure import CudaMeasurer
-from autosched.runtime.streams import Event, Graph, Stream
+from autosched.runtime.cuda.streams import Event, Graph, Stream
 
 _LENGTH = 64
 _ROUNDS = 9

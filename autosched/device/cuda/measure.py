@@ -1,6 +1,6 @@
 """What is timed on CUDA streams, inside the measuring process: operators alone, whole schedules, and their numbers.
 
-Everything goes through :class:`~autosched.runtime.streams.StreamBackend`, so the same code runs on the test double. Times come from
+Everything goes through :class:`~autosched.runtime.cuda.streams.StreamBackend`, so the same code runs on the test double. Times come from
 events: around back-to-back replays for schedules, inside the graph for operators, where a launch would drown a short kernel.
 """
 
@@ -21,12 +21,12 @@ from autosched.device.cuda.waking import Waker
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel
-from autosched.runtime.cuda_graph import GraphCapturer, failure_of
-from autosched.runtime.cuda_lanes import CaptureOptions, Launchable, Slots
-from autosched.runtime.graph_runner import GraphRunner
+from autosched.runtime.cuda.graph import GraphCapturer, failure_of
+from autosched.runtime.cuda.lanes import CaptureOptions, Launchable, Slots
+from autosched.runtime.cuda.runner import GraphRunner
+from autosched.runtime.cuda.streams import Event, Graph, Stream, StreamBackend, Tensor
 from autosched.runtime.plan import FreeRule, Plan, make_plan
-from autosched.runtime.regions import RegionLibrary
-from autosched.runtime.streams import Event, Graph, Stream, StreamBackend, Tensor
+from autosched.runtime.regions.library import RegionLibrary
 
 # Copies of an operator in one graph: enough that the two time stamps around them do not matter, few enough to capture quickly.
 _FIRST_COPIES = 20

@@ -12,7 +12,7 @@ from autosched.core.schedule import Schedule
 from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.stress import DelaySet, StressOutcome
 from autosched.device.worker_messages import CompileRequest, ExtraAnswer, ExtraRequest
-from autosched.runtime.captured import CapturedGraph
+from autosched.runtime.cuda.captured import CapturedGraph
 from autosched.runtime.plan import FreeRule
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autosched.core.records import Contamination
-from autosched.runtime.cuda_key import pci_bus_id
+from autosched.runtime.cuda.key import pci_bus_id
 
 
 class GpuMeter:

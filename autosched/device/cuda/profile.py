@@ -18,8 +18,8 @@ import torch
 from autosched.core.records import Failure
 from autosched.core.scratch import Scratch
 from autosched.device.cuda.measure import CudaMeasurer
-from autosched.runtime.captured import NodeKind
-from autosched.runtime.cuda_bindings import GraphBindings, KernelNode
+from autosched.runtime.cuda.bindings import GraphBindings, KernelNode
+from autosched.runtime.cuda.captured import NodeKind
 
 _COLD_COPIES = 5
 

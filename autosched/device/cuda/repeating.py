@@ -9,8 +9,8 @@ import torch
 from autosched.core.graph import Operator
 from autosched.core.records import Failure, FailureKind
 from autosched.device.cuda.measure import CudaMeasurer
+from autosched.runtime.cuda.streams import Tensor
 from autosched.runtime.plan import Plan
-from autosched.runtime.streams import Tensor
 
 # Sums in an order that changes give the same bits now and then.
 _TURNS = 4

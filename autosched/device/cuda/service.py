@@ -64,15 +64,15 @@ from autosched.device.worker_messages import (
     SoloRequest,
 )
 from autosched.device.worker_tensors import read_tensors
-from autosched.runtime.cuda_bindings import GraphBindings
-from autosched.runtime.cuda_graph import failure_of
-from autosched.runtime.cuda_lanes import CaptureOptions
+from autosched.runtime.cuda.bindings import GraphBindings
+from autosched.runtime.cuda.graph import failure_of
+from autosched.runtime.cuda.lanes import CaptureOptions
+from autosched.runtime.cuda.streams import Tensor
 from autosched.runtime.float32 import rounded_as
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import FreeRule, Plan, make_plan
 from autosched.runtime.rounding import coarsest_of
-from autosched.runtime.streams import Tensor
 
 _TIMED = (LimitsRequest, SoloRequest, PairsRequest, GroupsRequest, SchedulesRequest, PairedRequest)
 

@@ -45,7 +45,7 @@ from autosched.device.worker_messages import (
     Measurement,
     OpenRequest,
 )
-from autosched.runtime.captured import CapturedGraph
+from autosched.runtime.cuda.captured import CapturedGraph
 from autosched.runtime.plan import FreeRule
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class CudaSession(CpuSession):
         return times if isinstance(times, Failure) else min(times[0])
 
     def captured(self, schedule: Schedule, rule: FreeRule = FreeRule.VECTOR_CLOCK) -> CapturedGraph | Failure:
-        """Capture ``schedule`` and describe its nodes, edges and memory, for ``runtime.graph_audit``."""
+        """Capture ``schedule`` and describe its nodes, edges and memory, for ``runtime.cuda.audit``."""
         for failure in self._illegal([schedule]).values():
             return failure
         found = self._extra(CapturedBody(schedule, rule), CapturedResult)

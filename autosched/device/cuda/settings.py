@@ -7,8 +7,8 @@ import torch
 from autosched.core.errors import DeviceError
 from autosched.core.records import DeviceKey
 from autosched.device.cuda.messages import SettingsBody
-from autosched.runtime.cuda_key import cuda_device_key
-from autosched.runtime.cuda_switches import attention_kernels, depthwise_kernel, half_precision, set_switches
+from autosched.runtime.cuda.key import cuda_device_key
+from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision, set_switches
 from autosched.runtime.float32 import convolutions_rounded, matmul_precision
 
 

@@ -14,10 +14,10 @@ from autosched.core.graph import ValueRole
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule
 from autosched.device.cuda.measure import CudaMeasurer
-from autosched.runtime.cuda_lanes import CaptureOptions
-from autosched.runtime.graph_runner import GraphRunner
+from autosched.runtime.cuda.lanes import CaptureOptions
+from autosched.runtime.cuda.runner import GraphRunner
+from autosched.runtime.cuda.streams import Tensor
 from autosched.runtime.plan import FreeRule, Plan, make_plan
-from autosched.runtime.streams import Tensor
 
 
 @dataclass(frozen=True, slots=True)

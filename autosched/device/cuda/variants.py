@@ -12,13 +12,13 @@ from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import sequential
 from autosched.core.variants import Variant
 from autosched.runtime.calls import Kernel
-from autosched.runtime.cuda_graph import GraphCapturer
-from autosched.runtime.cuda_lanes import Launchable, Slots
+from autosched.runtime.cuda.graph import GraphCapturer
+from autosched.runtime.cuda.lanes import Launchable, Slots
 from autosched.runtime.in_place import granted, in_place
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan, make_plan
-from autosched.runtime.region_compile import Refused
-from autosched.runtime.regions import RegionLibrary
+from autosched.runtime.regions.compile import Refused
+from autosched.runtime.regions.library import RegionLibrary
 
 
 class CapturedVariants:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from autosched.runtime.streams import Stream, StreamBackend
+from autosched.runtime.cuda.streams import Stream, StreamBackend
 
 _WAKE_US = 200_000.0
 

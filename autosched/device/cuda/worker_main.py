@@ -22,14 +22,14 @@ from autosched.device.worker_child import COMPILE_S, Channel
 from autosched.device.worker_messages import OpenRequest
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.audit import audit_run
-from autosched.runtime.cuda_bindings import open_bindings
-from autosched.runtime.cuda_graph import GraphCapturer
-from autosched.runtime.cuda_key import cuda_device_key, cuda_software_key
+from autosched.runtime.cuda.bindings import open_bindings
+from autosched.runtime.cuda.graph import GraphCapturer
+from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
+from autosched.runtime.cuda.streams import Tensor
+from autosched.runtime.cuda.torch_streams import TorchStreams
 from autosched.runtime.float32 import full_float32
 from autosched.runtime.kernels import bind, random_inputs
-from autosched.runtime.regions import region_library
-from autosched.runtime.streams import Tensor
-from autosched.runtime.torch_streams import TorchStreams
+from autosched.runtime.regions.library import region_library
 
 # Several times the L2 cache of any GPU of compute capability 9.0 or 10.0.
 _FLUSH_BYTES = 256 << 20

@@ -1,7 +1,7 @@
 // Lanes of a plan without the interpreter: one call from Python for each run, with the interpreter's lock released; or, where lanes have
 // threads of their own, one for each lane.
 //
-// Python's side is native_lanes.py, and native_code.py writes what compile() reads. Operators are reached through PyTorch's dispatcher, as
+// Python's side is lanes.py, and code.py writes what compile() reads. Operators are reached through PyTorch's dispatcher, as
 // they are from Python, so results are equal to the bit. The operators of the namespace autosched_lanes and three functions are all that is
 // visible; programs, runs and watches are handed to Python as addresses, and each belongs to one Python object, which gives it back.
 

@@ -22,7 +22,7 @@ struct Argument {
   std::vector<int64_t> slots;
 };
 
-// The numbers are those of native_code.py.
+// The numbers are those of code.py.
 enum class Kind : int64_t { Call = 0, Allocate = 1, Window = 2, Same = 3, Run = 4, Release = 5, Expect = 6 };
 
 struct Instruction {

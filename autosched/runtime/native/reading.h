@@ -1,4 +1,4 @@
-// A program from the numbers and tables that native_code.py writes.
+// A program from the numbers and tables that code.py writes.
 #pragma once
 
 #include "program.h"

@@ -118,7 +118,7 @@ void join_turn(void* given) {
   }
 }
 
-// The numbers are those of native_lanes.py.
+// The numbers are those of lanes.py.
 enum class Outcome : int64_t { Forsaken = -2, Deserted = -1, Ended = 0, Paused = 1, Late = 2 };
 
 // One turn of all lanes. They are the threads of the team that the calling thread's wide operators have: another thread for each lane

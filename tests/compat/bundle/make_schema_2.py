@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.export.bundle import make_bundle, write_bundle
-from autosched.runtime.bundle_format import Bundle
+from autosched.runtime.bundle.format import Bundle
 from tests.conformance.bundles import evidence_for
 from tests.conformance.graphs import TwoBranches, random_placement, two_branches_program
 

@@ -17,8 +17,8 @@ from autosched.core.records import Contamination
 from autosched.device.cuda.device import CudaDevice
 from autosched.device.cuda.meter import GpuMeter
 from autosched.device.registry import DEVICES
-from autosched.runtime import cuda_key as facts
-from autosched.runtime.torch_streams import TorchStreams
+from autosched.runtime.cuda import key as facts
+from autosched.runtime.cuda.torch_streams import TorchStreams
 from tests.conformance.fake_driver import FakeDriverLibrary
 
 no_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
@@ -29,7 +29,7 @@ def test_everything_imports_and_nothing_touches_cuda() -> None:
         "import sys, torch\n"
         "before = set(sys.modules)\n"  # a CUDA build of torch may load them itself
         "import pkgutil, importlib, autosched.device.cuda as room\n"
-        "import autosched.runtime.cuda_graph, autosched.runtime.streams, autosched.runtime.graph_audit, autosched.verify.race_stress\n"
+        "import autosched.runtime.cuda.graph, autosched.runtime.cuda.streams, autosched.runtime.cuda.audit, autosched.verify.race_stress\n"
         "for item in pkgutil.iter_modules(room.__path__): importlib.import_module('autosched.device.cuda.' + item.name)\n"
         "assert not torch.cuda.is_initialized()\n"
         "assert not any(name.startswith('cuda.bindings') or name == 'pynvml' for name in sys.modules.keys() - before), 'loaded too early'\n"

@@ -6,7 +6,7 @@ import pytest
 
 from autosched.device.cuda.limits import measure_costs
 from autosched.device.cuda.measure import CudaMeasurer
-from autosched.runtime.cuda_graph import GraphCapturer
+from autosched.runtime.cuda.graph import GraphCapturer
 from tests.conformance.fake_cuda import FakeCuda
 from tests.conformance.fake_cuda_values import FakeCapture
 from tests.conformance.fake_graphs import diamond

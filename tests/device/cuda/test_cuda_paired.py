@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.device.cuda.measure import CudaMeasurer
-from autosched.runtime.cuda_graph import GraphCapturer
+from autosched.runtime.cuda.graph import GraphCapturer
 from tests.conformance.fake_cuda import FakeCapture, FakeCuda
 from tests.conformance.fake_graphs import diamond
 from tests.conformance.fake_program import FakeProgram

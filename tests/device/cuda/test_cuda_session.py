@@ -19,8 +19,8 @@ from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.session import CudaSession
 from autosched.device.cuda.settings import current_settings
 from autosched.device.cuda.stress import DelaySet, StressOutcome
-from autosched.runtime.captured import CapturedGraph
-from autosched.runtime.graph_audit import audit_graph
+from autosched.runtime.cuda.audit import audit_graph
+from autosched.runtime.cuda.captured import CapturedGraph
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.verify.race_stress import StressReport, stress
 from tests.conformance.fake_cuda import FakeCuda

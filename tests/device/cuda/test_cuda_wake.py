@@ -9,7 +9,7 @@ from autosched.core.records import Failure
 from autosched.core.schedule import make_schedule, sequential
 from autosched.device.cuda.baselines import BaselineKind, TimedBaseline
 from autosched.device.cuda.measure import CudaMeasurer
-from autosched.runtime.cuda_graph import GraphCapturer
+from autosched.runtime.cuda.graph import GraphCapturer
 from tests.conformance.cpu_cuda import CpuCuda
 from tests.conformance.fake_cuda import FakeCapture, FakeCuda
 from tests.conformance.fake_graphs import diamond

@@ -20,7 +20,7 @@ from autosched.device.cuda.baselines import BaselineKind, compile_options, progr
 from autosched.device.cuda.profile import OperatorProfile, ProfileSource, read_trace
 from autosched.device.cuda.screen import require_capturable, synchronising_operators
 from autosched.device.cuda.settings import apply_settings, current_settings
-from autosched.runtime.cuda_graph import GraphCapturer
+from autosched.runtime.cuda.graph import GraphCapturer
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.plan import FreeRule, make_plan
 from tests.conformance.fake_cuda import FakeCuda

@@ -1,0 +1,391 @@
+"""Any plan on CUDA streams: run eagerly on several streams, or captured into one CUDA Graph and replayed.
+
+Both run the one :func:`walk`. The rules a capture must keep, and where each is kept:
+
+* the origin stream launches nothing, and every stream is forked from it before the first allocation - a stream that has not
+  joined yet allocates from the default pool, and what it launches is silently missing from the graph (:meth:`GraphCapturer._record`);
+* every stream is joined at the end, even one left idle, or the whole capture is lost;
+* events are made anew for each capture, and none is shared with the eager run: they may not mix;
+* ``record_stream`` is never called: in a capture it keeps a block from being used again until the end. Dropping the last reference
+  when the plan says so is enough, because by then the block's own stream has waited for every reader;
+* warm-up runs on other streams in the same thread, so that lazy loading is over and yet cuBLAS makes its workspaces, which belong to
+  a stream (up to PyTorch 2.13; in 2.15 to a call), inside the capture, in the private pool; for graphs that serve, in a pool of their own
+  (:meth:`GraphCapturer.hold_workspaces`);
+* no garbage collection, and no ``torch.cuda.graph`` (it empties the allocator's cache each time).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from autosched.core.errors import DeviceError
+from autosched.core.graph import OpGraph
+from autosched.core.in_place import outputs_overwritten
+from autosched.core.records import Failure, FailureKind
+from autosched.runtime.cuda.captured import CapturedGraph, GraphNode, StorageSpan
+from autosched.runtime.cuda.lanes import NO_OPERATOR, CaptureNotes, CaptureOptions, GraphReader, LaneExecutor, Launchable, Slots
+from autosched.runtime.cuda.runner import GraphRunner, ReplayGate
+from autosched.runtime.cuda.streams import EmptyCapture, Graph, Pool, Stream, StreamBackend, StreamSet, Tensor, no_garbage_collection
+from autosched.runtime.plan import Plan
+from autosched.runtime.walk import walk
+
+log = logging.getLogger(__name__)
+
+
+class GraphCapturer:
+    """Makes graphs on one device: owns the streams, the shared scratch pool, and what must be done when a capture fails.
+
+    ``tainted`` turns true when a capture failed in a way this process cannot undo; its owner should then start a new process.
+
+    Args:
+        reader: needed to observe captures.
+        streams: taken before; a process has few, so one that makes several capturers hands its streams on.
+
+    Raises:
+        DeviceError: if the allocator is not PyTorch's own; the frees rely on its rules.
+    """
+
+    def __init__(self, backend: StreamBackend, *, reader: GraphReader | None = None, streams: StreamSet | None = None) -> None:
+        if not backend.native_allocator():
+            allocator = "remove backend: from PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, and any allocator set with torch.cuda.memory"
+            raise DeviceError(f"the CUDA allocator is not PyTorch's native one; {allocator}")
+        self.backend = backend
+        self.streams = streams if streams is not None else StreamSet(backend)
+        self._gate = ReplayGate(backend)
+        self.tainted = False
+        self._reader = reader
+        self._scratch: Pool | None = None
+        self._keepers: list[Graph] = []
+        self._workspaces: tuple[Pool, Graph] | None = None
+        self._captured_on: set[int] = set()
+
+    @property
+    def can_observe(self) -> bool:
+        """Whether captures can be described, and so audited."""
+        return self._reader is not None
+
+    def scratch_pool(self) -> Pool:
+        """The pool that candidates share, so that trying hundreds of them does not grow memory. Their replays must not overlap.
+
+        A pool lives as long as a graph in it does; a tiny one of its own keeps it.
+        """
+        if self._scratch is None:
+            self._load_own_kernels()
+            pool = self.backend.new_pool()
+            keeper = self._record([self.streams.named("keeper")], lambda: self._touch("keeper"), pool)
+            if isinstance(keeper, Failure):
+                raise DeviceError(f"this device captures no graph at all: {keeper.detail}")
+            self._keepers.append(keeper[0])
+            self._scratch = pool
+        return self._scratch
+
+    def hold_workspaces(self, plan: Plan) -> Failure | None:
+        """Make the libraries' workspaces of the plan's lanes, where they have none, in a pool that lives as long as this.
+
+        Otherwise the first graph with a product on a lane has them in its own pool, and all later graphs read them there. Whoever clears
+        them then (PyTorch's graph trees do) gives that memory back to the driver as soon as the first graph is gone. Where each product
+        takes its own from the pool of its graph, there is nothing to hold, and memory held for it would be wasted.
+        """
+        backend = self.backend
+        lanes = self._lanes(plan)
+        pool = self._workspaces[0] if self._workspaces is not None else backend.new_pool()
+
+        def body() -> None:
+            for stream in lanes:
+                with backend.on(stream):
+                    backend.multiply()
+
+        try:
+            with torch.inference_mode(), backend.on(self.streams.named("warm-up")):
+                backend.multiply()
+                if not backend.keeps_workspaces():
+                    return None
+        except Exception as error:
+            return failure_of(error, "workspaces")
+        made = self._record(lanes, body, pool)
+        if isinstance(made, Failure):
+            return made
+        before, self._workspaces = self._workspaces, (pool, made[0])
+        if before is not None:
+            backend.reset(before[1])
+        return None
+
+    def warm_up(self, program: Launchable, inputs: Sequence[Tensor], *, passes: int = 2) -> Failure | None:
+        """Run every operator eagerly, on a stream that is never captured: modules load, libraries choose their algorithms."""
+        stream = self.streams.named("warm-up")
+        try:
+            self._load_own_kernels()
+            with torch.inference_mode(), self.backend.on(stream):
+                for _ in range(passes):
+                    program.run(inputs)
+            self.backend.synchronize()
+        except Exception as error:
+            return failure_of(error, "warm-up")
+        return None
+
+    def run_eager(self, program: Launchable, plan: Plan, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run a plan on several streams without a graph, ordered after and before the current stream.
+
+        The outputs live in blocks of the lanes' streams; those streams are private and wait for the caller's stream at every call, so a
+        caller may drop them while its own stream still reads.
+        """
+        backend = self.backend
+        home = backend.current_stream()
+        slots = program.new_slots(inputs)
+        executor = LaneExecutor(backend, self.streams, program, slots, CaptureOptions(), None)
+        lanes = self._lanes(plan)
+        start = backend.new_event()
+        backend.record(start, home)
+        for stream in lanes:
+            backend.wait(stream, start)
+        with torch.inference_mode():
+            walk(plan.steps, executor)
+        for stream in lanes:
+            end = backend.new_event()
+            backend.record(end, stream)
+            backend.wait(home, end)
+        return program.outputs(slots)
+
+    def capture(
+        self,
+        program: Launchable,
+        plan: Plan,
+        inputs: Sequence[Tensor],
+        *,
+        graph: OpGraph | None = None,
+        pool: Pool | None = None,
+        options: CaptureOptions | None = None,
+        callers: Collection[int] = (),
+    ) -> GraphRunner | Failure:
+        """Capture ``plan`` into one instantiated graph that reads ``inputs`` where they are.
+
+        Args:
+            inputs: static buffers; held by the runner for its life.
+            graph: needed to observe, and for programs that overwrite inputs.
+            pool: default a private pool of its own. Graphs in one pool share memory: never replay two at the same time, and read one's
+                outputs before replaying another.
+            callers: inputs, by place, that are a caller's memory, to be overwritten where it lies; as for ``GraphRunner``.
+
+        Returns:
+            A runner, or a ``Failure`` (OOM, CAPTURE) after which memory is returned and the next capture may go ahead.
+        """
+        options = options or CaptureOptions()
+        if options.observe and (self._reader is None or graph is None):
+            return Failure(FailureKind.UNAVAILABLE, "cuda-bindings is not installed, so the captured graph cannot be read")
+        chosen = pool if pool is not None else self.backend.new_pool()
+        lanes = {self.backend.handle(stream) for stream in self._lanes(plan)}
+        made = self._captured(program, plan, inputs, graph, chosen, options, callers)
+        if isinstance(made, Failure):
+            return made
+        runner, left_behind = made
+        if left_behind and not lanes <= self._captured_on:
+            # Workspaces made on the way hide how much the values held before them; the next graph finds them there. The first one
+            # goes after it: a pool that is in no graph any more is not to be captured into.
+            again = self._captured(program, plan, inputs, graph, chosen, options, callers)
+            if not isinstance(again, Failure):
+                runner.close()
+                runner = again[0]
+        self._captured_on |= lanes
+        return runner
+
+    def _captured(
+        self,
+        program: Launchable,
+        plan: Plan,
+        inputs: Sequence[Tensor],
+        graph: OpGraph | None,
+        pool: Pool,
+        options: CaptureOptions,
+        callers: Collection[int],
+    ) -> tuple[GraphRunner, int] | Failure:
+        """A runner, and the bytes that its capture holds beside the outputs."""
+        backend = self.backend
+        notes: CaptureNotes | None = None
+        if options.observe and self._reader is not None and graph is not None:
+            notes = CaptureNotes(backend, self._reader, graph, program.in_place)
+        slots = program.new_slots(inputs)
+        executor = LaneExecutor(backend, self.streams, program, slots, options, notes)
+        before = backend.allocated_bytes()
+        backend.reset_peak()
+
+        def body() -> list[Tensor]:
+            walk(plan.steps, executor)
+            return program.outputs(slots)
+
+        result = self._record(self._lanes(plan), body, pool, slots=slots, executor=executor, names=graph)
+        slots.clear()
+        if isinstance(result, Failure):
+            return result
+        made, outputs = result
+        overwritten = outputs_overwritten(graph, program.in_place) if graph is not None else {}
+        left_behind = self._left_behind(before, inputs, outputs)
+        peak = backend.peak_bytes() - before - left_behind
+        try:
+            captured = self._describe(made, notes, pool) if notes is not None else None
+            backend.instantiate(made)
+        except Exception as error:
+            outputs.clear()
+            backend.reset(made)
+            return failure_of(error, "instantiating the graph")
+        runner = GraphRunner(
+            backend, made, pool, inputs, outputs, executor.stamps, captured, peak, program, self._gate, overwritten, callers
+        )
+        return runner, left_behind
+
+    def _left_behind(self, before: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+        """Bytes that a finished capture holds beside its outputs: workspaces of cuBLAS, made by whichever graph has a lane's first product.
+
+        They stay for every later graph, so a graph's own peak must not depend on whether it came first.
+        """
+        span = self.backend.span
+        given = {span(tensor).start for tensor in inputs}
+        made = {(found := span(tensor)).start: found.bytes for tensor in outputs}
+        block = 512  # what the allocator rounds up to
+        own = sum(-(-size // block) * block for start, size in made.items() if start not in given)
+        return max(0, self.backend.allocated_bytes() - before - own)
+
+    def capture_script(
+        self, streams: Sequence[Stream], body: Callable[[], Any], *, pool: Pool | None = None
+    ) -> tuple[Graph, Any] | Failure:
+        """Capture whatever ``body`` launches on ``streams`` (forked before it, joined after it) into one instantiated graph."""
+        result = self._record(streams, body, pool if pool is not None else self.scratch_pool())
+        if isinstance(result, Failure):
+            return result
+        try:
+            self.backend.instantiate(result[0])
+        except Exception as error:
+            self.backend.reset(result[0])
+            return failure_of(error, "instantiating the graph")
+        return result
+
+    def close(self) -> None:
+        """Free what keeps pools alive. Runners are their owners' to close."""
+        for keeper in self._keepers:
+            self.backend.reset(keeper)
+        if self._workspaces is not None:
+            self.backend.reset(self._workspaces[1])
+        self._keepers = []
+        self._scratch = self._workspaces = None
+
+    def _lanes(self, plan: Plan) -> list[Stream]:
+        return [self.streams.lane(lane, priority) for lane, priority in dict.fromkeys((step.lane, step.priority) for step in plan.steps)]
+
+    def _load_own_kernels(self) -> None:
+        """Launch once, outside of every capture, what captures hold besides operators: a kernel is loaded at its first launch."""
+        with torch.inference_mode(), self.backend.on(self.streams.named("warm-up")):
+            self.backend.touch()
+            self.backend.sleep(1.0)
+
+    def _touch(self, name: str) -> None:
+        with self.backend.on(self.streams.named(name)):
+            self.backend.touch()
+
+    def _record(
+        self,
+        side: Sequence[Stream],
+        body: Callable[[], Any],
+        pool: Pool,
+        *,
+        slots: Slots | None = None,
+        executor: LaneExecutor | None = None,
+        names: OpGraph | None = None,
+    ) -> tuple[Graph, Any] | Failure:
+        backend = self.backend
+        origin = self.streams.named("origin")
+        backend.synchronize()
+        with no_garbage_collection(), torch.inference_mode(), backend.on(origin):
+            graph, ended = None, False
+            try:
+                graph = backend.begin_capture(pool)
+                self._fork(origin, side)
+                made = body()
+                self._join(origin, side)
+                ended = True
+                backend.end_capture(graph)
+            except Exception as error:
+                doing = "capture"
+                if executor is not None and executor.current != NO_OPERATOR and names is not None:
+                    doing = f"capture, at operator {names.operators[executor.current].name}"
+                failure = failure_of(error, doing)
+                clean = isinstance(error, EmptyCapture)
+                error.__traceback__ = None  # its frames hold tensors of the pool
+            else:
+                return graph, made
+            if slots is not None:
+                slots.clear()
+            if graph is not None:
+                if not ended:
+                    clean = self._end(graph, origin, side)
+                self._unwind(graph, pool, clean=clean)
+        if failure.kind is FailureKind.OOM and not self.tainted:
+            backend.release_cached()
+        log.debug("capture failed: %s", failure.detail)
+        return failure
+
+    def _fork(self, origin: Stream, side: Sequence[Stream]) -> None:
+        start = self.backend.new_event()
+        self.backend.record(start, origin)
+        for stream in side:
+            self.backend.wait(stream, start)
+            if not self.backend.capturing(stream):
+                raise DeviceError("a stream did not join the capture; what it launches would be missing from the graph")
+
+    def _join(self, origin: Stream, side: Sequence[Stream]) -> None:
+        for stream in side:
+            end = self.backend.new_event()
+            self.backend.record(end, stream)
+            self.backend.wait(origin, end)
+
+    def _end(self, graph: Graph, origin: Stream, side: Sequence[Stream]) -> bool:
+        """End a capture that its body gave up. Ending it in order is worth trying: only that leaves the allocator clean."""
+        try:
+            self._join(origin, side)
+        except Exception as error:
+            log.debug("streams could not be joined: %s", error)
+        # Even an invalid capture has to be ended, or its streams stay in it.
+        try:
+            self.backend.end_capture(graph)
+        except EmptyCapture:
+            return True
+        except Exception as error:
+            log.debug("capture could not be ended in order: %s", error)
+            return False
+        return True
+
+    def _unwind(self, graph: Graph, pool: Pool, *, clean: bool) -> None:
+        try:
+            if clean:
+                self.backend.reset(graph)
+            elif not self.backend.abandon_capture(graph, pool):
+                self.tainted = True
+            self.backend.synchronize()
+        except Exception as error:
+            log.warning("the device does not answer after a failed capture: %s", error)
+            self.tainted = True
+
+    def _describe(self, graph: Graph, notes: CaptureNotes, pool: Pool) -> CapturedGraph:
+        reader = self._reader
+        assert reader is not None
+        nodes, edges = reader.read(graph)
+        place = {node: index for index, (node, _) in enumerate(nodes)}
+        return CapturedGraph(
+            tuple(GraphNode(kind, notes.operator_of.get(node, NO_OPERATOR)) for node, kind in nodes),
+            tuple((place[before], place[after]) for before, after in edges),
+            tuple(StorageSpan(storage, span) for storage, span in notes.spans.items()),
+            self.backend.pool_spans(pool, unused=False),
+            int(getattr(reader, "stray_launches", -1)),
+            reader.early_edges(graph),
+            tuple(link for chain in notes.in_place for link in chain.links),
+        )
+
+
+def failure_of(error: BaseException, doing: str) -> Failure:
+    """The failure a candidate's exception means."""
+    text = f"{doing}: {type(error).__name__}: {error}".splitlines()[0][:500]
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in text.lower():
+        return Failure(FailureKind.OOM, text)
+    return Failure(FailureKind.CAPTURE, text)

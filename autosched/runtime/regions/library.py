@@ -1,0 +1,337 @@
+"""The variants of a program's operators as callables: compiled when first asked for, once for all operators that are alike.
+
+A region that cannot be compiled runs call by call, with the reason in :meth:`RegionLibrary.refusals`; the rest goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+
+import msgspec
+import torch
+
+from autosched.config import regions_dir
+from autosched.core.graph import Operator
+from autosched.core.program import Program
+from autosched.core.program_json import encode_program
+from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.core.variants import Lowering, Variant
+from autosched.runtime.calls import Kernel, Slots, compile_call
+from autosched.runtime.cuda import cudnn_fused, sm_share
+from autosched.runtime.host_key import numerics_key
+from autosched.runtime.inductor.instructions import region_instructions
+from autosched.runtime.inductor.settings import settings_digest
+from autosched.runtime.inductor.source import Unrecognised
+from autosched.runtime.instructions import Release, carrying, carrying_all
+from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.plan import Plan
+from autosched.runtime.regions.compile import Code, Entry, Refused, aligned, compile_piece, load_source, missing_compiler
+from autosched.runtime.regions.pieces import UNCOMPILED, WITH_VARIANTS, Piece, piece_digest, pieces_of, variants_of
+from autosched.runtime.regions.pool import Made, compile_apart, worker_count
+from autosched.runtime.regions.store import RegionStore
+from autosched.runtime.regions.worker import Job, Opening
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRefusal:
+    """An operator's variant that cannot run here."""
+
+    operator: int
+    width: int
+    variant: Variant
+    reason: str
+
+
+class RegionLibrary:
+    """Compiled regions of one program on one device.
+
+    Args:
+        program: any; only the lowerings of ``regions.pieces.WITH_VARIANTS`` have variants.
+        device: where it runs.
+        scope: what compiled code depends on beside the region: the keys of the machine, ``region_scope`` makes them.
+        store: where compiled regions are kept between processes; ``None`` for nowhere.
+    """
+
+    def __init__(self, program: Program, device: torch.device, scope: str, store: RegionStore | None = None) -> None:
+        self._program = program
+        self._device = device
+        self._scope = scope
+        self._store = store
+        self._codes: dict[str, Code | Refused] = {}
+        self._pieces: dict[int, tuple[tuple[Piece, str], ...]] = {}
+        self._kernels: dict[tuple[int, int, int], Kernel | Refused] = {}
+        self._tried: dict[str, str] = {}  # what is wrong with cuDNN's fused kernels, by the operator's signature
+        self._settings: str | None = None
+        self._refusals: dict[tuple[int, int, Variant], RegionRefusal] = {}
+        self._lock = threading.RLock()
+        self.compiled = 0
+        self.reused = 0
+        self.processes = 1
+        self._missing: str | None = None
+        self._stopped = ""
+
+    def stop_compiling(self, reason: str) -> None:
+        """Refuse from now on, for ``reason``, whatever is neither compiled yet nor kept by an earlier process."""
+        self._stopped = reason
+
+    @property
+    def refusals(self) -> tuple[RegionRefusal, ...]:
+        """What was asked for and could not be had, in the order of operators."""
+        return tuple(self._refusals[key] for key in sorted(self._refusals))
+
+    def variants(self, operator: int) -> tuple[Variant, ...]:
+        """The variants worth trying, whether or not they can be compiled."""
+        program = self._program
+        return variants_of(program.graph.operators[operator], program.graph, self._device.type, program.lowering)
+
+    def kernel(self, operator: int, width: int, variant: int) -> Kernel | Refused:
+        """The callable of an operator in a variant other than ``CALLS``, compiled if need be."""
+        asked = operator, width, variant
+        with self._lock:
+            if asked not in self._kernels:
+                self._kernels[asked] = self._kernel(*asked)
+            found = self._kernels[asked]
+        if isinstance(found, Refused):
+            refusal = RegionRefusal(operator, width, Variant(variant), found.reason)
+            if (operator, width, Variant(variant)) not in self._refusals:
+                _log.info("operator %s runs call by call: %s", self._program.graph.operators[operator].name, found.reason)
+            self._refusals[operator, width, Variant(variant)] = refusal
+        return found
+
+    def apply(self, bound: BoundProgram, plan: Plan) -> BoundProgram:
+        """``bound`` with the kernel of each step's variant; a variant that cannot be had is the operator's calls."""
+        if all(step.variant == Variant.CALLS for step in plan.steps):
+            return bound
+        kernels = list(bound.kernels)
+        self.prepare([(step.operator, step.width, step.variant) for step in plan.steps])
+        for step in plan.steps:
+            if step.variant != Variant.CALLS:
+                made = self.kernel(step.operator, step.width, step.variant)
+                if not isinstance(made, Refused):
+                    kernels[step.operator] = made
+        return dataclasses.replace(bound, kernels=tuple(kernels))
+
+    def prepare(
+        self,
+        wanted: Sequence[tuple[int, int, int]],
+        beat: Callable[[], None] = lambda: None,
+        *,
+        limit_s: float | None = None,
+        workers: int | None = None,
+    ) -> None:
+        """Compile, several at a time where that pays, the regions behind ``wanted`` that are not at hand. What fails is a refusal later.
+
+        Args:
+            wanted: operators, widths and variants, as for :meth:`kernel`; those that do not exist are passed over.
+            beat: called several times a second while other processes compile.
+            limit_s: seconds from now after which they are ended; what they have not compiled by then is as if it had not been asked for.
+            workers: how many of them; by default as many as ``regions.pool.worker_count`` says. 1: none, and nothing is done.
+        """
+        end_s = math.inf if limit_s is None else time.monotonic() + limit_s
+        with self._lock:
+            new = [item for item in dict.fromkeys(wanted) if item[2] not in UNCOMPILED and item not in self._kernels]
+            if not new or self._stopped or self._compiler_missing() or not self._settings_digest():
+                return
+            jobs = self._jobs(new)
+            if not jobs:
+                return
+            count = worker_count(len(jobs), _free_device_bytes(self._device)) if workers is None else workers
+            if count < 2:
+                return
+            self.processes = max(self.processes, count)
+            keys = list(jobs)
+            # Finding out what the compiler can do may have taken seconds, too.
+            left_s = end_s - time.monotonic()
+            if left_s <= 0.0:
+                return
+            for made in compile_apart(self._opening, [jobs[key] for key in keys], count, beat, total_s=left_s):
+                self._take(keys[made.job.number], made)
+
+    def _jobs(self, wanted: Sequence[tuple[int, int, int]]) -> dict[str, Job]:
+        """The distinct regions that are neither here nor in the store, by key; equal regions of several operators are one."""
+        jobs: dict[str, Job] = {}
+        for operator, width, variant in wanted:
+            if variant in UNCOMPILED or variant not in self.variants(operator):
+                continue
+            for place, (piece, digest) in enumerate(self._pieces_of(operator)):
+                if not piece.compiled:
+                    continue
+                key = self._key(digest, width, variant)
+                if key in jobs or key in self._codes or (self._store is not None and self._store.get(key) is not None):
+                    continue
+                jobs[key] = Job(len(jobs), operator, place, width, variant)
+        return jobs
+
+    def _take(self, key: str, made: Made) -> None:
+        if made.refused:
+            self._codes[key] = Refused(made.refused)
+        elif made.source:
+            self.compiled += 1
+            if self._store is not None:
+                self._store.put(key, made.source)
+            loaded = load_source(made.source, key[:16])
+            if not isinstance(loaded, Refused):
+                self._codes[key] = loaded
+
+    def _opening(self, lock: Path) -> Opening:
+        program = encode_program(self._program).decode()
+        return Opening(program, str(self._device), self._settings_digest(), numerics_key(self._device.type), str(lock))
+
+    def _compiler_missing(self) -> str:
+        if self._missing is None:
+            self._missing = missing_compiler(self._device.type)
+        return self._missing
+
+    def _settings_digest(self) -> str:
+        if self._settings is None:
+            self._settings = settings_digest(self._device.type)
+        return self._settings
+
+    def _pieces_of(self, operator: int) -> tuple[tuple[Piece, str], ...]:
+        if operator not in self._pieces:
+            graph = self._program.graph
+            found = pieces_of(graph.operators[operator], graph)
+            self._pieces[operator] = tuple((piece, piece_digest(piece, graph)) for piece in found)
+        return self._pieces[operator]
+
+    def _key(self, digest: str, width: int, variant: int) -> str:
+        # Inductor writes the index into its code.
+        home = f"{self._device.type}{self._device.index or ''}"
+        return f"{digest}-{int(variant)}-{width}-{home}-{self._scope}-{self._settings_digest()}"
+
+    def _kernel(self, index: int, width: int, variant: int) -> Kernel | Refused:
+        if variant == Variant.HALF_SMS:
+            return self._on_half(index)
+        if variant == Variant.CUDNN_FUSED:
+            return self._in_cudnn(index)
+        if missing := self._compiler_missing():
+            return Refused(missing)
+        if variant not in self.variants(index):
+            return Refused(f"variant {variant} does not exist for this operator on {self._device.type}")
+        operator = self._program.graph.operators[index]
+        steps: list[Kernel] = []
+        for piece, digest in self._pieces_of(index):
+            if not piece.compiled:
+                steps += [compile_call(call, self._device) for call in piece.calls]
+                continue
+            code = self._code(piece, digest, width, Variant(variant))
+            if isinstance(code, Refused):
+                return code
+            steps.append(_on_cpu(code, piece, operator.name) if self._device.type == "cpu" else _caller(aligned(code.entry), piece))
+        return _joined(steps, operator)
+
+    def _on_half(self, index: int) -> Kernel | Refused:
+        operator = self._program.graph.operators[index]
+        if self._device.type != "cuda" or not sm_share.is_product(operator, self._program.graph):
+            return Refused("only matrix products in half precision on a GPU run on half of the multiprocessors")
+        if why := sm_share.refusal(self._device):
+            return Refused(why)
+        calls = _joined([compile_call(call, self._device) for call in operator.calls], operator)
+        return sm_share.on_half(calls, self._device)
+
+    def _in_cudnn(self, index: int) -> Kernel | Refused:
+        operator, graph = self._program.graph.operators[index], self._program.graph
+        if why := cudnn_fused.refusal(self._device):
+            return Refused(why)
+        if not cudnn_fused.fusions_of(operator, graph):
+            return Refused("it has no convolution that relu follows, with nobody else reading what is between")
+        if operator.signature not in self._tried:
+            self._tried[operator.signature] = cudnn_fused.difference(operator, graph, self._device)
+        if why := self._tried[operator.signature]:
+            return Refused(why)
+        return _joined(cudnn_fused.fused_steps(operator, graph, self._device), operator)
+
+    def _code(self, piece: Piece, digest: str, width: int, variant: Variant) -> Code | Refused:
+        key = self._key(digest, width, variant)
+        if key in self._codes:
+            return self._codes[key]
+        # Without a digest of the settings nobody knows what was compiled under others.
+        store = self._store if self._settings_digest() else None
+        kept = store.get(key) if store is not None else None
+        if kept is not None:
+            loaded = load_source(kept, key[:16])
+            if not isinstance(loaded, Refused):
+                self.reused += 1
+                self._codes[key] = loaded
+                return loaded
+            _log.info("%s; it is compiled again", loaded.reason)
+        if self._stopped:
+            return Refused(self._stopped)
+        made = compile_piece(piece, self._program.graph, self._device, width=width, variant=variant)
+        if isinstance(made, Code):
+            self.compiled += 1
+            if store is not None and made.source:
+                store.put(key, made.source)
+        self._codes[key] = made
+        return self._codes[key]
+
+
+def region_library(program: Program, device: torch.device, key: DeviceKey, software: SoftwareKey) -> RegionLibrary | None:
+    """The library of a program on this machine, kept in autosched's cache folder; ``None`` for a program without variants."""
+    if program.lowering not in WITH_VARIANTS or (program.lowering != Lowering.FUSED and device.type != "cuda"):
+        return None
+    return RegionLibrary(program, device, region_scope(key, software), RegionStore(regions_dir()))
+
+
+def region_scope(device: DeviceKey, software: SoftwareKey) -> str:
+    """Digest of what compiled code depends on beside its region: processor or GPU, and versions."""
+    return hashlib.sha256(msgspec.json.encode((device, software), order="sorted")).hexdigest()[:16]
+
+
+def _free_device_bytes(device: torch.device) -> int | None:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
+
+
+def _caller(entry: Entry, piece: Piece) -> Kernel:
+    reads, writes = piece.reads, piece.writes
+    if len(reads) > 1 and len(writes) == 1:
+        take, only = itemgetter(*reads), writes[0]
+
+        def run_one(slots: Slots) -> None:
+            slots[only] = entry(list(take(slots)))[0]
+
+        return run_one
+
+    def run(slots: Slots) -> None:
+        made = entry([slots[value] for value in reads])
+        for value, tensor in zip(writes, made, strict=True):
+            slots[value] = tensor
+
+    return run
+
+
+def _on_cpu(code: Code, piece: Piece, name: str) -> Kernel:
+    """The callable of a piece, with its instructions if the code is understood."""
+    kernel = _caller(code.entry, piece)
+    try:
+        namespace = getattr(code.entry, "__globals__", {})
+        return carrying(kernel, region_instructions(code.source, namespace, piece.reads, piece.writes))
+    except Unrecognised as error:
+        _log.debug("%s needs the interpreter: %s", name, error)
+        return kernel
+
+
+def _joined(steps: list[Kernel], operator: Operator) -> Kernel:
+    if len(steps) == 1:
+        return steps[0]
+    kept = set(operator.writes)
+    scratch = tuple(value for call in operator.calls for value in call.outputs if value >= 0 and value not in kept)
+
+    def run(slots: Slots) -> None:
+        for step in steps:
+            step(slots)
+        for value in scratch:
+            slots[value] = None
+
+    return carrying_all(run, steps, Release(scratch))

@@ -1,0 +1,269 @@
+"""Regions compiled several at a time, each in a process that may crash, hang or be killed without harm to the others or to this one.
+
+Why processes, also on a GPU: writing a region's code is Python and holds the lock, and Inductor's own pool is given only the kernels of the
+one region being written, which are one or two. So a process here writes the code, builds its kernels (on a GPU with a pool of two) and
+checks them; the process that asked then loads the text, and the libraries and cubins from Inductor's and Triton's caches. Each such
+process has a context on the GPU, so there are only as many as free memory allows, and one leaves as soon as no job is left for it. Kernels
+are timed (reductions, templates of matrix products) one process at a time, under a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+import autosched
+from autosched.config import compile_workers, region_limit_s
+from autosched.core.decoding import decode_json
+from autosched.core.scratch import Scratch
+from autosched.runtime.host_key import usable_cores
+from autosched.runtime.inductor.unfinished import remove_unfinished
+from autosched.runtime.regions.worker import Job, Opening, Result
+
+_log = logging.getLogger(__name__)
+
+OPENING_LIMIT_S = 120.0
+REGION_LIMIT_S = 240.0
+# Starting a process costs about what a region does.
+_LEAST_JOBS = 4
+_JOBS_EACH = 2
+_WORKER_BYTES = 2 << 30
+_POLL_S = 0.25
+_DYING_S = 10.0  # until a process that has closed its pipes is gone: one that used a GPU, or much memory, takes a while
+_MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What came of a job.
+
+    Args:
+        job: which.
+        source: text of its module; empty if there is none.
+        refused: why there is none. Neither: no process could take the job, and whoever needs the region compiles it.
+    """
+
+    job: Job
+    source: str = ""
+    refused: str = ""
+
+
+def worker_count(jobs: int, free_device_bytes: int | None = None) -> int:
+    """How many processes are worth starting for so many regions: one for two regions, at most one for each core, within memory.
+
+    1 means none. ``AUTOSCHED_COMPILE_WORKERS`` replaces the number of cores, and what the host says of its memory: a virtual machine
+    that is given memory as it uses it says that hardly any is free.
+
+    Args:
+        free_device_bytes: on a GPU, what is free there: each process has a context of its own.
+    """
+    named = compile_workers(0)
+    most = named or usable_cores()
+    for free_bytes in (None if named else _free_host_bytes(), free_device_bytes):
+        if free_bytes is not None:
+            most = min(most, max(1, free_bytes // _WORKER_BYTES))
+    return 1 if jobs < _LEAST_JOBS else min(most, math.ceil(jobs / _JOBS_EACH))
+
+
+def compile_apart(
+    opening: Callable[[Path], Opening],
+    jobs: Sequence[Job],
+    workers: int,
+    beat: Callable[[], None] = lambda: None,
+    *,
+    limit_s: float | None = None,
+    total_s: float | None = None,
+    plugin: Path | None = None,
+) -> Iterator[Made]:
+    """Compile ``jobs`` in at most ``workers`` processes; what came of each, in the order in which they end.
+
+    Args:
+        opening: what every process is told, given the file of the lock they share.
+        beat: called several times a second while this waits.
+        limit_s: seconds for one job; by default ``AUTOSCHED_REGION_LIMIT_S`` or 240.
+        total_s: seconds for all of them; the processes are ended then, and what is left is nobody's fault.
+        plugin: a Python file that each process runs first. For tests that inject faults; nothing a user or a bundle can reach sets it.
+    """
+    limit_s = region_limit_s(REGION_LIMIT_S) if limit_s is None else limit_s
+    with Scratch() as folder:
+        lock = folder / "turn"
+        lock.touch()
+        opening_file = folder / "opening.json"
+        opening_file.write_bytes(msgspec.json.encode(opening(lock)))
+        pool = _Pool(opening_file, list(jobs), workers, limit_s, plugin)
+        try:
+            yield from pool.run(beat, math.inf if total_s is None else time.monotonic() + total_s)
+        finally:
+            pool.close()
+
+
+@dataclass
+class _Worker:
+    """One process and what it works on; ``job`` is ``None`` until it is open."""
+
+    process: subprocess.Popen[bytes]
+    answers: int
+    deadline_s: float
+    limit_s: float
+    job: Job | None = None
+    buffer: bytearray = field(default_factory=bytearray)
+
+    def take_line(self) -> bytes | None:
+        end = self.buffer.find(b"\n")
+        if end < 0:
+            return None
+        line = bytes(self.buffer[:end])
+        del self.buffer[: end + 1]
+        return line
+
+
+class _Pool:
+    def __init__(self, opening_file: Path, jobs: list[Job], workers: int, limit_s: float, plugin: Path | None) -> None:
+        self._opening_file = opening_file
+        self._waiting = jobs[::-1]
+        self._most = workers
+        self._limit_s = limit_s
+        self._plugin = plugin
+        self._workers: list[_Worker] = []
+        self._interrupted = False  # whether a process was ended at work
+        self._selector = selectors.DefaultSelector()
+
+    def run(self, beat: Callable[[], None], end_s: float) -> Iterator[Made]:
+        for _ in range(min(self._most, len(self._waiting))):
+            self._start()
+        while self._workers and time.monotonic() < end_s:
+            beat()
+            nearest_s = min(worker.deadline_s for worker in self._workers) - time.monotonic()
+            for key, _ in self._selector.select(max(0.0, min(_POLL_S, nearest_s))):
+                yield from self._read(key.data)
+            now_s = time.monotonic()
+            for worker in [item for item in self._workers if item.deadline_s <= now_s]:
+                yield from self._lost(worker, f"no result within {worker.limit_s:g} s")
+        # Nobody is left to take these, or no time.
+        for job in [worker.job for worker in self._workers if worker.job is not None] + self._waiting[::-1]:
+            yield Made(job)
+
+    def close(self) -> None:
+        for worker in self._workers.copy():
+            self._end(worker)
+        self._selector.close()
+        if self._interrupted:
+            remove_unfinished()
+
+    def _start(self) -> None:
+        answers, theirs = os.pipe()
+        # A source checkout may not be installed, and may not come before site-packages: its own datasets/ would hide another's.
+        root = str(Path(autosched.__file__).resolve().parent.parent)
+        code = f"import sys; sys.path.append({root!r}); from autosched.runtime.regions.worker import main; main()"
+        # The parent-death signal fires when the *thread* that started the process ends, so only a main thread may ask for it.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code, str(theirs), str(parent), str(self._opening_file), str(self._plugin or "")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,
+                pass_fds=(theirs,),
+            )
+        except OSError as error:
+            os.close(answers)
+            _log.info("no process to compile regions in: %s", error)
+            return
+        finally:
+            os.close(theirs)
+        worker = _Worker(process, answers, time.monotonic() + OPENING_LIMIT_S, OPENING_LIMIT_S)
+        self._workers.append(worker)
+        self._selector.register(answers, selectors.EVENT_READ, worker)
+
+    def _read(self, worker: _Worker) -> Iterator[Made]:
+        data = os.read(worker.answers, 1 << 20)
+        if not data:
+            yield from self._lost(worker, _how_it_ended(worker.process))
+            return
+        worker.buffer += data
+        line = worker.take_line()
+        if line is None:
+            return
+        result = decode_json(line, Result)
+        job, worker.job = worker.job, None
+        if job is None:
+            if result.refused:
+                _log.info("a process to compile regions in is not used: %s", result.refused)
+                self._end(worker)
+                return
+        else:
+            yield Made(job, result.source, result.refused)
+        self._give(worker)
+
+    def _give(self, worker: _Worker) -> None:
+        if not self._waiting:
+            # At once, and not when the others are done: it holds memory, on a GPU too.
+            self._end(worker)
+            return
+        worker.job = self._waiting.pop()
+        worker.limit_s = self._limit_s
+        worker.deadline_s = time.monotonic() + self._limit_s
+        assert worker.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has died: the end of its answers says so
+            worker.process.stdin.write(msgspec.json.encode(worker.job) + b"\n")
+
+    def _lost(self, worker: _Worker, how: str) -> Iterator[Made]:
+        job = worker.job
+        self._end(worker)
+        if job is None:
+            _log.info("a process to compile regions in did not start: %s", how)
+            return
+        yield Made(job, refused=f"the process that compiled it was lost: {how}")
+        if len(self._workers) < len(self._waiting):
+            self._start()
+
+    def _end(self, worker: _Worker) -> None:
+        if worker not in self._workers:
+            return
+        self._interrupted |= worker.job is not None
+        self._workers.remove(worker)
+        self._selector.unregister(worker.answers)
+        # The group first: once the leader is reaped, its number may mean somebody else.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        if worker.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                worker.process.stdin.close()
+        worker.process.wait()
+        os.close(worker.answers)
+
+
+def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_DYING_S)
+    status = process.returncode
+    if status is None or status >= 0:
+        return f"it ended with status {status}"
+    with contextlib.suppress(ValueError):
+        return f"it was killed by {signal.Signals(-status).name}"
+    return f"it was killed by signal {-status}"
+
+
+def _free_host_bytes() -> int | None:
+    try:
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        pass
+    return None

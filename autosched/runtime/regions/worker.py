@@ -1,0 +1,214 @@
+"""The inside of a process that compiles regions for another: one region at a time, its generated module returned as text.
+
+It reads one job a line from its input and writes one result a line, both JSON, and ends when its input does. What it compiles is
+checked here as it would be in the process that asked (``compile_piece`` runs it once); that process only loads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import functools
+import importlib.util
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+
+from autosched.core.decoding import decode_json
+from autosched.runtime.compiler_files import compilers_write_into
+from autosched.runtime.orphans import die_with
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """What every job has in common.
+
+    Args:
+        program: as ``program_json.encode_program`` writes it.
+        device: as torch names it.
+        settings: ``inductor.settings.settings_digest`` of the process that asks; a process with others would write other code.
+        numerics: ``host_key.numerics_key`` there.
+        lock_file: held by whoever uses the device, so that nothing is timed while another process is on it.
+    """
+
+    program: str
+    device: str
+    settings: str
+    numerics: tuple[tuple[str, str], ...]
+    lock_file: str
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One region: a piece of an operator (``regions.pieces.pieces_of``), for so many threads, in a variant."""
+
+    number: int
+    operator: int
+    piece: int
+    width: int
+    variant: int
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What came of a job: the text of a module, or why there is none. ``number`` -1 is the answer to the opening, with no text.
+
+    Neither a text nor a reason: the module cannot be written down, and is to be compiled where it is needed.
+    """
+
+    number: int
+    source: str = ""
+    refused: str = ""
+
+
+class _Compiler:
+    def __init__(self, opening: Opening) -> None:
+        import torch
+
+        from autosched.core.program_json import decode_program
+        from autosched.runtime.regions.pieces import pieces_of
+
+        self._device = torch.device(opening.device)
+        self._program = decode_program(opening.program.encode())
+        self._pieces_of = pieces_of
+        self._turn = _turns(opening.lock_file)
+
+    @staticmethod
+    def refusal(opening: Opening) -> str:
+        """Why this process cannot stand in for the one that asked, or an empty string."""
+        import torch
+
+        # Each of these processes is one of a team as large as the machine; before anything of Inductor that would start such a team itself.
+        import torch._inductor.config as inductor_config
+
+        from autosched.runtime.host_key import apply_numerics
+        from autosched.runtime.inductor.settings import settings_digest
+
+        device = torch.device(opening.device)
+        if device.index:
+            torch.cuda.set_device(device)
+        # Not 1 on a GPU: Triton then compiles in this process, and with PyTorch 2.11 its second kernel here was a compilation error.
+        inductor_config.compile_threads = 2 if device.type == "cuda" else 1
+        torch.set_num_threads(1)
+        apply_numerics(opening.numerics)
+        if settings_digest(device.type) != opening.settings:
+            return "its settings of PyTorch or Inductor are others"
+        if device.type == "cuda" and not _wait_for_turns(_turns(opening.lock_file)):
+            return "this PyTorch times kernels in a way not known here"
+        return ""
+
+    def compile(self, job: Job) -> Result:
+        from autosched.core.variants import Variant
+        from autosched.runtime.regions.compile import Refused, compile_piece
+
+        graph = self._program.graph
+        piece = self._pieces_of(graph.operators[job.operator], graph)[job.piece]
+        made = compile_piece(piece, graph, self._device, width=job.width, variant=Variant(job.variant), turn=self._turn)
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+        return Result(job.number, refused=made.reason) if isinstance(made, Refused) else Result(job.number, made.source)
+
+
+@functools.cache
+def _turns(path: str) -> Callable[[], AbstractContextManager[None]]:
+    """A lock between processes, one for each file; the thread that has it may take it again, and the kernel releases it when that dies."""
+    depth = 0
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        nonlocal depth
+        if depth == 0:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        depth += 1
+        try:
+            yield
+        finally:
+            depth -= 1
+            if depth == 0:
+                os.close(descriptor)
+
+    return turn
+
+
+def _wait_for_turns(turn: Callable[[], AbstractContextManager[None]]) -> bool:
+    """Let Inductor time kernels only in a turn; whether this PyTorch times them where it is known to."""
+    try:
+        from torch._inductor.runtime.benchmarking import benchmarker
+    except ImportError:
+        return False
+    kind: Any = type(benchmarker)
+    time_gpu = getattr(kind, "benchmark_gpu", None)
+    if not callable(time_gpu):
+        return False
+
+    def benchmark_gpu(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with turn():
+            return time_gpu(self, *args, **kwargs)
+
+    kind.benchmark_gpu = benchmark_gpu
+    return True
+
+
+def _read_lines(descriptor: int, into: SimpleQueue[bytes]) -> None:
+    with os.fdopen(descriptor, "rb") as file:
+        for line in file:
+            into.put(line)
+    # Whoever asked is gone or wants nothing more: so go we, with every compiler we may have started.
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _run_plugin(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("autosched_region_plugin", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load the plugin {path}")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    answers, parent, opening_file, plugin = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    # Whatever a compiler reads must not be our jobs.
+    requests = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.set_inheritable(answers, False)
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if parent:
+        die_with(parent)
+    lines: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_read_lines, args=(requests, lines), name="autosched-region-jobs", daemon=True).start()
+    output = os.fdopen(answers, "wb", buffering=0)
+
+    def answer(result: Result) -> None:
+        data = memoryview(msgspec.json.encode(result) + b"\n")
+        while data:
+            data = data[output.write(data) :]
+
+    opening = decode_json(opening_file.read_bytes(), Opening)
+    compilers_write_into(opening_file.parent)
+    try:
+        if plugin:
+            _run_plugin(Path(plugin))
+        refusal = _Compiler.refusal(opening)
+        compiler = None if refusal else _Compiler(opening)
+    except Exception as error:
+        refusal, compiler = f"{type(error).__name__}: {error}", None
+    answer(Result(-1, refused=refusal))
+    while compiler is not None:
+        job = decode_json(lines.get(), Job)
+        try:
+            result = compiler.compile(job)
+        except Exception as error:
+            result = Result(job.number, refused=f"{type(error).__name__}: {error}")
+        answer(result)

@@ -1,0 +1,251 @@
+"""Mutations: with a wait removed, or memory freed when its last reader is merely launched, audit *and* delays must notice."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosched.core.graph import OpGraph
+from autosched.core.in_place import Link
+from autosched.core.records import Failure, FailureKind
+from autosched.core.schedule import Schedule, make_schedule, sequential
+from autosched.device.cuda.measure import CudaMeasurer
+from autosched.device.cuda.stress import DelaySet, StressOutcome, stress_plan
+from autosched.runtime.cuda.audit import AuditReport, audit_graph, node_counts
+from autosched.runtime.cuda.captured import CapturedGraph, GraphNode, NodeKind, Span, StorageSpan
+from autosched.runtime.cuda.graph import GraphCapturer
+from autosched.runtime.cuda.lanes import CaptureOptions
+from autosched.runtime.cuda.runner import GraphRunner
+from autosched.runtime.plan import FreeRule, Plan, make_plan
+from autosched.verify.race_stress import StressReport, judge_outcomes, plan_delays, stress
+from tests.conformance.fake_cuda import FakeCuda
+from tests.conformance.fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
+from tests.conformance.fake_program import FakeProgram
+
+
+def examine(graph: OpGraph, schedule: Schedule, plan: Plan) -> tuple[AuditReport, StressReport]:
+    """Audit a plan's graph against the correct plan, and stress it."""
+    cuda = FakeCuda()
+    program = FakeProgram(cuda, graph)
+    capturer = GraphCapturer(cuda, reader=cuda)
+    measurer = CudaMeasurer(capturer, program, graph, program.inputs(1))
+    runner = capturer.capture(program, plan, measurer.static, graph=graph, options=CaptureOptions(observe=True))
+    assert isinstance(runner, GraphRunner)
+    assert runner.captured is not None
+    audit = audit_graph(graph, make_plan(graph, schedule), runner.captured)
+    delays = [DelaySet(()), *plan_delays(graph, schedule, len(graph) * cuda.duration_us, random.Random(1))]
+    outcomes = list(stress_plan(measurer, plan, delays, [program.inputs(2), program.inputs(3)], replays=2, seed=0))
+    report = judge_outcomes(graph, delays, outcomes)
+    assert isinstance(report, StressReport)
+    return audit, report
+
+
+def without_wait(plan: Plan, position: int, producer: int) -> Plan:
+    steps = list(plan.steps)
+    steps[position] = replace(steps[position], waits=tuple(item for item in steps[position].waits if item != producer))
+    return replace(plan, steps=tuple(steps))
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(st.integers(0, 10_000))
+def test_correct_plans_pass_both(seed: int) -> None:
+    rng = random.Random(seed)
+    graph = random_graph(rng, rng.randint(4, 24))
+    schedule = random_schedule(rng, graph, rng.randint(1, 4), priorities=True, extra=2)
+    audit, report = examine(graph, schedule, make_plan(graph, schedule))
+    assert audit.problems == ()
+    assert audit.orderings_checked >= len(graph.edges)
+    assert report.problems == ()
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.integers(0, 10_000))
+def test_a_removed_wait_is_caught_by_both(seed: int) -> None:
+    rng = random.Random(seed)
+    graph = random_graph(rng, rng.randint(6, 24))
+    schedule = random_schedule(rng, graph, 3)
+    plan = make_plan(graph, schedule)
+    # A wait for an operator that launches nothing may be no edge of the graph: then nothing is lost with it.
+    waits = [(place, before) for place, step in enumerate(plan.steps) for before in step.waits if graph.operators[before].bytes_written]
+    if not waits:
+        return
+    audit, report = examine(graph, schedule, without_wait(plan, *rng.choice(waits)))
+    # A wait for a view also orders what its lane did before; losing that is no race, only another schedule.
+    assert report.sound == all(line.startswith("planned") for line in audit.problems)
+
+
+def test_a_removed_wait_is_caught_in_a_plain_case() -> None:
+    graph = diamond(2, 2)
+    schedule = make_schedule(graph, range(len(graph)), [0, 0, 0, 1, 1, 0])
+    plan = make_plan(graph, schedule)
+    position = next(place for place, step in enumerate(plan.steps) if step.operator == 5)
+    audit, report = examine(graph, schedule, without_wait(plan, position, 4))
+    assert any("data order" in line and "op4" in line and "op5" in line for line in audit.problems)
+    assert not report.sound
+
+
+def shared_memory_case() -> tuple[OpGraph, Schedule]:
+    """op0 and op2 on lane 0, op1 (which reads op0's value) on lane 1: op2 must not get op0's memory while op1 may still read it."""
+    builder = GraphBuilder()
+    first = builder.add([builder.inputs[0]])
+    read = builder.add([first])
+    second = builder.add([builder.inputs[0]])
+    builder.add([read, second])
+    graph = builder.build()
+    return graph, make_schedule(graph, range(4), [0, 1, 0, 0])
+
+
+def test_memory_freed_at_the_last_launch_is_caught_by_both() -> None:
+    """Trap 2."""
+    graph, _ = shared_memory_case()
+    # With one more operator on the lane whose turn frees it, the wrong rule hands the block over at once.
+    schedule = make_schedule(graph, range(4), [0, 0, 1, 0])
+    assert examine(graph, schedule, make_plan(graph, schedule, FreeRule.LAST_LAUNCH))[0].sound
+    caught = reused = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        wide = random_graph(rng, 24)
+        chosen = random_schedule(rng, wide, 3)
+        audit, report = examine(wide, chosen, make_plan(wide, chosen, FreeRule.LAST_LAUNCH))
+        assert audit.sound == report.sound
+        caught += not audit.sound
+        reused += audit.reuses_checked
+        assert audit.sound or any("used again too early" in line for line in audit.problems)
+    assert caught > 15
+    assert reused > caught
+
+
+def test_without_delays_or_poison_the_same_races_pass_unseen() -> None:
+    """Why the stress is needed: replaying alone shows fewer of them."""
+    missed = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        graph = random_graph(rng, 24)
+        schedule = random_schedule(rng, graph, 3)
+        plan = make_plan(graph, schedule, FreeRule.LAST_LAUNCH)
+        audit, _ = examine(graph, schedule, plan)
+        cuda = FakeCuda()
+        program = FakeProgram(cuda, graph)
+        runner = GraphCapturer(cuda).capture(program, plan, program.inputs(1), graph=graph)
+        assert isinstance(runner, GraphRunner)
+        inputs = program.inputs(2)
+        wanted = program.answer(inputs)
+        same = [[cuda.number(tensor) for tensor in runner(inputs)] for _ in range(3)][-1] == wanted
+        missed += same and not audit.sound
+    assert missed > 0
+
+
+def test_an_extra_edge_that_is_missing_is_a_lost_wait() -> None:
+    graph = diamond(2, 2)
+    schedule = make_schedule(graph, [0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 0], extra_edges=[(2, 3)])
+    bare = make_schedule(graph, [0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 0])
+    audit, report = examine(graph, schedule, make_plan(graph, bare))
+    assert any("planned order" in line for line in audit.problems)
+    assert report.sound  # a lost extra edge computes the right thing, later or sooner
+
+
+def hand_made(**changes: object) -> CapturedGraph:
+    """op0 -> op1 as two nodes, each value in its own memory."""
+    fields: dict[str, object] = {
+        "nodes": (GraphNode(NodeKind.KERNEL, 0), GraphNode(NodeKind.KERNEL, 1)),
+        "edges": ((0, 1),),
+        "spans": (StorageSpan(1, Span(4096, 512)), StorageSpan(2, Span(8192, 512))),
+        "pool": (Span(4096, 8192),),
+        "stray_launches": 0,
+    }
+    return CapturedGraph(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"edges": ()}, "may still run"),
+        ({"edges": ((1, 0),)}, "may still run"),
+        ({"spans": (StorageSpan(1, Span(4096, 512)), StorageSpan(2, Span(4200, 512)))}, "used again too early"),
+        ({"pool": (Span(8192, 4096),)}, "outside the graph's private pool"),
+        ({"stray_launches": 1}, "missing from the graph"),
+        (
+            {"nodes": (GraphNode(NodeKind.KERNEL, 0), GraphNode(NodeKind.KERNEL, 1), GraphNode(NodeKind.KERNEL, -1))},
+            "belong to no operator",
+        ),
+        ({"nodes": (GraphNode(NodeKind.KERNEL, 0),), "edges": ()}, "op1 has 0 nodes; expected 1"),
+    ],
+)
+def test_each_fault_has_its_words(changes: dict[str, object], words: str) -> None:
+    builder = GraphBuilder()
+    builder.add([builder.add([builder.inputs[0]])])
+    graph = builder.build()
+    plan = make_plan(graph, sequential(graph))
+    assert audit_graph(graph, plan, hand_made(), expected_nodes=(1, 1)).sound
+    found = audit_graph(graph, plan, hand_made(**changes), expected_nodes=(1, 1)).problems
+    assert any(words in line for line in found), found
+
+
+def test_memory_that_is_overwritten_while_somebody_may_read_it_is_found() -> None:
+    builder = GraphBuilder()
+    builder.add([builder.inputs[0]])
+    builder.add([builder.inputs[0]])
+    graph = builder.build()
+    plan = make_plan(graph, make_schedule(graph, [0, 1], [0, 1]))
+    link = Link(1, 0, builder.inputs[0], graph.operators[1].writes[0])
+    side_by_side = hand_made(edges=(), spans=(StorageSpan(1, Span(4096, 512)),))
+    assert audit_graph(graph, plan, side_by_side).sound
+    (problem,) = audit_graph(graph, plan, replace(side_by_side, overwritten=(link,))).problems
+    assert problem.startswith("memory is overwritten too early: op1 ")
+    assert "op0 may still read" in problem
+    assert audit_graph(graph, plan, replace(side_by_side, overwritten=(link,), edges=((0, 1),))).sound
+
+
+def test_node_counts_are_those_of_one_stream() -> None:
+    graph = diamond(2, 2)
+    counts = {index: 1 + index % 2 for index in range(len(graph))}
+    found = []
+    for schedule in (sequential(graph), random_schedule(random.Random(2), graph, 2)):
+        cuda = FakeCuda()
+        program = FakeProgram(cuda, graph, kernels_of=counts)
+        runner = GraphCapturer(cuda, reader=cuda).capture(
+            program, make_plan(graph, schedule), program.inputs(0), graph=graph, options=CaptureOptions(observe=True)
+        )
+        assert isinstance(runner, GraphRunner)
+        assert runner.captured is not None
+        found.append(node_counts(graph, runner.captured))
+    assert found[0] == found[1] == tuple(counts[index] for index in range(len(graph)))
+
+
+class FakeSession:
+    """Answers as asked."""
+
+    def __init__(self, outcome: StressOutcome | Failure) -> None:
+        self.outcome = outcome
+        self.asked: list[tuple[int, int]] = []
+
+    def replay_us(self, schedule: Schedule) -> float | Failure:
+        return 100.0
+
+    def stressed(self, schedule: Schedule, delay_sets: list[DelaySet], *, replays: int) -> list[StressOutcome | Failure]:
+        self.asked.append((len(delay_sets), replays))
+        return [self.outcome] * len(delay_sets)
+
+
+def test_every_operator_is_held_back_for_a_whole_run_and_one_lane_needs_no_delays() -> None:
+    graph = diamond(4, 6)
+    schedule = random_schedule(random.Random(5), graph, 3)
+    sets = plan_delays(graph, schedule, 300.0, random.Random(0))
+    assert {operator for item in sets for operator, delay_us in item.delays if delay_us >= 300.0} == set(range(len(graph)))
+    assert all(sum(delay_us for _, delay_us in item.delays) <= 12.0 * 300.0 + 1e-6 for item in sets)
+    assert plan_delays(graph, sequential(graph), 300.0, random.Random(0)) == []
+    session = FakeSession(StressOutcome(100, 0))
+    report = stress(session, graph, schedule, rng=random.Random(0))
+    assert isinstance(report, StressReport)
+    assert report.sound
+    assert session.asked[0] == (1, 100)
+    bad = stress(FakeSession(StressOutcome(100, 3)), graph, schedule, rng=random.Random(0))
+    assert isinstance(bad, StressReport)
+    assert not bad.sound
+    gone = stress(FakeSession(Failure(FailureKind.OOM, "no memory")), graph, schedule, rng=random.Random(0))
+    assert isinstance(gone, Failure)
+    assert gone.kind is FailureKind.OOM

@@ -1,0 +1,84 @@
+"""What torch.cuda must have, and where its allocator is not to be trusted, seen without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autosched.runtime.cuda.streams import NAN_PATTERN
+from autosched.runtime.cuda.torch_streams import TorchStreams
+
+
+def test_a_graph_that_was_abandoned_stays_where_the_allocators_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def reset(self) -> None:
+            pass
+
+    given_back: list[str] = []
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: given_back.append("end"), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda index, pool: given_back.append("release"), raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    streams = object.__new__(TorchStreams)
+    streams.device, streams._abandoned = torch.device("cuda", 0), []
+    graph = Graph()
+    alive = weakref.ref(graph)
+    assert not streams.abandon_capture(graph, (0, 1))
+    del graph
+    gc.collect()
+    assert given_back == ["end", "release"]
+    assert alive() is not None
+
+
+def test_every_name_of_torch_cuda_that_is_used_exists() -> None:
+    """Trap 12: names and arguments drift from release to release, and without a GPU nothing else would notice."""
+    import inspect
+    import re
+
+    from autosched.runtime.cuda import torch_streams
+
+    source = inspect.getsource(torch_streams)
+    used = set(re.findall(r"(?:torch\.cuda|\b_cuda)\.([A-Za-z_]+)", source))
+    assert {"CUDAGraph", "Event", "Stream", "graph_pool_handle", "memory_snapshot", "_sleep"} <= used
+    assert not [name for name in used if not hasattr(torch.cuda, name)]
+    assert {"pool", "capture_error_mode"} <= set(inspect.signature(torch.cuda.CUDAGraph.capture_begin).parameters)
+    assert {"enable_timing", "external"} <= set(inspect.signature(torch.cuda.Event.__new__).parameters)
+    assert {"device", "priority"} <= set(inspect.signature(torch.cuda.Stream.__new__).parameters)
+    assert "keep_graph" in inspect.signature(torch.cuda.CUDAGraph.__new__).parameters
+    for name in ("raw_cuda_graph", "instantiate", "replay", "reset", "capture_end"):
+        assert hasattr(torch.cuda.CUDAGraph, name)
+    assert hasattr(torch.cuda, "set_sync_debug_mode")
+    stubs = (Path(torch.__file__).parent / "_C" / "__init__.pyi").read_text(encoding="utf-8")
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        assert name in source
+        assert f"def {name}(" in stubs
+
+
+def test_the_poison_is_not_a_number_in_every_floating_point_type() -> None:
+    words = torch.tensor([NAN_PATTERN], dtype=torch.int32)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert bool(words.view(dtype).isnan().all())
+
+
+def test_a_snapshot_that_takes_references_it_was_lent_frees_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As PyTorch 2.11 does: without care the numbers of the 257th pool are freed while its tuple still holds them.
+    def snapshot(pool: tuple[int, int]) -> list[dict[str, Any]]:
+        for lent in pool:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(lent))
+        return [{"segment_pool_id": pool, "address": 512, "total_size": 1024, "blocks": []}]
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", snapshot)
+    pool = (int("700001"), int("700002"))
+    held = [tuple(pool) for _ in range(64)]  # references to spare, so that a failure is a failure and no crash
+    before = [sys.getrefcount(number) for number in pool]
+    streams = object.__new__(TorchStreams)
+    for _ in range(10):
+        assert [(span.start, span.bytes) for span in streams.pool_spans(pool, unused=False)] == [(512, 1024)]
+    assert [sys.getrefcount(number) for number in pool] == before
+    assert len(held) == 64

@@ -1,0 +1,24 @@
+"""Which of the modules that Inductor writes are the code of a graph."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from autosched.runtime.inductor.common import modules_into
+
+_GRAPH = "def call(args):\n    return args\n"
+# What the compiler writes to time a template with an operator fused into it, seen in PyTorch 2.11 and 2.13.
+_HARNESS = "def call(args):\n    pass\n\ndef benchmark_all_configs(args):\n    pass\n"
+
+
+def test_a_module_that_times_one_kernel_is_not_the_code_of_a_graph() -> None:
+    from torch._inductor.codecache import PyCodeCache
+
+    before = vars(PyCodeCache)["load_by_key_path"]
+    found: list[ModuleType] = []
+    with modules_into(found):
+        PyCodeCache.load(_HARNESS)
+        PyCodeCache.load("kernel = 1\n")
+        made = PyCodeCache.load(_GRAPH)
+    assert found == [made]
+    assert vars(PyCodeCache)["load_by_key_path"] is before

@@ -1,0 +1,96 @@
+"""Libraries that a killed compiler left unfinished are removed, and nothing else is."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autosched.runtime.inductor import compile as inductor_compile
+from autosched.runtime.inductor import unfinished as inductor_unfinished
+from autosched.runtime.inductor.unfinished import is_whole, remove_unfinished
+from autosched.runtime.regions import compile as region_compile
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="libraries are ELF files on Linux only")
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A whole library in a cache folder of its own."""
+    folder = tmp_path / "inductor" / "ab"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    # As g++ lays it out: a header, the sections, and at the end a header for each.
+    sections, count, each = 2000, 10, 64
+    path = folder / "whole.so"
+    path.write_bytes(struct.pack("<4s36xQ10xHHH", b"\x7fELF", sections, each, count, count - 1) + bytes(sections - 64 + each * count))
+    return path
+
+
+def part(library: Path, name: str, share: float) -> Path:
+    data = library.read_bytes()
+    path = library.with_name(name)
+    path.write_bytes(data[: math.floor(share * len(data))])
+    return path
+
+
+def test_what_is_not_whole_is_removed_and_what_is_stays(library: Path) -> None:
+    source = library.with_name("kernel.cpp")
+    source.write_text("int main")
+    pieces = [part(library, f"part{index}.so", share) for index, share in enumerate((0.0, 1e-4, 0.5, 0.999))]
+    assert is_whole(library)
+    assert not any(is_whole(path) for path in pieces)
+    assert sorted(remove_unfinished()) == sorted(pieces)
+    assert library.is_file()
+    assert source.is_file()
+    assert remove_unfinished() == []
+
+
+def test_a_library_that_another_process_is_writing_stays_until_that_one_ends(library: Path) -> None:
+    path = part(library, "growing.so", 0.5)
+    code = "import sys; file = open(sys.argv[1], 'ab'); print('open', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"open\n"
+        assert remove_unfinished() == []
+        assert path.is_file()
+        writer.communicate()
+    assert remove_unfinished() == [path]
+
+
+@pytest.mark.parametrize(
+    ("room", "call", "refused"),
+    [(inductor_compile, "compile_whole", inductor_compile.Refused), (region_compile, "compile_piece", region_compile.Refused)],
+)
+@pytest.mark.parametrize("broken", [True, False])
+def test_compiling_is_tried_once_more_only_where_something_was_removed(
+    room: Any, call: str, refused: Any, broken: bool, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [refused("file too short"), "code"]
+    monkeypatch.setattr(room, "_compiled", lambda *_: answers.pop(0))
+    if broken:
+        part(library, "half.so", 0.5)
+    arguments: dict[str, Any] = {"width": 1, "variant": 1} if call == "compile_piece" else {}
+    made = getattr(room, call)(*[None] * (3 if arguments else 2), **arguments)
+    assert made == ("code" if broken else refused("file too short"))
+
+
+def test_what_the_compiler_here_makes_is_whole(tmp_path: Path) -> None:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    (tmp_path / "one.cpp").write_text("int one() { return 1; }")
+    subprocess.run([compiler, "-shared", "-fPIC", "one.cpp", "-o", "one.so"], cwd=tmp_path, check=True)
+    assert is_whole(tmp_path / "one.so")
+    assert not is_whole(part(tmp_path / "one.so", "less.so", 0.999))
+
+
+def test_without_a_cache_folder_there_is_nothing_to_remove(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor_unfinished, "_cache_folder", lambda: None)
+    assert remove_unfinished() == []

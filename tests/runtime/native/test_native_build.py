@@ -1,0 +1,111 @@
+"""Building the native lanes: once for all processes, found again, and a reason instead of an error whatever goes wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autosched import cache_folder
+from autosched.config import native_dir
+from autosched.core.records import Engine
+from autosched.runtime.native import build as native_build
+from autosched.runtime.native.build import build_native, engine_here, native_library
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they are built on Linux only")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A process that has found out nothing yet, and an empty cache folder."""
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOSCHED_NATIVE", "1")
+    monkeypatch.setattr(native_build, "_state", native_build._State())
+    # The process has loaded it already, perhaps, and cannot twice.
+    monkeypatch.setattr(native_build, "_load", lambda path: None)
+    return tmp_path
+
+
+def _compiler(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program in the place of the compiler, which counts how often it is called; ``$out`` is the file to write."""
+    path = folder / "c++"
+    path.write_text(f'#!/bin/sh\necho called >> {folder}/calls\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done\n{body}\n')
+    path.chmod(0o700)
+    monkeypatch.setenv("CXX", str(path))
+    return folder / "calls"
+
+
+def test_it_is_built_once_and_found_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _compiler(fresh, "echo built > $out", monkeypatch)
+    assert build_native().reason == ""
+    assert len(calls.read_text().splitlines()) == 2  # compiled, and linked
+    (made,) = native_dir().glob("*.so")
+    assert made.read_text() == "built\n"
+    assert [item.path for item in cache_folder.items() if item.kind is cache_folder.Kind.NATIVE] == [made]
+    monkeypatch.setattr(native_build, "_state", native_build._State())
+    assert build_native().reason == ""
+    assert len(calls.read_text().splitlines()) == 2
+
+
+def test_what_is_damaged_or_others_may_write_is_not_loaded(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _compiler(fresh, "echo built > $out", monkeypatch)
+    build_native()
+    (made,) = native_dir().glob("*.so")
+    assert native_build._find(native_dir()) == made
+    made.chmod(0o666)
+    assert native_build._find(native_dir()) is None
+    made.chmod(0o600)
+    made.write_text("forged")
+    assert native_build._find(native_dir()) is None
+    monkeypatch.setattr(native_build, "_state", native_build._State())
+    build_native()
+    assert len(calls.read_text().splitlines()) == 4
+    native_dir().chmod(0o777)
+    assert native_build._find(native_dir()) is None
+    monkeypatch.setattr(native_build, "_state", native_build._State())
+    assert "others may write" in build_native().reason
+
+
+def test_a_failing_compiler_is_a_reason_and_is_not_asked_twice(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _compiler(fresh, "echo 'lanes.cpp:3: error: no such header'; exit 1", monkeypatch)
+    assert "error: no such header" in build_native().reason
+    assert "error: no such header" in build_native().reason
+    assert calls.read_text() == "called\n"
+    assert engine_here() is Engine.PYTHON
+
+
+def test_a_compiler_that_does_not_end_is_ended(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _compiler(fresh, f"sleep 600 & echo $! > {fresh}/child; wait", monkeypatch)
+    assert "after its time was over" in build_native(limit_s=2.0).reason
+    # All that it had started has ended with it.
+    child = int((fresh / "child").read_text())
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
+
+
+def test_without_a_compiler_and_switched_off_there_is_a_reason(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(fresh))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "no C++ compiler" in build_native().reason
+    monkeypatch.setenv("AUTOSCHED_NATIVE", "0")
+    assert "AUTOSCHED_NATIVE=0" in build_native().reason
+    assert native_library() is None
+
+
+def test_processes_that_build_at_the_same_time_build_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _compiler(fresh, "sleep 1; echo built > $out", monkeypatch)
+    code = (
+        "from autosched.runtime.native import build as n; n._load = lambda path: None; "
+        "reason = n.build_native().reason; assert not reason, reason"
+    )
+    both = [subprocess.Popen([sys.executable, "-P", "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        _, said = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+    assert len(calls.read_text().splitlines()) == 2
+    assert len(list(native_dir().glob("*.so"))) == 1
