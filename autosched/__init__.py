@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from autosched.core.errors import AutoschedError
     from autosched.pipeline import tune
     from autosched.pipeline.shapes import tune_shapes
+    from autosched.recording import record_calls
     from autosched.runtime.guard import FallbackWarning
     from autosched.runtime.load import load
 
@@ -22,7 +23,7 @@ if not (_here / "search").is_dir() and (_here.parent / "search" / "__init__.py")
     __path__.append(str(_here.parent))  # source checkout: sibling folders are our sub-packages
 
 __version__ = "0.1.0"
-__all__ = ["AutoschedError", "FallbackWarning", "compile", "load", "tune", "tune_shapes"]
+__all__ = ["AutoschedError", "FallbackWarning", "compile", "load", "record_calls", "tune", "tune_shapes"]
 
 _LAZY = {
     "AutoschedError": "autosched.core.errors",
@@ -31,6 +32,7 @@ _LAZY = {
     "tune_shapes": "autosched.pipeline.shapes",
     "load": "autosched.runtime.load",
     "compile": "autosched.compiled",
+    "record_calls": "autosched.recording",
 }
 
 

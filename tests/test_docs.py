@@ -52,6 +52,30 @@ def test_a_model_is_tuned_and_served_as_the_pages_say(folder: Path, capsys: pyte
     assert len(set(served["answers"])) == 1
 
 
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")  # of the prompt
+def test_generate_decodes_on_a_schedule_as_the_page_says(folder: Path) -> None:
+    pytest.importorskip("transformers")
+    from autosched.zoo_models.torchvision_schemas import import_torchvision
+
+    import_torchvision()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {
+        "eos_token_id": None,
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    model, prompt = LlamaForCausalLM(LlamaConfig(**sizes)).eval(), torch.tensor([[3, 9, 4]])
+    made = run("docs/decoding.md", {"model": model, "prompt": prompt})
+    assert (made["first"].times, made["step"].times) == (1, 7)
+    assert made["fast"].report().calls == 7
+    assert torch.equal(made["answered"], made["answer"](prompt))
+
+
 def test_runs_are_read_with_pandas_as_the_page_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(ROOT / "datasets" / "data" / "cpu_amd_epyc_2", folder / "runs")
     named = run("docs/retrain.md", {})["named"]

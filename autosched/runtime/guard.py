@@ -128,6 +128,8 @@ class LoadedModel:
         self._strict = strict
         self._forward = model.forward
         self._signature = inspect.signature(model.forward)
+        # In the model's place it is asked what it takes: generate() of transformers gives a model no positions if that has no such name.
+        self.__signature__ = self._signature
         self._running = _Running()
         self._notes = threading.Lock()
         self._aside: dict[str, int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 import warnings
 from collections.abc import Callable
@@ -417,3 +418,8 @@ def test_an_exception_from_outside_reaches_the_caller_and_retires_nothing(loaded
 def test_a_loaded_model_is_bound_to_its_process_and_says_so(loaded: LoadedModel, copied: Callable[[object], object]) -> None:
     with pytest.raises(UsageError, match="load the bundle"):
         copied(loaded)
+
+
+def test_it_is_asked_what_it_takes_as_the_model_is(loaded: LoadedModel, model: TwoBranches) -> None:
+    assert inspect.signature(loaded) == inspect.signature(model.forward)
+    assert list(inspect.signature(loaded).parameters) == ["x", "more"]

@@ -17,6 +17,7 @@ from autosched.core.program import ConstantSource
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.recording import record_calls
 from autosched.runtime.call_form import CallReader
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.load import FallbackWarning, load
@@ -285,6 +286,30 @@ def test_every_step_into_a_static_cache_is_one_shape_and_written_in_place(llama:
     assert int(example.get_seq_length()) == 4
     assert fast.report().calls == 6
     assert fast.report().shapes[0].copied_back_bytes == 0
+
+
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")  # of the prompt
+def test_generate_runs_its_steps_on_a_schedule(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import StaticCache
+
+    cache = StaticCache(config=llama.config, max_cache_len=24)
+    prompt = torch.tensor([[3, 9, 4]])
+
+    def answer() -> torch.Tensor:
+        cache.reset()
+        return llama.generate(prompt, past_key_values=cache, min_new_tokens=8, max_new_tokens=8, do_sample=False)  # type: ignore[no-any-return]
+
+    expected = answer()
+    prefill, step = record_calls(llama, answer)
+    assert (prefill.times, step.times) == (1, 7)
+    fast = load(bundle(capture(llama, step.args, step.kwargs)), llama)
+    monkeypatch.setattr(llama, "forward", fast)
+    # It gives a model positions and a mask only if its forward has parameters of these names.
+    assert torch.equal(answer(), expected)
+    report = fast.report()
+    assert report.calls == 7
+    assert [calls for _, calls in report.stepped_aside] == [1]
+    assert report.shapes[0].copied_back_bytes == 0
 
 
 def test_a_cache_that_was_begun_otherwise_is_another_call_and_the_warning_names_what_differs(llama: Any) -> None:

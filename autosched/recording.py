@@ -1,0 +1,82 @@
+"""Example inputs out of real use: what a model is called with while something runs, once for each form of call.
+
+A decoder's step is called by ``generate``, a part of a pipeline by the rest of it: nobody writes such a call down, and it is the one to
+tune for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autosched.core.containers import pack
+from autosched.core.errors import UsageError
+from autosched.runtime.call_form import leaf_key
+from autosched.runtime.trees import map_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One form of call: calls with the same containers, shapes, dtypes and plain values.
+
+    Args:
+        args, kwargs: of the first of them, as they were when it was made: tensors, and objects that hold tensors, are copies.
+        times: how many there were.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    times: int
+
+
+def record_calls(model: torch.nn.Module, run: Callable[[], object], most: int = 16) -> tuple[RecordedCall, ...]:
+    """Do ``run()``, and say how ``model`` was called in it: the forms of its calls, in the order in which they came first.
+
+    Args:
+        model: the module that is to be tuned, often a part of what ``run`` calls. Calls of ``model(...)`` are seen, those of
+            ``model.forward(...)`` are not.
+        run: takes nothing; whatever it returns is dropped, and whatever it raises is raised.
+        most: forms that are kept; calls of later ones are let through and forgotten. A decoder with a growing cache has another form at
+            every step, and what is kept holds a copy of it.
+
+    Raises:
+        UsageError: if ``model`` was not called.
+    """
+    specs: list[pytree.TreeSpec] = []
+    keys: list[list[object]] = []
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    times: list[int] = []
+
+    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves, spec = pytree.tree_flatten(pack((args, kwargs)))
+        key = [leaf_key(leaf) for leaf in leaves]
+        for place, known in enumerate(zip(specs, keys, strict=True)):
+            if known == (spec, key):
+                times[place] += 1
+                return
+        if len(calls) < most:
+            # The call may change what it is given.
+            specs.append(spec)
+            keys.append(key)
+            calls.append(map_tensors(_copy, (args, kwargs)))
+            times.append(1)
+
+    handle = model.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
+    try:
+        run()
+    finally:
+        handle.remove()
+    if not calls:
+        raise UsageError(
+            f"run() made no call of the {type(model).__name__}; expected one. Give the module that it calls as module(...): a part of "
+            "the model, perhaps."
+        )
+    return tuple(RecordedCall(*call, count) for call, count in zip(calls, times, strict=True))
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()

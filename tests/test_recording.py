@@ -1,0 +1,119 @@
+"""Example inputs out of real use: the forms of a model's calls, as they were when they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import autosched
+from autosched.core.errors import UsageError
+from autosched.recording import record_calls
+
+
+class Step(nn.Module):
+    """Adds a token to the cache that it is given, in place."""
+
+    def forward(self, x: torch.Tensor, cache: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        cache[0] += 1
+        return x * scale + cache.sum()
+
+
+class Loop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = Step()
+
+    def forward(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+        cache = torch.zeros(3)
+        for _ in range(steps):
+            x = self.step(x[-1:], cache, scale=0.5) if len(x) == 1 else self.step(x, cache=cache)[-1:]
+        return x
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop().eval()
+
+
+def test_each_form_of_call_is_recorded_once_in_the_order_in_which_it_came(loop: Loop) -> None:
+    first, later = record_calls(loop.step, lambda: loop(torch.arange(4.0), 5))
+    assert (first.times, later.times) == (1, 4)
+    assert [tuple(item.shape) for item in first.args] == [(4,)]
+    assert tuple(first.kwargs) == ("cache",)
+    assert later.kwargs == {"scale": 0.5}
+
+
+def test_what_a_call_changes_is_recorded_as_it_was_before(loop: Loop) -> None:
+    first, later = record_calls(loop.step, lambda: loop(torch.arange(4.0), 5))
+    assert first.kwargs["cache"].tolist() == [0, 0, 0]
+    assert later.args[1].tolist() == [1, 0, 0]
+
+
+def test_the_recorded_call_is_one_to_tune_for(loop: Loop) -> None:
+    _, later = record_calls(loop.step, lambda: loop(torch.arange(4.0), 5))
+    tuned = autosched.tune(loop.step, later.args, later.kwargs, device="cpu", effort="quick", budget_s=3)
+    expected = loop(torch.arange(4.0), 5)
+    fast = loop.step.forward = autosched.load(tuned.to_bytes(), loop.step)  # type: ignore[method-assign]
+    with torch.no_grad(), pytest.warns(autosched.FallbackWarning, match=r"input 0 is \[4\]"):
+        torch.testing.assert_close(loop(torch.arange(4.0), 5), expected)
+    assert fast.report().calls == 4
+
+
+def test_plain_values_and_dtypes_make_another_form() -> None:
+    step = Step()
+    x, cache = torch.ones(2), torch.zeros(2)
+
+    def run() -> None:
+        for given, scale in ((x, 1.0), (x, 2.0), (x.double(), 1.0), (x, 1.0)):
+            step(given, cache, scale=scale)
+
+    assert [call.times for call in record_calls(step, run)] == [2, 1, 1]
+
+
+def test_objects_that_hold_tensors_are_copied_as_the_call_is_made() -> None:
+    class Appending(nn.Module):
+        def forward(self, x: torch.Tensor, state: Holder) -> Holder:
+            state.value += x
+            return state
+
+    model = Appending()
+    mine = Holder(torch.zeros(2))
+    (call,) = record_calls(model, lambda: [model(torch.ones(2), mine) for _ in range(3)])
+    assert call.times == 3
+    assert type(call.args[1]) is Holder
+    assert call.args[1] is not mine
+    assert call.args[1].value.tolist() == [0, 0]
+    assert mine.value.tolist() == [3, 3]
+
+
+@dataclass
+class Holder:
+    value: torch.Tensor
+
+
+def test_forms_beyond_the_most_are_let_through_and_forgotten(loop: Loop) -> None:
+    calls = record_calls(loop.step, lambda: [loop.step(torch.ones(size), torch.zeros(1)) for size in (1, 2, 3, 1)], most=2)
+    assert [(tuple(call.args[0].shape), call.times) for call in calls] == [((1,), 2), ((2,), 1)]
+
+
+def test_a_model_that_was_not_called_is_named(loop: Loop) -> None:
+    with pytest.raises(UsageError, match=r"no call of the Loop.*expected one.*a part of the model"):
+        record_calls(loop, lambda: loop.step(torch.ones(1), torch.zeros(1)))
+
+
+def test_nothing_is_left_on_the_model_even_if_what_ran_failed(loop: Loop) -> None:
+    def fails() -> None:
+        loop(torch.ones(1), 1)
+        raise ValueError("enough")
+
+    before: Mapping[str, Any] = dict(vars(loop))
+    with pytest.raises(ValueError, match="enough"):
+        record_calls(loop, fails)
+    assert not loop._forward_pre_hooks
+    assert not loop._forward_pre_hooks_with_kwargs
+    assert vars(loop).keys() == before.keys()
