@@ -67,6 +67,8 @@ TABLES = {
     "claims": lambda: tables_claims.claims_table(RESULTS, RESULTS / "sim"),
     "coverage": lambda: tables_coverage.coverage_table(RESULTS / "coverage.json"),
     "state-cpu": lambda: of_cpus(lambda folder: tables_serve.state_table(folder / "state.json")),
+    "generate-cpu": lambda: of_cpus(lambda folder: tables_serve.generate_table(folder / "generate.json")),
+    "generate-gpu": lambda: of_gpus(lambda folder: tables_serve.generate_table(folder / "generate.json")),
     "paused-cpu": lambda: of_cpus(lambda folder: tables_serve.paused_table(folder / "paused.json")),
     "callers-cpu": lambda: of_cpus(lambda folder: tables_serve.callers_table(folder / "callers.json")),
     "serve-cpu": lambda: of_cpus(tables_serve.serve_table),

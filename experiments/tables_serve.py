@@ -1,5 +1,5 @@
 """The serving tables, from a device's ``load.json``, ``overhead.json``, ``lanes.json``, ``paused.json``,
-``callers.json`` and ``state.json``."""
+``callers.json``, ``state.json`` and ``generate.json``."""
 
 from __future__ import annotations
 
@@ -216,3 +216,32 @@ def state_table(path: Path) -> str:
 
 def _cache(case: dict[str, Any]) -> str:
     return f"cache {case['cache_bytes'] / 2**20:.0f} MiB, weights {case['weight_bytes'] / 2**20:.0f} MiB"
+
+
+def generate_table(path: Path) -> str:
+    """Answers of ``generate``: every contestant's tokens a second, and its speed beside the model as it comes."""
+    if not path.exists():
+        return NOT_YET
+    recorded = json.loads(path.read_text())
+    cases = recorded["cases"]
+    lines = [
+        "| tokens a second (speed, as it comes = 1; 95 %) | " + " | ".join(case["name"] for case in cases) + " |",
+        "|---|" + "---:|" * len(cases),
+    ]
+    for number, row in enumerate(cases[0]["rows"]):
+        lines.append(f"| {row['name']} | " + " | ".join(_answered(case["rows"][number]) for case in cases) + " |")
+    kept = "; ".join(f"{case['name']}: {case['schedule']}, lanes: {case['lanes']}" for case in cases)
+    said = (
+        f"Answers of {cases[0]['tokens']} tokens to a prompt of {cases[0]['prompt']}, batch 1, float32, {cases[0]['rounds']} interleaved "
+        f"rounds. Kept schedules: {kept}. Tokens other than the model's: {_others(cases)}."
+    )
+    return "\n".join([*lines, "", f"{said} {_where(recorded)}"])
+
+
+def _answered(row: dict[str, Any]) -> str:
+    low, high = row["speedup_ci"]
+    return f"{row['tokens_per_s']:,.0f} ({row['speedup']:.2f}x; {low:.2f} to {high:.2f})"
+
+
+def _others(cases: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{row['name']} of {case['name']}" for case in cases for row in case["rows"] if not row["same_tokens"]) or "none"

@@ -4,20 +4,22 @@
 
 writes ``results/<device>/generate.json``. Models of the shape of Llama with random weights. Answers are made in rounds, in random order
 within each, in one process, all greedy and of the same length: the model as it comes with the cache that ``generate`` makes by itself, the
-same again (A/A) and with a ``StaticCache``; ``torch.compile`` of the model with a ``StaticCache``, on a GPU as ``generate`` does it by
-itself; and a step tuned by ``autosched.tune`` from a call that was recorded. That all give the same tokens is checked first. ``--smoke``
-does it with a small model and writes nothing unless told where.
+same again (A/A), and with a ``StaticCache``; ``torch.compile`` of the model with a ``StaticCache``, on a GPU as ``generate`` does it by
+itself; and a step tuned by ``autosched.tune`` from a call that was recorded. All but the first two have a copy of the model. Whether they
+give the same tokens is recorded. With ``--deadline`` models that the file has are left out, and exit status 10 says that some are left.
+``--smoke`` does it with a small model and writes nothing unless told where.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import random
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from experiments.calls import LEFT, Call  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
-from experiments.serve.common import interval, keep, parser_of  # noqa: E402
+from experiments.serve.common import interval, parser_of, record  # noqa: E402
 
-EAGER = "as it comes"
+EAGER, AGAIN = "as it comes", "as it comes, again"
 _PROMPT = 16
 
 
@@ -84,83 +87,67 @@ def decoder(size: Size, device: str) -> Any:
 
 
 class Answers:
-    """How one model is made to answer, each time with its ``forward`` as the contestant has it."""
+    """A model that answers a prompt, greedily, always with as many tokens."""
 
     def __init__(self, size: Size, device: str) -> None:
         from transformers import StaticCache
 
         self.model = decoder(size, device)
-        self.tokens = size.tokens
-        self.prompt = torch.randint(3, size.words, (1, _PROMPT), generator=torch.Generator().manual_seed(0)).to(device)
+        self._tokens = size.tokens
+        self._prompt = torch.randint(3, size.words, (1, _PROMPT), generator=torch.Generator().manual_seed(0)).to(device)
         self._cache = StaticCache(config=self.model.config, max_cache_len=_PROMPT + size.tokens)
 
     def growing(self) -> torch.Tensor:
         """With the cache that ``generate`` makes by itself."""
-        return self._answer({})
+        return self._answer()
 
-    def fixed(self, *, compiled: bool = False) -> torch.Tensor:
-        """With a ``StaticCache``. ``compiled``: on a GPU, ``generate`` compiles the step."""
+    def fixed(self) -> torch.Tensor:
+        """With a ``StaticCache``."""
         self._cache.reset()
-        return self._answer({"past_key_values": self._cache, "disable_compile": not compiled})
+        return self._answer(past_key_values=self._cache, disable_compile=True)
 
-    def _answer(self, options: dict[str, Any]) -> torch.Tensor:
+    def compiled(self) -> torch.Tensor:
+        """With a ``StaticCache``; on a GPU, ``generate`` then compiles the step by itself."""
+        self._cache.reset()
+        return self._answer(past_key_values=self._cache)
+
+    def _answer(self, **options: Any) -> torch.Tensor:
         result: torch.Tensor = self.model.generate(
-            self.prompt, min_new_tokens=self.tokens, max_new_tokens=self.tokens, do_sample=False, **options
+            self._prompt, min_new_tokens=self._tokens, max_new_tokens=self._tokens, do_sample=False, **options
         )
         # Waits for the device.
         return result.cpu()
 
 
-@contextmanager
-def instead(model: Any, forward: Callable[..., Any] | None) -> Iterator[None]:
-    """``forward`` in the place of the model's own."""
-    if forward is not None:
-        model.forward = forward
-    try:
-        yield
-    finally:
-        if forward is not None:
-            del model.forward
-
-
-def contestants(answers: Answers, device: str, budget_s: float) -> tuple[dict[str, Callable[[], torch.Tensor]], Any]:
-    """By name, what makes an answer; and the loaded step."""
+def contestants(size: Size, device: str, budget_s: float) -> tuple[dict[str, Callable[[], torch.Tensor]], Any]:
+    """By name, what makes an answer, each with a copy of the model; and the loaded step."""
     import autosched
 
-    model = answers.model
-    _, step = autosched.record_calls(model, answers.fixed)
-    tuned = autosched.tune(model, step.args, step.kwargs, device=device, budget_s=budget_s)
+    growing, fixed, compiled, scheduled = (Answers(size, device) for _ in range(4))
+    if device == "cpu":
+        compiled.model.forward = torch.compile(compiled.model.forward)
+    _, step = autosched.record_calls(scheduled.model, scheduled.fixed)
+    tuned = autosched.tune(scheduled.model, step.args, step.kwargs, device=device, budget_s=budget_s)
     print(tuned.summary().splitlines()[0])
-    fast = autosched.load(tuned.to_bytes(), model)
-    compiled = torch.compile(model.forward) if device == "cpu" else None
-
-    def made(forward: Callable[..., Any] | None, answer: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        def run() -> torch.Tensor:
-            with instead(model, forward):
-                return answer()
-
-        return run
-
+    fast = scheduled.model.forward = autosched.load(tuned.to_bytes(), scheduled.model)
     return {
-        EAGER: answers.growing,
-        f"{EAGER} again": answers.growing,
-        "StaticCache": answers.fixed,
-        "StaticCache, torch.compile": made(compiled, lambda: answers.fixed(compiled=True)),
-        "StaticCache, autosched": made(fast, answers.fixed),
+        EAGER: growing.growing,
+        AGAIN: growing.growing,
+        "StaticCache": fixed.fixed,
+        "StaticCache, torch.compile": compiled.compiled,
+        "StaticCache, autosched": scheduled.fixed,
     }, fast
 
 
 def measure(size: Size, device: str, budget_s: float, rounds: int) -> dict[str, Any]:
     """One model."""
     torch._dynamo.reset()
-    answers = Answers(size, device)
-    runs, fast = contestants(answers, device, budget_s)
-    expected = answers.growing()
-    same = {}
-    for name, run in runs.items():
+    runs, fast = contestants(size, device, budget_s)
+    expected = runs[EAGER]()
+    for run in runs.values():
         # The first compiles, the second is of a settled process.
         run()
-        same[name] = bool(torch.equal(run(), expected))
+    same = {name: bool(torch.equal(run(), expected)) for name, run in runs.items()}
     rng = random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
@@ -191,26 +178,40 @@ def measure(size: Size, device: str, budget_s: float, rounds: int) -> dict[str, 
         "prompt": _PROMPT,
         "rounds": rounds,
         "schedule": report.schedule,
+        "lanes": report.lanes,
         "steps_on_schedule": report.calls,
         "copied_back_bytes": report.shapes[0].copied_back_bytes,
         "rows": rows,
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = parser_of(__doc__, models=False)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tuning for each model")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--deadline", type=float, default=math.inf, help="seconds this call may take; what is left goes to the next call")
     arguments = parser.parse_args()
     sizes, budget_s, rounds = SIZES, arguments.budget, arguments.rounds
     if arguments.smoke:
         sizes, budget_s, rounds = (Size("2 layers of 32", 2, 32, 4, 2, 64, 50, tokens=4),), 4.0, 2
-    if arguments.out is None and arguments.device == "cuda":
-        arguments.out = results_of("cuda") / "generate.json"
-    cases = [measure(size, arguments.device, budget_s, rounds) for size in sizes]
-    keep(arguments, "generate.json", {"device": arguments.device, "threads": torch.get_num_threads(), "cases": cases})
+    target = None if arguments.smoke and arguments.out is None else arguments.out or results_of(arguments.device) / "generate.json"
+    call = Call(arguments.deadline, expect_s=2.5 * budget_s)
+    cases: list[dict[str, Any]] = []
+    if arguments.deadline < math.inf and target is not None and target.exists():
+        cases = json.loads(target.read_text(encoding="utf-8"))["cases"]
+    for size in sizes:
+        if any(case["name"] == size.name for case in cases):
+            continue
+        if not call.fits():
+            return LEFT
+        began = time.monotonic()
+        cases.append(measure(size, arguments.device, budget_s, rounds))
+        call.took(time.monotonic() - began)
+        if target is not None:
+            record(target, {"device": arguments.device, "threads": torch.get_num_threads(), "cases": cases})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

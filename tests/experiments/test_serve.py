@@ -12,7 +12,7 @@ import pytest
 from autosched.runtime.host_key import usable_cores
 from experiments.calls import Ended
 from experiments.serve import load
-from experiments.tables_serve import callers_table, lanes_table, paused_table, serve_table, state_table
+from experiments.tables_serve import callers_table, generate_table, lanes_table, paused_table, serve_table, state_table
 
 _SERVE = Path(__file__).resolve().parents[2] / "experiments" / "serve"
 
@@ -131,3 +131,22 @@ def test_a_step_with_a_cache_is_recorded_for_every_contestant(tmp_path: Path) ->
     text = state_table(out)
     assert "the model again (A/A)" in text
     assert all(name in text for name in names - {"eager", "eager again"})
+
+
+@pytest.mark.slow
+def test_answers_are_recorded_for_every_contestant(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    out = tmp_path / "generate.json"
+    assert generate_table(out) == "(not recorded yet)"
+    _smoke("generate.py", out)
+    (case,) = json.loads(out.read_text())["cases"]
+    assert all(row["same_tokens"] and row["tokens_per_s"] > 0.0 for row in case["rows"])
+    # Three of the four tokens, in each answer: to settle, to compare, and in each round.
+    assert case["steps_on_schedule"] == 3 * (2 + case["rounds"])
+    assert case["copied_back_bytes"] == 0
+    text = generate_table(out)
+    assert all(f"| {row['name']} | {row['tokens_per_s']:,.0f} " in text for row in case["rows"])
+    assert "Tokens other than the model's: none." in text
+    case["rows"][3]["same_tokens"] = False
+    out.write_text(json.dumps({**json.loads(out.read_text()), "cases": [case]}))
+    assert f"{case['rows'][3]['name']} of 2 layers of 32." in generate_table(out)
