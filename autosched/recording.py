@@ -6,7 +6,10 @@ tune for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +40,8 @@ def record_calls(model: torch.nn.Module, run: Callable[[], object], most: int = 
     """Do ``run()``, and say how ``model`` was called in it: the forms of its calls, in the order in which they came first.
 
     Args:
-        model: the module that is to be tuned, often a part of what ``run`` calls. Calls of ``model(...)`` are seen, those of
-            ``model.forward(...)`` are not.
+        model: the module that is to be tuned, often a part of what ``run`` calls. Calls of ``model(...)`` are seen, and those of
+            ``model.forward(...)``; those of other methods (``decode``) are calls of what these call.
         run: takes nothing; whatever it returns is dropped, and whatever it raises is raised.
         most: forms that are kept; calls of later ones are let through and forgotten. A decoder with a growing cache has another form at
             every step, and what is kept holds a copy of it.
@@ -51,7 +54,7 @@ def record_calls(model: torch.nn.Module, run: Callable[[], object], most: int = 
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     times: list[int] = []
 
-    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves, spec = pytree.tree_flatten(pack((args, kwargs)))
         key = [leaf_key(leaf) for leaf in leaves]
         for place, known in enumerate(zip(specs, keys, strict=True)):
@@ -65,17 +68,52 @@ def record_calls(model: torch.nn.Module, run: Callable[[], object], most: int = 
             calls.append(map_tensors(_copy, (args, kwargs)))
             times.append(1)
 
-    handle = model.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
-    try:
+    with _heard(model, note):
         run()
-    finally:
-        handle.remove()
     if not calls:
         raise UsageError(
-            f"run() made no call of the {type(model).__name__}; expected one. Give the module that it calls as module(...): a part of "
-            "the model, perhaps."
+            f"run() made no call of the {type(model).__name__}; expected one. Give the module that it calls as module(...) or "
+            "module.forward(...): a part of the model, perhaps."
         )
     return tuple(RecordedCall(*call, count) for call, count in zip(calls, times, strict=True))
+
+
+class _Thread(threading.local):
+    """Whether the call that this thread is in was heard of."""
+
+    heard = False
+
+
+@contextmanager
+def _heard(model: torch.nn.Module, note: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
+    """Tell ``note`` of each call, as it came: a hook hears ``model(...)`` ahead of hooks that change what is given, and nothing else."""
+    thread = _Thread()
+    forward = model.forward
+
+    def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        note(args, kwargs)
+        thread.heard = True
+
+    # Libraries ask it what it takes.
+    @functools.wraps(forward)
+    def direct(*args: Any, **kwargs: Any) -> Any:
+        if not thread.heard:
+            note(args, kwargs)
+        thread.heard = False
+        return forward(*args, **kwargs)
+
+    handle = model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+    own = vars(model)
+    before = {"forward": own["forward"]} if "forward" in own else {}
+    own["forward"] = direct
+    try:
+        yield
+    finally:
+        handle.remove()
+        # What ran may have put another in its place, which calls it.
+        if own.get("forward") is direct:
+            del own["forward"]
+            own.update(before)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +106,37 @@ def test_forms_beyond_the_most_are_let_through_and_forgotten(loop: Loop) -> None
 def test_a_model_that_was_not_called_is_named(loop: Loop) -> None:
     with pytest.raises(UsageError, match=r"no call of the Loop.*expected one.*a part of the model"):
         record_calls(loop, lambda: loop.step(torch.ones(1), torch.zeros(1)))
+
+
+class Encoder(nn.Module):
+    """Calls a part as sentence-transformers does: its ``forward``, past the hooks, with those arguments that this names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = Step()
+
+    def forward(self, **given: Any) -> torch.Tensor:
+        takes = inspect.signature(self.step.forward).parameters
+        return self.step.forward(**{name: value for name, value in given.items() if name in takes})
+
+
+def test_a_part_whose_forward_is_called_past_its_hooks_is_recorded() -> None:
+    model = Encoder().eval()
+    given = {"x": torch.ones(2), "cache": torch.zeros(3), "labels": None}
+    (call,) = record_calls(model.step, lambda: [model(**given) for _ in range(2)])
+    assert call.times == 2
+    assert call.kwargs["cache"].tolist() == [0, 0, 0]
+    assert sorted(call.kwargs) == ["cache", "x"]
+    assert "forward" not in vars(model.step)
+
+
+def test_a_call_through_the_hooks_is_counted_once_and_as_it_came() -> None:
+    model = nn.Linear(2, 2)
+    model.register_forward_pre_hook(lambda module, args: (args[0][:1],))
+    mine = model.forward = functools.partial(model.forward)  # type: ignore[method-assign]
+    (call,) = record_calls(model, lambda: model(torch.ones(3, 2)))
+    assert (call.times, tuple(call.args[0].shape)) == (1, (3, 2))
+    assert vars(model)["forward"] is mine
 
 
 def test_nothing_is_left_on_the_model_even_if_what_ran_failed(loop: Loop) -> None:
