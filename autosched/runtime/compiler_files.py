@@ -10,7 +10,7 @@ from pathlib import Path
 def compilers_write_into(folder: Path) -> None:
     """Have the compilers that this process starts put their own temporary files into ``folder``: a killed one leaves them.
 
-    Inductor's cache stays where it is. Private interface, the same in PyTorch 2.11 to 2.13; without it nothing changes.
+    Inductor's cache stays where it is. Private interface, the same in PyTorch 2.11 to 2.15; without it nothing changes.
     """
     try:
         from torch._inductor.runtime.cache_dir_utils import cache_dir

@@ -1,4 +1,4 @@
-"""Which dtypes oneDNN has packed weights for on this processor. What PyTorch is asked is private, the same in PyTorch 2.11 to 2.13."""
+"""Which dtypes oneDNN has packed weights for on this processor. What PyTorch is asked is private, the same in PyTorch 2.11 to 2.15."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Matrix products of cuBLASLt on half of a GPU's multiprocessors: slower alone, and a better neighbour. All that knows how.
 
 Persistent kernels start one block on every multiprocessor, and whatever runs beside them waits or takes a second wave. PyTorch can tell
-cuBLASLt to aim at fewer (``torch._C._set_sm_carveout_experimental``; private, the same in PyTorch 2.11 to 2.13). What that does, as read in
+cuBLASLt to aim at fewer (``torch._C._set_sm_carveout_experimental``; private, the same in PyTorch 2.11 to 2.15). What that does, as read in
 PyTorch's ``CUDABlas.cpp``:
 
 * The number goes into the description of a product that is handed to cuBLASLt, when it is handed over. A capture therefore records the

@@ -5,7 +5,7 @@ of one of them. So the answers travel with the program, as text: a kernel is nam
 more questions decide what is launched: whether the factors of a product are padded to a multiple of what its library likes, in every mode,
 and whether launches are combined into one.
 
-Private interfaces, the same in PyTorch 2.11 to 2.13: ``AlgorithmSelectorCache`` is asked which kernel, and ``MultiTemplateBuffer`` is
+Private interfaces, the same in PyTorch 2.11 to 2.15: ``AlgorithmSelectorCache`` is asked which kernel, and ``MultiTemplateBuffer`` is
 where that answer is put off until it is known what can be fused; ``pad_mm._should_pad`` and ``Scheduler.speedup_by_combo_kernel`` are asked
 the other two. Where they are absent nothing is noted and nothing taken again: Inductor then decides for itself.
 """

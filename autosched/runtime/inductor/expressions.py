@@ -1,6 +1,6 @@
 """Expressions of code that Inductor wrote, as data: literals, and which registered operator a call means.
 
-What is not known for certain is :class:`Unrecognised`. Private interfaces: the names that generated code uses, as in PyTorch 2.11 to 2.13.
+What is not known for certain is :class:`Unrecognised`. Private interfaces: the names that generated code uses, as in PyTorch 2.11 to 2.15.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def keep(keys: Sequence[str], bound: BoundProgram, found: Compiled, leaves: Mapp
 
 @contextlib.contextmanager
 def folds_into(folds: Folds) -> Iterator[None]:
-    """Note in ``folds`` what Inductor computes on constants within the block. Private interface, the same in PyTorch 2.11 to 2.13."""
+    """Note in ``folds`` what Inductor computes on constants within the block. Private interface, the same in PyTorch 2.11 to 2.15."""
     try:
         from torch._inductor.constant_folding import ConstantFolder
     except ImportError:

@@ -1,7 +1,7 @@
 """How weights come to be in the layout of a C++ template that was chosen for them (a CPU's max-autotune).
 
 Templates block the weights of a product once it is chosen, after everything else has been folded; ``inductor.kept`` must know how, to do it
-again from the weights at hand. Private interface, the same in PyTorch 2.11 to 2.13; where it is absent the code is not kept.
+again from the weights at hand. Private interface, the same in PyTorch 2.11 to 2.15; where it is absent the code is not kept.
 """
 
 from __future__ import annotations

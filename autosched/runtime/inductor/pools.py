@@ -1,4 +1,4 @@
-"""End the processes that Inductor compiles in. Private interface, the same in PyTorch 2.11 to 2.13: ``async_compile._pool_set``.
+"""End the processes that Inductor compiles in. Private interface, the same in PyTorch 2.11 to 2.15: ``async_compile._pool_set``.
 
 Left to itself, a process that has compiled waits at its end until those have ended, for up to five minutes, and now and then a worker
 of theirs never does: its executor is gone before it was told. There is nothing left to do for them by then.

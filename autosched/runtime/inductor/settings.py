@@ -28,7 +28,7 @@ def settings_digest(kind: str) -> str:
     """Digest of the settings of PyTorch, of Inductor's configuration, and on a CPU of the vector instructions its compiler can use.
 
     Equal in two processes only if both would write the same code for the same graph. Private interfaces, the same in PyTorch 2.11 to
-    2.13; empty where one is absent, or where passes of the user's own take part.
+    2.15; empty where one is absent, or where passes of the user's own take part.
 
     Args:
         kind: ``cpu`` or ``cuda``.

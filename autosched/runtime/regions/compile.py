@@ -1,6 +1,6 @@
 """Compile a few calls with the local Inductor, and get hold of the Python module it writes. With ``inductor.common``, all that knows how.
 
-The interfaces are private and were the same in PyTorch 2.11 to 2.13: ``torch._inductor.standalone_compile``, and
+The interfaces are private and were the same in PyTorch 2.11 to 2.15: ``torch._inductor.standalone_compile``, and
 ``PyCodeCache.load_by_key_path``, through which every generated module is loaded. The module's ``call`` is what runs: the wrapper that
 ``standalone_compile`` returns does the same around gradients and aliases that a region does not have, and costs as much as a small
 operator. What is absent here, or comes out otherwise than the calls themselves, is a :class:`Refused` with a reason, never an exception.
