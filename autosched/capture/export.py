@@ -35,6 +35,7 @@ from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.namedtuples import register_namedtuples
 from autosched.core.program import Program
 from autosched.core.specs import spec_of
+from autosched.core.standing_aside import as_they_came
 from autosched.core.variants import WHOLE, Lowering
 
 logger = logging.getLogger(__name__)
@@ -152,7 +153,8 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     call = pack_call((args, dict(kwargs or {})))
     register_namedtuples(call)
     args, given = _as_examples(call)
-    draft = ExportReader(_export(model, args, given), model).read(args, given)
+    with as_they_came(model):
+        draft = ExportReader(_export(model, args, given), model).read(args, given)
     draft.remove_dead()
     _observe(draft)
     require_dense_dtypes(draft)

@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -27,6 +29,11 @@ _tracing_state = torch._C._get_tracing_state
 _any_autocast = torch._C._is_any_autocast_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_transform = torch._C._functorch.peek_interpreter_stack
+
+
+# In the model's place it is asked what a function is asked: torch.export wants to know where the code is. Not what it wraps, for some
+# libraries would call that instead.
+_OF_A_FUNCTION = ("__name__", "__qualname__", "__doc__", "__code__", "__globals__", "__annotations__", "__defaults__", "__kwdefaults__")
 
 
 class FallbackWarning(UserWarning):
@@ -126,10 +133,12 @@ class LoadedModel:
         self._table = table
         self._report = report
         self._strict = strict
-        self._forward = model.forward
+        # A newer file takes the place of an older one, and nothing of that is kept.
+        self._forward: Callable[..., Any] = model.forward._forward if isinstance(model.forward, LoadedModel) else model.forward
         self._signature = inspect.signature(model.forward)
         # In the model's place it is asked what it takes: generate() of transformers gives a model no positions if that has no such name.
         self.__signature__ = self._signature
+        vars(self).update({name: getattr(self._forward, name) for name in _OF_A_FUNCTION if hasattr(self._forward, name)})
         self._running = _Running()
         self._notes = threading.Lock()
         self._aside: dict[str, int] = {}
@@ -181,9 +190,18 @@ class LoadedModel:
     def __reduce__(self) -> Any:
         """Neither pickled nor copied: threads, recordings and memory addresses belong to one process and one model.
 
+        A model in whose place it is can be: libraries copy models (averages of weights, conversions) and send them to processes. The copy
+        is the model as it came, and a warning says so.
+
         Raises:
-            UsageError: always.
+            UsageError: if it is in no model's place, or with ``strict``.
         """
+        if self._in_place and not self._strict:
+            name = type(self.model).__name__
+            reason = "the schedule is bound to this process and this very model; load the bundle for the copy, too"
+            warnings.warn(f"autosched leaves a copy of {name} as it came: {reason}", FallbackWarning, stacklevel=2)
+            # Of the copy, which has no forward of its own yet.
+            return getattr, (self.model, "forward")
         raise UsageError(
             f"a loaded {type(self.model).__name__} cannot be pickled or copied, for its schedule is bound to this process and this very "
             "model; copy the model (without it: 'del model.forward', if it is in the model's place), and load the bundle for the copy."
@@ -202,6 +220,16 @@ class LoadedModel:
         raise AttributeError(
             f"a loaded model is a callable and has no attribute {name!r}; the module it was made from is its attribute 'model'"
         )
+
+    @contextmanager
+    def standing_aside(self) -> Iterator[None]:
+        """Calls of this thread run the model as it came, and are not counted."""
+        before = self._running.inside
+        self._running.inside = True
+        try:
+            yield
+        finally:
+            self._running.inside = before
 
     def report(self) -> LoadReport:
         """Which schedules run, or why the model runs as it came, how often each happened, and what memory they take."""
@@ -255,8 +283,12 @@ class LoadedModel:
 
     def _as_it_came(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # In the model's place, the model's own call is on its way already, and runs its hooks.
-        run = self._forward if self.model.__dict__.get("forward") is self else self.model
+        run = self._forward if self._in_place else self.model
         return run(*args, **kwargs)
+
+    @property
+    def _in_place(self) -> bool:
+        return self.model.__dict__.get("forward") is self
 
     def _step_aside(
         self, kind: str, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], error: AutoschedError | None = None

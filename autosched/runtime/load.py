@@ -17,6 +17,7 @@ import torch
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
+from autosched.core.standing_aside import as_they_came
 from autosched.core.wrappers import wrapped_in
 from autosched.runtime.binding import Binder
 from autosched.runtime.bundle.format import Bundle, label_of, printable, read_bundles
@@ -95,10 +96,11 @@ def load(
         raise UsageError(f"prepare is {prepare!r}; expected 'all' or 'first-use'")
     facts = _Facts(label_of(source), strict)
     try:
-        with trusting(custom_operators):
-            table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen, in_place=in_place)
-        if prepare == "all":
-            _warm(table, model, facts)
+        with as_they_came(model):
+            with trusting(custom_operators):
+                table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen, in_place=in_place)
+            if prepare == "all":
+                _warm(table, model, facts)
         if table.kind == "cpu":
             # Whoever loads need not be who calls.
             calling_threads.let_go()

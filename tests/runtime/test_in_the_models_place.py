@@ -1,0 +1,144 @@
+"""A schedule in its model's place (``part.forward = loaded``), and what libraries do with the module that it is then a part of."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import typing
+import warnings
+import weakref
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosched.capture.export import capture
+from autosched.core.errors import UsageError
+from autosched.export.bundle import encode_bundle
+from autosched.runtime.guard import FallbackWarning, LoadedModel
+from autosched.runtime.load import load
+from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.graphs import TwoBranches
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = TwoBranches()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.part(x, **more(x))["sum"] * 2
+        return answer
+
+
+def more(x: torch.Tensor) -> dict[str, Any]:
+    return {"more": {"shift": x + 1, "flag": True}}
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    back: nn.Module = ForkingPickler.loads(ForkingPickler.dumps(model))
+    return back
+
+
+def saved(model: nn.Module) -> nn.Module:
+    kept = io.BytesIO()
+    torch.save(model, kept)
+    kept.seek(0)
+    back: nn.Module = torch.load(kept, weights_only=False)
+    return back
+
+
+def averaged(model: nn.Module) -> nn.Module:
+    return torch.optim.swa_utils.AveragedModel(model).module
+
+
+@pytest.fixture
+def outer() -> Outer:
+    return Outer().eval()
+
+
+@pytest.fixture
+def fast(outer: Outer) -> LoadedModel:
+    loaded = load(encode_bundle(two_branches_bundle(outer.part)), outer.part)
+    outer.part.forward = loaded  # type: ignore[method-assign]
+    return loaded
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(4, 8)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled, saved, averaged])
+def test_a_copy_is_the_model_as_it_came_with_weights_of_its_own(
+    outer: Outer, fast: LoadedModel, x: torch.Tensor, copied: Callable[[Outer], Outer]
+) -> None:
+    with pytest.warns(FallbackWarning, match="a copy of TwoBranches as it came.*load the bundle for the copy"):
+        other = copied(outer)
+    with torch.no_grad():
+        expected = outer(x)
+        torch.testing.assert_close(other(x), expected)
+        assert fast.report().calls == 1
+        other.part.left.weight = nn.Parameter(other.part.left.weight * 3)
+        assert not torch.allclose(other(x), expected)
+        torch.testing.assert_close(outer(x), expected)
+    assert fast.report().calls == 2
+    theirs = load(encode_bundle(two_branches_bundle(other.part)), other.part, strict=True)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(x, **more(x))["sum"] * 2, other(x))
+
+
+def test_who_wants_an_error_gets_one_for_a_copy(outer: Outer) -> None:
+    outer.part.forward = load(encode_bundle(two_branches_bundle(outer.part)), outer.part, strict=True)  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match=r"cannot be pickled or copied.*del model\.forward"):
+        copy.deepcopy(outer)
+
+
+def test_a_newer_file_is_compared_with_the_model_and_nothing_of_the_older_is_kept(outer: Outer, x: torch.Tensor) -> None:
+    fast = outer.part.forward = load(encode_bundle(two_branches_bundle(outer.part)), outer.part)  # type: ignore[method-assign]
+    gone = weakref.ref(fast)
+    newer = load(encode_bundle(two_branches_bundle(outer.part)), outer.part, strict=True)
+    assert fast.report().calls == 0
+    assert fast.report().stepped_aside == ()
+    outer.part.forward = newer  # type: ignore[method-assign]
+    with torch.no_grad():
+        outer(x)
+    assert newer.report().calls == 1
+    del fast
+    gc.collect()
+    assert gone() is None
+    # Where the newer one steps aside, the model itself answers.
+    newer.__init__(outer.part, None, newer.report(), strict=False)  # type: ignore[misc]
+    with torch.no_grad():
+        assert outer(x).shape == x.shape
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_is_captured_is_the_model_itself(outer: Outer, x: torch.Tensor, strict: bool) -> None:
+    kept = encode_bundle(two_branches_bundle(outer.part))
+    fast = load(kept, outer.part, strict=strict)
+    before = capture(outer, (x,)), capture(outer.part, (x,), more(x))
+    outer.part.forward = fast  # type: ignore[method-assign]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        now = capture(outer, (x,)), capture(outer.part, (x,), more(x))
+    assert [each.program.graph.hash for each in now] == [each.program.graph.hash for each in before]
+    assert (fast.report().calls, fast.report().stepped_aside) == (0, ())
+    with torch.no_grad():
+        outer(x)
+    assert fast.report().calls == 1
+
+
+def test_it_is_asked_what_a_function_is_asked(outer: Outer, fast: LoadedModel, x: torch.Tensor) -> None:
+    method = TwoBranches.forward
+    assert (fast.__name__, fast.__code__, fast.__doc__) == ("forward", method.__code__, method.__doc__)
+    assert typing.get_type_hints(fast) == typing.get_type_hints(method)
+    # Who finds the function within would call that.
+    assert not hasattr(fast, "__func__")
+    assert not hasattr(fast, "__wrapped__")
+    with pytest.warns(FallbackWarning, match="dispatch mode"):
+        torch.export.export(outer.part, (x,), more(x))
