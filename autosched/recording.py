@@ -47,8 +47,17 @@ def record_calls(model: torch.nn.Module, run: Callable[[], object], most: int = 
             every step, and what is kept holds a copy of it.
 
     Raises:
-        UsageError: if ``model`` was not called.
+        UsageError: if ``model`` was not called, or the arguments are not what is expected.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"record_calls() got a {type(model).__name__} as model; expected a torch.nn.Module, one that run() calls")
+    if not callable(run):
+        raise UsageError(
+            f"record_calls() got a {type(run).__name__} as run; expected a function that takes nothing and calls the model. Write "
+            "'lambda: model(x)', not 'model(x)'."
+        )
+    if most < 1:
+        raise UsageError(f"record_calls() got most={most}; expected 1 or more")
     specs: list[pytree.TreeSpec] = []
     keys: list[list[object]] = []
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -68,7 +77,8 @@ def record_calls(model: torch.nn.Module, run: Callable[[], object], most: int = 
             calls.append(map_tensors(_copy, (args, kwargs)))
             times.append(1)
 
-    with _heard(model, note):
+    # What was compiled before calls no hook, and no forward but the one that it was compiled from.
+    with _heard(model, note), torch.compiler.set_stance("force_eager"):
         run()
     if not calls:
         raise UsageError(
@@ -117,4 +127,6 @@ def _heard(model: torch.nn.Module, note: Callable[[tuple[Any, ...], dict[str, An
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
+    # One made in inference mode stays what it is, and no export writes to such a tensor.
+    with torch.inference_mode(False), torch.no_grad():
+        return tensor.detach().clone()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import autosched
+from autosched.capture.export import capture
 from autosched.core.errors import UsageError
 from autosched.recording import record_calls
 
@@ -150,3 +151,42 @@ def test_nothing_is_left_on_the_model_even_if_what_ran_failed(loop: Loop) -> Non
     assert not loop._forward_pre_hooks
     assert not loop._forward_pre_hooks_with_kwargs
     assert vars(loop).keys() == before.keys()
+
+
+def test_calls_within_code_that_was_compiled_before_are_seen() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    x = torch.randn(2, 4)
+    compiled = torch.compile(model, backend="eager")
+    compiled(x)
+    (call,) = record_calls(model[1], lambda: [compiled(x) for _ in range(3)])
+    assert call.times == 3
+    assert torch.equal(call.args[0], model[0](x))
+
+
+def test_what_was_made_in_inference_mode_is_recorded_as_tensors_that_can_be_written_to() -> None:
+    class Adds(nn.Module):
+        def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+            return total.add_(x) * 2
+
+    model = Adds().eval()
+
+    @torch.inference_mode()
+    def run() -> None:
+        model(torch.ones(3), torch.zeros(3))
+
+    (call,) = record_calls(model, run)
+    assert not any(tensor.is_inference() for tensor in call.args)
+    assert len(capture(model, call.args).program.writes) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((nn.ReLU().forward, print), r"got a method as model; expected a torch\.nn\.Module"),
+        ((nn.ReLU(), torch.ones(1)), r"got a Tensor as run.*lambda"),
+        ((nn.ReLU(), print, 0), "most=0; expected 1 or more"),
+    ],
+)
+def test_arguments_that_are_something_else_are_refused_with_what_to_write(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        record_calls(*arguments)

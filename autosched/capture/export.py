@@ -28,6 +28,7 @@ from autosched.capture.screen import (
     quiet_torch,
     require_dense_dtypes,
     require_inference,
+    require_values,
 )
 from autosched.capture.structure import structure_of
 from autosched.core.containers import pack_call
@@ -150,6 +151,7 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         UnsupportedGraph: as :func:`capture`.
     """
     require_inference(model)
+    require_values(model)
     call = pack_call((args, dict(kwargs or {})))
     register_namedtuples(call)
     args, given = _as_examples(call)
@@ -166,13 +168,19 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
     was expanded.
 
     Raises:
-        UnsupportedGraph: if one is sparse.
+        UnsupportedGraph: if one is sparse, nested, or without values.
     """
     leaves, spec = tree_flatten(call)
     seen: set[int] = set()
     for place, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             continue
+        if leaf.is_nested:
+            raise UnsupportedGraph("an example input is a nested tensor; expected a dense one. Pad it to a fixed size, with a mask.")
+        if leaf.is_meta:
+            raise UnsupportedGraph(
+                f"an example input of shape {list(leaf.shape)} is on the meta device, which holds no values; expected one with values."
+            )
         if leaf.layout is not torch.strided:
             raise UnsupportedGraph(
                 f"an example input of shape {list(leaf.shape)} is {leaf.layout}; expected strided tensors. Give it as to_dense(), or make "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import sys
 from collections.abc import Iterator
@@ -48,6 +49,20 @@ def require_inference(model: torch.nn.Module) -> None:
             raise UnsupportedGraph(
                 f"module {name or '(the model)'} ({type(module).__name__}) is in training mode; expected inference. "
                 "Call model.eval() first."
+            )
+
+
+def require_values(model: torch.nn.Module) -> None:
+    """Refuse a model without weights: made on the meta device, or one whose weights lie elsewhere until it is called.
+
+    Raises:
+        UnsupportedGraph: naming the first such weight.
+    """
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_meta:
+            raise UnsupportedGraph(
+                f"weight {name} is on the meta device, which holds no values; expected a model with its weights in memory. Load them "
+                "first, onto the device that it will run on and without offloading."
             )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from autosched.core.containers import Opened
-from autosched.core.opened import read_context
+from autosched.core.opened import DICTIONARY, read_context
 
 _MOST_KEYS = 8  # said of one dictionary
 
@@ -27,6 +27,35 @@ def difference_of_calls(given: pytree.TreeSpec, expected: pytree.TreeSpec) -> st
     places = [*(f"argument {place}" for place in range(count)), *(f"argument {name!r}" for name in names)]
     mine, theirs = ([*one.children(), *other.children()] for one, other in ((args, kwargs), (wanted_args, wanted_kwargs)))
     return next((found for place, *pair in zip(places, mine, theirs, strict=True) if (found := _difference(place, *pair))), "")
+
+
+def place_of(spec: pytree.TreeSpec, position: int) -> str:
+    """Where in a call a leaf is, empty for one that is an argument by position itself.
+
+    Args:
+        spec: as in :func:`difference_of_calls`.
+        position: among its leaves.
+    """
+    by_position, kwargs = spec.children()
+    names = [f"argument {place}" for place in range(len(by_position.children()))]
+    names += [f"argument {name!r}" for name in kwargs.context]
+    place, labelled = "", list(zip(names, [*by_position.children(), *kwargs.children()], strict=True))
+    while labelled:
+        label, node = labelled.pop(0)
+        if position >= node.num_leaves:
+            position -= node.num_leaves
+            continue
+        place += label
+        labelled = list(zip(_labels(node), node.children(), strict=True))
+    return "" if place in names[: len(by_position.children())] else place
+
+
+def _labels(spec: pytree.TreeSpec) -> list[str]:
+    if spec.type is Opened:
+        form = read_context(spec.context)[0]
+        return [f"[{name}]" if form.kind == DICTIONARY else f".{name}" for name in form.names]
+    keys = _keys(spec)
+    return [f"[{key!r}]" for key in (range(len(spec.children())) if keys is None else keys)]
 
 
 def _arguments(count: int, names: list[str]) -> str:

@@ -138,7 +138,10 @@ def _object_taker(context: str, takers: tuple[_Take, ...]) -> _Take:
 def leaf_key(leaf: Any) -> object:
     """What the table of shapes compares of one leaf of a call; equal to :func:`expected_key` exactly where the leaf fits."""
     if isinstance(leaf, torch.Tensor):
-        return leaf.shape, leaf.dtype
+        try:
+            return leaf.shape, leaf.dtype
+        except RuntimeError:  # a nested tensor has none
+            return None
     # Not the value alone: 1, 1.0 and True are equal in Python. Others' own representations are none of ours to call.
     return (type(leaf).__name__, repr(leaf)) if type(leaf) in _PLAIN else None
 

@@ -16,7 +16,7 @@ from autosched.core.errors import InputMismatch
 from autosched.core.namedtuples import register_named
 from autosched.core.opened import read_context
 from autosched.core.program import Argument, NonFinite, Program, Ref
-from autosched.runtime.call_difference import difference_of_calls
+from autosched.runtime.call_difference import difference_of_calls, place_of
 
 
 def describe_tree(tree: Any) -> tuple[list[Any], str]:
@@ -70,6 +70,8 @@ def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, A
             wanted = program.graph.values[expected.value].spec
             if not isinstance(leaf, torch.Tensor):
                 raise InputMismatch(f"input {position} is a {type(leaf).__name__}; expected a tensor {list(wanted.shape)} {wanted.dtype}.")
+            if leaf.is_nested:
+                raise InputMismatch(f"input {position} is a nested tensor; the schedule was made for {list(wanted.shape)} {wanted.dtype}.")
             if tuple(leaf.shape) != wanted.shape or str(leaf.dtype)[6:] != wanted.dtype:
                 differs = "shape" if tuple(leaf.shape) != wanted.shape else "dtype"
                 raise InputMismatch(
@@ -78,7 +80,10 @@ def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, A
                 )
             tensors[expected.value] = leaf
         elif not _same_literal(leaf, expected):
-            raise InputMismatch(f"input {position} is {leaf!r}; the schedule was made for {expected!r}. Tune for this value too.")
+            place = place_of(spec, position)
+            raise InputMismatch(
+                f"input {position}{place and f' ({place})'} is {leaf!r}; the schedule was made for {expected!r}. Tune for this value too."
+            )
     return [tensors[value] for value in program.given]
 
 

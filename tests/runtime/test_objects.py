@@ -312,6 +312,37 @@ def test_generate_runs_its_steps_on_a_schedule(llama: Any, monkeypatch: pytest.M
     assert report.shapes[0].copied_back_bytes == 0
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_has_no_shape_to_look_up_and_goes_to_the_model() -> None:
+    model = torch.nn.Linear(8, 4).eval()
+    fast = load(bundle(capture(model, (torch.randn(2, 8),))), model)
+    rows = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
+    with torch.no_grad(), pytest.warns(FallbackWarning, match=r"input 0 is a nested tensor; .* \[2, 8\] float32"):
+        torch.testing.assert_close(fast(rows).unbind(), model(rows).unbind())
+
+
+def test_a_value_within_an_argument_is_named_by_its_place() -> None:
+    class Counts(torch.nn.Module):
+        def forward(self, x: torch.Tensor, state: State, options: dict[str, list[Any]], *, last: bool = True) -> torch.Tensor:
+            return x * state.steps * options["more"][1] + last
+
+    def given(steps: int, factor: float, last: bool) -> dict[str, Any]:
+        return {"state": State([x], steps), "options": {"less": [], "more": [x, factor]}, "last": last}
+
+    x = torch.randn(1, 8)
+    model = Counts().eval()
+    fast = load(bundle(capture(model, (x,), given(2, 3.0, True))), model, strict=True)
+    with torch.no_grad():
+        fast(x, **given(2, 3.0, True))
+        for call, words in (
+            (given(1, 3.0, True), r"input 2 \(argument 'state'\.steps\) is 1; the schedule was made for 2\."),
+            (given(2, 4.0, True), r"input 5 \(argument 'options'\['more'\]\[1\]\) is 4\.0; .* 3\.0\."),
+            (given(2, 3.0, False), r"input 6 \(argument 'last'\) is False; .* True\."),
+        ):
+            with pytest.raises(InputMismatch, match=words):
+                fast(x, **call)
+
+
 def test_a_cache_that_was_begun_otherwise_is_another_call_and_the_warning_names_what_differs(llama: Any) -> None:
     from transformers import DynamicCache, EncoderDecoderCache
 
