@@ -16,6 +16,7 @@ import torch
 
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
+from autosched.core.program import ConstantSource
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.core.standing_aside import as_they_came
 from autosched.core.wrappers import wrapped_in
@@ -198,6 +199,8 @@ def _open(
         if wrapper:
             # Every parameter has another name then, which a line for each would hide.
             differences = (f"model: it is wrapped by {wrapper}; give load() the module itself, model.{inner}", *differences)
+        elif part := _part_that_fits(facts.bundles[fitting.index(False)], host, model):
+            differences = (f"model: it is larger than the tuned one, which its part may be; give load() that, model.{part}", *differences)
         raise IncompatibleArtifact(label, differences)
     padding = _padding(model, facts) if pad else None
     binder = Binder(model, device, label, frozen=frozen, overwrites=in_place)
@@ -208,6 +211,14 @@ def _open(
             slot.refused = f"made for something else: {'; '.join(verdict.lines)}"
         slots.append(slot)
     return ShapeTable(slots, device, max_shapes=max_shapes, padding=padding)
+
+
+def _part_that_fits(bundle: Bundle, host: tuple[DeviceKey, SoftwareKey], model: torch.nn.Module) -> str:
+    """Where in ``model`` a module has the parameters of a bundle that has any: libraries keep a model within one of theirs."""
+    if not any(binding.source is not ConstantSource.LITERAL for binding in bundle.program.bindings):
+        return ""
+    parts = ((name, module) for name, module in model.named_modules() if name)
+    return next((name for name, part in parts if check_bundle(bundle, *host, part).compatibility is not Compatibility.INCOMPATIBLE), "")
 
 
 def _ready_lanes(bundles: Sequence[Bundle]) -> None:

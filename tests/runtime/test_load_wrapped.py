@@ -30,6 +30,34 @@ def test_a_wrapped_model_is_told_where_the_module_is(model: TwoBranches, wrap: o
     assert autosched.load(bundle, getattr(wrapped, inner.partition(".")[2]), strict=True).report().scheduled
 
 
+@pytest.mark.parametrize(
+    ("wrap", "inner"),
+    [(torch.optim.swa_utils.AveragedModel, "model.module"), (lambda model: torch.nn.Sequential(Adapted(model)), "model.0.base")],
+)
+def test_a_model_that_holds_the_tuned_one_is_told_where(model: TwoBranches, wrap: object, inner: str) -> None:
+    bundle = encode_bundle(two_branches_bundle(model))
+    larger = wrap(model).eval()  # type: ignore[operator]
+    with pytest.raises(IncompatibleArtifact, match=f"give load\\(\\) that, {inner}") as raised:
+        autosched.load(bundle, larger, strict=True)
+    assert inner in raised.value.differences[0]
+    assert autosched.load(bundle, larger.get_submodule(inner.removeprefix("model.")), strict=True).report().scheduled
+
+
+def test_of_a_model_that_holds_no_such_part_nothing_is_said(model: TwoBranches) -> None:
+    with pytest.raises(IncompatibleArtifact, match="absent here") as raised:
+        autosched.load(encode_bundle(two_branches_bundle(model)), torch.nn.Sequential(torch.nn.Linear(8, 8)).eval(), strict=True)
+    assert "larger" not in str(raised.value)
+
+
+class Adapted(torch.nn.Module):
+    """Keeps a model within it, as wrappers of libraries do."""
+
+    def __init__(self, base: torch.nn.Module) -> None:
+        super().__init__()
+        self.base = base
+        self.more = torch.nn.Linear(2, 2)
+
+
 def test_a_model_in_training_mode_is_not_told_to_tune_again(model: TwoBranches) -> None:
     bundle = encode_bundle(two_branches_bundle(model))
     with pytest.raises(IncompatibleArtifact, match=r"call model\.eval\(\) before load\(\)$"):
