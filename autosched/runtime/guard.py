@@ -15,6 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
+from autosched.core.standing_aside import as_they_came
 from autosched.runtime.prepared import Prepared, Runner
 from autosched.runtime.shape_table import Refused, ShapeTable, Slot
 from autosched.runtime.write_back import TENSOR_TYPES, normal
@@ -253,11 +254,18 @@ class LoadedModel:
     def refresh(self) -> None:
         """Read all parameters again and compare with the model. Needed only after changes that nothing counts; ``load`` lists them.
 
+        A schedule that was given up because the model was changed into another one is used again, if the model now is what it was.
+
         Raises:
             AutoschedError: with ``strict``, if a schedule no longer fits the model.
         """
-        for slot in self._table.slots if self._table is not None else ():
-            refused = slot.refresh()
+        table = self._table
+        if table is None:
+            return
+        for slot in table.slots:
+            # In the model's place this would else be asked for the answer that it is compared with.
+            with as_they_came(self.model):
+                refused = table.refresh(slot)
             if refused is not None:
                 if self._strict:
                     raise _error_of(refused)

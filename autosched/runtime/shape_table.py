@@ -66,6 +66,7 @@ class Slot:
         self._prepare = prepare
         self._lock = threading.Lock()
         self._of_parent: Prepared | None = None
+        self.given_up = False  # for what the model was, which it may cease to be
         self._unsettled = 0  # comparisons in a row during which the model was changed
 
     def answer_to(self, outputs: Sequence[torch.Tensor], given: Mapping[int, Any]) -> Any:
@@ -122,16 +123,20 @@ class Slot:
             return outcome
 
     def refresh(self) -> Refused | None:
-        """Read all parameters again, if the schedule is ready; why it may not run any more, or nothing."""
+        """Read all parameters again, if the schedule is ready or was given up for a change; why it may not run any more, or nothing."""
         with self._lock:
-            if self.prepared is None:
-                return None
             try:
-                self.prepared.refresh()
+                if self.prepared is not None:
+                    self.prepared.refresh()
+                elif self.given_up:
+                    self.ready()
+                    self.refused, self.given_up = "", False
             except ChangedMeanwhile:
                 return None
             except NoLongerFits as error:
                 return self._retire("model", str(error), error.__cause__)
+            except AutoschedError as error:
+                return self._retire("model", f"the model was changed and its schedule no longer fits: {error}", error)
             return None
 
     def retire(self, reason: str) -> None:
@@ -144,12 +149,13 @@ class Slot:
         self._lock = threading.Lock()
         self.users = 0
         if not usable:
-            self._of_parent, self.prepared = self.prepared, None
+            self._of_parent, self.prepared, self.given_up = self.prepared, None, False
             self.refused = "it was loaded before this process was forked, and CUDA does not outlive a fork; load in each process"
 
     def _retire(self, kind: str, reason: str, error: BaseException | None) -> Refused:
         self.refused = reason
         self.prepared = None
+        self.given_up = kind == "model"
         return Refused(kind, reason, error if isinstance(error, Exception) else None)
 
 
@@ -288,6 +294,16 @@ class ShapeTable:
         self._borrow(slot)
         try:
             slot.warm()
+        finally:
+            self._give_back(slot)
+
+    def refresh(self, slot: Slot) -> Refused | None:
+        """As ``slot.refresh``, with no more schedules ready than allowed."""
+        if not slot.given_up:
+            return slot.refresh()
+        self._borrow(slot)
+        try:
+            return slot.refresh()
         finally:
             self._give_back(slot)
 

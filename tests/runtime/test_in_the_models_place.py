@@ -23,6 +23,7 @@ from autosched.runtime.guard import FallbackWarning, LoadedModel
 from autosched.runtime.load import load
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
+from tests.conformance.stateful import bundle_bytes
 
 
 class Outer(nn.Module):
@@ -131,6 +132,65 @@ def test_what_is_captured_is_the_model_itself(outer: Outer, x: torch.Tensor, str
     with torch.no_grad():
         outer(x)
     assert fast.report().calls == 1
+
+
+@pytest.mark.timeout(60)
+def test_refresh_asks_the_model_in_whose_place_it_is(outer: Outer, fast: LoadedModel, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        before = outer(x)
+        outer.part.left.weight.data.mul_(3)
+        fast.refresh()
+        now = outer(x)
+        del outer.part.forward
+        torch.testing.assert_close(now, outer(x))
+    assert not torch.allclose(now, before)
+    assert fast.report().calls == 2
+
+
+class Adapters(nn.Module):
+    """A layer with one of two adapters, as peft keeps them: a switch takes the other one's weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, 8)
+        self.adapters = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("one", "two")})
+        self.active = ["one"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.base(x)
+        for name in self.active:
+            y = y + self.adapters[name](x)
+        return y
+
+
+@pytest.mark.timeout(60)
+def test_a_schedule_that_was_given_up_for_another_adapter_is_used_again_when_its_own_is_back(x: torch.Tensor) -> None:
+    model = Adapters().eval()
+    fast = model.forward = load(bundle_bytes(model, (x,)), model)  # type: ignore[method-assign]
+
+    def calls() -> int:
+        before = fast.report().calls
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), Adapters.forward(model, x))
+        return fast.report().calls - before
+
+    assert calls() == 1
+    model.active = ["two"]
+    with pytest.warns(FallbackWarning, match=r"no longer fits(.|\n)*computes something else"):
+        assert calls() == 0
+    # Without being told it does not look.
+    fast.refresh()
+    assert not fast.report().scheduled
+    assert calls() == 0
+    model.active = ["one"]
+    fast.refresh()
+    assert fast.report().scheduled
+    assert [calls(), calls()] == [1, 1]
+    model.active = []
+    assert calls() == 0
+    model.active = ["one"]
+    fast.refresh()
+    assert calls() == 1
 
 
 def test_it_is_asked_what_a_function_is_asked(outer: Outer, fast: LoadedModel, x: torch.Tensor) -> None:
