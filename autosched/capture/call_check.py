@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from autosched.core.errors import UsageError
-from autosched.core.wrappers import loaded_in, wrapped_in
+from autosched.core.wrappers import wrapped_in
 
 
 def require_call(what: str, model: object, example_inputs: object, example_kwargs: object = None) -> None:
@@ -27,13 +27,6 @@ def require_call(what: str, model: object, example_inputs: object, example_kwarg
     if wrapper == "torch.compile":
         # It would be captured, but every run of "the model as it comes" would be a run of compiled code.
         raise UsageError(f"{what}() got a model that torch.compile has wrapped; expected the module itself. Give model.{inner}.")
-    if (part := loaded_in(model)) is not None:
-        # Its runs as it comes would be runs of that schedule, and a schedule is bound to this very process.
-        place = f"model.{part}" if part else "model"
-        raise UsageError(
-            f"{what}() got a model with a loaded schedule as {place}.forward; expected the model as it came. Take it away ('del "
-            f"{place}.forward'), and put a schedule in its place again afterwards."
-        )
     if isinstance(example_inputs, Mapping):
         raise UsageError(
             f"{what}() got a dictionary as example_inputs; expected a tuple of positional arguments. Give keyword arguments as "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 _HOLDS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 
 
@@ -16,15 +14,3 @@ def wrapped_in(model: object) -> tuple[str, str]:
     if kind not in _HOLDS or not type(model).__module__.startswith("torch."):
         return "", ""
     return "torch.compile" if kind == "OptimizedModule" else kind, _HOLDS[kind]
-
-
-def loaded_in(model: Any) -> str | None:
-    """Where in a module a loaded schedule is in the place of ``forward``: the first such part's name, empty for the module itself.
-
-    By name as well: what is captured knows nothing of what runs.
-    """
-    for name, module in model.named_modules():
-        kind = type(vars(module).get("forward"))
-        if kind.__name__ == "LoadedModel" and kind.__module__.startswith("autosched."):
-            return str(name)
-    return None

@@ -9,7 +9,6 @@ import autosched
 from autosched import pipeline
 from autosched.capture.export import capture
 from autosched.core.errors import UnsupportedGraph, UsageError
-from autosched.runtime.guard import LoadedModel, LoadReport
 
 NET = torch.nn.Linear(4, 4).eval()
 ROWS = torch.randn(1, 4)
@@ -35,16 +34,6 @@ def test_what_is_no_call_is_refused_at_once(function, model, inputs, words) -> N
 def test_a_model_that_is_compiled_already_is_refused_with_what_to_give(function) -> None:
     with pytest.raises(UsageError, match=r"Give model\._orig_mod"):
         function(torch.compile(NET), (ROWS,), device="cpu")
-
-
-@pytest.mark.parametrize("function", [autosched.tune, autosched.compile, pipeline.compare], ids=["tune", "compile", "compare"])
-def test_a_model_that_carries_a_loaded_schedule_is_refused_with_what_to_take_away(function) -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(4, 4)).eval()
-    net[0].forward = LoadedModel(net[0], None, LoadReport(scheduled=False, reason="none"), strict=False)  # type: ignore[method-assign]
-    with pytest.raises(UsageError, match=r"loaded schedule as model\.0\.forward.*'del model\.0\.forward'"):
-        function(net, (ROWS,), device="cpu")
-    with pytest.raises(UsageError, match=r"loaded schedule as model\.forward.*'del model\.forward'"):
-        function(net[0], (ROWS,), device="cpu")
 
 
 @pytest.mark.parametrize("model", [NET, torch.nn.Linear(4, 4, device="meta").eval()], ids=["input", "weight"])
