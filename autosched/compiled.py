@@ -32,6 +32,7 @@ from autosched.core.program import ConstantSource, Program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.report import TuneReport
 from autosched.core.schedule import sequential
+from autosched.core.standing_aside import as_they_came
 from autosched.core.variants import WHOLE, lowering_named
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime import cache
@@ -174,7 +175,7 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
         AutoschedError: with ``strict``, if the schedule may not run.
     """
     # Of a model without parameters nobody else knows where it runs.
-    with alone(), made_current(home_of(model, args, kwargs)), torch.inference_mode(False), torch.no_grad():
+    with as_they_came(model), alone(), made_current(home_of(model, args, kwargs)), torch.inference_mode(False), torch.no_grad():
         loaded = load(recipe.bundle, model, strict=options.strict, custom_operators=options.custom_operators)
         report = loaded.report()
         if (

@@ -12,7 +12,7 @@ import torch
 def as_they_came(model: torch.nn.Module) -> Iterator[None]:
     """Calls of ``model`` in this thread run it, and every part of it, without the schedules that are in their places.
 
-    What is captured or compared is the model itself, and a server that loads a newer file goes on with the older one meanwhile.
+    What is captured, compared or measured is the model itself, and a server that loads a newer file goes on with the older one meanwhile.
     """
     with ExitStack() as stack:
         for module in model.modules():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autosched.capture.call_check import require_call
 from autosched.core.custom_operators import trusting
 from autosched.core.progress import Progress, Silent
+from autosched.core.standing_aside import as_they_came
 from autosched.core.variants import Lowering
 from autosched.pipeline.benching import bench
 from autosched.pipeline.budget import budget_for
@@ -100,7 +101,7 @@ def tune(
         str(device), effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name or type(model).__name__,
         dtype, source, cost_model,
     )  # fmt: skip
-    with trusting(custom_operators):
+    with trusting(custom_operators), as_they_came(model):
         outcome = _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite)
     tuned = Tuned(outcome, options)
     kept = remember(tuned)
@@ -157,7 +158,7 @@ def compare(
         cost_model,
         complete=True,
     )
-    with trusting(custom_operators):
+    with trusting(custom_operators), as_they_came(model):
         return _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite).report
 
 

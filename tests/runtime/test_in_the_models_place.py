@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+import autosched
 from autosched.capture.export import capture
 from autosched.core.errors import UsageError
 from autosched.export.bundle import encode_bundle
@@ -132,6 +133,20 @@ def test_what_is_captured_is_the_model_itself(outer: Outer, x: torch.Tensor, str
     with torch.no_grad():
         outer(x)
     assert fast.report().calls == 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_is_tuned_or_compiled_is_the_model_itself(outer: Outer, x: torch.Tensor, strict: bool) -> None:
+    fast = load(encode_bundle(two_branches_bundle(outer.part)), outer.part, strict=strict)
+    outer.part.forward = fast  # type: ignore[method-assign]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error", FallbackWarning)
+        tuned = autosched.tune(outer, (x,), device="cpu", effort="quick", budget_s=3)
+        compiled = autosched.compile(outer, (x,))
+        assert (fast.report().calls, fast.report().stepped_aside) == (0, ())
+        expected = outer(x)
+        torch.testing.assert_close(autosched.load(tuned.to_bytes(), outer, strict=True)(x), expected)
+        torch.testing.assert_close(compiled(x), expected)
 
 
 @pytest.mark.timeout(60)
