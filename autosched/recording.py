@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from autosched.core.containers import pack
 from autosched.core.errors import UsageError
+from autosched.core.standing_aside import as_they_came
 from autosched.runtime.call_form import leaf_key
 from autosched.runtime.trees import map_tensors
 
@@ -77,8 +78,8 @@ def record_calls(model: torch.nn.Module, run: Callable[[], object], most: int = 
             calls.append(map_tensors(_copy, (args, kwargs)))
             times.append(1)
 
-    # What was compiled before calls no hook, and no forward but the one that it was compiled from.
-    with _heard(model, note), torch.compiler.set_stance("force_eager"):
+    # What was compiled before calls no hook, and no forward but the one that it was compiled from. Nor does a schedule call hooks.
+    with as_they_came(model), _heard(model, note), torch.compiler.set_stance("force_eager"):
         run()
     if not calls:
         raise UsageError(

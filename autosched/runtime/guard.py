@@ -296,7 +296,9 @@ class LoadedModel:
 
     @property
     def _in_place(self) -> bool:
-        return self.model.__dict__.get("forward") is self
+        forward = self.model.__dict__.get("forward")
+        # Libraries, and record_calls, put a function around what is there.
+        return forward is not None and inspect.unwrap(forward, stop=lambda inner: inner is self) is self
 
     def _step_aside(
         self, kind: str, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], error: AutoschedError | None = None

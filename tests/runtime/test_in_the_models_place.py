@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 import typing
@@ -20,6 +21,7 @@ import autosched
 from autosched.capture.export import capture
 from autosched.core.errors import UsageError
 from autosched.export.bundle import encode_bundle
+from autosched.recording import record_calls
 from autosched.runtime.guard import FallbackWarning, LoadedModel
 from autosched.runtime.load import load
 from tests.conformance.bundles import two_branches_bundle
@@ -217,3 +219,23 @@ def test_it_is_asked_what_a_function_is_asked(outer: Outer, fast: LoadedModel, x
     assert not hasattr(fast, "__wrapped__")
     with pytest.warns(FallbackWarning, match="dispatch mode"):
         torch.export.export(outer.part, (x,), more(x))
+
+
+def test_each_call_is_recorded_once_and_runs_as_it_came(outer: Outer, fast: LoadedModel, x: torch.Tensor) -> None:
+    seen: list[int] = []
+    outer.part.register_forward_pre_hook(lambda _, __: seen.append(1))
+    with torch.no_grad():
+        calls = record_calls(outer.part, lambda: [outer(x), outer(x[:2])])
+    assert [call.times for call in calls] == [1, 1]
+    assert len(seen) == 2
+    assert fast.report().calls == 0
+
+
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+def test_within_a_function_that_a_library_puts_around_it_a_call_is_one_call(outer: Outer, fast: LoadedModel, x: torch.Tensor) -> None:
+    seen: list[int] = []
+    outer.part.register_forward_pre_hook(lambda _, __: seen.append(1))
+    outer.part.forward = functools.update_wrapper(functools.partial(fast), fast)  # type: ignore[method-assign]
+    with torch.no_grad():
+        outer(x[:2])
+    assert len(seen) == 1
