@@ -60,10 +60,10 @@ def load(
     shapes and dtypes of its inputs; where there is none, the model runs as it came.
 
     Changes of the model are noticed at the next call: weights, buffers, modules, hooks, modes, an instance's own ``forward``, and the
-    attributes of modules that are not PyTorch's own. Not noticed, so call ``refresh()`` after them: values written through
-    ``parameter.data``, NumPy, a collective of ``torch.distributed`` (``broadcast``) or another process, lists and dictionaries changed in
-    place, and settings of PyTorch's own modules. Side effects of ``forward`` (counters, prints, hooks that only look) do not happen on a
-    schedule.
+    attributes of modules that are not PyTorch's own, the length of lists and the items of dictionaries among them. Not noticed, so call
+    ``refresh()`` after them: values written through ``parameter.data``, NumPy, a collective of ``torch.distributed`` (``broadcast``) or
+    another process, a list's items in the place of others, what is deeper in lists and dictionaries, and settings of PyTorch's own
+    modules. Side effects of ``forward`` (counters, prints, hooks that only look) do not happen on a schedule.
 
     Args:
         source: path of a bundle, or its bytes.

@@ -34,6 +34,8 @@ _address_of = torch.Tensor.data_ptr
 _strides_of = torch.Tensor.stride
 _size_of = torch.Tensor.numel
 _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
+# Of a dictionary that holds settings; a larger one holds data.
+_MOST_ENTRIES = 64
 
 
 class Change(enum.StrEnum):
@@ -52,8 +54,8 @@ class ModelWatch:
 
     In-place changes are seen through ``Tensor._version``, and steps of optimizers by themselves. Not seen, because PyTorch counts it
     nowhere, is an in-place change through ``parameter.data``, NumPy, a collective of ``torch.distributed`` or another process; nor are
-    changes inside lists and dictionaries, of a class's methods, and of the settings of PyTorch's own modules (``BatchNorm2d.eps``).
-    Whoever makes one calls ``refresh`` on the loaded model.
+    changes of a list that leave its length, inside what lists and dictionaries hold, of a class's methods, and of the settings of
+    PyTorch's own modules (``BatchNorm2d.eps``). Whoever makes one calls ``refresh`` on the loaded model.
 
     Args:
         model: the module that was tuned.
@@ -107,7 +109,8 @@ class ModelWatch:
         # That one is empty is seen sooner than its count is read.
         self._empty = [*self._hooks.empty, *self._childless]
         tables = (self._hooks.filled, self._children, self._weights)
-        self._counts = DictCounts([*(module.__dict__ for module in modules), *chain.from_iterable(each.tables for each in tables)])
+        attributes = [*(module.__dict__ for module in modules), *self._settings.dictionaries]
+        self._counts = DictCounts([*attributes, *chain.from_iterable(each.tables for each in tables)])
         self._settled: int | None = None
         self._native: NativeWatch | None = None
         self._watchable = not self._modes.elsewhere and can_watch()
@@ -147,10 +150,11 @@ class ModelWatch:
     def _watched(self) -> Watched:
         """All that a look looks at."""
         if self._frozen:
-            return Watched(empty=self._hooks.empty, tables=[*self._modes.tables, *self._hooks.filled.tables])
+            return Watched(sized=self._hooks.empty, tables=[*self._modes.tables, *self._hooks.filled.tables])
         counted = [*self._tensors, *self._settings.tensors]
         placed = [*self._placed, *self._settings.placed]
-        return Watched(self._settings.modules, self._empty, self._counts.tables, placed, counted)
+        sized = [*self._empty, *self._settings.sized]
+        return Watched(self._settings.modules, sized, self._counts.tables, placed, counted)
 
     def _look(self) -> Change:
         if self._frozen:
@@ -270,12 +274,16 @@ def _hooks_of_all_modules() -> list[dict[Any, Any]]:
 class _Settings:
     """Whether modules are of the classes they were of, have as many attributes, and, if they are the user's own, the same values there.
 
-    Of a tensor, whether it was changed in place, or lies elsewhere.
+    Of a tensor, whether it was changed in place, or lies elsewhere; of a list, whether it became longer or shorter; of a dictionary,
+    whether it holds what it held. Libraries note there what they have done to weights past all counts: peft, which adapters it has merged.
 
     PyTorch's own modules have a dozen attributes each that nobody changes; to look at them all would double the time of a look.
     """
 
-    __slots__ = ("_items", "_places", "_sizes", "_tables", "_types", "_versions", "modules", "placed", "tensors")
+    __slots__ = (
+        "_contents", "_items", "_lengths", "_places", "_sizes", "_tables", "_types", "_versions", "dictionaries", "modules", "placed",
+        "sized", "tensors",
+    )  # fmt: skip
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
         self.modules = modules
@@ -293,20 +301,31 @@ class _Settings:
         plain = [tensor for tensor in self.tensors if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
         self.placed = [tensor for tensor in plain if tensor.layout is torch.strided]
         self._places = _places_of(self.placed)
+        # Not every write to an empty dictionary is counted.
+        self.sized = [item for item in self._items.values if type(item) is list or (type(item) is dict and not item)]
+        self._lengths = list(map(len, self.sized))
+        self.dictionaries = [item for item in self._items.values if type(item) is dict and 0 < len(item) <= _MOST_ENTRIES]
+        self._contents = _Entries(self.dictionaries)
 
     def settle(self) -> bool:
         """Forget attributes that are no longer what they were, and count anew; whether there were any."""
         found = self.changed()
         self._sizes = list(map(len, self._tables))
-        self._take(self._items.left())
+        written = {id(item) for item, length in zip(self.sized, self._lengths, strict=True) if len(item) != length}
+        if self._contents.changed():
+            written |= set(map(id, self.dictionaries))
+        self._take([(table, key) for table, key in self._items.left() if id(table[key]) not in written])
         return found
 
     def changed(self) -> bool:
-        return list(map(len, self._tables)) != self._sizes or self._items.changed() or self.changed_elsewhere()
+        found = list(map(len, self._tables)) != self._sizes or self._items.changed() or self._contents.changed()
+        return found or self.changed_elsewhere()
 
     def changed_elsewhere(self) -> bool:
-        """What no dictionary says: of which class a module is, that its attributes are all others, and what is in a tensor."""
+        """What no dictionary says: classes of modules, that a module's attributes are all others, what is in tensors, how much in lists."""
         if list(map(type, self.modules)) != self._types or not all(map(is_, map(_attributes_of, self.modules), self._tables)):
+            return True
+        if self.sized and list(map(len, self.sized)) != self._lengths:
             return True
         # Most models have none of these, and to go over nothing takes its time too.
         if not self.tensors:

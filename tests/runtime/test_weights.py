@@ -24,6 +24,9 @@ class Watched(TwoBranches):
         super().__init__()
         self.scale = 1.0
         self.mask = torch.ones(8)
+        self.merged: list[str] = ["first"]
+        self.scaling = {"first": 1.0}
+        self.options: dict[str, float] = {}
         self.inner = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU())
         self.register_buffer("unread", torch.zeros(2))
         self.right.register_forward_hook(_unchanged)
@@ -106,6 +109,14 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "attribute removed, past nn.Module": (lambda model: object.__delattr__(model, "scale"), Change.STRUCTURE),
     "attribute removed": (lambda model: delattr(model, "scale"), Change.STRUCTURE),
     "number": (lambda model: setattr(model, "scale", 2.0), Change.STRUCTURE),
+    "list, longer": (lambda model: model.merged.append("second"), Change.STRUCTURE),
+    "list, shorter": (lambda model: model.merged.pop(), Change.STRUCTURE),
+    "list, another one": (lambda model: setattr(model, "merged", ["first"]), Change.STRUCTURE),
+    "dictionary, another value": (lambda model: _put(model.scaling, "first", 2.0), Change.STRUCTURE),
+    "dictionary, one more": (lambda model: model.scaling.update(second=1.0), Change.STRUCTURE),
+    "dictionary, one less": (lambda model: model.scaling.clear(), Change.STRUCTURE),
+    "dictionary, no longer empty": (lambda model: model.options.update(first=1.0), Change.STRUCTURE),
+    "dictionary, written and as it was": (lambda model: _put(model.scaling, "first", model.scaling["first"]), Change.NONE),
     "tensor that is an attribute": (lambda model: setattr(model, "mask", torch.ones(8)), Change.STRUCTURE),
     "tensor that is an attribute, in place": (lambda model: _in_place(model.mask), Change.STRUCTURE),
     "tensor that is an attribute, other memory": (lambda model: setattr(model.mask, "data", torch.zeros(8)), Change.STRUCTURE),
@@ -283,3 +294,15 @@ def test_a_model_that_is_written_to_between_all_calls_is_seldom_watched_anew(
         assert watch.change() is Change.NONE
         model.unread = torch.ones(2)
     assert len(begun) == 4
+
+
+def test_what_a_model_writes_to_its_own_lists_and_dictionaries_is_nothing_to_watch(model: Watched, watch: ModelWatch) -> None:
+    model.merged.append("a call")
+    model.scaling["calls"] = 1.0
+    assert watch.settle()
+    assert watch.change() is Change.NONE
+    model.merged.append("another")
+    model.scaling["calls"] = 2.0
+    assert watch.change() is Change.NONE
+    model.options["first"] = 1.0
+    assert watch.change() is Change.STRUCTURE

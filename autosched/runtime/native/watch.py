@@ -24,7 +24,7 @@ from autosched.runtime.dict_counts import counts_every_write
 from autosched.runtime.native.build import Library, native_library
 from autosched.runtime.native.dict_words import word_of_writes
 
-# Where CPython has an object's class, and the size of a dictionary.
+# Where CPython has an object's class, and the size of a dictionary or a list.
 _CLASS, _SIZE = 8, 16
 # And the dictionary of its attributes once somebody has asked for it, where its class leaves that to the interpreter.
 _ATTRIBUTES, _MANAGED = -24, 1 << 4
@@ -36,14 +36,14 @@ class Watched:
 
     Args:
         objects: may become of another class, or get other attributes, all at once.
-        empty: dictionaries that are empty.
+        sized: dictionaries and lists that may become longer or shorter.
         tables: dictionaries that may be written to.
         placed: strided tensors that may get other memory.
         counted: tensors that may be changed in place, or become other tensors.
     """
 
     objects: Sequence[object] = ()
-    empty: Sequence[dict[Any, Any]] = ()
+    sized: Sequence[dict[Any, Any] | list[Any]] = ()
     tables: Sequence[dict[Any, Any]] = ()
     placed: Sequence[torch.Tensor] = ()
     counted: Sequence[torch.Tensor] = ()
@@ -94,7 +94,7 @@ def native_watch(watched: Watched) -> NativeWatch | None:
 def _words(library: Library, place: int, watched: Watched) -> list[int]:
     return [
         *(id(each) + offset for each in watched.objects for offset in (_CLASS, _ATTRIBUTES)),
-        *(id(table) + _SIZE for table in watched.empty),
+        *(id(each) + _SIZE for each in watched.sized),
         *(word_of_writes(library, table) for table in watched.tables),
         # Most are in both, and one look at each will do.
         *{id(tensor) + place for tensor in (*watched.placed, *watched.counted)},
@@ -123,10 +123,10 @@ def _as_expected(library: Library) -> bool:
     """Whether this interpreter has classes, attributes and sizes where they are read here, and every write to a dictionary counts."""
     table: dict[str, int] = {"a": 1}
     # No read beyond an object's own memory.
-    if min(dict.__basicsize__, OrderedDict.__basicsize__) < _SIZE + 8 or ctypes.sizeof(ctypes.c_void_p) != 8:
+    if min(dict.__basicsize__, OrderedDict.__basicsize__, list.__basicsize__) < _SIZE + 8 or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
     modules = (torch.nn.Identity(), torch.nn.ReLU())
-    sizes: tuple[dict[str, int], ...] = ({}, table, OrderedDict(), OrderedDict(a=1, b=2))
+    sizes: tuple[dict[str, int] | list[int], ...] = ({}, table, OrderedDict(), OrderedDict(a=1, b=2), [], [1, 2, 3])
     return (
         all(_word(id(each) + _CLASS) == id(type(each)) for each in (table, *modules))
         and all(map(_has_attributes, modules))
