@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,46 @@ def open_object(item: Any) -> tuple[Form, list[Any]] | None:
     notes = {name: note for name, value in held.items() if (note := _note(name, value, held)) is not None}
     names = tuple(name for name in held if name not in notes)
     return Form(form_name, names, tuple(notes.values())), [held[name] for name in names]
+
+
+def opener_of(form: Form) -> Callable[[Any], list[Any] | None]:
+    """What an object of this form holds, and ``None`` of any other: as :func:`open_object`, in a fraction of the time, for every call.
+
+    Of a cache, whether the tensor that a note names still says what the note is about; whether one before it says so too is seen in that
+    one's own dtype and device, which whoever takes a call apart compares.
+    """
+    if not form.kind.startswith(f"{_CACHES}."):
+
+        def opened(item: Any) -> list[Any] | None:
+            found = open_object(item)
+            return found[1] if found is not None and found[0] == form else None
+
+        return opened
+    names, notes, count = form.names, form.notes, len(form.names) + len(form.notes)
+    kinds: set[type[Any]] = set()
+
+    def opened_cache(item: Any) -> list[Any] | None:
+        kind = type(item)
+        if kind not in kinds:
+            if f"{kind.__module__}.{kind.__qualname__}" != form.kind or not _is_accepted(kind):
+                return None
+            kinds.add(kind)
+        own = item.__dict__
+        if len(own) != count:
+            return None
+        try:
+            for name, what, of in notes:
+                value = own[name]
+                if _OF_A_TENSOR.get(type(value)) != what:
+                    if _note(name, value, own) != (name, what, of):
+                        return None
+                elif getattr(_first_tensor(own[of]), what, None) != value:
+                    return None
+            return [own[name] for name in names]
+        except KeyError:
+            return None
+
+    return opened_cache
 
 
 def is_ours(item: Any) -> bool:

@@ -7,17 +7,28 @@ closures made once; whatever else a model may take or return goes the general wa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from autosched.core.objects import open_object
-from autosched.core.opened import OPENED, read_context
+from autosched.core.objects import opener_of
+from autosched.core.opened import DICTIONARY, OPENED, read_context
 from autosched.core.program import Argument, NonFinite, Program, Ref
 from autosched.runtime.trees import python_value, unflatten_outputs
 
-_Take = Callable[[Any, list[Any]], bool]
+
+class Leaves(list[Any]):
+    """Of a call, with the objects in it that are not dictionaries, numbered as ``core.containers.objects_in`` does."""
+
+    __slots__ = ("objects",)
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        super().__init__(items)
+        self.objects: list[Any] = []
+
+
+_Take = Callable[[Any, Leaves], bool]
 _Make = Callable[[Sequence[Any]], Any]
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 
@@ -40,13 +51,13 @@ class CallReader:
         self._count = len(args["children_spec"])
         self._flat = all(child["type"] is None for child in args["children_spec"]) and not self._names
 
-    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
+    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Leaves | None:
         """The leaves in the program's order, or ``None`` if this is another call (or one that only the general way understands)."""
         if len(args) != self._count or len(kwargs) != len(self._names):
             return None
         if self._flat:
-            return list(args)
-        leaves: list[Any] = []
+            return Leaves(args)
+        leaves = Leaves()
         for position, take in enumerate(self._args):
             if position < self._count:
                 item = args[position]
@@ -77,7 +88,7 @@ def _taker(node: Mapping[str, Any]) -> _Take | None:
     return None
 
 
-def _take_leaf(item: Any, leaves: list[Any]) -> bool:
+def _take_leaf(item: Any, leaves: Leaves) -> bool:
     leaves.append(item)
     return True
 
@@ -86,7 +97,7 @@ def _sequence_taker(kind: type[Any], takers: tuple[_Take, ...]) -> _Take:
     count = len(takers)
     if all(take is _take_leaf for take in takers):
 
-        def take_flat(item: Any, leaves: list[Any]) -> bool:
+        def take_flat(item: Any, leaves: Leaves) -> bool:
             if type(item) is not kind or len(item) != count:
                 return False
             leaves.extend(item)
@@ -94,7 +105,7 @@ def _sequence_taker(kind: type[Any], takers: tuple[_Take, ...]) -> _Take:
 
         return take_flat
 
-    def take_sequence(item: Any, leaves: list[Any]) -> bool:
+    def take_sequence(item: Any, leaves: Leaves) -> bool:
         if type(item) is not kind:
             return False
         children: Sequence[Any] = item
@@ -106,7 +117,7 @@ def _sequence_taker(kind: type[Any], takers: tuple[_Take, ...]) -> _Take:
 def _dict_taker(keys: list[Any], takers: tuple[_Take, ...]) -> _Take:
     if all(take is _take_leaf for take in takers):
 
-        def take_flat(item: Any, leaves: list[Any]) -> bool:
+        def take_flat(item: Any, leaves: Leaves) -> bool:
             if type(item) is not dict or list(item) != keys:
                 return False
             leaves.extend(item.values())
@@ -114,7 +125,7 @@ def _dict_taker(keys: list[Any], takers: tuple[_Take, ...]) -> _Take:
 
         return take_flat
 
-    def take_dict(item: Any, leaves: list[Any]) -> bool:
+    def take_dict(item: Any, leaves: Leaves) -> bool:
         # The order counts: a model may well go through the values.
         if type(item) is not dict or list(item) != keys:
             return False
@@ -125,12 +136,19 @@ def _dict_taker(keys: list[Any], takers: tuple[_Take, ...]) -> _Take:
 
 def _object_taker(context: str, takers: tuple[_Take, ...]) -> _Take:
     form, _ = read_context(context)
+    opened, numbered = opener_of(form), form.kind != DICTIONARY
+    flat = all(take is _take_leaf for take in takers)
 
-    def take_object(item: Any, leaves: list[Any]) -> bool:
-        opened = open_object(item)
-        if opened is None or opened[0] != form:
+    def take_object(item: Any, leaves: Leaves) -> bool:
+        children = opened(item)
+        if children is None:
             return False
-        return all(take(child, leaves) for take, child in zip(takers, opened[1], strict=True))
+        if numbered:
+            leaves.objects.append(item)
+        if flat:
+            leaves.extend(children)
+            return True
+        return all(take(child, leaves) for take, child in zip(takers, children, strict=True))
 
     return take_object
 

@@ -23,7 +23,7 @@ from autosched.runtime.prepared import OPERATOR_ERRORS, ChangedMeanwhile, NoLong
 from autosched.runtime.quick_check import QuickCheck, quick_check
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.shapes_padding import Padding
-from autosched.runtime.trees import as_captured, flatten_inputs, objects_given, returns_given, unflatten_outputs
+from autosched.runtime.trees import as_captured, flatten_inputs, numbered, objects_given, returns_given, unflatten_outputs
 
 # Each that says no takes a little time; modes of the caller's thread make one of their own, as shapes do.
 _MOST_KNOWN = 8
@@ -169,7 +169,8 @@ class Found:
         size: what to cut from the outputs, if they were padded.
         checked: whether nothing is left to check of the tensors.
         form, leaves: what the call was recognised by, if it is not ``checked`` and a like call may be.
-        given: objects of the call that are to come back themselves, by number; ``None`` for most models.
+        objects: of the call, in the order of their numbers; ``None`` if it was not taken apart on the way here.
+        given: those that are to come back themselves, by number; ``None`` for most models.
     """
 
     slot: Slot
@@ -178,6 +179,7 @@ class Found:
     checked: bool = False
     form: _Form | None = None
     leaves: Sequence[Any] = ()
+    objects: Sequence[Any] | None = None
     given: Mapping[int, Any] | None = None
 
     def learn(self) -> None:
@@ -210,14 +212,14 @@ class _Form:
         try:
             for quick, slot in self._known:
                 if (tensors := quick.tensors(leaves)) is not None:
-                    return Found(slot, tensors, None, True)
+                    return Found(slot, tensors, None, True, objects=leaves.objects)
             slot_found = self._table.get(tuple([leaf_key(leaf) for leaf in leaves]))
         except (TypeError, RuntimeError):
             # A tensor whose shape is not made of plain numbers.
             return None
         if slot_found is None:
             return None
-        return Found(slot_found, [leaves[place] for place in slot_found.order], form=self, leaves=leaves)
+        return Found(slot_found, [leaves[place] for place in slot_found.order], form=self, leaves=leaves, objects=leaves.objects)
 
     def learn(self, found: Found) -> None:
         """As ``Found.learn``."""
@@ -276,7 +278,7 @@ class ShapeTable:
                     break
         found = found or self._search(args, kwargs)
         if found.slot.returns_given:
-            found.given = found.slot.objects_of(args, kwargs)
+            found.given = found.slot.objects_of(args, kwargs) if found.objects is None else numbered(found.objects)
         return found
 
     def run(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | Refused:

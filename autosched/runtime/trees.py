@@ -142,10 +142,14 @@ def objects_given(program: Program, args: Sequence[Any], kwargs: Mapping[str, An
     Raises:
         InputMismatch: if one is given twice, which the schedule was not made for.
     """
-    found = objects_in((tuple(args), _in_order(program.input_tree, kwargs)))
-    if len({id(item) for item in found}) < len(found):
+    return numbered(objects_in((tuple(args), _in_order(program.input_tree, kwargs))))
+
+
+def numbered(objects: Sequence[Any]) -> dict[int, Any]:
+    """As :func:`objects_given`, of the objects of a call in the order of ``objects_in``."""
+    if len(set(map(id, objects))) < len(objects):
         raise InputMismatch("one object is given twice in the call; the schedule was made for objects of their own. Give a copy.")
-    return dict(enumerate(found))
+    return dict(enumerate(objects))
 
 
 def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor], given: Mapping[int, Any] | None = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autosched.core.containers import objects_in
 from autosched.core.errors import InputMismatch
 from autosched.runtime.call_form import CallReader, answer_maker, expected_key, leaf_key
-from autosched.runtime.trees import flatten_inputs, unflatten_outputs
+from autosched.runtime.trees import describe_tree, flatten_inputs, unflatten_outputs
 from tests.conformance.graphs import Recorder
 
 _LEAVES = st.one_of(st.integers(0, 2), st.booleans(), st.none(), st.sampled_from(["a", "b"]), st.sampled_from([0.0, 1.0]))
@@ -79,3 +81,70 @@ def test_an_answer_is_put_together_as_the_tree_walk_does(result: Any) -> None:
     assert repr(made) == repr(expected)
     again = answer_maker(program)(tensors)
     assert again is not made or isinstance(made, torch.Tensor)
+
+
+@pytest.fixture(scope="module")
+def caches() -> Any:
+    pytest.importorskip("transformers")
+    from autosched.zoo_models.torchvision_schemas import import_torchvision
+
+    import_torchvision()
+    from transformers import cache_utils
+
+    return cache_utils
+
+
+def _filled(cache: Any) -> Any:
+    for layer in range(2):
+        cache.update(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), layer)
+    return cache
+
+
+def _static(caches: Any) -> Any:
+    from transformers import LlamaConfig
+
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    return _filled(caches.StaticCache(config=LlamaConfig(**sizes), max_cache_len=8))
+
+
+_CACHES: dict[str, Callable[[Any], Any]] = {
+    "growing": lambda caches: _filled(caches.DynamicCache()),
+    "empty": lambda caches: caches.DynamicCache(),
+    "static": _static,
+    "two": lambda caches: caches.EncoderDecoderCache(_filled(caches.DynamicCache()), _filled(caches.DynamicCache())),
+}
+_CHANGES: dict[str, Callable[[Any], object]] = {
+    "nothing": lambda layer: None,
+    "one attribute more": lambda layer: setattr(layer, "new", 1),
+    "one attribute less": lambda layer: delattr(layer, "is_initialized"),
+    "one attribute instead of another": lambda layer: (delattr(layer, "is_initialized"), setattr(layer, "new", True)),
+    "no dtype": lambda layer: setattr(layer, "dtype", None),
+    "dtype of nothing in it": lambda layer: setattr(layer, "dtype", torch.float16),
+    "a class of the same name": lambda layer: setattr(
+        layer, "__class__", type(type(layer).__name__, (type(layer),), {"__module__": type(layer).__module__})
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _CACHES)
+@pytest.mark.parametrize("change", _CHANGES)
+def test_a_cache_is_taken_apart_as_the_tree_walk_takes_it_apart(caches: Any, name: str, change: str) -> None:
+    args, kwargs = (torch.ones(1), _CACHES[name](caches)), {"more": [torch.ones(2)]}
+    _, tree = describe_tree((args, kwargs))
+    reader = CallReader(tree)
+    assert reader.supported
+    other = _CACHES[name](caches)
+    layers = getattr(other, "self_attention_cache", other).layers
+    if layers:
+        _CHANGES[change](layers[0])
+    call = ((torch.ones(1), other), kwargs)
+    wanted, now = describe_tree(call)
+    for _ in range(2):
+        leaves = reader.read(*call)
+        if now != tree:
+            assert leaves is None
+            continue
+        assert leaves is not None
+        assert all(one is two for one, two in zip(leaves, wanted, strict=True))
+        assert all(one is two for one, two in zip(leaves.objects, objects_in(call), strict=True))
+    assert (now == tree) is (change == "nothing" or not layers)
