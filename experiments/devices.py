@@ -22,9 +22,20 @@ def folder_name(key: DeviceKey) -> str:
     """``<kind>_<short name>_<cores>``; just ``h100`` and ``h200`` for those two."""
     if key.name in _SHORT:
         return _SHORT[key.name]
-    unmarked = re.sub(r"\((r|tm)\)", "", key.name.lower())
+    unmarked = re.sub(r"\((r|tm)\)", "", title(key).lower())
     name = re.sub(r"[^a-z0-9]+", "_", unmarked).strip("_")
     return "_".join(part for part in (key.kind, name, dict(key.details).get("cores", "")) if part)
+
+
+def title(key: DeviceKey) -> str:
+    """The device's name for people.
+
+    Virtual machines give processors of several generations, the fastest twice as fast as the slowest, one name that has no number in it
+    (``AMD EPYC``): their vectors and their first cache tell them apart.
+    """
+    details = dict(key.details)
+    apart = [details[each] for each in ("vector", "cache_l1") if each in details]
+    return f"{key.name} ({', '.join(apart)})" if key.kind == "cpu" and apart and not re.search(r"\d", key.name) else key.name
 
 
 def key_of(device: str) -> DeviceKey:

@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from experiments.calls import LATE, run_to_end, write_json  # noqa: E402
-from experiments.devices import commit, results_of  # noqa: E402
+from experiments.devices import commit, key_of, results_of, title  # noqa: E402
 
 CPU_SUITE = (
     "torchvision:googlenet",
@@ -97,6 +97,7 @@ def environment() -> dict[str, object]:
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": title(key_of("cpu")),
         "gpu": _said(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit", "--format=csv,noheader"]),
     }
 

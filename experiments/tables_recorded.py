@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.devices import DeviceKey, title
+
 NOT_YET = "(not recorded yet)"
 # Folders of ``results`` that are no GPU's: those of CPUs, of what was computed and not measured, and of tools/cuda_emulator.
 _NO_GPU = ("cpu", "sim", "cuda_emulated")
@@ -137,7 +139,16 @@ def device_name(folder: Path) -> str:
     """What the device called itself where the results in ``folder`` were taken; the folder's name if no file says."""
     for path in sorted(folder.rglob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
-        said = [document.get(part, {}) for part in ("environment", "machine", "report")]
-        if name := said[0].get("gpu") or said[1].get("gpu") or said[2].get("device", {}).get("name"):
-            return str(name).partition(",")[0] if said[0].get("gpu") or said[1].get("gpu") else str(name)
+        environment = document.get("environment", {})
+        if gpu := environment.get("gpu") or document.get("machine", {}).get("gpu"):
+            return str(gpu).partition(",")[0]
+        if device := document.get("report", {}).get("device"):
+            return processor(device)
+        if cpu := environment.get("cpu"):
+            return str(cpu)
     return folder.name
+
+
+def processor(device: dict[str, Any]) -> str:
+    """What a report's ``device`` is called."""
+    return title(DeviceKey(device["kind"], device["name"], tuple(map(tuple, device["details"]))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments.tables_recorded import NOT_YET, Recorded, ratio, recorded
+from experiments.tables_recorded import NOT_YET, Recorded, processor, ratio, recorded
 
 _COMPILED = ("torch_compile", "max_autotune")
 
@@ -95,5 +95,6 @@ def _milliseconds(time_us: float | None) -> str:
 
 def _where(item: Recorded, *, commit: bool) -> str:
     environment = item.document["environment"]
-    where = f"{item.report['device']['name']}, {environment['cores']} cores, torch {environment['torch']}, Python {environment['python']}"
+    device = processor(item.report["device"])
+    where = f"{device}, {environment['cores']} cores, torch {environment['torch']}, Python {environment['python']}"
     return f"{where}, commit {environment['commit'][:9]}, {environment['taken'][:10]}" if commit else where

@@ -77,7 +77,7 @@ def test_generate_decodes_on_a_schedule_as_the_page_says(folder: Path) -> None:
 
 
 def test_runs_are_read_with_pandas_as_the_page_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(ROOT / "datasets" / "data" / "cpu_amd_epyc_2", folder / "runs")
+    shutil.copytree(ROOT / "datasets" / "data" / "cpu_amd_epyc_avx512_48k_2", folder / "runs")
     named = run("docs/retrain.md", {})["named"]
     assert named["first_kind"].notna().all()
     assert "first_kind" in capsys.readouterr().out

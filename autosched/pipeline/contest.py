@@ -209,7 +209,7 @@ def _adopted(
     What no baseline has compiled gets the compilers' share of the budget.
     """
     captured = ready[0].captured
-    fastest = fastest_mode(rivals.ready(captured, yardstick.of(captured.program).outputs[0]))
+    fastest = fastest_mode(rivals.ready(captured, yardstick.of(captured.program).answer))
     for lowering in dict.fromkeys((fastest.lowering, Lowering.INDUCTOR)):
         course.rows.setdefault(lowering.value, LoweringRow(lowering.value, LoweringOutcome.SKIPPED))
         # Compiling what a baseline has compiled before takes no longer than that did.

@@ -220,7 +220,8 @@ def _judged(name: str, card: Card, key: DeviceKey, folder: Path, where: str) -> 
         return Judged(None, "analytic", f"the model in {where} was trained on simulated runs")
     if name == "analytic":
         return Judged(None, "analytic", f"the gate of {where} refused every learned model: {card.decision.reason}")
-    here = "this device" if key.name in card.devices else "another device"
+    # A card has names alone, and virtual machines give processors of several generations one name.
+    here = "this device" if folder.name == device_digest(key) else "a device of this name" if key.name in card.devices else "another device"
     return Judged(folder, name, f"trained on {card.pairs} pairs of {here}: {', '.join(card.devices)}")
 
 

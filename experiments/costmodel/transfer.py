@@ -1,6 +1,6 @@
 """How many pairs a new device needs: a model trained on another device, as it is and with runs of the new one, beside one trained here.
 
-    python experiments/costmodel/transfer.py cpu_amd_epyc_2 cpu_intel_xeon_processor_2      # both recorded in datasets/data/
+    python experiments/costmodel/transfer.py cpu_amd_epyc_avx512_48k_2 cpu_intel_xeon_processor_avx512_48k_2    # both in datasets/data/
     python experiments/costmodel/transfer.py cuda h100 --sizes 0 50 500
     python experiments/costmodel/transfer.py --smoke                                         # two simulated devices; figures mean nothing
 

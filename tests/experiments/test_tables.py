@@ -281,7 +281,7 @@ def test_the_tables_show_the_lowering_kept_and_old_files_still_render(results: P
     assert new.split("|")[4].strip() == "inductor"
     assert new.count("|") == old.count("|")
     # The CPU's table says how the rival stands to what was kept: below 1, it is faster.
-    document["report"] |= {"device": {"name": "made-up"}}
+    document["report"] |= {"device": {"kind": "cpu", "name": "made-up", "details": []}}
     strategies = document["report"]["strategies"]
     strategies[:] = [item for item in strategies if item["name"] != "max_autotune"] + [row("torch_compile", 60.0)]
     cpu = tmp_path / "cpu"
@@ -318,7 +318,7 @@ def test_the_short_table_has_what_a_reader_asks_first(tmp_path: Path) -> None:
     write(tmp_path, "toy", 80.0)
     path = tmp_path / "toy_b1_float32.json"
     document = json.loads(path.read_text())
-    document["report"] |= {"device": {"name": "made-up"}}
+    document["report"] |= {"device": {"kind": "cpu", "name": "made-up", "details": []}}
     path.write_text(json.dumps(document))
     line = tables_suite.short_table(tmp_path).splitlines()[2]
     assert line == "| `toy` | 0.90 | 0.11 | 0.08 | lanes (tuned) | 11.25x | 1.40x | 0.5 % |"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autosched.core.errors import AutoschedError, UnsupportedGraph
 from autosched.core.report import LoweringOutcome, TuneReport
@@ -26,8 +27,10 @@ def compare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Tu
     return comparing(monkeypatch, tmp_path)
 
 
-def rivals(monkeypatch: pytest.MonkeyPatch, times_us: Mapping[Lowering, float], made: list[str]) -> None:
-    """Compiled baselines that take these times; what becomes of them goes to ``made``."""
+def rivals(
+    monkeypatch: pytest.MonkeyPatch, times_us: Mapping[Lowering, float], made: list[str], answers: list[list[Any]] | None = None
+) -> None:
+    """Compiled baselines that take these times; what becomes of them goes to ``made``, the shapes they must answer in to ``answers``."""
 
     class Rival:
         max_abs_error = 0.0
@@ -35,6 +38,8 @@ def rivals(monkeypatch: pytest.MonkeyPatch, times_us: Mapping[Lowering, float], 
         def __init__(self, *call: Any, lowering: Lowering, **options: Any) -> None:
             self._lowering = lowering
             made.append(f"{lowering} compiled")
+            if answers is not None:
+                answers.append([tuple(tensor.shape) for tensor in call[3]])
 
         def prepare(self) -> None:
             made.append(f"{self._lowering} prepared")
@@ -65,6 +70,31 @@ def test_the_compiled_rival_is_prepared_once_and_stands_in_the_kept_report(
     assert not budgeted["baseline torch_compile"]
     assert not budgeted["baseline max_autotune"]
     assert budgeted["final comparison"]
+
+
+class Counting(torch.nn.Module):
+    """Answers one tensor twice, and counts its calls: neither is what its graph gives."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.seen += 1
+        answer = self.linear(x) + self.seen
+        return answer, answer
+
+
+def test_a_rival_must_answer_what_the_model_returns_and_not_what_its_graph_gives(
+    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[list[Any]] = []
+    rivals(monkeypatch, {Lowering.INDUCTOR: 80.0, Lowering.MAX_AUTOTUNE: 90.0}, [], answers)
+    compare(Bench(rewritten=Speed(105.0), fused=Speed(500.0), inductor=Speed(100.0)), Counting(), compiled=True)
+    assert answers == [[(8, 8), (8, 8)]] * 2
 
 
 def test_the_mode_of_the_fastest_rival_takes_the_place_of_inductors_defaults(

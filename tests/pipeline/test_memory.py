@@ -60,6 +60,9 @@ def test_the_model_trained_on_this_machine_is_found(tmp_path: Path) -> None:
     assert chosen.name == "xgboost"
     assert "this device" in chosen.why
     assert choose_model(dataclasses.replace(KEY, name="another")).model is None
+    # Processors of several generations have one name.
+    alike = dataclasses.replace(KEY, details=(("vector", "narrow"),))
+    assert "of a device of this name" in choose_model(alike, cost_models_dir() / device_digest(KEY)).why
 
 
 @pytest.mark.parametrize(("kind", "simulated", "words"), [("analytic", 0, "gate"), ("xgboost", 5, "simulated")])
