@@ -60,9 +60,11 @@ def load(
     shapes and dtypes of its inputs; where there is none, the model runs as it came.
 
     Changes of the model are noticed at the next call: weights, buffers, modules, hooks, modes, an instance's own ``forward``, and the
-    attributes of modules that are not PyTorch's own, the length of lists and the items of dictionaries among them. Not noticed, so call
-    ``refresh()`` after them: values written through ``parameter.data``, NumPy, a collective of ``torch.distributed`` (``broadcast``) or
-    another process, a list's items in the place of others, what is deeper in lists and dictionaries, and settings of PyTorch's own
+    attributes of modules that are not PyTorch's own with the lists, dictionaries and configuration objects in them. PyTorch does not
+    count what is written through ``parameter.data``, NumPy, a collective of ``torch.distributed`` (``broadcast``) or another process: a
+    schedule reads most weights where they are, and of those that something was computed from ahead (folded, packed), two words each are
+    compared on a CPU, so that new weights are noticed. Not noticed, so call ``refresh()`` after them: such writes to a few numbers of a
+    weight, or on a GPU; what is in long lists, large dictionaries or deep inside of others; methods of a class; settings of PyTorch's own
     modules. Side effects of ``forward`` (counters, prints, hooks that only look) do not happen on a schedule.
 
     Args:

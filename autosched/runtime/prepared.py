@@ -184,7 +184,10 @@ class Prepared:
             return _MODE
         if change is Change.HOOKS:
             return _HOOKS
+        before = self.watch
         self._rebind(verify=change is Change.STRUCTURE)
+        if change is Change.STRUCTURE:
+            self.watch.learn(before)
         return ""
 
     def _harmless(self, change: Change) -> bool:

@@ -8,34 +8,21 @@ lanes were built, one call tells that nothing was changed (``native.watch``), an
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import chain
-from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any
 
 import torch
 
 from autosched.core.parts import parts_of, whole_of
 from autosched.core.program import ConstantSource, Program
+from autosched.runtime.attribute_contents import Harmless
 from autosched.runtime.dict_counts import DictCounts
+from autosched.runtime.memory_words import MemoryWords
+from autosched.runtime.module_attributes import Entries, Entry, Hooks, Items, Modes, Settings, places_of, version_of
 from autosched.runtime.native.watch import NativeWatch, Watched, can_watch, native_watch
 from autosched.runtime.optimizer_steps import OptimizerSteps
-
-_Entry = tuple[dict[str, Any], str]
-
-_attributes_of = attrgetter("__dict__")
-_version_of = attrgetter("_version")
-_training_of = attrgetter("training")
-_training_entry = itemgetter("training")
-_values_of = dict.values
-_END = object()
-_address_of = torch.Tensor.data_ptr
-_strides_of = torch.Tensor.stride
-_size_of = torch.Tensor.numel
-_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
-# Of a dictionary that holds settings; a larger one holds data.
-_MOST_ENTRIES = 64
 
 
 class Change(enum.StrEnum):
@@ -52,10 +39,11 @@ class Change(enum.StrEnum):
 class ModelWatch:
     """Compares a model with how it was when this was made; memory and contents of weights, with the last :meth:`accept`.
 
-    In-place changes are seen through ``Tensor._version``, and steps of optimizers by themselves. Not seen, because PyTorch counts it
-    nowhere, is an in-place change through ``parameter.data``, NumPy, a collective of ``torch.distributed`` or another process; nor are
-    changes of a list that leave its length, inside what lists and dictionaries hold, of a class's methods, and of the settings of
-    PyTorch's own modules (``BatchNorm2d.eps``). Whoever makes one calls ``refresh`` on the loaded model.
+    In-place changes are seen through ``Tensor._version``, and steps of optimizers by themselves. What PyTorch counts nowhere (written
+    through ``parameter.data``, NumPy, a collective of ``torch.distributed``, another process) is of consequence only for weights that
+    something was computed from ahead; on a CPU it is seen in a word or two of the memory of each (``memory_words``), and on a GPU not.
+    Nor are changes of a class's methods, of the settings of PyTorch's own modules (``BatchNorm2d.eps``), of long lists and large
+    dictionaries, and of what is deeper in these than ``attribute_contents`` says. Whoever makes one calls ``refresh`` on the loaded model.
 
     Args:
         model: the module that was tuned.
@@ -69,22 +57,22 @@ class ModelWatch:
     def __init__(self, model: torch.nn.Module, program: Program, *, frozen: bool = False) -> None:
         self._frozen = frozen
         modules = list(model.modules())
-        self._modes = _Modes(modules_with_a_mode(model))
-        self._hooks = _Hooks(modules)
-        self._settings = _Settings(modules)
+        self._modes = Modes(modules_with_a_mode(model))
+        self._hooks = Hooks(modules)
+        self._harmless = Harmless()
+        self._settings = Settings(modules)
         # A scripted module keeps its parts elsewhere than in dictionaries, and nobody replaces them there.
         plain = [module for module in modules if isinstance(module._modules, dict)]
-        self._children = _Entries([module._modules for module in plain if module._modules])
+        self._children = Entries([module._modules for module in plain if module._modules])
         self._childless = [module._modules for module in plain if not module._modules]
-        parts: dict[int, _Entry] = {id(module._modules): (module.__dict__, "_modules") for module in plain if "_modules" in module.__dict__}
+        parts: dict[int, Entry] = {id(module._modules): (module.__dict__, "_modules") for module in plain if "_modules" in module.__dict__}
         owners: dict[int, dict[str, Any]] = {}
         # Most modules own several tensors, and to find one by its name walks the whole way to it.
         owner_of = lru_cache(maxsize=None)(model.get_submodule)
-        self._bound: list[_Entry] = []
+        self._bound: list[Entry] = []
         self._tensors: list[torch.Tensor] = []
-        for binding in program.bindings:
-            if binding.source is ConstantSource.LITERAL:
-                continue
+        bindings = [binding for binding in program.bindings if binding.source is not ConstantSource.LITERAL]
+        for binding in bindings:
             name, part = _whole_here(binding.name, owner_of)
             owner_name, _, key = name.rpartition(".")
             owner = owner_of(owner_name)
@@ -95,7 +83,7 @@ class ModelWatch:
                 parts[id(table)] = owner.__dict__, kind
             self._bound.append((table, key))
             self._tensors.append(table[key] if part is None else parts_of(table[key])[part])
-        self._parts = _Items(parts.values())
+        self._parts = Items(parts.values())
         # A parameter may be several tensors; it is replaced as a whole.
         self._wholes = [table[key] for table, key in self._bound]
         # A sparse tensor has no one place in memory.
@@ -105,13 +93,15 @@ class ModelWatch:
             raise UnwatchableModel(
                 "its parameters were made under torch.inference_mode, so changes to them could not be noticed; make them outside of it"
             )
-        self._weights = _Entries([table for table in owners.values() if isinstance(table, dict)])
+        self._weights = Entries([table for table in owners.values() if isinstance(table, dict)])
         # That one is empty is seen sooner than its count is read.
         self._empty = [*self._hooks.empty, *self._childless]
         tables = (self._hooks.filled, self._children, self._weights)
-        attributes = [*(module.__dict__ for module in modules), *self._settings.dictionaries]
-        self._counts = DictCounts([*attributes, *chain.from_iterable(each.tables for each in tables)])
-        self._settled: int | None = None
+        self._fixed = [*(module.__dict__ for module in modules), *chain.from_iterable(each.tables for each in tables)]
+        self._count()
+        # Nothing is computed ahead from what operators read, nor need one that vouches for them be told.
+        ahead = {value for call in program.prologue for value in call.reads()} if not frozen else set()
+        self._ahead = [tensor for tensor, binding in zip(self._tensors, bindings, strict=True) if binding.value in ahead]
         self._native: NativeWatch | None = None
         self._watchable = not self._modes.elsewhere and can_watch()
         self._calm = True
@@ -126,13 +116,28 @@ class ModelWatch:
         self._steps.taken = False
         # Held, because an address says nothing once its memory was given back: the next parameter may get it.
         self._held = [tensor.detach() for tensor in self._tensors]
-        self._places = _places_of(self._placed)
-        self._versions = list(map(_version_of, self._tensors))
+        self._places = places_of(self._placed)
+        self._versions = list(map(version_of, self._tensors))
+        self._words = MemoryWords(self._ahead)
 
     def settle(self) -> bool:
         """Call after the model ran: what it sets itself in ``forward`` is nothing to watch. Whether it did set anything."""
         self._native = None
-        return self._settings.settle()
+        found = self._settings.settle()
+        self._count()
+        return found
+
+    def learn(self, before: ModelWatch) -> None:
+        """Take over what ``before`` has learnt, and that the change of structure that it saw was of no consequence."""
+        self._native = None
+        self._harmless = before._harmless
+        self._harmless.note(before._settings.contents)
+        self._settings.leave_out(self._harmless.places())
+        self._count()
+
+    def _count(self) -> None:
+        self._counts = DictCounts([*self._fixed, *self._settings.contents.tables])
+        self._settled: int | None = None
 
     def change(self) -> Change:
         """The gravest change."""
@@ -153,8 +158,9 @@ class ModelWatch:
             return Watched(sized=self._hooks.empty, tables=[*self._modes.tables, *self._hooks.filled.tables])
         counted = [*self._tensors, *self._settings.tensors]
         placed = [*self._placed, *self._settings.placed]
-        sized = [*self._empty, *self._settings.sized]
-        return Watched(self._settings.modules, sized, self._counts.tables, placed, counted)
+        contents = self._settings.contents
+        sized = [*self._empty, *contents.sized]
+        return Watched(self._settings.modules, sized, self._counts.tables, placed, counted, contents.lists, self._words.places)
 
     def _look(self) -> Change:
         if self._frozen:
@@ -168,9 +174,10 @@ class ModelWatch:
             if change is not Change.NONE:
                 return change
             self._settled = counts
-        if _places_of(self._placed) != self._places:
+        if places_of(self._placed) != self._places:
             return Change.MOVED
-        if self._steps.taken or list(map(_version_of, self._tensors)) != self._versions:
+        # The words last: where memory is another, that was said before they are read.
+        if self._steps.taken or list(map(version_of, self._tensors)) != self._versions or self._words.changed():
             return Change.CONTENT
         return Change.NONE
 
@@ -226,160 +233,6 @@ def _whole_here(name: str, owner_of: Callable[[str], torch.nn.Module]) -> tuple[
 
 def _replaced(table: dict[str, Any], key: str, tensor: torch.Tensor) -> bool:
     return isinstance(table, dict) and table.get(key) is not tensor
-
-
-class _Modes:
-    """Whether a module is in training mode."""
-
-    __slots__ = ("elsewhere", "tables")
-
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        modules = list(modules)
-        self.tables = [module.__dict__ for module in modules if "training" in module.__dict__]
-        # A scripted module keeps the flag elsewhere.
-        self.elsewhere = [module for module in modules if "training" not in module.__dict__]
-
-    def changed(self) -> bool:
-        try:
-            return any(map(_training_entry, self.tables)) or self.changed_elsewhere()
-        except KeyError:
-            return True
-
-    def changed_elsewhere(self) -> bool:
-        """What no dictionary says."""
-        return bool(self.elsewhere) and any(map(_training_of, self.elsewhere))
-
-
-class _Hooks:
-    """Whether modules, and dictionaries of theirs, most of them empty, hold the hooks that they held."""
-
-    __slots__ = ("_owners", "empty", "filled")
-
-    def __init__(self, modules: list[torch.nn.Module]) -> None:
-        names = ("_forward_hooks", "_forward_pre_hooks")
-        tables = [*(getattr(module, name) for module in modules for name in names), *_hooks_of_all_modules()]
-        self._owners = _Items([(module.__dict__, name) for module in modules for name in names if name in module.__dict__])
-        self.empty = [table for table in tables if not table]
-        self.filled = _Entries([table for table in tables if table])
-
-    def changed(self) -> bool:
-        return any(self.empty) or self.filled.changed() or self._owners.changed()
-
-
-def _hooks_of_all_modules() -> list[dict[Any, Any]]:
-    names = ("_global_forward_hooks", "_global_forward_pre_hooks")
-    return [table for name in names if isinstance(table := getattr(torch.nn.modules.module, name, None), dict)]
-
-
-class _Settings:
-    """Whether modules are of the classes they were of, have as many attributes, and, if they are the user's own, the same values there.
-
-    Of a tensor, whether it was changed in place, or lies elsewhere; of a list, whether it became longer or shorter; of a dictionary,
-    whether it holds what it held. Libraries note there what they have done to weights past all counts: peft, which adapters it has merged.
-
-    PyTorch's own modules have a dozen attributes each that nobody changes; to look at them all would double the time of a look.
-    """
-
-    __slots__ = (
-        "_contents", "_items", "_lengths", "_places", "_sizes", "_tables", "_types", "_versions", "dictionaries", "modules", "placed",
-        "sized", "tensors",
-    )  # fmt: skip
-
-    def __init__(self, modules: list[torch.nn.Module]) -> None:
-        self.modules = modules
-        self._types = list(map(type, modules))
-        self._tables = [module.__dict__ for module in modules]
-        self._sizes = list(map(len, self._tables))
-        own = [module.__dict__ for module in modules if not type(module).__module__.startswith("torch.")]
-        self._take([(table, key) for table in own for key in table if key not in _OF_EVERY_MODULE])
-
-    def _take(self, entries: list[_Entry]) -> None:
-        self._items = _Items(entries)
-        self.tensors = [item for item in self._items.values if isinstance(item, torch.Tensor) and not item.is_inference()]
-        self._versions = list(map(_version_of, self.tensors))
-        # One of a class of its own may have no memory.
-        plain = [tensor for tensor in self.tensors if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
-        self.placed = [tensor for tensor in plain if tensor.layout is torch.strided]
-        self._places = _places_of(self.placed)
-        # Not every write to an empty dictionary is counted.
-        self.sized = [item for item in self._items.values if type(item) is list or (type(item) is dict and not item)]
-        self._lengths = list(map(len, self.sized))
-        self.dictionaries = [item for item in self._items.values if type(item) is dict and 0 < len(item) <= _MOST_ENTRIES]
-        self._contents = _Entries(self.dictionaries)
-
-    def settle(self) -> bool:
-        """Forget attributes that are no longer what they were, and count anew; whether there were any."""
-        found = self.changed()
-        self._sizes = list(map(len, self._tables))
-        written = {id(item) for item, length in zip(self.sized, self._lengths, strict=True) if len(item) != length}
-        if self._contents.changed():
-            written |= set(map(id, self.dictionaries))
-        self._take([(table, key) for table, key in self._items.left() if id(table[key]) not in written])
-        return found
-
-    def changed(self) -> bool:
-        found = list(map(len, self._tables)) != self._sizes or self._items.changed() or self._contents.changed()
-        return found or self.changed_elsewhere()
-
-    def changed_elsewhere(self) -> bool:
-        """What no dictionary says: classes of modules, that a module's attributes are all others, what is in tensors, how much in lists."""
-        if list(map(type, self.modules)) != self._types or not all(map(is_, map(_attributes_of, self.modules), self._tables)):
-            return True
-        if self.sized and list(map(len, self.sized)) != self._lengths:
-            return True
-        # Most models have none of these, and to go over nothing takes its time too.
-        if not self.tensors:
-            return False
-        return list(map(_version_of, self.tensors)) != self._versions or _places_of(self.placed) != self._places
-
-
-def _places_of(tensors: list[torch.Tensor]) -> list[object]:
-    """Where they lie, and how: the same memory may be read in another order, or less of it. To ask for shapes takes twice as long."""
-    return [*map(_address_of, tensors), *map(_strides_of, tensors), *map(_size_of, tensors)]
-
-
-class _Items:
-    """Whether dictionaries hold, under some names, the very objects that they held."""
-
-    __slots__ = ("_keys", "_tables", "values")
-
-    def __init__(self, entries: Iterable[_Entry]) -> None:
-        entries = list(entries)
-        self._tables = [table for table, _ in entries]
-        self._keys = [key for _, key in entries]
-        self.values = list(map(getitem, self._tables, self._keys))
-
-    def changed(self) -> bool:
-        try:
-            return bool(self._keys) and not all(map(is_, map(getitem, self._tables, self._keys), self.values))
-        except KeyError:
-            return True
-
-    def left(self) -> list[_Entry]:
-        """Those that hold what they held."""
-        entries = zip(self._tables, self._keys, self.values, strict=True)
-        return [(table, key) for table, key, old in entries if table.get(key, _END) is old]
-
-
-class _Entries:
-    """Whether dictionaries hold the very objects that they held, under the same names, in one pass over all of them."""
-
-    __slots__ = ("_held", "_names", "tables")
-
-    def __init__(self, tables: list[dict[str, Any]]) -> None:
-        self.tables = tables
-        self.accept()
-
-    def accept(self) -> None:
-        # The end is marked: an entry too few meets the mark, one too many is met by it.
-        self._held = [*chain.from_iterable(map(_values_of, self.tables)), _END]
-        self._names = [*chain.from_iterable(self.tables)]
-
-    def changed(self) -> bool:
-        if not self.tables:
-            return False
-        values = chain(chain.from_iterable(map(_values_of, self.tables)), (_END,))
-        return not all(map(is_, values, self._held)) or [*chain.from_iterable(self.tables)] != self._names
 
 
 class UnwatchableModel(Exception):

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,6 +175,19 @@ def test_steps_of_a_fused_optimizer_are_honoured(strict: LoadedModel, model: Two
         assert _agrees(strict, model)
 
 
+def test_weights_that_are_written_past_all_counts_are_honoured(strict: LoadedModel, model: TwoBranches) -> None:
+    assert _agrees(strict, model)
+    for change in (
+        # Of one that is read where it is, and of one that is folded ahead of time.
+        lambda: model.left.weight.data.mul_(-2.0),
+        lambda: model.right.weight.data.copy_(torch.randn(8, 8)),
+        lambda: model.right.weight.detach().numpy().fill(0.5),
+    ):
+        change()
+        assert _agrees(strict, model)
+    assert strict.report().scheduled
+
+
 def test_a_frozen_model_is_read_again_only_when_told_to(model: TwoBranches) -> None:
     frozen = load(encode_bundle(two_branches_bundle(model)), model, strict=True, frozen=True)
     assert _agrees(frozen, model)
@@ -223,9 +237,58 @@ def test_weights_that_are_replaced_during_the_comparison_retire_nothing() -> Non
 
 
 def test_an_unseen_change_is_read_by_refresh(strict: LoadedModel, model: TwoBranches) -> None:
-    model.right.weight.data.mul_(3.0)
+    # One number between those that are looked at.
+    model.right.weight.data[3, 3] = 30.0
+    assert not _agrees(strict, model)
     strict.refresh()
     assert _agrees(strict, model)
+
+
+class Configured(TwoBranches):
+    """With settings as libraries keep them: in an object, and a list of rates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(return_left=False, calls=0)
+        self.rates = [1.0]
+
+    def forward(self, x: torch.Tensor, *, more: dict[str, Any]) -> dict[str, Any]:
+        answer = super().forward(x, more=more)
+        answer["sum"] = answer["sum"] * self.rates[0]
+        return {**answer, "left": self.left(x)} if self.config.return_left else answer
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda model: setattr(model.config, "return_left", True), lambda model: model.rates.__setitem__(0, 2.0)],
+    ids=["configuration", "list"],
+)
+def test_a_setting_that_is_changed_is_honoured(change: Callable[[Configured], None]) -> None:
+    model = Configured().eval()
+    loaded = load(encode_bundle(two_branches_bundle(model)), model)
+    assert _agrees(loaded, model)
+    change(model)
+    args, kwargs = two_branches_inputs(3)
+    with pytest.warns(FallbackWarning, match="no longer fits"):
+        answer = loaded(*args, **kwargs)
+    assert answer.keys() == model(*args, **kwargs).keys()
+    assert compare(output_tensors(answer), output_tensors(model(*args, **kwargs))).bitwise
+
+
+def test_what_somebody_counts_in_a_configuration_is_compared_three_times_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Configured().eval()
+    loaded = load(encode_bundle(two_branches_bundle(model)), model, strict=True)
+    compared: list[None] = []
+    compare_again = Prepared._rebind
+    monkeypatch.setattr(Prepared, "_rebind", lambda self, *, verify: compared.append(None) or compare_again(self, verify=verify))
+    for count in range(1, 9):
+        model.config.calls = count
+        assert _agrees(loaded, model)
+    assert len(compared) == 3
+    model.config.return_left = True
+    args, kwargs = two_branches_inputs(3)
+    with pytest.raises(AutoschedError, match="other containers"):
+        loaded(*args, **kwargs)
 
 
 def test_a_replacement_that_computes_something_else_retires_the_schedule(loaded: LoadedModel, model: TwoBranches) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,15 @@ from autosched.runtime.weights import Change, ModelWatch
 from tests.conformance.graphs import TwoBranches, two_branches_program
 
 
+class Configuration:
+    """What libraries keep settings in."""
+
+    def __init__(self) -> None:
+        self.verbose = False
+        self.names = ["first"]
+        self.nested = SimpleNamespace(rate=0.1)
+
+
 class Watched(TwoBranches):
     """A model that has something of every kind that is looked at."""
 
@@ -27,6 +37,7 @@ class Watched(TwoBranches):
         self.merged: list[str] = ["first"]
         self.scaling = {"first": 1.0}
         self.options: dict[str, float] = {}
+        self.config = Configuration()
         self.inner = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU())
         self.register_buffer("unread", torch.zeros(2))
         self.right.register_forward_hook(_unchanged)
@@ -64,6 +75,10 @@ def _in_place(tensor: torch.Tensor) -> None:
 
 def _put(table: dict[str, object], key: str, value: object) -> None:
     table[key] = value
+
+
+def _set_item(items: list[str], item: str) -> None:
+    items[0] = item
 
 
 def _another(tensor: torch.Tensor) -> torch.nn.Parameter:
@@ -111,6 +126,16 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "number": (lambda model: setattr(model, "scale", 2.0), Change.STRUCTURE),
     "list, longer": (lambda model: model.merged.append("second"), Change.STRUCTURE),
     "list, shorter": (lambda model: model.merged.pop(), Change.STRUCTURE),
+    "list, another item": (lambda model: _set_item(model.merged, "other"), Change.STRUCTURE),
+    "list, another order": (lambda model: (model.merged.append("second"), model.merged.reverse(), model.merged.pop()), Change.STRUCTURE),
+    "list, written and as it was": (lambda model: _set_item(model.merged, model.merged[0]), Change.NONE),
+    "list, elsewhere": (lambda model: (model.merged.extend(["more"] * 99), model.merged.__delitem__(slice(1, None))), Change.NONE),
+    "configuration": (lambda model: setattr(model.config, "verbose", True), Change.STRUCTURE),
+    "configuration, more": (lambda model: setattr(model.config, "new", 1), Change.STRUCTURE),
+    "configuration, less": (lambda model: delattr(model.config, "verbose"), Change.STRUCTURE),
+    "configuration, a list": (lambda model: model.config.names.append("second"), Change.STRUCTURE),
+    "configuration, in it": (lambda model: setattr(model.config.nested, "rate", 0.2), Change.STRUCTURE),
+    "configuration, another one": (lambda model: setattr(model, "config", Configuration()), Change.STRUCTURE),
     "list, another one": (lambda model: setattr(model, "merged", ["first"]), Change.STRUCTURE),
     "dictionary, another value": (lambda model: _put(model.scaling, "first", 2.0), Change.STRUCTURE),
     "dictionary, one more": (lambda model: model.scaling.update(second=1.0), Change.STRUCTURE),
@@ -137,6 +162,10 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "parameter in place": (lambda model: _in_place(model.right.weight), Change.CONTENT),
     "buffer in place": (lambda model: _in_place(model.offset), Change.CONTENT),
     "through a view": (lambda model: _in_place(model.left.weight.detach()[0]), Change.CONTENT),
+    "past all counts, folded": (lambda model: model.right.weight.data.mul_(2.0), Change.CONTENT),
+    "past all counts, with NumPy": (lambda model: model.right.weight.detach().numpy().fill(0.5), Change.CONTENT),
+    # A schedule reads it where it is.
+    "past all counts, read in place": (lambda model: model.left.weight.data.mul_(2.0), Change.NONE),
     "state loaded": (lambda model: model.load_state_dict(Watched().state_dict()), Change.CONTENT),
     "step of an optimizer": (lambda model: _stepped(model.parameters()), Change.CONTENT),
     # It writes to the parameters past PyTorch's count of changes.
@@ -306,3 +335,27 @@ def test_what_a_model_writes_to_its_own_lists_and_dictionaries_is_nothing_to_wat
     assert watch.change() is Change.NONE
     model.options["first"] = 1.0
     assert watch.change() is Change.STRUCTURE
+
+
+def test_what_was_changed_in_vain_three_times_is_watched_no_longer_and_all_else_is(model: Watched, watch: ModelWatch) -> None:
+    for count in range(3):
+        model.config.calls = count
+        assert watch.change() is Change.STRUCTURE
+        anew = _like(watch, model)
+        anew.learn(watch)
+        watch = anew
+        assert watch.change() is Change.NONE
+    model.config.calls = 4
+    model.config.nested.rate = 0.5
+    assert watch.change() is Change.STRUCTURE
+    anew = _like(watch, model)
+    anew.learn(watch)
+    model.config.calls = 5
+    assert anew.change() is Change.NONE
+    model.config.nested.rate = 0.7
+    assert anew.change() is Change.STRUCTURE
+
+
+def _like(watch: ModelWatch, model: Watched) -> ModelWatch:
+    """Made anew of the model as it is now."""
+    return _watch(model, "native" if watch._watchable else "counted" if watch._counts._read else "looked at")

@@ -127,8 +127,9 @@ void implementations(const c10::OperatorHandle&, Stack* stack) {
 }
 
 void watch(const c10::OperatorHandle&, Stack* stack) {
-  auto given = taken(*stack, 3);
-  stack->push_back(address_of(std::make_unique<Watch>(given[0].toIntVector(), given[1].toTensorVector(), given[2].toTensorVector())));
+  auto given = taken(*stack, 4);
+  auto placed = given[1].toTensorVector(), counted = given[2].toTensorVector();
+  stack->push_back(address_of(std::make_unique<Watch>(given[0].toIntVector(), placed, counted, given[3].toIntVector())));
 }
 
 void delete_watch(const c10::OperatorHandle&, Stack* stack) {
@@ -152,7 +153,7 @@ TORCH_LIBRARY(autosched_lanes, library) {
   library.def("delete_run(int run) -> ()", CppFunction::makeFromBoxedFunction<&delete_run>());
   library.def("delete_program(int program) -> ()", CppFunction::makeFromBoxedFunction<&delete_program>());
   library.def("implementations(Tensor[] tensors) -> int[]", CppFunction::makeFromBoxedFunction<&implementations>());
-  library.def("watch(int[] addresses, Tensor[] placed, Tensor[] counted) -> int", CppFunction::makeFromBoxedFunction<&watch>());
+  library.def("watch(int[] addresses, Tensor[] placed, Tensor[] counted, int[] inner) -> int", CppFunction::makeFromBoxedFunction<&watch>());
   library.def("delete_watch(int watch) -> ()", CppFunction::makeFromBoxedFunction<&delete_watch>());
 }
 

@@ -15,6 +15,16 @@ struct Word {
   uint64_t was;
 };
 
+std::vector<Word> words_at(const std::vector<int64_t>& addresses) {
+  std::vector<Word> found;
+  found.reserve(addresses.size());
+  for (auto address : addresses) {
+    auto* place = reinterpret_cast<const uint64_t*>(address);
+    found.push_back({place, *place});
+  }
+  return found;
+}
+
 // Tensors are neither held nor referred to weakly: PyTorch swaps no two tensors of which somebody else does either. The object in Python
 // is held by whoever watches, and one of the words says whether it still stands for the same tensor.
 struct Placed {
@@ -44,13 +54,10 @@ struct Counted {
 };
 
 struct Watch {
-  Watch(const std::vector<int64_t>& addresses, const std::vector<at::Tensor>& in_memory, const std::vector<at::Tensor>& versioned)
-      : placed(in_memory.begin(), in_memory.end()), counted(versioned.begin(), versioned.end()) {
-    for (auto address : addresses) {
-      auto* place = reinterpret_cast<const uint64_t*>(address);
-      words.push_back({place, *place});
-    }
-  }
+  Watch(const std::vector<int64_t>& addresses, const std::vector<at::Tensor>& in_memory, const std::vector<at::Tensor>& versioned,
+        const std::vector<int64_t>& inner_addresses)
+      : words(words_at(addresses)), placed(in_memory.begin(), in_memory.end()), counted(versioned.begin(), versioned.end()),
+        inner(words_at(inner_addresses)) {}
 
   // With the interpreter's lock, so that no tensor is another's between two reads. Of the reads of one loop none waits for another: where
   // none of this is in the caches, a core has a dozen under way at a time.
@@ -60,12 +67,16 @@ struct Watch {
     if (different != 0) return false;
     for (const auto& each : placed) different |= each.moved();
     for (const auto& each : counted) different |= each.now() != each.version;
+    // These may be gone where any of the others is another one.
+    if (different != 0) return false;
+    for (const auto& word : inner) different |= *word.place ^ word.was;
     return different == 0;
   }
 
   std::vector<Word> words;
   std::vector<Placed> placed;
   std::vector<Counted> counted;
+  std::vector<Word> inner;
 };
 
 }  // namespace

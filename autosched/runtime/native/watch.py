@@ -24,8 +24,9 @@ from autosched.runtime.dict_counts import counts_every_write
 from autosched.runtime.native.build import Library, native_library
 from autosched.runtime.native.dict_words import word_of_writes
 
-# Where CPython has an object's class, and the size of a dictionary or a list.
-_CLASS, _SIZE = 8, 16
+# Where CPython has an object's class, the size of a dictionary or a list, and where a list's items are.
+_CLASS, _SIZE, _ITEMS = 8, 16, 24
+_SIZE_OF_LIST = 40
 # And the dictionary of its attributes once somebody has asked for it, where its class leaves that to the interpreter.
 _ATTRIBUTES, _MANAGED = -24, 1 << 4
 
@@ -40,6 +41,8 @@ class Watched:
         tables: dictionaries that may be written to.
         placed: strided tensors that may get other memory.
         counted: tensors that may be changed in place, or become other tensors.
+        lists: may get other items; among ``sized``.
+        words: addresses of words in the memory of ``placed``, which may be written to.
     """
 
     objects: Sequence[object] = ()
@@ -47,6 +50,8 @@ class Watched:
     tables: Sequence[dict[Any, Any]] = ()
     placed: Sequence[torch.Tensor] = ()
     counted: Sequence[torch.Tensor] = ()
+    lists: Sequence[list[Any]] = ()
+    words: Sequence[int] = ()
 
 
 class NativeWatch:
@@ -65,7 +70,7 @@ class NativeWatch:
     def __init__(self, library: Library, addresses: list[int], watched: Watched) -> None:
         self._watched = watched
         self._unchanged = library.unchanged
-        self._handle: int = library.watch(addresses, list(watched.placed), list(watched.counted))
+        self._handle: int = library.watch(addresses, list(watched.placed), list(watched.counted), _inner(watched))
         weakref.finalize(self, library.delete_watch, self._handle).atexit = False
 
     def unchanged(self) -> bool:
@@ -95,10 +100,17 @@ def _words(library: Library, place: int, watched: Watched) -> list[int]:
     return [
         *(id(each) + offset for each in watched.objects for offset in (_CLASS, _ATTRIBUTES)),
         *(id(each) + _SIZE for each in watched.sized),
+        *(id(each) + _ITEMS for each in watched.lists),
         *(word_of_writes(library, table) for table in watched.tables),
         # Most are in both, and one look at each will do.
         *{id(tensor) + place for tensor in (*watched.placed, *watched.counted)},
     ]
+
+
+def _inner(watched: Watched) -> list[int]:
+    """Words that are there as long as no other has changed: of a list's items, and of tensors."""
+    items = (_word(id(each) + _ITEMS) + 8 * place for each in watched.lists for place in range(len(each)))
+    return [*items, *watched.words]
 
 
 def _means() -> tuple[Library, int] | None:
@@ -126,11 +138,14 @@ def _as_expected(library: Library) -> bool:
     if min(dict.__basicsize__, OrderedDict.__basicsize__, list.__basicsize__) < _SIZE + 8 or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
     modules = (torch.nn.Identity(), torch.nn.ReLU())
-    sizes: tuple[dict[str, int] | list[int], ...] = ({}, table, OrderedDict(), OrderedDict(a=1, b=2), [], [1, 2, 3])
+    numbers = [1, 2, 3]
+    sizes: tuple[dict[str, int] | list[int], ...] = ({}, table, OrderedDict(), OrderedDict(a=1, b=2), [], numbers)
     return (
         all(_word(id(each) + _CLASS) == id(type(each)) for each in (table, *modules))
         and all(map(_has_attributes, modules))
         and all(_word(id(each) + _SIZE) == len(each) for each in sizes)
+        and list.__basicsize__ == _SIZE_OF_LIST
+        and [_word(_word(id(numbers) + _ITEMS) + 8 * place) for place in range(3)] == list(map(id, numbers))
         and counts_every_write(lambda each: _word(word_of_writes(library, each)))
     )
 

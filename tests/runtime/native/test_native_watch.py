@@ -29,11 +29,13 @@ class _Things:
         self.table: dict[str, Any] = {"a": 1}
         self.weight = torch.nn.Parameter(torch.ones(4, 4))
         self.part = torch.ones(4, 4)[1:]
+        self.names = ["first", "second"]
 
     def watched(self) -> Watched:
         tensors = (self.weight, self.part)
         tables = (self.table, self.module.__dict__)
-        return Watched((self.module,), (self.empty, self.empty_ordered), tables, tensors, tensors)
+        sized = (self.empty, self.empty_ordered, self.names)
+        return Watched((self.module,), sized, tables, tensors, tensors, (self.names,), (self.weight.data_ptr() + 8,))
 
 
 def _in_place(tensor: torch.Tensor) -> None:
@@ -55,6 +57,12 @@ _CHANGES: dict[str, Callable[[_Things], object]] = {
     "moved in its storage": lambda things: things.part.set_(things.part.untyped_storage(), 0, (3, 4)),
     "storage moved": lambda things: things.part.untyped_storage().resize_(1 << 16),
     "swapped": lambda things: torch.utils.swap_tensors(things.weight, torch.nn.Parameter(torch.ones(4, 4))),
+    "list, another item": lambda things: things.names.reverse(),
+    "list, longer": lambda things: things.names.append("third"),
+    "list, elsewhere": lambda things: (things.names.extend(["more"] * 999), things.names.__delitem__(slice(2, None))),
+    "list, gone": lambda things: things.names.clear(),
+    "past all counts": lambda things: things.weight.data.mul_(2.0),
+    "memory given back": lambda things: things.weight.untyped_storage().resize_(0),
     "in place": lambda things: _in_place(things.weight),
     "in place, through a view": lambda things: _in_place(things.weight.detach()[0]),
 }
@@ -70,7 +78,8 @@ def test_a_change_is_seen_and_what_was_there_before_is_not(name: str) -> None:
     # What was swapped away is gone by then.
     gc.collect()
     assert not first.unchanged()
-    second = native_watch(Watched((things.module,), (), (things.table,), (things.weight, things.part), (things.weight, things.part)))
+    tensors = (things.weight, things.part)
+    second = native_watch(Watched((things.module,), (things.names,), (things.table,), tensors, tensors, (things.names,)))
     assert second is not None
     assert second.unchanged()
     assert not first.unchanged()
@@ -91,7 +100,11 @@ def test_whom_it_watches_lives_as_long_as_it_does_and_no_longer() -> None:
     assert memory() is None
 
 
-@pytest.mark.parametrize("places", [{"_CLASS": 0}, {"_ATTRIBUTES": -16}, {"_MANAGED": 0}, {"_SIZE": 24}, {"_SIZE": 1 << 20}], ids=str)
+@pytest.mark.parametrize(
+    "places",
+    [{"_CLASS": 0}, {"_ATTRIBUTES": -16}, {"_MANAGED": 0}, {"_SIZE": 24}, {"_SIZE": 1 << 20}, {"_SIZE_OF_LIST": 48}],
+    ids=str,
+)
 def test_where_the_interpreter_keeps_things_elsewhere_there_is_none(monkeypatch: pytest.MonkeyPatch, places: dict[str, int]) -> None:
     assert can_watch()
     for name, place in places.items():

@@ -1,0 +1,58 @@
+"""A word or two of each weight's memory, to notice what is written there past PyTorch's counts.
+
+``parameter.data.copy_(...)``, NumPy and ``torch.distributed`` write to weights, and no count tells. A schedule that reads a weight where it
+is reads the new values; what was computed from it ahead, folded or packed, stays as it was. Whoever writes new weights writes all of
+them, and so changes the words that are looked at; a change of a few numbers between these is not seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+
+import torch
+
+_BYTES = 8
+# More find no more of what happens: weights are written as a whole. Each is a place in memory that nothing else reads.
+_WORDS = 2
+_CANDIDATES = 16
+
+
+class MemoryWords:
+    """Compares some words of memory with what they were when this was made.
+
+    Args:
+        tensors: whose memory; those alone that are on a CPU, strided and not small. They are held, and who asks knows that they have
+            the memory that they had.
+    """
+
+    __slots__ = ("_held", "_was", "_words", "places")
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        # The memory, not only the tensor, which may be given other.
+        self._held = [tensor.detach() for tensor in tensors if tensor.device.type == "cpu" and tensor.layout is torch.strided]
+        self.places: Sequence[int] = [place for tensor in self._held for place in _telling_places(tensor)]
+        self._words = list(map(ctypes.c_uint64.from_address, self.places))
+        self._was = [word.value for word in self._words]
+
+    def changed(self) -> bool:
+        """Whether a word differs."""
+        return [word.value for word in self._words] != self._was
+
+
+def _telling_places(tensor: torch.Tensor) -> list[int]:
+    """Addresses of words of its memory, of numbers that are not zero if there are such: whatever these are multiplied by, they stay."""
+    first = tensor.data_ptr()
+    begin = -(-first // _BYTES) * _BYTES
+    count = max(0, first + _bytes_in_one_piece(tensor) - begin) // _BYTES
+    found = list(dict.fromkeys(begin + _BYTES * (count * part // _CANDIDATES) for part in range(_CANDIDATES if count else 0)))
+    telling = [place for place in found if ctypes.c_uint64.from_address(place).value] or found
+    return telling[:: max(1, len(telling) // _WORDS)][:_WORDS]
+
+
+def _bytes_in_one_piece(tensor: torch.Tensor) -> int:
+    """How many bytes from its first number on are its own; of a view with gaps, those of that number."""
+    if tensor.numel() == 0 or tensor.data_ptr() == 0:
+        return 0
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.element_size()) * (tensor.numel() if span == tensor.numel() else 1)

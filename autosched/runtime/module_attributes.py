@@ -1,0 +1,185 @@
+"""What modules hold beside their weights, compared with what they held: modes, hooks, parts and attributes.
+
+Each comparison is one pass of C code over flat lists: a loaded model may be looked at after each of its calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from itertools import chain
+from operator import attrgetter, getitem, is_, itemgetter
+from typing import Any
+
+import torch
+
+from autosched.runtime.attribute_contents import AttributeContents, Place
+
+Entry = tuple[dict[str, Any], str]
+"""A dictionary, and one of its keys."""
+
+version_of = attrgetter("_version")
+_attributes_of = attrgetter("__dict__")
+_training_of = attrgetter("training")
+_training_entry = itemgetter("training")
+_values_of = dict.values
+_END = object()
+_address_of = torch.Tensor.data_ptr
+_strides_of = torch.Tensor.stride
+_size_of = torch.Tensor.numel
+_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
+
+
+class Modes:
+    """Whether a module is in training mode."""
+
+    __slots__ = ("elsewhere", "tables")
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        modules = list(modules)
+        self.tables = [module.__dict__ for module in modules if "training" in module.__dict__]
+        # A scripted module keeps the flag elsewhere.
+        self.elsewhere = [module for module in modules if "training" not in module.__dict__]
+
+    def changed(self) -> bool:
+        """Whether any is."""
+        try:
+            return any(map(_training_entry, self.tables)) or self.changed_elsewhere()
+        except KeyError:
+            return True
+
+    def changed_elsewhere(self) -> bool:
+        """What no dictionary says."""
+        return bool(self.elsewhere) and any(map(_training_of, self.elsewhere))
+
+
+class Hooks:
+    """Whether modules, and dictionaries of theirs, most of them empty, hold the hooks that they held."""
+
+    __slots__ = ("_owners", "empty", "filled")
+
+    def __init__(self, modules: list[torch.nn.Module]) -> None:
+        names = ("_forward_hooks", "_forward_pre_hooks")
+        tables = [*(getattr(module, name) for module in modules for name in names), *_hooks_of_all_modules()]
+        self._owners = Items([(module.__dict__, name) for module in modules for name in names if name in module.__dict__])
+        self.empty = [table for table in tables if not table]
+        self.filled = Entries([table for table in tables if table])
+
+    def changed(self) -> bool:
+        """Whether they hold others."""
+        return any(self.empty) or self.filled.changed() or self._owners.changed()
+
+
+def _hooks_of_all_modules() -> list[dict[Any, Any]]:
+    names = ("_global_forward_hooks", "_global_forward_pre_hooks")
+    return [table for name in names if isinstance(table := getattr(torch.nn.modules.module, name, None), dict)]
+
+
+class Settings:
+    """Whether modules are of the classes they were of, have as many attributes, and, if they are the user's own, the same values there.
+
+    Of a tensor, whether it was changed in place, or lies elsewhere; of lists, dictionaries and configurations, whether they hold what
+    they held (``attribute_contents``).
+
+    PyTorch's own modules have a dozen attributes each that nobody changes; to look at them all would double the time of a look.
+    """
+
+    __slots__ = ("_items", "_places", "_sizes", "_tables", "_types", "_versions", "contents", "modules", "placed", "tensors")
+
+    def __init__(self, modules: list[torch.nn.Module]) -> None:
+        self.modules = modules
+        self._types = list(map(type, modules))
+        self._tables = [module.__dict__ for module in modules]
+        self._sizes = list(map(len, self._tables))
+        own = [module.__dict__ for module in modules if not type(module).__module__.startswith("torch.")]
+        self._items = Items([(table, key) for table in own for key in table if key not in _OF_EVERY_MODULE])
+        self.contents = AttributeContents(self._items.values)
+        self._note()
+
+    def _note(self) -> None:
+        self.tensors = [item for item in self._items.values if isinstance(item, torch.Tensor) and not item.is_inference()]
+        self._versions = list(map(version_of, self.tensors))
+        # One of a class of its own may have no memory.
+        plain = [tensor for tensor in self.tensors if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
+        self.placed = [tensor for tensor in plain if tensor.layout is torch.strided]
+        self._places = places_of(self.placed)
+
+    def settle(self) -> bool:
+        """Forget attributes that are no longer what they were, and count anew; whether there were any."""
+        found = self.changed()
+        self._sizes = list(map(len, self._tables))
+        self._items = Items(self._items.left())
+        self.leave_out(self.contents.different())
+        self._note()
+        return found
+
+    def leave_out(self, places: Set[Place]) -> None:
+        """Forget what is in these places."""
+        self.contents = self.contents.without(places, self._items.values)
+
+    def changed(self) -> bool:
+        """Whether anything was."""
+        found = list(map(len, self._tables)) != self._sizes or self._items.changed() or self.contents.changed()
+        return found or self.changed_elsewhere()
+
+    def changed_elsewhere(self) -> bool:
+        """What no dictionary counts: classes of modules, that a module's attributes are all others, what is in tensors and lists."""
+        if list(map(type, self.modules)) != self._types or not all(map(is_, map(_attributes_of, self.modules), self._tables)):
+            return True
+        if self.contents.changed_elsewhere():
+            return True
+        # Most models have none of these, and to go over nothing takes its time too.
+        if not self.tensors:
+            return False
+        return list(map(version_of, self.tensors)) != self._versions or places_of(self.placed) != self._places
+
+
+def places_of(tensors: list[torch.Tensor]) -> list[object]:
+    """Where they lie, and how: the same memory may be read in another order, or less of it. To ask for shapes takes twice as long."""
+    return [*map(_address_of, tensors), *map(_strides_of, tensors), *map(_size_of, tensors)]
+
+
+class Items:
+    """Whether dictionaries hold, under some names, the very objects that they held."""
+
+    __slots__ = ("_keys", "_tables", "values")
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        entries = list(entries)
+        self._tables = [table for table, _ in entries]
+        self._keys = [key for _, key in entries]
+        self.values = list(map(getitem, self._tables, self._keys))
+
+    def changed(self) -> bool:
+        """Whether any is another, or gone."""
+        try:
+            return bool(self._keys) and not all(map(is_, map(getitem, self._tables, self._keys), self.values))
+        except KeyError:
+            return True
+
+    def left(self) -> list[Entry]:
+        """Those that hold what they held."""
+        entries = zip(self._tables, self._keys, self.values, strict=True)
+        return [(table, key) for table, key, old in entries if table.get(key, _END) is old]
+
+
+class Entries:
+    """Whether dictionaries hold the very objects that they held, under the same names, in one pass over all of them."""
+
+    __slots__ = ("_held", "_names", "tables")
+
+    def __init__(self, tables: list[dict[str, Any]]) -> None:
+        self.tables = tables
+        self.accept()
+
+    def accept(self) -> None:
+        """Take what is there now for what was."""
+        # The end is marked: an entry too few meets the mark, one too many is met by it.
+        self._held = [*chain.from_iterable(map(_values_of, self.tables)), _END]
+        self._names = [*chain.from_iterable(self.tables)]
+
+    def changed(self) -> bool:
+        """Whether any is another, under another name, or gone, or there is one more."""
+        if not self.tables:
+            return False
+        values = chain(chain.from_iterable(map(_values_of, self.tables)), (_END,))
+        return not all(map(is_, values, self._held)) or [*chain.from_iterable(self.tables)] != self._names
