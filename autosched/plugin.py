@@ -216,4 +216,4 @@ def _aside(graph: torch.fx.GraphModule, reason: str) -> Callable[..., Any]:
 def _warn(reason: str) -> None:
     from autosched.runtime.guard import FallbackWarning
 
-    warnings.warn(f"autosched runs a compiled graph as it came: {reason}", FallbackWarning, stacklevel=2)
+    warnings.warn(f"autosched runs a compiled graph without a schedule: {reason}", FallbackWarning, stacklevel=2)

@@ -86,7 +86,7 @@ def tell_what_compiles_besides(device: str, effort: str, budget_s: float | None,
         return
     total_s = budget_for(effort, budget_s).total_s
     complain(
-        f"autosched: torch.compile is measured beside; what it compiles is not in the budget of {total_s:g} s and can take minutes more; "
+        f"autosched: torch.compile is measured, too; compiling for it is not in the budget of {total_s:g} s and can take minutes more; "
         f"{leave_out} leaves it out"
     )
 
@@ -138,7 +138,7 @@ def show_report(report: TuneReport, as_json: bool, *, with_steps: bool = True) -
     else:
         _print_report(report, next_steps(report.bundle, report.cached, report.device.kind) if with_steps else ())
     if report.unstable:
-        complain("autosched: this machine was too restless for any statement; stop other work on it and run again")
+        complain("autosched: this machine was too noisy for any conclusion; stop other work on it and run again")
         raise typer.Exit(3)
 
 

@@ -211,7 +211,7 @@ def judge(
         unstable = is_unstable(fought.base_us, limit_pct=RESTLESS_PCT)
         result = paired_ratio(fought.candidate_us, fought.base_us)
         if unstable:
-            why = f"the machine was too restless to tell (best candidate {best}: {_faster(result.ratio)})"
+            why = f"the machine was too noisy to tell (best candidate {best}: {_faster(result.ratio)})"
         elif result.ratio < 1.0 and beyond_noise(result, noise):
             chosen, ratio, why = best, result, ""
         else:

@@ -200,7 +200,7 @@ class LoadedModel:
         if self._in_place and not self._strict:
             name = type(self.model).__name__
             reason = "the schedule is bound to this process and this very model; load the bundle for the copy, too"
-            warnings.warn(f"autosched leaves a copy of {name} as it came: {reason}", FallbackWarning, stacklevel=2)
+            warnings.warn(f"autosched leaves a copy of {name} without a schedule: {reason}", FallbackWarning, stacklevel=2)
             # Of the copy, which has no forward of its own yet.
             return getattr, (self.model, "forward")
         raise UsageError(
@@ -212,7 +212,7 @@ class LoadedModel:
         report = self.report()
         name = type(self.model).__name__
         if not report.scheduled:
-            return f"<autosched: {name} as it came ({report.reason})>"
+            return f"<autosched: {name} without a schedule ({report.reason})>"
         shapes = f", {len(report.shapes)} shapes ({report.ready} ready)" if len(report.shapes) > 1 else ""
         return f"<autosched: {name} on schedule {report.schedule!r}, {report.operators} operators on {report.lanes} lanes{shapes}>"
 
@@ -315,7 +315,7 @@ class LoadedModel:
             first = kind not in self._warned
             self._warned.add(kind)
         if first:
-            warnings.warn(f"autosched runs {type(self.model).__name__} as it came: {reason}", FallbackWarning, stacklevel=4)
+            warnings.warn(f"autosched runs {type(self.model).__name__} without a schedule: {reason}", FallbackWarning, stacklevel=4)
 
 
 def _shape_report(slot: Slot) -> ShapeReport:
@@ -370,6 +370,6 @@ def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device) -> None:
             raise InputMismatch(f"input {position} is {tensor.layout}; the schedule was made for strided tensors.")
         if tensor.stride() != strides or tensor.is_conj() or tensor.is_neg() or (offsets_matter and tensor.storage_offset()):
             if position in slot.changed:
-                raise InputMismatch(f"input {position} is changed in place, and is laid out otherwise than in tuning. Give it contiguous.")
+                raise InputMismatch(f"input {position} is changed in place and its memory layout differs from tuning. Give x.contiguous().")
             with torch.no_grad():
                 tensors[position] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -155,7 +155,7 @@ def _unchecked(kind: str) -> tuple[str, ...]:
 
 
 def _warn(model: torch.nn.Module, reason: str) -> None:
-    warnings.warn(f"autosched runs {type(model).__name__} as it came: {reason}", FallbackWarning, stacklevel=4)
+    warnings.warn(f"autosched runs {type(model).__name__} without a schedule: {reason}", FallbackWarning, stacklevel=4)
 
 
 def _as_it_came(model: torch.nn.Module, reason: str, facts: _Facts) -> LoadedModel:
@@ -210,7 +210,7 @@ def _open(
     for place, (bundle, verdict, fits) in enumerate(zip(facts.bundles, facts.verdicts, fitting, strict=True)):
         slot = Slot(bundle.program, _Preparer(binder, bundle, place, padding, label))
         if not fits:
-            slot.refused = f"made for something else: {'; '.join(verdict.lines)}"
+            slot.refused = f"the schedule does not fit here: {'; '.join(verdict.lines)}"
         slots.append(slot)
     return ShapeTable(slots, device, max_shapes=max_shapes, padding=padding)
 

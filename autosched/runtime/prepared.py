@@ -140,8 +140,8 @@ class Prepared:
         elif overwriting.begun.yes:
             self._careful = overwriting.otherwise()
             raise HalfWritten(
-                f"an operator failed when what the model changes was already changed in part ({type(outcome).__name__}: {outcome}); the "
-                "model was not run, since it would change that twice. Reset the model's state."
+                f"an operator failed after part of the model's state was changed ({type(outcome).__name__}: {outcome}); the model was not "
+                "run, because it would change that part twice. Reset the model's state."
             ) from outcome
         return outcome
 
