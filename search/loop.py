@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -110,6 +111,19 @@ class LoopResult:
     ledger: Ledger
     traces: dict[str, Trace]
     costs: CostTable
+
+    @property
+    def ranking(self) -> tuple[str, ...]:
+        """Canonical keys of all that was measured, fastest first.
+
+        A round's ratios are to a reference of its own, so they are put on one scale by what it has in common with the rounds before.
+        """
+        standing: dict[str, float] = {}
+        for measured in self.rounds:
+            shared = [standing[item.proposal.key] / item.ratio for item in measured.ranked if item.proposal.key in standing]
+            scale = statistics.median(shared) if shared else 1.0
+            standing |= {item.proposal.key: scale * item.ratio for item in measured.ranked}
+        return tuple(sorted(standing, key=lambda key: (standing[key], key)))
 
 
 @dataclass(slots=True)

@@ -108,6 +108,19 @@ def test_all_ratios_of_a_halving_are_to_one_reference_however_the_candidates_ran
     assert {item.proposal.key: item.ratio for item in ranked} == pytest.approx(truth, rel=0.01)
 
 
+def test_what_later_rounds_measured_is_ranked_beside_what_the_first_did() -> None:
+    problem, kernels = synthetic.random_block_problem(6, 40)
+    bench = FakeBench(problem, kernels, noise=0.0)
+    result = search_on_device(problem, bench, context(), SETTINGS)
+    # Each round has a reference of its own, and theirs differ.
+    references = [measured.ranked[0].median_us / measured.ranked[0].ratio for measured in result.rounds]
+    assert max(references) > 1.01 * min(references)
+    times_us = {key: statistics.median(times) for key, times in bench.times.items()}
+    assert set(result.ranking) == set(times_us)
+    in_turn = [times_us[key] for key in result.ranking]
+    assert in_turn == pytest.approx(sorted(in_turn))
+
+
 def test_a_failing_candidate_leaves_the_halving_and_is_not_asked_again() -> None:
     chosen = made_up(6)
     table = Table(chosen, [10.0, 9.0, 8.0, 7.0, 6.0, 5.0], failing=5)
