@@ -76,7 +76,8 @@ def interleave(
     """Time everything in rounds until ``rounds`` are done or ``deadline`` (``time.monotonic``) has passed, but at least seven.
 
     ``anchor`` names the schedule that is run twice in every round: its two columns are the A/A test. Between two looks at the clock are
-    four rounds, or fewer where not so many are left until ``deadline``.
+    four rounds, or fewer where not so many are left until ``deadline``. Where ``schedules`` fail together and none of them does alone,
+    the first ones go on.
     """
     alive = dict(schedules)
     columns: dict[str, list[float]] = {name: [] for name in [*alive, *(item.name for item in externals)]}
@@ -127,13 +128,14 @@ def _chunk(done: int, rounds: int, least: int, begin_s: float, deadline: float) 
 
 
 def _find_culprits(session: Session, alive: dict[str, Schedule], anchor: str, whole: Failure) -> dict[str, Failure]:
-    """Which schedules fail alone; all but the anchor if none does, because the failure then lies in running them together."""
+    """Which schedules fail alone; if none does, the failure lies in running so many together, and the later half has to go."""
     found: dict[str, Failure] = {}
     for name, schedule in alive.items():
         answer = session.paired([schedule], rounds=1)
         if isinstance(answer, Failure):
             found[name] = answer
-    return found or {name: whole for name in alive if name != anchor} or {anchor: whole}
+    others = [name for name in alive if name != anchor]
+    return found or {name: whole for name in others[len(others) // 2 :] or [anchor]}
 
 
 @dataclass(frozen=True, slots=True)

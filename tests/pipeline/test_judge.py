@@ -173,6 +173,30 @@ def test_a_session_that_fails_everywhere_ends_the_comparison() -> None:
     assert set(times.failures) == {"sequential", "beam"}
 
 
+class Narrow(SessionDouble):
+    """Has room for ``most`` schedules at a time."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(lambda schedule: 1000.0 - 10.0 * schedule.lane.count(1), noise=0.001)
+        self.most = most
+
+    def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+        if len(set(schedules)) > self.most:
+            return Failure(FailureKind.OOM, "no memory for so many")
+        return super().paired(schedules, rounds=rounds)
+
+
+@pytest.mark.parametrize(("most", "left"), [(1, 1), (2, 2), (4, 3), (6, 6)])
+def test_of_schedules_that_fail_only_together_the_first_ones_go_on(most: int, left: int) -> None:
+    few = [make_schedule(GRAPH, range(len(GRAPH)), [int(index < count) for index in range(len(GRAPH))]) for count in (4, 3, 2, 1)]
+    named = [("sequential", SEQUENTIAL), ("sequential_wide", WIDE), *((f"candidate_{place}", item) for place, item in enumerate(few))]
+    times = interleave(Narrow(most), named, [], rounds=8, deadline=time.monotonic() + 60, progress=Silent(), anchor="sequential")
+    names = [name for name, _ in named]
+    assert list(times.columns) == names[:left]
+    assert {len(column) for column in times.columns.values()} == {8}
+    assert set(times.failures) == set(names[left:])
+
+
 @pytest.mark.parametrize(("outside_us", "words"), [(700.0, "faster still"), (960.0, "equally fast within noise"), (1300.0, "")])
 def test_a_baseline_that_cannot_be_kept_is_recommended_only_beyond_the_noise_floor(outside_us: float, words: str) -> None:
     spread = [1.0 + 0.001 * (place % 5) for place in range(40)]
