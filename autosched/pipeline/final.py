@@ -130,21 +130,32 @@ def _compared(run: Run, field: Field) -> Times:
 
 
 def _judged(run: Run, field: Field, times: Times) -> Judgement:
-    """Judge; a winner that races under injected delays is struck out, and the rest is judged again."""
+    """Judge; a candidate that fails in the duel, or races under injected delays, is struck out, and the rest is judged again."""
     left = list(field.searched)
     while True:
         best, base = finalists(times, left, field.static)
         fought = _duel(run, field, best, base) if best is not None else None
         judgement = judge(times, left, field.static, [item.name for item in field.externals], fought)
-        if judgement.chosen in field.static:
+        if best is None or (judgement.chosen in field.static and not isinstance(fought, Failure)):
             return judgement
-        race = stress_capture(run.session, run.graph, field.entry(judgement.chosen).schedule, run.options.seed)
-        if race is None:
+        guilty = _guilty(run, field.entry(base).schedule, fought) if isinstance(fought, Failure) else _race(run, field, best)
+        if guilty is None:
             return judgement
-        left.remove(judgement.chosen)
-        times.columns.pop(judgement.chosen)
-        times.failures[judgement.chosen] = field.failures[judgement.chosen] = race
+        left.remove(best)
+        times.columns.pop(best)
+        times.failures[best] = field.failures[best] = guilty
         run.ledger.failures += 1
+        if isinstance(fought, Failure) and not any(times.columns.get(name) for name in left):
+            return judgement
+
+
+def _race(run: Run, field: Field, name: str) -> Failure | None:
+    return stress_capture(run.session, run.graph, field.entry(name).schedule, run.options.seed)
+
+
+def _guilty(run: Run, base: Schedule, fought: Failure) -> Failure | None:
+    """The failure of a duel as its candidate's; none where not even ``base`` runs by now: then nobody else would come through either."""
+    return None if isinstance(run.session.paired([base], rounds=1), Failure) else fought
 
 
 def _duel(run: Run, field: Field, candidate: str, base: str) -> Duel | Failure:
