@@ -24,7 +24,7 @@ from autosched.pipeline.options import Outcome
 from autosched.pipeline.proving import Entry
 from autosched.pipeline.references import References
 from autosched.pipeline.replaying import replayed_report
-from autosched.pipeline.rows import strategy_rows
+from autosched.pipeline.rows import best_baseline, strategy_rows
 from autosched.pipeline.run import Costs, Run
 from autosched.pipeline.timetable import LEAST_ROWS
 from autosched.search.simulate import simulate
@@ -174,7 +174,7 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     disturbed = disturbance_note([traced, *peaks], device_facts(run.device.key))
     run.ledger.notes += [disturbed] if disturbed else []
     bytes_of = [None if isinstance(peak, Failure) else peak.peak_memory_bytes for peak in peaks]
-    rows = strategy_rows(field.entries, bytes_of, field.externals, field.failures, times, judgement)
+    rows = strategy_rows(field.entries, bytes_of, field.externals, field.failures, times)
     report = _report(run, costs, field, judgement, rows)
     if run.recording is not None:
         report = replayed_report(report, _by_key(field), run.session)
@@ -196,7 +196,7 @@ def _report(run: Run, costs: Costs, field: Field, judgement: Judgement, rows: Se
         lowering=run.captured.program.lowering,
         operators=len(run.graph),
         chosen=judgement.chosen,
-        best_baseline=judgement.best_baseline,
+        best_baseline=best_baseline(rows),
         verdict=judgement.verdict,
         ratio_low=judgement.ratio.ci_low,
         ratio_high=judgement.ratio.ci_high,

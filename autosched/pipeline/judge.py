@@ -146,7 +146,6 @@ class Judgement:
     """
 
     chosen: str
-    best_baseline: str
     verdict: str
     ratio: Ratio
     noise_pct: float
@@ -200,7 +199,7 @@ def judge(
     """
     best, base = finalists(times, candidates, static)
     outside = [name for name in externals if times.columns.get(name)]
-    best_baseline = min([base, *outside], key=lambda name: _median(times.columns[name]))
+    not_searched = min([base, *outside], key=lambda name: _median(times.columns[name]))
     chosen, ratio, unstable = base, Ratio(1.0, 1.0, 1.0, len(times.columns[base])), False
     floor = noise = noise_floor_pct(times.columns[times.anchor], times.again)
     if best is None or fought is None:
@@ -223,9 +222,9 @@ def judge(
                 within = 100.0 * (1.0 - result.ratio) <= noise
                 why += f", which is not beyond the noise floor of {noise:.1f} %" if within else ", which is not certain"
     said = _sentence(chosen, base, ratio, why)
-    if best_baseline not in (base, chosen):
-        said += _against(times, chosen, best_baseline, floor)
-    return Judgement(chosen, best_baseline, said, ratio, noise, unstable)
+    if not_searched not in (base, chosen):
+        said += _against(times, chosen, not_searched, floor)
+    return Judgement(chosen, said, ratio, noise, unstable)
 
 
 def _sentence(chosen: str, base: str, ratio: Ratio, why: str) -> str:
@@ -237,13 +236,13 @@ def _sentence(chosen: str, base: str, ratio: Ratio, why: str) -> str:
     )
 
 
-def _against(times: Times, chosen: str, best_baseline: str, floor_pct: float) -> str:
+def _against(times: Times, chosen: str, outside: str, floor_pct: float) -> str:
     """What is to be said of a baseline that cannot be kept, if it was the fastest of all; ``floor_pct`` is that of the comparison."""
-    ratio = paired_ratio(times.columns[chosen], times.columns[best_baseline])
+    ratio = paired_ratio(times.columns[chosen], times.columns[outside])
     if not beyond_noise(ratio, floor_pct):
-        return f" {best_baseline} is equally fast within noise."
+        return f" {outside} is equally fast within noise."
     if ratio.ratio > 1.0:
-        return f" {best_baseline} is faster still: what was kept takes {ratio.ratio:.2f} times as long; use {best_baseline} here."
+        return f" {outside} is faster still: what was kept takes {ratio.ratio:.2f} times as long; use {outside} here."
     return ""
 
 
