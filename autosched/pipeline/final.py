@@ -181,7 +181,7 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     elif any(isinstance(peak, ScheduleRecord) and peak.source is not Source.MEASURED for peak in peaks):
         report = _simulated(report)
     else:
-        _remember(run, costs, field, times, report, quiet=not report.unstable and not disturbed)
+        _remember(run, costs, field, times, report, quiet=not judgement.restless and not disturbed)
     trace = None if isinstance(traced, Failure) else traced
     planned = simulate(costs.problem, kept)
     ends = tuple(map(float, planned.start_us)), tuple(map(float, planned.end_us))

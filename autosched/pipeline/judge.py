@@ -142,13 +142,15 @@ def _find_culprits(session: Session, alive: dict[str, Schedule], anchor: str, wh
 class Judgement:
     """What is kept, and the sentence that says why.
 
-    ``ratio`` is kept over best static schedule, 1.0 with itself. ``noise_pct`` is the A/A floor.
+    ``ratio`` is kept over best static schedule, 1.0 with itself. ``noise_pct`` is the A/A floor. ``restless``: whether times by themselves
+    say nothing, since the machine changed its pace; ``unstable``: whether ratios within a round say nothing either.
     """
 
     chosen: str
     verdict: str
     ratio: Ratio
     noise_pct: float
+    restless: bool
     unstable: bool
 
 
@@ -195,25 +197,29 @@ def judge(
         externals: names of baselines that are no schedules and cannot be kept.
         fought: the duel of the :func:`finalists`; ``None`` if there was no candidate.
 
-    A candidate must be faster in the duel by more than its A/A floor, with its 95 % interval below 1.
+    A candidate must be faster in the duel by more than its A/A floor, with its 95 % interval below 1. On a machine that changes its pace
+    both are of rounds, in which that cancels; where not even the A/A floor is narrow, nothing is kept for it.
     """
     best, base = finalists(times, candidates, static)
     outside = [name for name in externals if times.columns.get(name)]
     not_searched = min([base, *outside], key=lambda name: _median(times.columns[name]))
-    chosen, ratio, unstable = base, Ratio(1.0, 1.0, 1.0, len(times.columns[base])), False
+    chosen, ratio = base, Ratio(1.0, 1.0, 1.0, len(times.columns[base]))
+    restless = unstable = False
     floor = noise = noise_floor_pct(times.columns[times.anchor], times.again)
     if best is None or fought is None:
-        unstable = is_unstable(times.columns[base], limit_pct=RESTLESS_PCT)
+        restless = unstable = is_unstable(times.columns[base], limit_pct=RESTLESS_PCT)
         why = "no candidate could be measured" if candidates else "nothing else to choose from"
     elif isinstance(fought, Failure):
         why = f"the best candidate, {best}, failed in the final measurement ({fought.kind}: {fought.detail})"
     else:
         noise = noise_floor_pct(fought.base_us, fought.again_us)
-        unstable = is_unstable(fought.base_us, limit_pct=RESTLESS_PCT)
+        restless = is_unstable(fought.base_us, limit_pct=RESTLESS_PCT)
         result = paired_ratio(fought.candidate_us, fought.base_us)
+        wins = result.ratio < 1.0 and beyond_noise(result, noise)
+        unstable = restless and not (wins and noise <= RESTLESS_PCT)
         if unstable:
             why = f"the machine was too restless to tell (best candidate {best}: {_faster(result.ratio)})"
-        elif result.ratio < 1.0 and beyond_noise(result, noise):
+        elif wins:
             chosen, ratio, why = best, result, ""
         else:
             interval = f"95 % interval {100 * (result.ci_low - 1):+.1f} to {100 * (result.ci_high - 1):+.1f} % time"
@@ -224,7 +230,9 @@ def judge(
     said = _sentence(chosen, base, ratio, why)
     if not_searched not in (base, chosen):
         said += _against(times, chosen, not_searched, floor)
-    return Judgement(chosen, said, ratio, noise, unstable)
+    if restless and not unstable:
+        said += " The machine changed its pace meanwhile; what is said of ratios is of single rounds, in which that cancels."
+    return Judgement(chosen, said, ratio, noise, restless, unstable)
 
 
 def _sentence(chosen: str, base: str, ratio: Ratio, why: str) -> str:

@@ -91,6 +91,19 @@ def test_a_restless_machine_decides_nothing() -> None:
     assert "restless" in judgement.verdict
 
 
+@pytest.mark.parametrize(("gain", "chosen"), [(0.06, "beam"), (0.01, "sequential"), (-0.06, "sequential")])
+def test_a_change_of_pace_that_cancels_within_each_round_hides_no_winner(gain: float, chosen: str) -> None:
+    times, _ = run(1000.0, 1300.0, 950.0)
+    paces = [1000.0 + place % 5 for place in range(12)] + [1800.0 + place % 7 for place in range(12)]
+    again = [pace * (1.0 + (0.02 if place % 2 else -0.02)) for place, pace in enumerate(paces)]
+    fought = Duel(tuple(pace * (1.0 - gain) for pace in paces), tuple(paces), tuple(again))
+    judgement = judge(times, ["beam"], ["sequential", "sequential_wide"], [], fought)
+    assert judgement.chosen == chosen
+    assert judgement.restless
+    assert judgement.unstable == (chosen == "sequential")
+    assert ("changed its pace" in judgement.verdict) == (chosen == "beam")
+
+
 def test_a_faster_external_baseline_is_named_though_it_cannot_be_kept() -> None:
     _, judgement = run(1000.0, 1200.0, 900.0, externals=[External("torch_compile", lambda: 600.0)])
     assert judgement.chosen == "beam"
