@@ -157,6 +157,17 @@ def test_batch_norm_stays_where_the_convolution_is_read_twice_or_absent():
     check(Apply(lambda m, x: m.norm(m.conv(x)), **transposed), (torch.randn(1, 4, 5, 5),), fold_batch_norm, expected=0)
 
 
+@pytest.mark.parametrize(
+    ("convolution", "shape"), [(nn.Conv2d(3, 8, 1), (3, 8, 8)), (nn.Conv1d(3, 8, 1), (3, 8)), (nn.Conv2d(3, 4, 1), (3, 8, 5))]
+)
+def test_batch_norm_stays_where_its_channels_are_not_the_convolutions(convolution, shape):
+    norm = nn.BatchNorm1d(8)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2.0)
+    # What a convolution makes of a tensor without a batch, a norm takes for a batch.
+    check(Apply(lambda m, x: m.norm(m.conv(x)), conv=convolution, norm=norm), (torch.randn(shape),), fold_batch_norm, expected=0)
+
+
 ACTIVATIONS = {
     "none": nn.Identity(), "relu": nn.ReLU(), "relu6": nn.ReLU6(), "hardtanh": nn.Hardtanh(-0.5, 0.25), "silu": nn.SiLU(),
     "gelu": nn.GELU(), "gelu_tanh": nn.GELU(approximate="tanh"), "leaky_relu": nn.LeakyReLU(0.2), "sigmoid": nn.Sigmoid(),

@@ -151,6 +151,19 @@ def test_intervals_made_on_one_half_hold_on_the_other(pairs: PairSet) -> None:
     assert inside.mean() > 0.8
 
 
+def test_intervals_of_a_fold_owe_nothing_to_its_own_pairs_in_another_one(pairs: PairSet) -> None:
+    one = dataclasses.replace(pairs, labels=dataclasses.replace(pairs.labels, family=("only",) * len(pairs)))
+    _, folds = folds_of(one, np.random.default_rng(0))
+    held_out = cross_validate(NoInterference, one, folds, seed=0)
+    mine = np.asarray(held_out.group) == folds[0].name
+    twice = ~mine & np.isin(held_out.rows, held_out.rows[mine])
+    assert twice.any()
+    wild = dataclasses.replace(held_out.labels, slowdown_last=np.where(twice, 20.0, held_out.labels.slowdown_last))
+    before, after = held_out.with_intervals(), dataclasses.replace(held_out, labels=wild).with_intervals()
+    assert np.array_equal(before.high[mine], after.high[mine])
+    assert not np.array_equal(before.high[~mine], after.high[~mine])
+
+
 def test_retraining_starts_from_another_devices_model(training: Training, tmp_path: Path) -> None:
     elsewhere = pair_set(synthetic_store(tmp_path, families=("delta", "epsilon"), kernels=10, pairs=50, seed=9, device="synthetic-b"))
     result = train(elsewhere, seed=0, kinds=(), start=training.model, curve=False)
