@@ -102,6 +102,25 @@ def test_candidates_in_one_pool_do_not_grow_memory(rig: Rig) -> None:
     assert max(reserved[15:]) <= max(reserved[:15])
 
 
+def test_memory_that_is_only_cached_is_given_back_for_a_capture(rig: Rig) -> None:
+    inputs = rig.inputs(1)
+    wanted = [item.clone() for item in rig.measurer.reference(inputs)]
+    rig.backend.release_cached()
+    with rig.backend.on(rig.capturer.streams.named("noise")):
+        cached = torch.empty(512 << 20, dtype=torch.uint8, device=rig.backend.device)
+    del cached
+    reserved, whole = torch.cuda.memory_reserved(), torch.cuda.get_device_properties(rig.backend.device).total_memory
+    # As if the rest of the device were somebody else's.
+    torch.cuda.set_per_process_memory_fraction((reserved + (1 << 20)) / whole)
+    try:
+        runner = rig.capture(make_plan(rig.program.graph, spread(rig, 1)))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert rig.backend.same(runner(inputs), wanted)
+    assert torch.cuda.memory_reserved() < reserved
+    runner.close()
+
+
 def test_a_graph_keeps_the_constants_whose_addresses_it_holds() -> None:
     """Trap 9."""
     program, constants = branches_program(branches=2, depth=2, size=64)

@@ -59,22 +59,23 @@ def measure_costs(measurer: CudaMeasurer) -> Costs:
 def _capture(measurer: CudaMeasurer, lanes: list[Stream], *, crossing: bool) -> tuple[Graph, Event, Event]:
     """A chain on each of ``lanes``, the first between two stamps; ``crossing``: every step waits for the step before on all lanes."""
     backend = measurer.backend
-    start, end = (backend.new_event(timing=True, in_graph=True) for _ in range(2))
+    stamps: list[Event] = []
 
     def body() -> None:
-        backend.record(start, lanes[0])
+        stamps[:] = [backend.new_event(timing=True, in_graph=True) for _ in range(2)]
+        backend.record(stamps[0], lanes[0])
         for turn in range(_LENGTH):
             if crossing and turn:
                 meet(backend, lanes)
             for stream in lanes:
                 with backend.on(stream):
                     backend.touch()
-        backend.record(end, lanes[0])
+        backend.record(stamps[1], lanes[0])
 
     made = measurer.capturer.capture_script(lanes, body)
     if isinstance(made, Failure):
         raise DeviceError(f"the device cannot capture a chain of kernels: {made.detail}")
-    return made[0], start, end
+    return made[0], stamps[0], stamps[1]
 
 
 def meet(backend: StreamBackend, lanes: list[Stream]) -> None:

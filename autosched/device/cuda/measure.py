@@ -193,6 +193,7 @@ class CudaMeasurer:
         stamps: list[tuple[Event, Event]] = []
 
         def body() -> None:
+            stamps.clear()
             for stream, (_, copies), kernel in zip(sides, lanes, kernels, strict=True):
                 slots = self.values()
                 start, end = (backend.new_event(timing=True, in_graph=True) for _ in range(2))

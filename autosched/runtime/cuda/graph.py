@@ -76,7 +76,7 @@ class GraphCapturer:
         if self._scratch is None:
             self._load_own_kernels()
             pool = self.backend.new_pool()
-            keeper = self._record([self.streams.named("keeper")], lambda: self._touch("keeper"), pool)
+            keeper = self._recorded([self.streams.named("keeper")], lambda: self._touch("keeper"), pool)
             if isinstance(keeper, Failure):
                 raise DeviceError(f"this device captures no graph at all: {keeper.detail}")
             self._keepers.append(keeper[0])
@@ -106,7 +106,7 @@ class GraphCapturer:
                     return None
         except Exception as error:
             return failure_of(error, "workspaces")
-        made = self._record(lanes, body, pool)
+        made = self._recorded(lanes, body, pool)
         if isinstance(made, Failure):
             return made
         before, self._workspaces = self._workspaces, (pool, made[0])
@@ -179,6 +179,8 @@ class GraphCapturer:
         chosen = pool if pool is not None else self.backend.new_pool()
         lanes = {self.backend.handle(stream) for stream in self._lanes(plan)}
         made = self._captured(program, plan, inputs, graph, chosen, options, callers)
+        if self._made_room(made):
+            made = self._captured(program, plan, inputs, graph, chosen, options, callers)
         if isinstance(made, Failure):
             return made
         runner, left_behind = made
@@ -251,8 +253,8 @@ class GraphCapturer:
     def capture_script(
         self, streams: Sequence[Stream], body: Callable[[], Any], *, pool: Pool | None = None
     ) -> tuple[Graph, Any] | Failure:
-        """Capture whatever ``body`` launches on ``streams`` (forked before it, joined after it) into one instantiated graph."""
-        result = self._record(streams, body, pool if pool is not None else self.scratch_pool())
+        """Capture whatever ``body`` launches on ``streams`` (forked before it, joined after it) into one graph; may call it twice."""
+        result = self._recorded(streams, body, pool if pool is not None else self.scratch_pool())
         if isinstance(result, Failure):
             return result
         try:
@@ -283,6 +285,14 @@ class GraphCapturer:
     def _touch(self, name: str) -> None:
         with self.backend.on(self.streams.named(name)):
             self.backend.touch()
+
+    def _recorded(self, streams: Sequence[Stream], body: Callable[[], Any], pool: Pool) -> tuple[Graph, Any] | Failure:
+        made = self._record(streams, body, pool)
+        return self._record(streams, body, pool) if self._made_room(made) else made
+
+    def _made_room(self, made: object) -> bool:
+        """Whether ``made`` failed for want of memory that was cached, and is not now: PyTorch gives none back while it captures."""
+        return isinstance(made, Failure) and made.kind is FailureKind.OOM and not self.tainted and self.backend.release_cached()
 
     def _record(
         self,
@@ -321,8 +331,6 @@ class GraphCapturer:
                 if not ended:
                     clean = self._end(graph, origin, side)
                 self._unwind(graph, pool, clean=clean)
-        if failure.kind is FailureKind.OOM and not self.tainted:
-            backend.release_cached()
         log.debug("capture failed: %s", failure.detail)
         return failure
 
