@@ -21,7 +21,8 @@ from autosched.device.cuda.waking import Waker
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel
-from autosched.runtime.cuda.graph import GraphCapturer, failure_of
+from autosched.runtime.cuda.failures import failure_of
+from autosched.runtime.cuda.graph import GraphCapturer
 from autosched.runtime.cuda.lanes import CaptureOptions, Launchable, Slots
 from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.cuda.streams import Event, Graph, Stream, StreamBackend, Tensor

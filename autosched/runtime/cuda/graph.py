@@ -27,6 +27,7 @@ from autosched.core.graph import OpGraph
 from autosched.core.in_place import outputs_overwritten
 from autosched.core.records import Failure, FailureKind
 from autosched.runtime.cuda.captured import CapturedGraph, GraphNode, StorageSpan
+from autosched.runtime.cuda.failures import failure_of
 from autosched.runtime.cuda.lanes import NO_OPERATOR, CaptureNotes, CaptureOptions, GraphReader, LaneExecutor, Launchable, Slots
 from autosched.runtime.cuda.runner import GraphRunner, ReplayGate
 from autosched.runtime.cuda.streams import EmptyCapture, Graph, Pool, Stream, StreamBackend, StreamSet, Tensor, no_garbage_collection
@@ -76,7 +77,7 @@ class GraphCapturer:
         if self._scratch is None:
             self._load_own_kernels()
             pool = self.backend.new_pool()
-            keeper = self._recorded([self.streams.named("keeper")], lambda: self._touch("keeper"), pool)
+            keeper = self._record([self.streams.named("keeper")], lambda: self._touch("keeper"), pool)
             if isinstance(keeper, Failure):
                 raise DeviceError(f"this device captures no graph at all: {keeper.detail}")
             self._keepers.append(keeper[0])
@@ -109,7 +110,7 @@ class GraphCapturer:
         made = self._recorded(lanes, body, pool)
         if isinstance(made, Failure):
             return made
-        before, self._workspaces = self._workspaces, (pool, made[0])
+        before, self._workspaces = self._workspaces, (made[2], made[0])
         if before is not None:
             backend.reset(before[1])
         return None
@@ -166,8 +167,8 @@ class GraphCapturer:
         Args:
             inputs: static buffers; held by the runner for its life.
             graph: needed to observe, and for programs that overwrite inputs.
-            pool: default a private pool of its own. Graphs in one pool share memory: never replay two at the same time, and read one's
-                outputs before replaying another.
+            pool: default a private pool of its own; the runner's may be another one where memory was short. Graphs in one pool share
+                memory: never replay two at the same time, and read one's outputs before replaying another.
             callers: inputs, by place, that are a caller's memory, to be overwritten where it lies; as for ``GraphRunner``.
 
         Returns:
@@ -176,11 +177,11 @@ class GraphCapturer:
         options = options or CaptureOptions()
         if options.observe and (self._reader is None or graph is None):
             return Failure(FailureKind.UNAVAILABLE, "cuda-bindings is not installed, so the captured graph cannot be read")
-        chosen = pool if pool is not None else self.backend.new_pool()
+        chosen = self.backend.new_pool() if pool is None else pool
         lanes = {self.backend.handle(stream) for stream in self._lanes(plan)}
         made = self._captured(program, plan, inputs, graph, chosen, options, callers)
-        if self._made_room(made):
-            made = self._captured(program, plan, inputs, graph, chosen, options, callers)
+        if (roomier := self._room(made, chosen)) is not None:
+            chosen, made = roomier, self._captured(program, plan, inputs, graph, roomier, options, callers)
         if isinstance(made, Failure):
             return made
         runner, left_behind = made
@@ -262,7 +263,7 @@ class GraphCapturer:
         except Exception as error:
             self.backend.reset(result[0])
             return failure_of(error, "instantiating the graph")
-        return result
+        return result[:2]
 
     def close(self) -> None:
         """Free what keeps pools alive. Runners are their owners' to close."""
@@ -286,13 +287,21 @@ class GraphCapturer:
         with self.backend.on(self.streams.named(name)):
             self.backend.touch()
 
-    def _recorded(self, streams: Sequence[Stream], body: Callable[[], Any], pool: Pool) -> tuple[Graph, Any] | Failure:
+    def _recorded(self, streams: Sequence[Stream], body: Callable[[], Any], pool: Pool) -> tuple[Graph, Any, Pool] | Failure:
+        """As :meth:`_record`, and in which pool: another one, once more, if memory was only cached."""
         made = self._record(streams, body, pool)
-        return self._record(streams, body, pool) if self._made_room(made) else made
+        if (roomier := self._room(made, pool)) is not None:
+            pool, made = roomier, self._record(streams, body, roomier)
+        return made if isinstance(made, Failure) else (*made, pool)
 
-    def _made_room(self, made: object) -> bool:
-        """Whether ``made`` failed for want of memory that was cached, and is not now: PyTorch gives none back while it captures."""
-        return isinstance(made, Failure) and made.kind is FailureKind.OOM and not self.tainted and self.backend.release_cached()
+    def _room(self, made: object, pool: Pool) -> Pool | None:
+        """Where to capture again what failed for want of memory that was cached, and is not now; ``None`` if it did not.
+
+        PyTorch gives no cache back while it captures, and refuses a pool that is in no graph any more: ours alone are known to be in one.
+        """
+        if not isinstance(made, Failure) or made.kind is not FailureKind.OOM or self.tainted or not self.backend.release_cached():
+            return None
+        return pool if pool in (self._scratch, *(self._workspaces or ())[:1]) else self.backend.new_pool()
 
     def _record(
         self,
@@ -389,11 +398,3 @@ class GraphCapturer:
             reader.early_edges(graph),
             tuple(link for chain in notes.in_place for link in chain.links),
         )
-
-
-def failure_of(error: BaseException, doing: str) -> Failure:
-    """The failure a candidate's exception means."""
-    text = f"{doing}: {type(error).__name__}: {error}".splitlines()[0][:500]
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in text.lower():
-        return Failure(FailureKind.OOM, text)
-    return Failure(FailureKind.CAPTURE, text)
