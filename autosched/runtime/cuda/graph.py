@@ -271,8 +271,7 @@ class GraphCapturer:
             self.backend.reset(keeper)
         if self._workspaces is not None:
             self.backend.reset(self._workspaces[1])
-        self._keepers = []
-        self._scratch = self._workspaces = None
+        self._keepers, self._scratch, self._workspaces = [], None, None
 
     def _lanes(self, plan: Plan) -> list[Stream]:
         return [self.streams.lane(lane, priority) for lane, priority in dict.fromkeys((step.lane, step.priority) for step in plan.steps)]
