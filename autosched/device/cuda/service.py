@@ -65,7 +65,7 @@ from autosched.device.worker_messages import (
 )
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.cuda.bindings import GraphBindings
-from autosched.runtime.cuda.graph import failure_of
+from autosched.runtime.cuda.failures import failure_of
 from autosched.runtime.cuda.lanes import CaptureOptions
 from autosched.runtime.cuda.streams import Tensor
 from autosched.runtime.float32 import rounded_as
