@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import random
 from collections.abc import Iterator
@@ -42,13 +41,19 @@ def fill_what_is_free(rig: Rig) -> None:
 
 def fill_the_device(rig: Rig) -> None:
     """Let the allocator cache, for a stream that nobody else uses, all that the driver gives."""
-    pages = torch.cuda.mem_get_info()[0] >> 21
+    # Two pages are left: what is allocated before a capture begins would give all of it back.
+    left = (torch.cuda.mem_get_info()[0] >> 21) - 2
+    held, pages = [], left
     with rig.backend.on(rig.capturer.streams.named("noise")):
-        # A few are left: what is allocated before a capture begins would give all of it back.
-        for left in (2, 4, 8, 16, 64):
-            with contextlib.suppress(torch.OutOfMemoryError):
-                torch.empty(pages - left << 21, dtype=torch.uint8, device=rig.backend.device)
-                return
+        while pages > 0:
+            try:
+                held.append(torch.empty(pages << 21, dtype=torch.uint8, device=rig.backend.device))
+            except torch.OutOfMemoryError:
+                # A driver need not give all that it says is free, nor in one piece.
+                pages //= 2
+            else:
+                left -= pages
+                pages = min(pages, left)
 
 
 def test_a_graph_outlives_the_graphs_that_were_captured_beside_it(rig: Rig) -> None:

@@ -294,6 +294,8 @@ class CudaService:
             raise UsageError(f"the measuring process of the CUDA device cannot answer {request.name}")
 
     def _profiles(self, bench: Bench, body: ProfilesBody) -> Iterator[Answer]:
+        # They hold times, too.
+        bench.measurer.wake()
         with bench.flushing() if body.cold and bench.flushing is not None else nullcontext() as flush:
             for operator in body.operators:
                 self._beat(operator)

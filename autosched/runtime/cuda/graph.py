@@ -115,14 +115,14 @@ class GraphCapturer:
             backend.reset(before[1])
         return None
 
-    def warm_up(self, program: Launchable, inputs: Sequence[Tensor], *, passes: int = 2) -> Failure | None:
-        """Run every operator eagerly, on a stream that is never captured: modules load, libraries choose their algorithms."""
+    def warm_up(self, program: Launchable, inputs: Sequence[Tensor], beat: Callable[[], None] | None = None) -> Failure | None:
+        """Run every operator eagerly, twice, on a stream that is never captured: modules load, libraries choose their algorithms."""
         stream = self.streams.named("warm-up")
         try:
             self._load_own_kernels()
             with torch.inference_mode(), self.backend.on(stream):
-                for _ in range(passes):
-                    program.run(inputs)
+                for _ in range(2):
+                    program.run(inputs, beat)
             self.backend.synchronize()
         except Exception as error:
             return failure_of(error, "warm-up")

@@ -62,3 +62,16 @@ def test_every_replay_of_an_operator_shows_progress_with_it() -> None:
     timed = {operator for operator, _ in rows if beats.count(operator) > 1}
     assert {graph.operators[operator].signature for operator in timed} == {item.signature for item in graph.operators}
     assert all(beats.count(operator) > 9 for operator in timed)
+
+
+def test_every_operator_that_runs_eagerly_shows_progress() -> None:
+    """Libraries choose kernels at an operator's first call, and again where they may not round: by timing them, that takes minutes."""
+    graph = diamond(3, 2)
+    cuda = FakeCuda()
+    program = FakeProgram(cuda, graph)
+    beats: list[int] = []
+    measurer = CudaMeasurer(GraphCapturer(cuda), program, graph, program.inputs(1), beat=beats.append)
+    for run in (measurer.reference, lambda inputs: measurer.capturer.warm_up(program, inputs, lambda: beats.append(-1))):
+        beats.clear()
+        run(program.inputs(1))
+        assert len(beats) >= len(graph)

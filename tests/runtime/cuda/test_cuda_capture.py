@@ -312,7 +312,12 @@ def test_stamps_tell_when_each_operator_ran() -> None:
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(ValueError("shapes differ"), FailureKind.CAPTURE), (OutOfMemory(), FailureKind.OOM), (MemoryError(), FailureKind.OOM)],
+    [
+        (ValueError("shapes differ"), FailureKind.CAPTURE),
+        (OutOfMemory(), FailureKind.OOM),
+        (MemoryError(), FailureKind.OOM),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), FailureKind.OOM),
+    ],
 )
 def test_an_operator_that_fails_in_a_capture_is_one_failure_and_everything_is_given_back(error: Exception, kind: FailureKind) -> None:
     graph = diamond()
@@ -599,3 +604,24 @@ def test_a_script_is_captured_again_where_memory_was_only_cached() -> None:
     result = capturer.capture_script([stream], body)
     assert not isinstance(result, Failure), result
     assert len(made) == cuda.released == 1
+
+
+def test_a_graph_that_the_driver_has_no_memory_for_is_captured_again_where_some_was_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is made launchable takes memory of the driver's, which a full cache has left none of."""
+    graph = diamond()
+    cuda = Crowded()
+    rig = Rig(graph, cuda=cuda)
+    wanted = rig.program.answer(rig.inputs)
+    cuda.crowd(left_bytes=1 << 20)
+    ordinary = cuda.instantiate
+
+    def instantiate(made: Any) -> None:
+        if not cuda.released:
+            raise RuntimeError("CUDA error: out of memory")
+        ordinary(made)
+
+    monkeypatch.setattr(cuda, "instantiate", instantiate)
+    runner = rig.capture(two_lanes(graph))
+    assert isinstance(runner, GraphRunner), runner
+    assert rig.numbers(runner(rig.inputs)) == wanted
+    assert cuda.live_graphs == 1
