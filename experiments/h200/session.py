@@ -22,6 +22,7 @@ import os
 import shlex
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -211,7 +212,9 @@ def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step
                 yield step, limit_s
 
 
-def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, archive: Archive | None = None) -> str:
+def run(
+    step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, environment: dict[str, str], archive: Archive | None = None
+) -> str:
     """Run one step for at most ``limit_s`` seconds; its state afterwards."""
     seconds = max(1.0, limit_s - step.margin_s)
     words = [*step.command, *((step.smoke or ()) if smoke else ())]
@@ -232,7 +235,7 @@ def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, arc
         if archive is not None:
             archive.look()
 
-    status = run_logged(command, limit_s, log, environment=_environment(), meanwhile=look)
+    status = run_logged(command, limit_s, log, environment=environment, meanwhile=look)
     state = {0: "done", LEFT: "left", None: "left"}.get(status, "failed")
     diary.note(step, state, before_s + time.monotonic() - begin)
     said = "its time was over" if status is None else f"status {status}"
@@ -242,9 +245,18 @@ def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, arc
     return state
 
 
-def _environment() -> dict[str, str]:
-    """Of every command. Virtual machines may get memory only as they use it, and regions would be compiled one after the other."""
-    return {_WORKERS: str(max(2, len(os.sched_getaffinity(0)) // 2)), **os.environ}
+@contextlib.contextmanager
+def _environment() -> Iterator[dict[str, str]]:
+    """Of every command.
+
+    This checkout's autosched is found in it before any that is installed, which may be of another commit than figures say; alone, since
+    the checkout's datasets/ would hide whoever else has that name. Virtual machines may get memory only as they use it, and regions would
+    be compiled one after the other.
+    """
+    with tempfile.TemporaryDirectory(prefix="autosched-session-") as folder:
+        (Path(folder) / "autosched").symlink_to(ROOT / "autosched", target_is_directory=True)
+        path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+        yield {_WORKERS: str(max(2, len(os.sched_getaffinity(0)) // 2)), **os.environ, "PYTHONPATH": path}
 
 
 def unpack(archive: Path, out: Path) -> None:
@@ -302,13 +314,14 @@ def main() -> int:
             if diary.state(step) == "failed":
                 diary.note(step, "left", 0.0)
     call = Call(arguments.seconds, spare_s=5.0)
-    for step, limit_s in turns(plan, diary, call):
-        state = run(step, limit_s, out, diary, smoke=arguments.smoke, archive=archive)
-        if archive is not None:
-            archive.pack()
-        if state != "done" and step.required:
-            print(f"{step.name} is needed by everything else; nothing more is run", flush=True)
-            return 1
+    with _environment() as environment:
+        for step, limit_s in turns(plan, diary, call):
+            state = run(step, limit_s, out, diary, smoke=arguments.smoke, environment=environment, archive=archive)
+            if archive is not None:
+                archive.pack()
+            if state != "done" and step.required:
+                print(f"{step.name} is needed by everything else; nothing more is run", flush=True)
+                return 1
     print(", ".join(f"{step.name} {diary.state(step)}" for step in plan), flush=True)
     return _status(plan, diary)
 

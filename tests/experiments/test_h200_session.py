@@ -215,6 +215,23 @@ def test_a_command_gets_its_folder_and_seconds_and_its_words_are_logged(
     assert capsys.readouterr().out.splitlines()[1:3] == [f"    {[str(folder), '48', '--smoke']}", "    oh"]
 
 
+def test_commands_run_the_checkouts_code_whatever_is_installed(
+    real: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel may be of another commit than figures say, or be missing; and no other folder of the checkout may hide a package's name."""
+    (tmp_path / "site" / "autosched").mkdir(parents=True)
+    (tmp_path / "site" / "autosched" / "__init__.py").write_text("raise ImportError('the wheel of another commit')")
+    (tmp_path / "site" / "its_dependency.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; import autosched, its_dependency, autosched.search.portfolio; "
+        f"assert Path(autosched.__file__).resolve().parents[1] == Path({str(ROOT)!r}), autosched.__file__; "
+        f"assert {str(ROOT)!r} not in sys.path, sys.path"
+    )
+    assert real(code, "--smoke") == 0, (tmp_path / "out" / "rehearsal" / "logs" / "a.log").read_text()
+
+
 _UNTIL_PACKED = """
 import pathlib, sys, tarfile, time
 out = pathlib.Path(sys.argv[1])
