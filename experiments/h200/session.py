@@ -8,9 +8,10 @@ Each step is one command of this folder or its neighbours, a process with a time
 folder that is named after the GPU (``h100``, ``h200``, ...): a later call may find another one, which then begins anew. They go on
 where they were stopped, and may be run by hand as well: the commands stand at the top of their logs, ``logs/<step>.log``. A step first gets
 the seconds of the plan, over all calls together; when every step has had its own, what is left goes to those that are not done. What does
-not fit into the rest of a call waits for the next one, and something shorter goes before it. A step that fails is not run again without
-``--retry``. ``--archive FILE`` keeps all of it in one file as well, new after every result, and goes on from that where ``--out`` is not
-there. Exit status: 0 all is done, 1 all has been run and something failed, 10 something is left for the next call.
+not fit into the rest of a call waits for the next one, and something shorter goes before it. A step that fails keeps no other from its turn
+and is not run again without ``--retry``, and then, of tests, only those that have not passed. ``--archive FILE`` keeps all of it in a file
+as well, new after every result, and goes on from that where ``--out`` is not there. Exit status: 0 all is done, 1 all has been run and
+something failed, 10 something is left for the next call.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from experiments.devices import folder_name  # noqa: E402
 
 # Between the time that a command is told and the time at which it is ended; pytest counts from its first test.
 _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
-_SHOWN_LINES = 8
+_SHOWN_LINES, _SHOWN_OF_FAILED = 8, 30
 _WORKERS = "AUTOSCHED_COMPILE_WORKERS"
 _REHEARSAL = "rehearsal"
 _DIARY = "session.json"
@@ -49,9 +50,10 @@ _DIARY = "session.json"
 _RULES = ("streams", "serving", "layout")
 # Those that compile quickly have a step of their own, which fits into what a call has left.
 _QUICK = ("autosched:deepfm", "torchvision:squeezenet1_1", "transformers:bert")
-# Begun with nearly all of a call: what max-autotune is late for in the first one's run is not asked again.
+# Begun with nearly all of a call: what max-autotune is late for in the first one's run is not asked again. Then what the quick ones' own
+# step had no time for; what has a result is skipped.
 _SUITE = (
-    "torchvision:googlenet", "autosched:randwire", "torchvision:resnet50", "transformers:t5", "torchvision:inception_v3",
+    "torchvision:googlenet", *_QUICK, "autosched:randwire", "torchvision:resnet50", "transformers:t5", "torchvision:inception_v3",
     "torchvision:mobilenet_v2", "torchvision:densenet201", "timm:nasnetalarge",
 )  # fmt: skip
 
@@ -88,8 +90,9 @@ def _suite(*models: str) -> tuple[str, ...]:
 
 def _tests(*names: str) -> tuple[str, ...]:
     files = [str(ROOT / "tests" / "gpu" / f"test_gpu_{name}.py") for name in names]
-    # Verbose, so that the log of a run that was stopped says what passed; no cache, so that no run knows of another.
-    return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", "--gpu-budget", "{seconds}", *files)
+    # Verbose, so that the log of a run that was stopped says what passed; what runs know of each other is in a file that is kept.
+    known = ("--gpu-budget", "{seconds}", "--gpu-done", "{out}/gpu_tests.jsonl")
+    return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", *known, *files)
 
 
 def steps(opara: Path | None = None) -> list[Step]:
@@ -108,15 +111,15 @@ def steps(opara: Path | None = None) -> list[Step]:
     return [
         # A cold disk: what is imported first may take minutes. One that is cut off here has kept the call from everything else.
         Step("device", _script("h200/machine.py", "--out", "{out}"), 180.0, 5.0, required=True),
-        Step("doctor", ("-P", "-m", "autosched", "doctor"), 90.0, 5.0, required=True, smoke=()),
+        Step("doctor", ("-P", "-m", "autosched", "doctor"), 60.0, 5.0, smoke=()),
         Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
-        Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 240.0),
-        Step("quick", _suite(*_QUICK), 300.0, 260.0),
+        Step("quick", _suite(*_QUICK), 360.0, 260.0),
+        Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 200.0),
         Step("suite", _suite(*_SUITE), 500.0, 400.0),
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
         Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 60.0, smoke=on_cpu),
-        Step("tests", _tests(*sorted(everything - set(_RULES))), 240.0, 120.0, _TESTS_MARGIN_S, smoke=()),
+        Step("tests", _tests(*sorted(everything - set(_RULES))), 240.0, 80.0, _TESTS_MARGIN_S, smoke=()),
         Step(
             "compile_cost",
             _script("fused/compile_cost.py", "--device", "cuda", "--out", "{out}/compile_cost", *limits, "timm:nasnetalarge"),
@@ -236,11 +239,13 @@ def run(
             archive.look()
 
     status = run_logged(command, limit_s, log, environment=environment, meanwhile=look)
-    state = {0: "done", LEFT: "left", None: "left"}.get(status, "failed")
+    # One that a signal ended has not said that it is done: memory ran out, or a library broke its process.
+    state = "left" if status is None or status < 0 else {0: "done", LEFT: "left"}.get(status, "failed")
     diary.note(step, state, before_s + time.monotonic() - begin)
     said = "its time was over" if status is None else f"status {status}"
     print(f"{step.name}: {state} ({said}, {time.monotonic() - begin:.0f} s); {log}", flush=True)
-    for line in log.read_bytes()[said_before:].decode(errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]:
+    shown = _SHOWN_OF_FAILED if status not in (0, LEFT, None) else _SHOWN_LINES
+    for line in log.read_bytes()[said_before:].decode(errors="replace").rstrip().splitlines()[-shown:]:
         print(f"    {line[:200]}", flush=True)
     return state
 

@@ -90,6 +90,15 @@ def test_what_failed_is_not_run_again_unless_asked_and_is_said(rig: Rig, capsys:
     assert rig.call(plan, "--retry") == (0, [("a", 100)])
 
 
+def test_what_a_signal_ended_is_left_and_says_more(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = [step("a"), step("b", 500.0)]
+    rig.answers = {"a": [(5.0, -9), (5.0, -11), (5.0, 0)]}
+    # At most once more in this call, after everything else.
+    assert [name for name, _ in rig.call(plan)[1]] == ["a", "b", "a"]
+    assert "a left, b done" in capsys.readouterr().out
+    assert rig.call(plan)[0] == 0
+
+
 def test_without_a_device_nothing_else_is_run_and_every_call_asks(rig: Rig) -> None:
     plan = [step("device", 40.0, 5.0, required=True), step("a")]
     rig.answers = {"device": [(3.0, 1)]}
@@ -291,7 +300,9 @@ def test_an_archive_stays_where_a_file_goes_while_it_is_read(tmp_path: Path, mon
 def test_every_command_is_one_that_there_is(tmp_path: Path) -> None:
     plan = session.steps(tmp_path / "clone")
     names = [item.name for item in plan]
-    assert names[:4] == ["device", "doctor", "rules", "probes"]
+    # What must hold, then figures, then questions; nothing but the lack of a GPU keeps the rest from its turn.
+    assert names[:6] == ["device", "doctor", "rules", "quick", "probes", "suite"]
+    assert [item.name for item in plan if item.required] == ["device"]
     assert len(set(names)) == len(names)
     assert "opara" not in [item.name for item in session.steps()]
     tests = [Path(word) for item in plan for word in item.command if word.endswith(".py") and "/tests/" in word]
@@ -314,9 +325,12 @@ def test_a_models_compilers_have_time_in_whatever_step_begins_with_it() -> None:
     plan = {item.name: item for item in session.steps()}
     for name, compilers_s in (("quick", 60.0), ("suite", 200.0)):
         assert calls.compile_total_s(plan[name].least_s - plan[name].margin_s, 60.0) >= compilers_s
-    asked = [word for name in ("quick", "suite") for word in plan[name].command if ":" in word]
-    assert len(set(asked)) == len(asked)
-    assert set(CLAIMED) | set(CONTROLS) == set(asked)
+    quick, suite = ([word for word in plan[name].command if ":" in word] for name in ("quick", "suite"))
+    assert len(set(suite)) == len(suite)
+    assert set(CLAIMED) | set(CONTROLS) == set(suite)
+    # What quick had no time for has its turn before anything else that is not begun.
+    assert suite[0] == "torchvision:googlenet"
+    assert set(quick) == set(suite[1 : 1 + len(quick)])
 
 
 def test_what_it_starts_is_little(tmp_path: Path) -> None:
