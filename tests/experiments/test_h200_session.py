@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -319,6 +320,13 @@ def test_every_command_is_one_that_there_is(tmp_path: Path) -> None:
     # Up to the tests they fill three calls of nine minutes and no more than a fourth; what comes behind is dropped first.
     counted = [item.plan_s for item in plan[: names.index("tests") + 1]]
     assert 3 * 535 <= sum(counted) < 4 * 535
+
+
+def test_the_page_has_every_step_in_order_with_its_seconds() -> None:
+    page = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| [^|]+ \| (\d+|what is left) \|", page, re.MULTILINE)
+    said = [(name, int(seconds) if seconds.isdigit() else 0) for name, seconds in rows]
+    assert said == [(f"`{item.name}`", int(item.plan_s)) for item in session.steps(ROOT)]
 
 
 def test_a_models_compilers_have_time_in_whatever_step_begins_with_it() -> None:
