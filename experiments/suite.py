@@ -44,6 +44,8 @@ CPU_SUITE = (
     "torchvision:resnet50",
     "torchvision:mobilenet_v2",
 )
+# Characters of what a failed run said that are kept: tracebacks of compilers are long.
+_LAST_WORDS = 10_000
 _PACKAGES = ("numpy", "triton", "cuda-bindings", "torchvision", "timm", "transformers", "numba", "optuna", "xgboost-cpu", "xgboost")
 
 
@@ -119,14 +121,15 @@ def _version(package: str) -> str:
 
 
 def measure(run: Run, timeout_s: float, extra_environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Run it in a process of its own: the report, or ``{"error": {"message", "exit_code"}}`` (``-1``: it ran out of time)."""
+    """Run it in a process of its own: the report, or ``{"error": {"message", "exit_code", ...}}`` (``-1``: it ran out of time)."""
     ended = run_to_end(run.command(), timeout_s, environment={**os.environ, **(extra_environment or {})})
     if ended.status is None:
-        return {"error": {"message": f"no result within {timeout_s:.0f} s", "exit_code": LATE}}
+        message = f"no result within {timeout_s:.0f} s"
+        return {"error": {"message": message, "exit_code": LATE, "last_words": ended.err[-_LAST_WORDS:]}}
     try:
         found: dict[str, Any] = json.loads(ended.out)
     except ValueError:
-        return {"error": {"message": ended.err[-2000:] or "it printed nothing", "exit_code": ended.status}}
+        return {"error": {"message": ended.err[-_LAST_WORDS:] or "it printed nothing", "exit_code": ended.status}}
     return found
 
 

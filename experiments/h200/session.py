@@ -69,6 +69,7 @@ class Step:
         margin_s: of its seconds, how many it is not told of.
         required: run in every call, and nothing else is where it fails.
         smoke: options that rehearse it without a GPU; ``None``: it has no rehearsal.
+        retry: options with which it does again what failed, where it would not by itself.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Step:
     margin_s: float = _MARGIN_S
     required: bool = False
     smoke: tuple[str, ...] | None = ("--smoke",)
+    retry: tuple[str, ...] = ()
 
 
 def _script(name: str, *options: str) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ def steps(opara: Path | None = None) -> list[Step]:
         opara: a clone of its published code; without one, that comparison is left out.
     """
     everything = {path.stem.removeprefix("test_gpu_") for path in (ROOT / "tests" / "gpu").glob("test_gpu_*.py")}
-    limits, on_cpu = ("--deadline", "{seconds}"), ("--smoke", "--device", "cpu")
+    limits, again, on_cpu = ("--deadline", "{seconds}"), ("--retry",), ("--smoke", "--device", "cpu")
     published = [
         Step(
             "opara", _script("h200/opara.py", "--repository", str(opara), "--out", "{out}/opara", "--budget", "30", *limits), 130.0, 100.0
@@ -113,9 +115,9 @@ def steps(opara: Path | None = None) -> list[Step]:
         Step("device", _script("h200/machine.py", "--out", "{out}"), 180.0, 5.0, required=True),
         Step("doctor", ("-P", "-m", "autosched", "doctor"), 60.0, 5.0, smoke=()),
         Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
-        Step("quick", _suite(*_QUICK), 360.0, 260.0),
-        Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 200.0),
-        Step("suite", _suite(*_SUITE), 500.0, 400.0),
+        Step("quick", _suite(*_QUICK), 360.0, 260.0, retry=again),
+        Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 200.0, retry=again),
+        Step("suite", _suite(*_SUITE), 500.0, 400.0, retry=again),
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
         Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 60.0, smoke=on_cpu),
@@ -126,6 +128,7 @@ def steps(opara: Path | None = None) -> list[Step]:
             160.0,
             100.0,
             smoke=on_cpu,
+            retry=again,
         ),
         Step(
             "fused",
@@ -133,6 +136,7 @@ def steps(opara: Path | None = None) -> list[Step]:
             230.0,
             200.0,
             smoke=(*on_cpu, "--work", "{out}/caches"),
+            retry=again,
         ),
         Step(
             "generate",
@@ -141,7 +145,7 @@ def steps(opara: Path | None = None) -> list[Step]:
             150.0,
             smoke=on_cpu,
         ),
-        Step("rest", _script("h200/suite.py", "--out", "{out}/suite", *limits), 0.0, 300.0),
+        Step("rest", _script("h200/suite.py", "--out", "{out}/suite", *limits), 0.0, 300.0, retry=again),
     ]
 
 
@@ -216,11 +220,11 @@ def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step
 
 
 def run(
-    step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, environment: dict[str, str], archive: Archive | None = None
+    step: Step, options: Sequence[str], limit_s: float, out: Path, diary: Diary, environment: dict[str, str], archive: Archive | None
 ) -> str:
     """Run one step for at most ``limit_s`` seconds; its state afterwards."""
     seconds = max(1.0, limit_s - step.margin_s)
-    words = [*step.command, *((step.smoke or ()) if smoke else ())]
+    words = [*step.command, *options]
     command = [sys.executable, *(word.replace("{out}", str(out)).replace("{seconds}", f"{seconds:.0f}") for word in words)]
     log = out / "logs" / f"{step.name}.log"
     before_s = diary.took_s(step)
@@ -321,7 +325,8 @@ def main() -> int:
     call = Call(arguments.seconds, spare_s=5.0)
     with _environment() as environment:
         for step, limit_s in turns(plan, diary, call):
-            state = run(step, limit_s, out, diary, smoke=arguments.smoke, environment=environment, archive=archive)
+            options = (*((step.smoke or ()) if arguments.smoke else ()), *(step.retry if arguments.retry else ()))
+            state = run(step, options, limit_s, out, diary, environment, archive)
             if archive is not None:
                 archive.pack()
             if state != "done" and step.required:

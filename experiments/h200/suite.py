@@ -7,7 +7,7 @@
 Each model, batch and data type is one ``autosched compare`` in a process of its own: eager, the sequential CUDA graph, ``torch.compile``
 (default, max-autotune, max-autotune with combo kernels and frozen weights), every strategy, and the tuned schedule, interleaved in one
 run; one JSON file each. A call begins no run that would not fit and skips what has a file, so calling it again goes on. Exit status: 0
-everything asked for has a result, 10 something is left for the next call.
+everything asked for has a result, 1 the result of one is that it failed, 10 something is left for the next call.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ def main() -> int:
     out = _folder(parser, arguments)
     folders = (out, *([arguments.done] if arguments.done is not None else _recorded(arguments.device)))
     left = [case for case in wanted if not finished(case, folders, call, failures=not arguments.retry)]
+    # With --retry, what has not been tried at all comes before what has failed.
+    left.sort(key=lambda case: finished(case, folders, call))
     if arguments.list:
         for case in wanted:
             done = "done" if finished(case, folders, call, failures=False) else "failed"
@@ -147,7 +149,7 @@ def main() -> int:
         print(f"failed: {', '.join(case.file for case in failed)}; --retry runs them again", flush=True)
     if left:
         print(f"{len(left)} of {len(wanted)} runs are left, the next is {left[0].file}; call again", flush=True)
-    return LEFT if left else 0
+    return LEFT if left else int(bool(failed))
 
 
 def _folder(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Path:

@@ -91,6 +91,13 @@ def test_what_failed_is_not_run_again_unless_asked_and_is_said(rig: Rig, capsys:
     assert rig.call(plan, "--retry") == (0, [("a", 100)])
 
 
+def test_a_step_is_told_to_do_again_what_failed_in_it_also_where_it_is_not_done(real: Callable[..., int], tmp_path: Path) -> None:
+    """A step goes on where it was stopped, and would take what failed there for an answer."""
+    code = "import sys; sys.exit(10 if '--retry' not in sys.argv else 0)"
+    assert real(code, "--smoke", "--seconds", "20") == LEFT
+    assert real(code, "--smoke", "--seconds", "20", "--retry") == 0
+
+
 def test_what_a_signal_ended_is_left_and_says_more(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     plan = [step("a"), step("b", 500.0)]
     rig.answers = {"a": [(5.0, -9), (5.0, -11), (5.0, 0)]}
@@ -205,7 +212,7 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """A session of real processes."""
 
     def call(code: str, *arguments: str) -> int:
-        plan = [Step("a", ("-c", code, "{out}", "{seconds}"), 60.0, 1.0)]
+        plan = [Step("a", ("-c", code, "{out}", "{seconds}"), 60.0, 1.0, retry=("--retry",))]
         monkeypatch.setattr(session, "steps", lambda opara: plan)
         monkeypatch.setattr(sys, "argv", ["session.py", "--out", str(tmp_path / "out"), *arguments])
         return session.main()
@@ -316,7 +323,9 @@ def test_every_command_is_one_that_there_is(tmp_path: Path) -> None:
             done = subprocess.run([sys.executable, *words, "--help"], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
             # argparse shortens names by itself: an option that was renamed would pass by --help alone.
-            assert all(word in done.stdout for word in words if word.startswith("--"))
+            assert all(word in done.stdout for word in (*words, *item.retry) if word.startswith("--"))
+            # What takes a failure for an answer must be told not to.
+            assert ("--retry" in done.stdout) == bool(item.retry)
     # Up to the tests they fill three calls of nine minutes and no more than a fourth; what comes behind is dropped first.
     counted = [item.plan_s for item in plan[: names.index("tests") + 1]]
     assert 3 * 535 <= sum(counted) < 4 * 535
