@@ -42,6 +42,7 @@ from experiments.devices import folder_name  # noqa: E402
 
 # Between the time that a command is told and the time at which it is ended; pytest counts from its first test.
 _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
+_STUCK_S = 60  # longer than any test of those that do not compile
 _SHOWN_LINES, _SHOWN_OF_FAILED = 8, 30
 _WORKERS = "AUTOSCHED_COMPILE_WORKERS"
 _REHEARSAL = "rehearsal"
@@ -94,7 +95,9 @@ def _tests(*names: str) -> tuple[str, ...]:
     files = [str(ROOT / "tests" / "gpu" / f"test_gpu_{name}.py") for name in names]
     # Verbose, so that the log of a run that was stopped says what passed; what runs know of each other is in a file that is kept.
     known = ("--gpu-budget", "{seconds}", "--gpu-done", "{out}/gpu_tests.jsonl")
-    return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", *known, *files)
+    # What waits for the device for ever is ended from outside: where it waits must stand in the log by then.
+    where = ("-o", f"faulthandler_timeout={_STUCK_S}")
+    return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", *where, *known, *files)
 
 
 def steps(opara: Path | None = None) -> list[Step]:
@@ -120,7 +123,7 @@ def steps(opara: Path | None = None) -> list[Step]:
         Step("suite", _suite(*_SUITE), 500.0, 400.0, retry=again),
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
-        Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 60.0, smoke=on_cpu),
+        Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 75.0, smoke=on_cpu),
         Step("tests", _tests(*sorted(everything - set(_RULES))), 240.0, 80.0, _TESTS_MARGIN_S, smoke=()),
         Step(
             "compile_cost",
