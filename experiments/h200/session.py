@@ -42,6 +42,8 @@ from experiments.devices import folder_name  # noqa: E402
 
 # Between the time that a command is told and the time at which it is ended; pytest counts from its first test.
 _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
+# Of tests: after one has broken its process, or the device for it.
+_RESTARTS = 4
 _STUCK_S = 60  # longer than any test of those that do not compile
 _SHOWN_LINES, _SHOWN_OF_FAILED = 8, 30
 _WORKERS = "AUTOSCHED_COMPILE_WORKERS"
@@ -71,6 +73,7 @@ class Step:
         required: run in every call, and nothing else is where it fails.
         smoke: options that rehearse it without a GPU; ``None``: it has no rehearsal.
         retry: options with which it does again what failed, where it would not by itself.
+        restarts: how often it is begun again at once where it ended early and something was left: its process, not its time, was over.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Step:
     required: bool = False
     smoke: tuple[str, ...] | None = ("--smoke",)
     retry: tuple[str, ...] = ()
+    restarts: int = 0
 
 
 def _script(name: str, *options: str) -> tuple[str, ...]:
@@ -117,14 +121,14 @@ def steps(opara: Path | None = None) -> list[Step]:
         # A cold disk: what is imported first may take minutes. One that is cut off here has kept the call from everything else.
         Step("device", _script("h200/machine.py", "--out", "{out}"), 180.0, 5.0, required=True),
         Step("doctor", ("-P", "-m", "autosched", "doctor"), 60.0, 5.0, smoke=()),
-        Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
+        Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=(), restarts=_RESTARTS),
         Step("quick", _suite(*_QUICK), 360.0, 260.0, retry=again),
         Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 200.0, retry=again),
         Step("suite", _suite(*_SUITE), 500.0, 400.0, retry=again),
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
         Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 75.0, smoke=on_cpu),
-        Step("tests", _tests(*sorted(everything - set(_RULES))), 240.0, 80.0, _TESTS_MARGIN_S, smoke=()),
+        Step("tests", _tests(*sorted(everything - set(_RULES))), 240.0, 80.0, _TESTS_MARGIN_S, smoke=(), restarts=_RESTARTS),
         Step(
             "compile_cost",
             _script("fused/compile_cost.py", "--device", "cuda", "--out", "{out}/compile_cost", *limits, "timm:nasnetalarge"),
@@ -213,13 +217,14 @@ def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step
     """Steps of one call, each with its seconds; asked again after each has been run."""
     for surplus in (False, True):
         for step in plan:
-            if step.required:
-                due, planned_s = not surplus, step.plan_s
-            else:
-                due, planned_s = diary.state(step) == "left", step.plan_s - diary.took_s(step)
-            limit_s = call.left_s if surplus else min(call.left_s, planned_s)
-            if due and limit_s >= step.least_s:
-                yield step, limit_s
+            for _ in range(1 + step.restarts):
+                if step.required:
+                    due, planned_s = not surplus, step.plan_s
+                else:
+                    due, planned_s = diary.state(step) == "left", step.plan_s - diary.took_s(step)
+                limit_s = call.left_s if surplus else min(call.left_s, planned_s)
+                if due and limit_s >= step.least_s:
+                    yield step, limit_s
 
 
 def run(

@@ -98,6 +98,13 @@ def test_a_step_is_told_to_do_again_what_failed_in_it_also_where_it_is_not_done(
     assert real(code, "--smoke", "--seconds", "20", "--retry") == 0
 
 
+def test_tests_whose_process_was_broken_go_on_at_once_in_another(rig: Rig) -> None:
+    plan = [Step("a", ("-c", "pass"), 100.0, 20.0, restarts=2), step("b")]
+    rig.answers = {"a": [(5.0, LEFT), (5.0, -11), (70.0, LEFT), (5.0, 0)]}
+    # What is left of its own time after the third would not do; what is left over after the others does.
+    assert rig.call(plan, "--seconds", "505") == (0, [("a", 100), ("a", 95), ("a", 90), ("b", 100), ("a", 419)])
+
+
 def test_what_a_signal_ended_is_left_and_says_more(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     plan = [step("a"), step("b", 500.0)]
     rig.answers = {"a": [(5.0, -9), (5.0, -11), (5.0, 0)]}
