@@ -268,12 +268,13 @@ def _environment() -> Iterator[dict[str, str]]:
 
     This checkout's autosched is found in it before any that is installed, which may be of another commit than figures say; alone, since
     the checkout's datasets/ would hide whoever else has that name. Virtual machines may get memory only as they use it, and regions would
-    be compiled one after the other.
+    be compiled one after the other. What a command that is ended has said is in its log only if it was not held back.
     """
     with tempfile.TemporaryDirectory(prefix="autosched-session-") as folder:
         (Path(folder) / "autosched").symlink_to(ROOT / "autosched", target_is_directory=True)
         path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
-        yield {_WORKERS: str(max(2, len(os.sched_getaffinity(0)) // 2)), **os.environ, "PYTHONPATH": path}
+        workers = str(max(2, len(os.sched_getaffinity(0)) // 2))
+        yield {_WORKERS: workers, "PYTHONUNBUFFERED": "1", **os.environ, "PYTHONPATH": path}
 
 
 def unpack(archive: Path, out: Path) -> None:

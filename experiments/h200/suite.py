@@ -86,7 +86,7 @@ def finished(case: Case, folders: Sequence[Path], call: Call, *, failures: bool 
     return False
 
 
-def main() -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--batches", type=int, nargs="*", default=[])
@@ -107,6 +107,11 @@ def main() -> int:
     parser.add_argument("--retry", action="store_true", help="run again what failed in earlier calls")
     parser.add_argument("--list", action="store_true", help="say what is done and what is left, and run nothing")
     parser.add_argument("--smoke", action="store_true")
+    return parser
+
+
+def main() -> int:
+    parser = _parser()
     arguments = parser.parse_args()
     wanted = list(cases(arguments.models, arguments.batches, arguments.dtypes))
     if arguments.smoke:

@@ -256,6 +256,14 @@ def test_commands_run_the_checkouts_code_whatever_is_installed(
     assert real(code, "--smoke") == 0, (tmp_path / "out" / "rehearsal" / "logs" / "a.log").read_text()
 
 
+def test_what_a_command_said_before_it_was_ended_is_logged(
+    real: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    assert real("import time; print('as far as this'); time.sleep(60)", "--smoke", "--seconds", "8") == LEFT
+    assert (tmp_path / "out" / "rehearsal" / "logs" / "a.log").read_text().endswith("as far as this\n")
+
+
 _UNTIL_PACKED = """
 import pathlib, sys, tarfile, time
 out = pathlib.Path(sys.argv[1])
