@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parent))
 
+from autosched.core.errors import DeviceMissing  # noqa: E402
 from experiments.calls import LATE, run_to_end, write_json  # noqa: E402
 from experiments.devices import commit, key_of, results_of, title  # noqa: E402
 
@@ -100,8 +101,19 @@ def environment() -> dict[str, object]:
         "system": f"{platform.system()} {platform.release()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cpu": title(key_of("cpu")),
-        "gpu": _said(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit", "--format=csv,noheader"]),
+        "gpu": _gpu(),
     }
+
+
+def _gpu() -> str:
+    """What the GPU is called, and more where its own tool tells; empty where there is none."""
+    fields = "name,driver_version,memory.total,clocks.max.sm,power.limit"
+    if said := _said(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]):
+        return said
+    try:
+        return key_of("cuda").name
+    except DeviceMissing:
+        return ""
 
 
 def _said(command: list[str]) -> str:

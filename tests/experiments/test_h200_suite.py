@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from autosched.core.errors import DeviceMissing
+from autosched.core.records import DeviceKey
 from autosched.zoo import names
 from experiments import suite as runs
 from experiments.calls import LEFT, Call
 from experiments.h200 import suite
 from experiments.h200.suite import BATCHED, CLAIMED, CONTROLS, FURTHER, Case, cases, finished
+from experiments.tables_recorded import device_name
 
 
 def test_the_whole_suite_is_what_is_to_be_measured() -> None:
@@ -126,6 +129,30 @@ def test_smoke_never_lands_among_results(monkeypatch: pytest.MonkeyPatch, capsys
         suite.main()
     assert stopped.value.code == 2
     assert "--out" in capsys.readouterr().err
+
+
+def test_a_gpu_is_named_where_no_tool_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its tables stood below the processor's name."""
+
+    def key(device: str) -> DeviceKey:
+        return DeviceKey(device, "NVIDIA H100 80GB HBM3" if device == "cuda" else "a processor", ())
+
+    monkeypatch.setattr(runs, "_said", lambda command: "")
+    monkeypatch.setattr(runs, "key_of", key)
+    found = runs.environment()
+    assert (found["gpu"], found["cpu"]) == ("NVIDIA H100 80GB HBM3", "a processor")
+    for folder, name in (("h100", "NVIDIA H100 80GB HBM3"), ("cpu_a_processor_2", "a processor")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "load.json").write_text(json.dumps({"environment": found}))
+        assert device_name(tmp_path / folder) == name
+
+    def missing(device: str) -> DeviceKey:
+        if device == "cuda":
+            raise DeviceMissing("there is no NVIDIA driver here")
+        return key(device)
+
+    monkeypatch.setattr(runs, "key_of", missing)
+    assert runs.environment()["gpu"] == ""
 
 
 def test_a_run_without_an_answer_is_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
