@@ -45,7 +45,7 @@ _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
 # Of tests: after one has broken its process, or the device for it.
 _RESTARTS = 4
 _STUCK_S = 60  # longer than any test of those that do not compile
-_SHOWN_LINES, _SHOWN_OF_FAILED = 8, 30
+_SHOWN_LINES, _SHOWN_OF_FAILED, _SHOWN_COLUMNS = 8, 30, 200
 _WORKERS = "AUTOSCHED_COMPILE_WORKERS"
 _REHEARSAL = "rehearsal"
 _DIARY = "session.json"
@@ -100,7 +100,7 @@ def _tests(*names: str) -> tuple[str, ...]:
     # Verbose, so that the log of a run that was stopped says what passed; what runs know of each other is in a file that is kept.
     known = ("--gpu-budget", "{seconds}", "--gpu-done", "{out}/gpu_tests.jsonl")
     # What waits for the device for ever is ended from outside: where it waits must stand in the log by then.
-    where = ("-o", f"faulthandler_timeout={_STUCK_S}")
+    where = ("-o", f"faulthandler_timeout={_STUCK_S}", "--log-level=INFO")
     return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", *where, *known, *files)
 
 
@@ -258,7 +258,7 @@ def run(
     print(f"{step.name}: {state} ({said}, {time.monotonic() - begin:.0f} s); {log}", flush=True)
     shown = _SHOWN_OF_FAILED if status not in (0, LEFT, None) else _SHOWN_LINES
     for line in log.read_bytes()[said_before:].decode(errors="replace").rstrip().splitlines()[-shown:]:
-        print(f"    {line[:200]}", flush=True)
+        print(f"    {line[:_SHOWN_COLUMNS]}", flush=True)
     return state
 
 
@@ -268,13 +268,14 @@ def _environment() -> Iterator[dict[str, str]]:
 
     This checkout's autosched is found in it before any that is installed, which may be of another commit than figures say; alone, since
     the checkout's datasets/ would hide whoever else has that name. Virtual machines may get memory only as they use it, and regions would
-    be compiled one after the other. What a command that is ended has said is in its log only if it was not held back.
+    be compiled one after the other. What a command that is ended has said is in its log only if it was not held back, and pytest says in a
+    line why a test failed only where that is long enough.
     """
     with tempfile.TemporaryDirectory(prefix="autosched-session-") as folder:
         (Path(folder) / "autosched").symlink_to(ROOT / "autosched", target_is_directory=True)
         path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
         workers = str(max(2, len(os.sched_getaffinity(0)) // 2))
-        yield {_WORKERS: workers, "PYTHONUNBUFFERED": "1", **os.environ, "PYTHONPATH": path}
+        yield {_WORKERS: workers, "PYTHONUNBUFFERED": "1", **os.environ, "PYTHONPATH": path, "COLUMNS": str(_SHOWN_COLUMNS)}
 
 
 def unpack(archive: Path, out: Path) -> None:

@@ -260,8 +260,11 @@ def test_what_a_command_said_before_it_was_ended_is_logged(
     real: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    assert real("import time; print('as far as this'); time.sleep(60)", "--smoke", "--seconds", "8") == LEFT
-    assert (tmp_path / "out" / "rehearsal" / "logs" / "a.log").read_text().endswith("as far as this\n")
+    monkeypatch.setenv("COLUMNS", "80")
+    code = "import shutil, time; print('as far as this, in', shutil.get_terminal_size().columns); time.sleep(60)"
+    assert real(code, "--smoke", "--seconds", "8") == LEFT
+    # In fewer columns pytest names what failed and leaves out why.
+    assert (tmp_path / "out" / "rehearsal" / "logs" / "a.log").read_text().endswith("as far as this, in 200\n")
 
 
 _UNTIL_PACKED = """
