@@ -123,7 +123,7 @@ def _run(name: str, limit_s: float, smoke: bool) -> dict[str, Any] | None:
             return found
         if ended.status is None:
             return None
-        words = (ended.err or ended.out).strip()[-1500:]
+        words = (ended.err or ended.out).strip()[-10_000:]
         return {
             "answer": f"not answered: the process ended with status {ended.status}",
             "data": {"last_words": words},

@@ -134,6 +134,20 @@ def test_a_step_with_a_cache_is_recorded_for_every_contestant(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_a_decoder_that_fails_keeps_no_other_from_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from experiments.serve import generate
+
+    def measure(size: generate.Size, *_: object) -> dict[str, object]:
+        if size is generate.SIZES[0]:
+            raise RuntimeError("an illegal memory access")
+        return {"name": size.name}
+
+    monkeypatch.setattr(generate, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--out", str(tmp_path / "generate.json")])
+    assert generate.main() == 1
+    assert json.loads((tmp_path / "generate.json").read_text())["cases"] == [{"name": generate.SIZES[1].name}]
+
+
 def test_answers_are_recorded_for_every_contestant(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     out = tmp_path / "generate.json"
