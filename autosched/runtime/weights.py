@@ -8,7 +8,7 @@ lanes were built, one call tells that nothing was changed (``native.watch``), an
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from autosched.core.parts import parts_of, whole_of
-from autosched.core.program import ConstantSource, Program
+from autosched.core.program import Binding, ConstantSource, Program
 from autosched.runtime.attribute_contents import Harmless
 from autosched.runtime.dict_counts import DictCounts
 from autosched.runtime.memory_words import MemoryWords
@@ -66,23 +66,13 @@ class ModelWatch:
         self._children = Entries([module._modules for module in plain if module._modules])
         self._childless = [module._modules for module in plain if not module._modules]
         parts: dict[int, Entry] = {id(module._modules): (module.__dict__, "_modules") for module in plain if "_modules" in module.__dict__}
-        owners: dict[int, dict[str, Any]] = {}
-        # Most modules own several tensors, and to find one by its name walks the whole way to it.
-        owner_of = lru_cache(maxsize=None)(model.get_submodule)
-        self._bound: list[Entry] = []
-        self._tensors: list[torch.Tensor] = []
         bindings = [binding for binding in program.bindings if binding.source is not ConstantSource.LITERAL]
-        for binding in bindings:
-            name, part = _whole_here(binding.name, owner_of)
-            owner_name, _, key = name.rpartition(".")
-            owner = owner_of(owner_name)
-            kind = "_parameters" if binding.source is ConstantSource.PARAMETER else "_buffers"
-            table: dict[str, Any] = getattr(owner, kind)
-            owners[id(table)] = table
-            if kind in owner.__dict__:
-                parts[id(table)] = owner.__dict__, kind
-            self._bound.append((table, key))
-            self._tensors.append(table[key] if part is None else parts_of(table[key])[part])
+        places, self._tensors = _bound_to(model, bindings)
+        # A tied weight is bound under one of its names, and may be replaced under another.
+        places += _other_names(plain, places)
+        self._bound: list[Entry] = [(getattr(owner, kind), key) for owner, kind, key in places]
+        owners = {id(table): table for table, _ in self._bound}
+        parts |= {id(getattr(owner, kind)): (owner.__dict__, kind) for owner, kind, _ in places if kind in owner.__dict__}
         self._parts = Items(parts.values())
         # A parameter may be several tensors; it is replaced as a whole.
         self._wholes = [table[key] for table, key in self._bound]
@@ -217,6 +207,41 @@ def modules_with_a_mode(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         seen.add(module)
         yield module
         pending += module.children()
+
+
+_Kept = tuple[torch.nn.Module, str, str]
+"""A module, which of its dictionaries of tensors, and a key there."""
+
+
+def _bound_to(model: torch.nn.Module, bindings: Iterable[Binding]) -> tuple[list[_Kept], list[torch.Tensor]]:
+    """Where ``bindings`` are kept in ``model``, and the tensors that they mean: of some parameters, a part."""
+    # Most modules own several tensors, and to find one by its name walks the whole way to it.
+    owner_of = lru_cache(maxsize=None)(model.get_submodule)
+    kept: list[_Kept] = []
+    tensors: list[torch.Tensor] = []
+    for binding in bindings:
+        name, part = _whole_here(binding.name, owner_of)
+        owner_name, _, key = name.rpartition(".")
+        owner = owner_of(owner_name)
+        kind = "_parameters" if binding.source is ConstantSource.PARAMETER else "_buffers"
+        kept.append((owner, kind, key))
+        whole = getattr(owner, kind)[key]
+        tensors.append(whole if part is None else parts_of(whole)[part])
+    return kept, tensors
+
+
+def _other_names(modules: Iterable[torch.nn.Module], kept: Sequence[_Kept]) -> list[_Kept]:
+    """Where else in ``modules`` the same tensors are."""
+    names = {(id(owner), kind, key) for owner, kind, key in kept}
+    tensors = {id(getattr(owner, kind)[key]) for owner, kind, key in kept}
+    return [
+        (module, kind, key)
+        for module in modules
+        for kind in ("_parameters", "_buffers")
+        if isinstance(table := getattr(module, kind), dict)
+        for key, tensor in table.items()
+        if id(tensor) in tensors and (id(module), kind, key) not in names
+    ]
 
 
 def _whole_here(name: str, owner_of: Callable[[str], torch.nn.Module]) -> tuple[str, int | None]:

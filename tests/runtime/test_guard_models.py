@@ -121,6 +121,32 @@ def test_a_hook_in_place_of_another_and_a_hook_of_all_modules_are_noticed() -> N
         everywhere.remove()
 
 
+class Tied(torch.nn.Module):
+    """One weight under two names, of which a program has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+        self.b = torch.nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.b(torch.relu(self.a(x)))
+        return y
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_tied_weight_that_is_replaced_under_either_name_is_noticed(name: str) -> None:
+    model = Tied().eval()
+    x = torch.randn(4, 8)
+    loaded = _loaded(model, x)
+    with torch.no_grad():
+        assert torch.allclose(loaded(x), model(x), atol=1e-5)
+        model.get_submodule(name).weight = torch.nn.Parameter(torch.randn(8, 8))
+        with pytest.warns(FallbackWarning, match="no longer fits"):
+            assert torch.allclose(loaded(x), model(x), atol=1e-5)
+
+
 def test_new_weights_in_the_memory_of_the_old_are_noticed() -> None:
     # Packed ahead of time, so that the schedule itself keeps none of the old memory.
     model = torch.nn.Sequential(torch.nn.Linear(512, 512)).eval()

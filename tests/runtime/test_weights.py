@@ -40,6 +40,10 @@ class Watched(TwoBranches):
         self.config = Configuration()
         self.inner = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU())
         self.register_buffer("unread", torch.zeros(2))
+        # Nobody calls it; its weights have a second name here.
+        self.tied = torch.nn.Linear(8, 8)
+        self.tied.weight = self.right.weight
+        self.tied.register_buffer("offset", self.offset)
         self.right.register_forward_hook(_unchanged)
 
 
@@ -152,6 +156,10 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "parameter, no longer there": (lambda model: setattr(model.left, "bias", None), Change.STRUCTURE),
     "parameters removed": (lambda model: model.left._parameters.clear(), Change.STRUCTURE),
     "buffer replaced": (lambda model: setattr(model, "offset", torch.ones(8)), Change.STRUCTURE),
+    "tied, under its other name": (lambda model: setattr(model.tied, "weight", _another(model.tied.weight)), Change.STRUCTURE),
+    "tied, not there under its other name": (lambda model: model.tied._buffers.pop("offset"), Change.STRUCTURE),
+    "tied, all at once": (lambda model: setattr(model.tied, "_parameters", _other()._parameters), Change.STRUCTURE),
+    "neighbour of a tied one replaced": (lambda model: setattr(model.tied, "bias", _another(model.tied.bias)), Change.NONE),
     "assigned": (lambda model: model.load_state_dict(Watched().state_dict(), assign=True), Change.STRUCTURE),
     "converted, there and back": (lambda model: model.double().float(), Change.STRUCTURE),
     "memory": (lambda model: setattr(model.left.bias, "data", torch.zeros(8)), Change.MOVED),
@@ -231,7 +239,7 @@ def test_all_ways_of_looking_say_the_same(native: None, steps: list[tuple[str, i
     watches = [_watch(model, way, frozen=frozen) for way in ways]
     for name, looks in steps:
         # What an earlier step took away is not there to be changed.
-        with suppress(AttributeError, KeyError, StopIteration, RuntimeError, TypeError):
+        with suppress(AttributeError, LookupError, StopIteration, RuntimeError, TypeError):
             _CHANGES[name][0](model)
         for _ in range(looks):
             assert len({watch.change() for watch in watches}) == 1
@@ -262,7 +270,8 @@ def test_what_was_undone_is_no_change(model: Watched, watch: ModelWatch) -> None
     model._modules["right"] = model._modules.pop("renamed")
     # It is the last now, and was not.
     assert watch.change() is Change.STRUCTURE
-    model._modules["inner"] = model._modules.pop("inner")
+    for name in ("inner", "tied"):
+        model._modules[name] = model._modules.pop(name)
     assert watch.change() is Change.NONE
 
 
