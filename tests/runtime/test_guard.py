@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.export.bundle import encode_bundle
@@ -146,6 +147,28 @@ def test_autocast_and_function_transforms_step_aside(loaded: LoadedModel, model:
     with torch.no_grad():
         mapped = torch.vmap(lambda x: loaded(x, **kwargs)["sum"])(stacked)
         assert torch.allclose(mapped[1], model(stacked[1], **kwargs)["sum"], atol=1e-5)
+
+
+class Doubled(TorchFunctionMode):
+    """Who patches what PyTorch's functions answer, as libraries do that quantise or trace."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        return answer * 2 if getattr(func, "__name__", "") == "linear" else answer
+
+
+def test_a_mode_that_takes_functions_steps_aside_and_a_default_device_does_not(loaded: LoadedModel, model: TwoBranches) -> None:
+    args, kwargs = two_branches_inputs()
+    plain = model(*args, **kwargs)["sum"]
+    with torch.no_grad(), Doubled():
+        with pytest.warns(FallbackWarning, match="takes the calls of PyTorch's functions"):
+            answer = loaded(*args, **kwargs)["sum"]
+        assert torch.equal(answer, model(*args, **kwargs)["sum"])
+    assert not torch.equal(answer, plain)
+    assert loaded.report().calls == 0
+    with torch.no_grad(), torch.device("meta"):
+        assert torch.allclose(loaded(*args, **kwargs)["sum"], plain, atol=1e-5)
+    assert loaded.report().calls == 1
 
 
 def test_a_state_dict_loaded_in_place_is_honoured(strict: LoadedModel, model: TwoBranches) -> None:
