@@ -17,10 +17,10 @@ import torch
 
 from autosched.core.parts import parts_of, whole_of
 from autosched.core.program import Binding, ConstantSource, Program
-from autosched.runtime.attribute_contents import Harmless
+from autosched.runtime.attribute_contents import Harmless, places_of, version_of
 from autosched.runtime.dict_counts import DictCounts
 from autosched.runtime.memory_words import MemoryWords
-from autosched.runtime.module_attributes import Entries, Entry, Hooks, Items, Modes, Settings, places_of, version_of
+from autosched.runtime.module_attributes import Entries, Entry, Hooks, Items, Modes, Settings
 from autosched.runtime.native.watch import NativeWatch, Watched, can_watch, native_watch
 from autosched.runtime.optimizer_steps import OptimizerSteps
 
@@ -131,7 +131,7 @@ class ModelWatch:
 
     def change(self) -> Change:
         """The gravest change."""
-        if self._native is not None and not self._steps.taken and self._native.unchanged():
+        if self._native is not None and not self._steps.taken and self._native.unchanged() and not self._changed_uncounted():
             return Change.NONE
         # One that is written to between any two calls, were it only its counter of calls, costs less without.
         restless, self._native = self._native is not None, None
@@ -146,11 +146,16 @@ class ModelWatch:
         """All that a look looks at."""
         if self._frozen:
             return Watched(sized=self._hooks.empty, tables=[*self._modes.tables, *self._hooks.filled.tables])
-        counted = [*self._tensors, *self._settings.tensors]
-        placed = [*self._placed, *self._settings.placed]
         contents = self._settings.contents
-        sized = [*self._empty, *contents.sized]
-        return Watched(self._settings.modules, sized, self._counts.tables, placed, counted, contents.lists, self._words.places)
+        return Watched(
+            objects=self._settings.modules,
+            sized=[*self._empty, *contents.sized],
+            tables=self._counts.tables,
+            placed=[*self._placed, *contents.tensors.placed],
+            counted=[*self._tensors, *contents.tensors.counted],
+            lists=contents.lists,
+            words=[*self._words.places, *contents.tensors.words],
+        )
 
     def _look(self) -> Change:
         if self._frozen:
@@ -174,6 +179,10 @@ class ModelWatch:
     def _changed_elsewhere(self) -> bool:
         """Whether anything was changed that is in no counted dictionary."""
         return any(self._empty) or self._settings.changed_elsewhere() or self._modes.changed_elsewhere()
+
+    def _changed_uncounted(self) -> bool:
+        """Whether anything was changed that no word in memory tells of."""
+        return not self._frozen and self._settings.contents.changed_uncounted()
 
     def _of_calls(self) -> Change:
         """What was changed of how the model is called."""

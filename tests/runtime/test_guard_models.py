@@ -20,6 +20,12 @@ from autosched.runtime.prepared import Prepared
 from tests.conformance.bundles import evidence_for
 
 
+class Options(dict[str, float]):
+    """A configuration as some libraries have it."""
+
+    __setattr__ = dict.__setitem__
+
+
 class Settings(torch.nn.Module):
     """A model with attributes of every kind, some of which its forward sets."""
 
@@ -28,12 +34,18 @@ class Settings(torch.nn.Module):
         self.a = torch.nn.Linear(8, 8)
         self.scale = 1.0
         self.mask = torch.ones(8)
+        self.options = Options(rate=1.0)
+        self.rates = [torch.tensor(1.0)]
+        self.active = {"rate"}
+        # No part of it for PyTorch: export takes its weights for numbers in the code.
+        self.hidden = [torch.nn.Linear(8, 8)]
         self.seen = 0
         self.last: tuple[int, ...] = ()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen += 1
-        y: torch.Tensor = self.a(x) * self.scale * self.mask
+        rate = self.options["rate"] if "rate" in self.active else 3.0
+        y: torch.Tensor = self.hidden[0](self.a(x) * self.scale * self.mask) * rate * self.rates[0]
         self.last = tuple(y.shape)
         return y
 
@@ -72,6 +84,11 @@ _SETTINGS: dict[str, Callable[[Settings], object]] = {
     "number": lambda model: setattr(model, "scale", 2.0),
     "tensor replaced": lambda model: setattr(model, "mask", torch.zeros(8)),
     "tensor in place": lambda model: model.mask.mul_(3.0),
+    "tensor past all counts": lambda model: model.mask.data.mul_(3.0),
+    "item of a dictionary of a class of its own": lambda model: setattr(model.options, "rate", 2.0),
+    "set": lambda model: model.active.clear(),
+    "tensor in a list, in place": lambda model: model.rates[0].mul_(3.0),
+    "weight of a module in a list": lambda model: model.hidden[0].weight.mul_(3.0),
     "forward": lambda model: _doubled(model.a),
     "class": lambda model: setattr(model.a, "__class__", Doubling),
 }

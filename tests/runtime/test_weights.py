@@ -27,6 +27,21 @@ class Configuration:
         self.nested = SimpleNamespace(rate=0.1)
 
 
+class AttributeDict(dict[str, float]):
+    """What others keep them in."""
+
+    __setattr__ = dict.__setitem__
+
+
+class Rates:
+    """And others."""
+
+    __slots__ = ("first",)
+
+    def __init__(self) -> None:
+        self.first = 1.0
+
+
 class Watched(TwoBranches):
     """A model that has something of every kind that is looked at."""
 
@@ -37,6 +52,10 @@ class Watched(TwoBranches):
         self.merged: list[str] = ["first"]
         self.scaling = {"first": 1.0}
         self.options: dict[str, float] = {}
+        self.active = {"first"}
+        self.rates = (Rates(), torch.ones(64))
+        self.table = AttributeDict(rate=0.1)
+        self.hidden = [torch.nn.Linear(8, 8)]
         self.config = Configuration()
         self.inner = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU())
         self.register_buffer("unread", torch.zeros(2))
@@ -146,6 +165,15 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "dictionary, one less": (lambda model: model.scaling.clear(), Change.STRUCTURE),
     "dictionary, no longer empty": (lambda model: model.options.update(first=1.0), Change.STRUCTURE),
     "dictionary, written and as it was": (lambda model: _put(model.scaling, "first", model.scaling["first"]), Change.NONE),
+    "dictionary of a class of its own": (lambda model: setattr(model.table, "rate", 0.2), Change.STRUCTURE),
+    "set": (lambda model: model.active.add("second"), Change.STRUCTURE),
+    "slot": (lambda model: setattr(model.rates[0], "first", 2.0), Change.STRUCTURE),
+    "slot, the same again": (lambda model: setattr(model.rates[0], "first", model.rates[0].first), Change.NONE),
+    "tensor in a tuple, in place": (lambda model: _in_place(model.rates[1]), Change.STRUCTURE),
+    "tensor in a tuple, past all counts": (lambda model: model.rates[1].data.mul_(2.0), Change.STRUCTURE),
+    "module in a list, replaced": (lambda model: model.hidden.__setitem__(0, _other()), Change.STRUCTURE),
+    "module in a list, its weight in place": (lambda model: _in_place(model.hidden[0].weight), Change.STRUCTURE),
+    "module in a list, its weight replaced": (lambda model: setattr(model.hidden[0], "weight", model.tied.weight), Change.STRUCTURE),
     "tensor that is an attribute": (lambda model: setattr(model, "mask", torch.ones(8)), Change.STRUCTURE),
     "tensor that is an attribute, in place": (lambda model: _in_place(model.mask), Change.STRUCTURE),
     "tensor that is an attribute, other memory": (lambda model: setattr(model.mask, "data", torch.zeros(8)), Change.STRUCTURE),
