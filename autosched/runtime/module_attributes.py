@@ -98,6 +98,10 @@ class Settings:
         self.leave_out(self.contents.different())
         return found
 
+    def different(self) -> list[str]:
+        """Names of attributes that are others."""
+        return self._items.different()
+
     def leave_out(self, places: Set[Place]) -> None:
         """Forget what is in these places."""
         self.contents = self.contents.without(places, self._items.values)
@@ -131,6 +135,11 @@ class Items:
             return bool(self._keys) and not all(map(is_, map(getitem, self._tables, self._keys), self.values))
         except KeyError:
             return True
+
+    def different(self) -> list[str]:
+        """Names of those that are."""
+        entries = zip(self._tables, self._keys, self.values, strict=True)
+        return [key for table, key, old in entries if table.get(key, _END) is not old]
 
     def left(self) -> list[Entry]:
         """Those that hold what they held."""

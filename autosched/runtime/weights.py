@@ -125,6 +125,12 @@ class ModelWatch:
         self._settings.leave_out(self._harmless.places())
         self._count()
 
+    def what_changed(self) -> str:
+        """The name of an attribute or a tensor that is another one, if there is such."""
+        entries = zip(self._bound, self._wholes, strict=True)
+        tensors = (key for (table, key), tensor in entries if _replaced(table, key, tensor))
+        return next(chain(map(repr, self._settings.different()), map(repr, tensors)), "")
+
     def _count(self) -> None:
         self._counts = DictCounts([*self._fixed, *self._settings.contents.tables])
         self._settled: int | None = None

@@ -314,6 +314,24 @@ def test_what_somebody_counts_in_a_configuration_is_compared_three_times_and_no_
         loaded(*args, **kwargs)
 
 
+def test_a_model_that_is_changed_before_every_call_is_not_slow_in_silence(loaded: LoadedModel, model: TwoBranches) -> None:
+    def called(count: int) -> int:
+        before = loaded.report().calls
+        for _ in range(count):
+            model.right.weight = torch.nn.Parameter(torch.randn(8, 8))
+            assert _agrees(loaded, model)
+        return loaded.report().calls - before
+
+    assert called(9) == 9
+    with pytest.warns(FallbackWarning, match=r"changed before each of its last calls \('weight'\)"):
+        assert called(16) == 0
+    # It is asked again, and once it is left alone the schedule runs.
+    assert called(1) == 1
+    assert _agrees(loaded, model)
+    assert called(9) == 9
+    assert loaded.report().scheduled
+
+
 def test_a_replacement_that_computes_something_else_retires_the_schedule(loaded: LoadedModel, model: TwoBranches) -> None:
     model._modules["left"] = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval()
     args, kwargs = two_branches_inputs()
