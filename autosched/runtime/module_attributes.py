@@ -23,6 +23,7 @@ _training_of = attrgetter("training")
 _training_entry = itemgetter("training")
 _values_of = dict.values
 _END = object()
+_PLAIN = (type(None), bool, int, float, str, tuple)
 _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
 
@@ -72,11 +73,10 @@ def _hooks_of_all_modules() -> list[dict[Any, Any]]:
 
 
 class Settings:
-    """Whether modules are of the classes they were of, have as many attributes, and, if they are the user's own, the same values there.
+    """Whether modules are of the classes they were of, have as many attributes, and the same values there.
 
-    Of tensors, lists, dictionaries and configurations there, whether they hold what they held (``attribute_contents``).
-
-    PyTorch's own modules have a dozen attributes each that nobody changes; to look at them all would double the time of a look.
+    Of tensors, lists, dictionaries and configurations there, whether they hold what they held (``attribute_contents``). Of PyTorch's own
+    modules numbers, words and tuples alone: what else they have they make anew as they like (``LSTM`` its list of weights in ``to``).
     """
 
     __slots__ = ("_items", "_sizes", "_tables", "_types", "contents", "modules")
@@ -86,8 +86,7 @@ class Settings:
         self._types = list(map(type, modules))
         self._tables = [module.__dict__ for module in modules]
         self._sizes = list(map(len, self._tables))
-        own = [module.__dict__ for module in modules if not type(module).__module__.startswith("torch.")]
-        self._items = Items([(table, key) for table in own for key in table if key not in _OF_EVERY_MODULE])
+        self._items = Items([(module.__dict__, key) for module in modules for key in _settings_of(module)])
         self.contents = AttributeContents(self._items.values, known=frozenset(map(id, modules)))
 
     def settle(self) -> bool:
@@ -116,6 +115,13 @@ class Settings:
         if list(map(type, self.modules)) != self._types or not all(map(is_, map(_attributes_of, self.modules), self._tables)):
             return True
         return self.contents.changed_elsewhere()
+
+
+def _settings_of(module: torch.nn.Module) -> list[str]:
+    names = [name for name in module.__dict__ if name not in _OF_EVERY_MODULE]
+    if type(module).__module__.startswith("torch."):
+        return [name for name in names if type(module.__dict__[name]) in _PLAIN]
+    return names
 
 
 class Items:

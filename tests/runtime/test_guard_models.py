@@ -32,6 +32,7 @@ class Settings(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a = torch.nn.Linear(8, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
         self.scale = 1.0
         self.mask = torch.ones(8)
         self.options = Options(rate=1.0)
@@ -45,7 +46,7 @@ class Settings(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen += 1
         rate = self.options["rate"] if "rate" in self.active else 3.0
-        y: torch.Tensor = self.hidden[0](self.a(x) * self.scale * self.mask) * rate * self.rates[0]
+        y: torch.Tensor = self.hidden[0](self.norm(self.a(x)) * self.scale * self.mask) * rate * self.rates[0]
         self.last = tuple(y.shape)
         return y
 
@@ -86,6 +87,7 @@ _SETTINGS: dict[str, Callable[[Settings], object]] = {
     "tensor in place": lambda model: model.mask.mul_(3.0),
     "tensor past all counts": lambda model: model.mask.data.mul_(3.0),
     "item of a dictionary of a class of its own": lambda model: setattr(model.options, "rate", 2.0),
+    "setting of PyTorch's own module": lambda model: setattr(model.norm, "eps", 1.0),
     "set": lambda model: model.active.clear(),
     "tensor in a list, in place": lambda model: model.rates[0].mul_(3.0),
     "weight of a module in a list": lambda model: model.hidden[0].weight.mul_(3.0),

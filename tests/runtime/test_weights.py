@@ -58,6 +58,8 @@ class Watched(TwoBranches):
         self.hidden = [torch.nn.Linear(8, 8)]
         self.config = Configuration()
         self.inner = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU())
+        self.norm = torch.nn.LayerNorm(8)
+        self.lstm = torch.nn.LSTM(2, 2)
         self.register_buffer("unread", torch.zeros(2))
         # Nobody calls it; its weights have a second name here.
         self.tied = torch.nn.Linear(8, 8)
@@ -141,6 +143,10 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "class": (lambda model: setattr(model.left, "__class__", Doubling), Change.STRUCTURE),
     "forward of an instance": (lambda model: setattr(model.left, "forward", model.right.forward), Change.STRUCTURE),
     "attribute of PyTorch's own module added": (lambda model: setattr(model.inner[0], "new", 1), Change.STRUCTURE),
+    "setting of PyTorch's own module": (lambda model: setattr(model.norm, "eps", 0.5), Change.STRUCTURE),
+    "setting of PyTorch's own, past nn.Module": (lambda model: _put(model.norm.__dict__, "normalized_shape", (2,)), Change.STRUCTURE),
+    "what PyTorch's own module makes anew": (lambda model: model.lstm.flatten_parameters(), Change.NONE),
+    "moved to where it is": (lambda model: model.to("cpu").float(), Change.NONE),
     "attributes, all at once": (lambda model: setattr(model, "__dict__", dict(model.__dict__)), Change.STRUCTURE),
     "attributes, all at once, of PyTorch's own": (lambda model: setattr(model.left, "__dict__", _other().__dict__), Change.STRUCTURE),
     "attribute added where one was removed": (lambda model: _put(model.__dict__, "new", model.__dict__.pop("scale")), Change.STRUCTURE),
@@ -298,7 +304,7 @@ def test_what_was_undone_is_no_change(model: Watched, watch: ModelWatch) -> None
     model._modules["right"] = model._modules.pop("renamed")
     # It is the last now, and was not.
     assert watch.change() is Change.STRUCTURE
-    for name in ("inner", "tied"):
+    for name in ("inner", "norm", "lstm", "tied"):
         model._modules[name] = model._modules.pop(name)
     assert watch.change() is Change.NONE
 
