@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from itertools import chain, repeat
-from operator import attrgetter, is_
+from operator import attrgetter, call, is_
 from typing import Any
 
 import torch
 
-from autosched.runtime.attribute_reach import END, LENGTH, MOST_ITEMS, Place, Uncounted, reach
+from autosched.runtime.attribute_reach import END, LENGTH, MOST_ITEMS, Place, reach
 from autosched.runtime.memory_words import MemoryWords
 
 version_of = attrgetter("_version")
@@ -23,6 +23,7 @@ _strides_of = torch.Tensor.stride
 _size_of = torch.Tensor.numel
 # To compare takes as long as several calls: the third time that it was in vain is the last.
 _PATIENCE = 3
+_MARK = (object(),)
 
 
 def places_of(tensors: list[torch.Tensor]) -> list[object]:
@@ -91,11 +92,14 @@ class AttributeContents:
         self._sizes = list(map(dict.__len__, self._sized_tables))
         self._lists = [each for each in reached.lists if (id(each), LENGTH) not in but]
         self._lengths = list(map(list.__len__, self._lists))
-        self.sized = [*self._lists, *self._empty]
+        self.sized: list[dict[Any, Any] | list[Any]] = [*self._lists, *self._empty]
         self.lists = [each for each in self._lists if list.__len__(each) <= MOST_ITEMS]
         self._listed = [tuple(list.__iter__(each)) for each in self.lists]
         self._uncounted = [each for each in reached.uncounted if (id(each.owner), LENGTH) not in but]
-        self._were = [each.read() for each in self._uncounted]
+        # Each with a mark behind it, so that none is taken for what another has lost.
+        self._reads = [read for each in self._uncounted for read in (each.read, _MARK.__iter__)]
+        self._were = [tuple(each.read()) for each in self._uncounted]
+        self._all = [item for were in self._were for item in (*were, *_MARK)]
         items = [(table, key) for table in self.tables for key in dict.keys(table) if (id(table), key) not in but]
         self._tables = [table for table, _ in items]
         self._keys = [key for _, key in items]
@@ -120,7 +124,7 @@ class AttributeContents:
     def changed_uncounted(self) -> bool:
         """What no word in memory tells, either."""
         # Few models have any.
-        return bool(self._uncounted) and any(map(_differs, self._uncounted, self._were))
+        return bool(self._reads) and not _same(list(chain.from_iterable(map(call, self._reads))), self._all)
 
     def different(self) -> set[Place]:
         """All that differs."""
@@ -136,7 +140,7 @@ class AttributeContents:
         lists = zip(self.lists, self._listed, strict=True)
         found |= {(id(each), LENGTH) for each, old in lists if not _same(tuple(list.__iter__(each)), old)}
         uncounted = zip(self._uncounted, self._were, strict=True)
-        found |= {(id(each.owner), LENGTH) for each, old in uncounted if _differs(each, old)}
+        found |= {(id(each.owner), LENGTH) for each, old in uncounted if not _same(tuple(each.read()), old)}
         return found | self.tensors.different()
 
     def without(self, places: Set[Place], values: Iterable[object]) -> AttributeContents:
@@ -169,10 +173,6 @@ class Harmless:
     def places(self) -> frozenset[Place]:
         """Those that were changed ``_PATIENCE`` times."""
         return frozenset(place for place, times in self._times.items() if times >= _PATIENCE)
-
-
-def _differs(each: Uncounted, was: tuple[object, ...]) -> bool:
-    return not _same(each.read(), was)
 
 
 def _same(one: Sequence[object], other: Sequence[object]) -> bool:

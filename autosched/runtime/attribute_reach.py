@@ -46,7 +46,7 @@ class Uncounted:
     """
 
     owner: object
-    read: Callable[[], tuple[object, ...]]
+    read: Callable[[], Iterable[object]]
 
 
 @dataclass(slots=True)
@@ -160,10 +160,10 @@ def _parts(value: object) -> Iterator[_Part]:
     # Of classes that are derived from these, too: many a library's settings are a dictionary.
     if isinstance(value, dict | list | tuple) and issubclass(kind, dict | list | tuple):
         yield value
-    elif issubclass(kind, set):
-        yield Uncounted(value, partial(_items, set.__iter__, value))
-    elif issubclass(kind, deque):
-        yield Uncounted(value, partial(_items, deque.__iter__, value))
+    elif isinstance(value, set) and issubclass(kind, set):
+        yield Uncounted(value, partial(set.__iter__, value))
+    elif isinstance(value, deque) and issubclass(kind, deque):
+        yield Uncounted(value, partial(deque.__iter__, value))
     if kind.__module__.partition(".")[0] in _OF_NO_MODEL and kind not in _CONFIGURATIONS:
         return
     try:
@@ -177,12 +177,8 @@ def _parts(value: object) -> Iterator[_Part]:
         yield Uncounted(value, partial(_in_slots, value, slots))
 
 
-def _items(iterate: Callable[[Any], Iterator[object]], value: object) -> tuple[object, ...]:
-    return tuple(iterate(value))
-
-
-def _in_slots(value: object, slots: Iterable[types.MemberDescriptorType]) -> tuple[object, ...]:
-    return tuple([_in_slot(value, slot) for slot in slots])
+def _in_slots(value: object, slots: Iterable[types.MemberDescriptorType]) -> list[object]:
+    return [_in_slot(value, slot) for slot in slots]
 
 
 def _in_slot(value: object, slot: types.MemberDescriptorType) -> object:

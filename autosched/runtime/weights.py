@@ -42,7 +42,7 @@ class ModelWatch:
     In-place changes are seen through ``Tensor._version``, and steps of optimizers by themselves. What PyTorch counts nowhere (written
     through ``parameter.data``, NumPy, a collective of ``torch.distributed``, another process) is of consequence only for weights that
     something was computed from ahead; on a CPU it is seen in a word or two of the memory of each (``memory_words``), and on a GPU not.
-    Nor are changes of a class's methods, of long lists and large dictionaries, and of what is deeper in these than ``attribute_contents``
+    Nor are changes of a class's methods, of long lists and large dictionaries, and of what is deeper in these than ``attribute_reach``
     says. Whoever makes one calls ``refresh`` on the loaded model.
 
     Args:

@@ -200,6 +200,15 @@ def test_of_many_modules_and_tensors_some_are_looked_at(monkeypatch: pytest.Monk
     assert sum(table is vars(each) for table in reached.dictionaries for each in modules) == 2
 
 
+def test_what_one_set_loses_to_the_next_is_seen() -> None:
+    one, other, slotted = {"a"}, {"b"}, Slotted(1)
+    contents = AttributeContents([one, other, slotted, set()])
+    other.discard("b")
+    one.add("b")
+    assert contents.changed_uncounted()
+    assert contents.different() == {(id(one), attribute_reach.LENGTH), (id(other), attribute_reach.LENGTH)}
+
+
 def test_what_holds_itself_is_watched_once() -> None:
     one = Holder(a=1)
     one.itself = [one, one]
