@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -91,15 +91,17 @@ class _Search:
         pending: deque[tuple[object, int]] = deque((value, 0) for value in values)
         while pending:
             value, depth = pending.popleft()
-            if type(value) in _PLAIN or id(value) in self._seen:
+            # By its type: whether it is an instance, a proxy answers as what it stands for, which may be gone.
+            kind = type(value)
+            if kind in _PLAIN or id(value) in self._seen:
                 continue
             self._seen.add(id(value))
-            if isinstance(value, torch.Tensor):
-                self._hold(value, nearby=depth == 0)
-            elif isinstance(value, torch.nn.Module):
-                self.found.hidden.append(value)
-            elif isinstance(value, types.MethodType):
-                pending.append((value.__self__, depth))
+            if issubclass(kind, torch.Tensor):
+                self._hold(cast("torch.Tensor", value), nearby=depth == 0)
+            elif issubclass(kind, torch.nn.Module):
+                self.found.hidden.append(cast("torch.nn.Module", value))
+            elif issubclass(kind, types.MethodType):
+                pending.append((cast("types.MethodType", value).__self__, depth))
             elif self._opened < _MOST_CONTAINERS:
                 inside = [item for part in _parts(value) for item in self._inside(part, value)]
                 if depth < _DEPTH:
@@ -158,11 +160,11 @@ def _parts(value: object) -> Iterator[_Part]:
     if issubclass(kind, _NO_SETTINGS):
         return
     # Of classes that are derived from these, too: many a library's settings are a dictionary.
-    if isinstance(value, dict | list | tuple) and issubclass(kind, dict | list | tuple):
+    if issubclass(kind, dict | list | tuple) and isinstance(value, dict | list | tuple):
         yield value
-    elif isinstance(value, set) and issubclass(kind, set):
+    elif issubclass(kind, set) and isinstance(value, set):
         yield Uncounted(value, partial(set.__iter__, value))
-    elif isinstance(value, deque) and issubclass(kind, deque):
+    elif issubclass(kind, deque) and isinstance(value, deque):
         yield Uncounted(value, partial(deque.__iter__, value))
     if kind.__module__.partition(".")[0] in _OF_NO_MODEL and kind not in _CONFIGURATIONS:
         return

@@ -6,6 +6,7 @@ import argparse
 import enum
 import logging
 import threading
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -64,6 +65,10 @@ class Holder:
 
     def __getattr__(self, name: str) -> Any:
         return 7
+
+    @classmethod
+    def fromkeys(cls) -> None:
+        """A method of no object."""
 
 
 def _in_inference_mode() -> torch.Tensor:
@@ -198,6 +203,25 @@ def test_of_many_modules_and_tensors_some_are_looked_at(monkeypatch: pytest.Monk
     assert reached.hidden == modules
     assert [id(tensor) for tensor in reached.tensors] == [id(item) for each in modules[:2] for item in (each.weight, each.bias)][:3]
     assert sum(table is vars(each) for table in reached.dictionaries for each in modules) == 2
+
+
+def test_what_is_gone_or_says_to_be_something_else_is_left_alone() -> None:
+    class Lying:
+        __slots__ = ("kind",)
+
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            return self.kind
+
+    gone = weakref.proxy(Holder(a=1))
+    lying = []
+    for kind in (dict, list, set, deque, torch.Tensor, torch.nn.Module):
+        lying.append(Lying())
+        lying[-1].kind = kind
+    contents = AttributeContents([gone, *lying, Holder.fromkeys, [gone]])
+    assert not contents.changed()
+    lying[1].kind = dict
+    assert contents.changed()
 
 
 def test_what_one_set_loses_to_the_next_is_seen() -> None:
