@@ -20,8 +20,8 @@ _MODE = "a module of the model is in another mode (train or eval) than at load; 
 _HOOKS = "forward hooks were added to or removed from the model after load, and a schedule does not call them"
 
 _UNREST = (
-    "the model was changed before each of its last calls ({what}), and to compare it with its schedule takes longer than a call; it is "
-    "compared again after some calls. Keep outside of the model what changes from call to call"
+    "the model was changed before each of its last calls ({what}), and to bind its schedule again takes longer than a call; it is tried "
+    "again after some calls. Keep outside of the model what changes from call to call"
 )
 
 # What operators raise. Anything else comes from outside, such as the exception of a signal's handler that limits the time of a request,
@@ -192,8 +192,8 @@ class Prepared:
             return _MODE
         if change is Change.HOOKS:
             return _HOOKS
-        if change is Change.STRUCTURE and self._unrest.leaves():
-            return _UNREST.format(what=self.watch.what_changed() or "it")
+        if self._unrest.leaves():
+            return _UNREST.format(what=self.watch.what_changed() or "its weights")
         before = self.watch
         self._rebind(verify=change is Change.STRUCTURE)
         if change is Change.STRUCTURE:

@@ -1,17 +1,17 @@
-"""A model that is changed before each of its calls: to compare it every time takes longer than to run it as it came."""
+"""A model that is changed before each of its calls: to bind its schedule every time takes longer than to run it as it came."""
 
 from __future__ import annotations
 
 # New weights that are put in place under traffic come in a few calls.
 _PATIENCE = 8
-# Calls that are left to the model until it is compared again: at first, and at most.
+# Calls that are left to the model until its schedule is bound again: at first, and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 1024
 
 
 class Unrest:
-    """How often in a row a model was compared again, and for how many calls it is left alone.
+    """How often in a row a schedule was bound again, and for how many calls its model is left alone.
 
-    It is compared now and then nevertheless, so that one that has come to rest runs on its schedule again.
+    It is bound now and then nevertheless, so that a model that has come to rest runs on its schedule again.
     """
 
     __slots__ = ("_in_a_row", "_left", "pause")
@@ -31,7 +31,7 @@ class Unrest:
         return self._in_a_row > 0
 
     def leaves(self) -> bool:
-        """Whether a call before which it was changed is left to the model; else it is to be compared."""
+        """Whether a call before which it was changed is left to the model; else the schedule is to be bound again."""
         if self._left > 0:
             self._left -= 1
             return True

@@ -314,22 +314,43 @@ def test_what_somebody_counts_in_a_configuration_is_compared_three_times_and_no_
         loaded(*args, **kwargs)
 
 
-def test_a_model_that_is_changed_before_every_call_is_not_slow_in_silence(loaded: LoadedModel, model: TwoBranches) -> None:
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda model: setattr(model.right, "weight", torch.nn.Parameter(torch.randn(8, 8))), "'weight'"),
+        (lambda model: setattr(model, "served", object()), "'served'"),
+        # Of one that is folded ahead of time.
+        (lambda model: torch.nn.init.normal_(model.right.weight), "its weights"),
+    ],
+    ids=["replaced", "attribute", "in place"],
+)
+def test_a_model_that_is_changed_before_every_call_is_not_slow_in_silence(
+    model: TwoBranches, change: Callable[[TwoBranches], object], what: str
+) -> None:
+    model.served = None  # type: ignore[assignment]
+    loaded = load(encode_bundle(two_branches_bundle(model)), model)
+
     def called(count: int) -> int:
         before = loaded.report().calls
         for _ in range(count):
-            model.right.weight = torch.nn.Parameter(torch.randn(8, 8))
+            change(model)
             assert _agrees(loaded, model)
         return loaded.report().calls - before
 
     assert called(9) == 9
-    with pytest.warns(FallbackWarning, match=r"changed before each of its last calls \('weight'\)"):
+    with pytest.warns(FallbackWarning, match=rf"changed before each of its last calls \({what}\)"):
         assert called(16) == 0
-    # It is asked again, and once it is left alone the schedule runs.
+    # It is tried again, and once it is left alone the schedule runs.
     assert called(1) == 1
     assert _agrees(loaded, model)
     assert called(9) == 9
     assert loaded.report().scheduled
+
+
+def test_what_is_read_where_it_is_may_change_before_every_call(strict: LoadedModel, model: TwoBranches) -> None:
+    for _ in range(12):
+        model.left.weight.data.normal_()
+        assert _agrees(strict, model)
 
 
 def test_a_replacement_that_computes_something_else_retires_the_schedule(loaded: LoadedModel, model: TwoBranches) -> None:
