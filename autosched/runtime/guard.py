@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.core.standing_aside import as_they_came
@@ -29,6 +30,8 @@ _compiling = torch.compiler.is_dynamo_compiling
 _tracing_state = torch._C._get_tracing_state
 _any_autocast = torch._C._is_any_autocast_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+WithoutFunctionModes = torch._C.DisableTorchFunction
+_any_function_mode = torch._C._is_torch_function_mode_enabled
 _function_transform = torch._C._functorch.peek_interpreter_stack
 
 
@@ -341,9 +344,19 @@ def foreign_mode(kind: str) -> str:
         return "autocast is on, which the schedule was not made for"
     if _dispatch_modes() or _function_transform() is not None:
         return "a dispatch mode or function transform is active, which lanes would not see"
+    if has_function_mode():
+        return "a mode that takes the calls of PyTorch's functions is active, which lanes would not see"
     if getattr(forward_ad, "_current_level", -1) >= 0:
         return "forward-mode gradients are on, and a schedule computes none"
     return ""
+
+
+def has_function_mode() -> bool:
+    """Whether something takes this thread's calls of PyTorch's functions; a default device is of no use to tensors that are there."""
+    if not _any_function_mode():
+        return False
+    modes = (torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack()))
+    return not all(isinstance(mode, DeviceContext) for mode in modes)
 
 
 def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from autosched import plugin
 from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
@@ -200,6 +201,30 @@ def test_autocast_runs_as_it_came() -> None:
     run = compiled(model)
     with torch.autocast("cpu", torch.bfloat16), pytest.warns(FallbackWarning, match="autocast"):
         assert torch.equal(run(*args), model(*args))
+
+
+class Doubled(TorchFunctionMode):
+    """Who patches what PyTorch's functions answer."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        return answer * 2 if getattr(func, "__name__", "") == "linear" else answer
+
+
+def test_what_a_mode_makes_of_functions_is_done_once() -> None:
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    plain = model(*args)
+    run = compiled(model)
+    with Doubled():
+        doubled = model(*args)
+        assert not torch.allclose(doubled, plain)
+        for _ in range(2):
+            require_same(run(*args), doubled)
+    require_same(run(*args), plain)
+    with torch.device("cpu"):
+        require_same(run(*args), plain)
+    assert sum(report.calls for report in reports()) >= 4
 
 
 def test_an_outputs_view_of_an_input_still_is_one() -> None:
