@@ -107,6 +107,18 @@ def test_an_error_is_json_when_json_was_asked_for(capsys: pytest.CaptureFixture[
     assert said["error"]["exit_code"] == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["tune"], "Missing argument 'MODEL'"), (["bench", "x", "--rounds", "two"], "'--rounds'"), (["models", "--jsn"], "--json")],
+)
+def test_the_json_of_a_mistake_in_the_command_says_what_is_wrong(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments, "--json") == 2
+    said = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert words in said
+
+
 def test_cuda_without_a_gpu_says_what_is_missing_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 

@@ -20,7 +20,7 @@ BudgetOption = Annotated[
         help="Time for measuring and searching instead of --effort's, such as 60s or 5m; torch.compile, where measured, compiles besides.",
     ),
 ]
-BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size of the example inputs.")]
+BatchOption = Annotated[int | None, typer.Option(metavar="N", min=1, help="Batch size of the example inputs.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.")]
 CostModelOption = Annotated[
     Path | None,
