@@ -38,6 +38,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["trace", "missing.autosched", "-o", "no/such/folder/t.json"], 2, "no/such/folder"),
         (["collect", "torchvision:googlenett", "--budget", "soon"], 2, "soon"),
         (["collect", "torchvision:googlenett", "--device", "tpu"], 2, "tpu"),
+        (["tune", "autosched:toy", "--device", "cpu", "--seed", "-1"], 2, "the seed is -1"),
+        (["collect", "autosched:toy", "--seed", str(2**80)], 2, "from 0 to"),
         (["frobnicate"], 2, "frobnicate"),
         (["cache", "frobnicate"], 2, "frobnicate"),
         (["tune", "autosched:toy", "--batch", "0"], 2, "--batch"),
