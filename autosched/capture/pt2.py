@@ -11,6 +11,8 @@ import torch
 
 from autosched.core.errors import ArtifactCorrupt, UsageError
 
+_WRITTEN = "a program written by torch.export.save of this or an earlier release; export it again"
+
 
 def load_pt2(path: str | Path) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
     """The model of a ``.pt2`` file, its example arguments and keyword arguments.
@@ -23,7 +25,7 @@ def load_pt2(path: str | Path) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
     if not file.is_file():
         raise UsageError(f"there is no file {file}; expected a program saved with torch.export.save. Check the path.")
     if not zipfile.is_zipfile(file):
-        raise ArtifactCorrupt(str(file), "it is no .pt2 archive (not a zip file, or cut short); torch.export.save writes one")
+        raise ArtifactCorrupt(str(file), "it is no .pt2 archive (not a zip file, or cut short)", _WRITTEN)
     try:
         with warnings.catch_warnings():
             # torch before 2.13 makes tensors of bytes that cannot be written to, and says so of its own doing.
@@ -31,7 +33,7 @@ def load_pt2(path: str | Path) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
             exported = torch.export.load(file)
     except Exception as error:  # torch raises whatever its parser of the day stumbles over.
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ArtifactCorrupt(str(file), f"torch.export.load cannot read it ({type(error).__name__}: {first})") from error
+        raise ArtifactCorrupt(str(file), f"torch.export.load cannot read it ({type(error).__name__}: {first})", _WRITTEN) from error
     if exported.example_inputs is None:
         raise UsageError(
             f"{file} was saved without example inputs; expected them, to know the shapes. Export it again with torch.export.export."

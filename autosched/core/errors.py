@@ -74,13 +74,14 @@ class ArtifactError(AutoschedError):
     exit_code = 4
 
 
-class ArtifactCorrupt(ArtifactError):
-    """A file whose bytes are not what its writer wrote, or that was never such a file."""
+_OWN_FILE = "a file written by autosched; make it again (for a bundle: 'autosched tune')"
 
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(
-            f"cannot read {path}: {why}. Expected a file written by autosched; make it again (for a bundle: 'autosched tune')."
-        )
+
+class ArtifactCorrupt(ArtifactError):
+    """A file whose bytes are not what its writer wrote, or that was never such a file; ``expected`` is what it should be."""
+
+    def __init__(self, path: str, why: str, expected: str = _OWN_FILE) -> None:
+        super().__init__(f"cannot read {path}: {why}. Expected {expected}.")
         self.path = path
         self.why = why
 

@@ -28,7 +28,7 @@ def test_a_truncated_file_is_corrupt(saved):
     path = saved[2]
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(ArtifactCorrupt, match=r"model\.pt2"):
+    with pytest.raises(ArtifactCorrupt, match=r"model\.pt2.*Expected a program written by torch\.export\.save"):
         load_pt2(path)
 
 
@@ -37,7 +37,7 @@ def test_a_zip_of_something_else_is_corrupt(tmp_path):
 
     with zipfile.ZipFile(tmp_path / "other.pt2", "w") as archive:
         archive.writestr("hello", "world")
-    with pytest.raises(ArtifactCorrupt, match="cannot read it"):
+    with pytest.raises(ArtifactCorrupt, match=r"cannot read it .*torch\.export\.save"):
         load_pt2(tmp_path / "other.pt2")
 
 
