@@ -144,7 +144,9 @@ def show_report(report: TuneReport, as_json: bool, *, with_steps: bool = True) -
     else:
         _print_report(report, next_steps(report.bundle, report.cached, report.device.kind) if with_steps else ())
     if report.unstable:
-        complain("autosched: this machine was too restless for any statement; stop other work on it and run again")
+        from autosched.core.report import RESTLESS
+
+        complain(f"autosched: {RESTLESS}")
         raise typer.Exit(3)
 
 

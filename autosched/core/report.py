@@ -10,6 +10,9 @@ from autosched.core.records import DeviceKey, Failure, Source
 
 _WORTH_TELLING_S = 0.1
 
+RESTLESS = "this machine was too restless for any statement; stop other work on it and run again"
+"""What to say where ``TuneReport.unstable``."""
+
 
 @dataclass(frozen=True, slots=True)
 class StrategyRow:
