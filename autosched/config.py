@@ -28,6 +28,18 @@ def parse_seconds(text: str, what: str = "the budget") -> float:
     return seconds
 
 
+def check_seed(seed: object) -> None:
+    """Look at a seed before it fails in whatever draws with it.
+
+    Raises:
+        UsageError: if it is no whole number from 0 that 63 bits hold, which all of them take.
+
+    >>> check_seed(7)
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise UsageError(f"the seed is {seed!r}; expected a whole number from 0 to {2**63 - 1}")
+
+
 def cuda_environment() -> tuple[tuple[str, str], ...]:
     """Variables that CUDA and cuBLAS read once when a process first uses the GPU, and that change how kernels overlap or which are chosen.
 

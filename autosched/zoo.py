@@ -226,8 +226,9 @@ def _as_model(name: str, made: object) -> _Made:
         kwargs = made[2] if len(made) == 3 else {}
         if isinstance(kwargs, dict):
             return made[0], tuple(inputs), kwargs
+    kinds = f"({', '.join(type(item).__name__ for item in made)})" if isinstance(made, tuple) else type(made).__name__
     raise UsageError(
-        f"{name} returned {type(made).__name__}; expected (model, example_inputs), (model, example_inputs, example_kwargs), or a model "
+        f"{name} returned {kinds}; expected (model, example_inputs), (model, example_inputs, example_kwargs), or a model "
         "with an attribute example_inputs."
     )
 

@@ -38,6 +38,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["trace", "missing.autosched", "-o", "no/such/folder/t.json"], 2, "no/such/folder"),
         (["collect", "torchvision:googlenett", "--budget", "soon"], 2, "soon"),
         (["collect", "torchvision:googlenett", "--device", "tpu"], 2, "tpu"),
+        (["tune", "autosched:toy", "--device", "cpu", "--seed", "-1"], 2, "the seed is -1"),
+        (["collect", "autosched:toy", "--seed", str(2**80)], 2, "from 0 to"),
         (["frobnicate"], 2, "frobnicate"),
         (["cache", "frobnicate"], 2, "frobnicate"),
         (["tune", "autosched:toy", "--batch", "0"], 2, "--batch"),
@@ -105,6 +107,18 @@ def test_an_error_is_json_when_json_was_asked_for(capsys: pytest.CaptureFixture[
     said = json.loads(capsys.readouterr().out)
     assert said["error"]["type"] == "UnknownModel"
     assert said["error"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["tune"], "Missing argument 'MODEL'"), (["bench", "x", "--rounds", "two"], "'--rounds'"), (["models", "--jsn"], "--json")],
+)
+def test_the_json_of_a_mistake_in_the_command_says_what_is_wrong(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments, "--json") == 2
+    said = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert words in said
 
 
 def test_cuda_without_a_gpu_says_what_is_missing_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autosched.cli import endings
+from autosched.cli import endings, main
 from autosched.cli.printing import complain, live_progress
 from tests.conformance.command import run
 
@@ -28,6 +29,29 @@ def test_a_reader_that_leaves_is_no_mistake(arguments: list[str]) -> None:
     with os.fdopen(writing, "wb") as nobody:
         done = subprocess.run([sys.executable, "-P", "-m", "autosched", *arguments], stdout=nobody, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_reader_of_json_that_leaves_takes_no_exit_code_away() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-P", "-m", "autosched", "report", "missing.autosched", "--json"]
+    with os.fdopen(writing, "wb") as nobody:
+        done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [("models", 0), ("models --json", 0), ("report missing.autosched", 2), ("report missing.autosched --json", 2), ("tune", 2)],
+)
+def test_a_process_without_standard_streams_ends_with_the_same_code(arguments: str, code: int, closed: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -P -m autosched {arguments} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    if "--json" in arguments and closed == "2>&-":
+        assert json.loads(done.stdout)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
@@ -78,6 +102,27 @@ def test_an_interrupt_that_python_makes_a_note_of_has_the_same_code(
     command = [sys.executable, "-P", "-m", "interrupted_in_exec", str(int(number))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + number, "autosched: interrupted\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_is_json_when_json_was_asked_for(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autosched.zoo.load", lambda *args, **options: os.kill(os.getpid(), number))
+    assert run("tune", "autosched:toy", "--device", "cpu", "--json") == code
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["type"], error["exit_code"]) == ("Interrupted", code)
+    assert "the same command goes on" in error["message"]
+
+
+def test_a_bug_is_json_too_and_still_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stumble() -> None:
+        raise KeyError("lanes")
+
+    monkeypatch.setattr("autosched.doctor.examine", stumble)
+    with pytest.raises(KeyError, match="lanes"):
+        main(["doctor", "--json"])
+    assert json.loads(capsys.readouterr().out) == {"error": {"type": "KeyError", "message": "'lanes'", "exit_code": 1}}
 
 
 def test_what_leaves_nothing_behind_promises_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

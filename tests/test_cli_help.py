@@ -60,6 +60,15 @@ def test_the_seconds_of_each_effort_are_those_of_the_presets(monkeypatch: pytest
         assert said == {effort: budget_for(effort).total_s for effort in ("quick", "balanced", "full")}
 
 
+@pytest.mark.parametrize("command", ["tune", "compare", "collect", "train", "evaluate", "bench", "check", "trace", "report", "cache clear"])
+def test_help_cuts_no_word_off_in_a_terminal_of_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(*command.split(), "--help") == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "\u2026" in line] == []
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [

@@ -6,9 +6,11 @@ import io
 import itertools
 import logging
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from functools import partial
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -64,6 +66,19 @@ def require_values(model: torch.nn.Module) -> None:
                 f"weight {name} is on the meta device, which holds no values; expected a model with its weights in memory. Load them "
                 "first, onto the device that it will run on and without offloading."
             )
+
+
+def require_operators(count: int) -> None:
+    """Refuse a model of which nothing is left to be run: there is nothing to measure, and no order to choose.
+
+    Raises:
+        UnsupportedGraph: if ``count`` of its operators is 0.
+    """
+    if count == 0:
+        raise UnsupportedGraph(
+            "the model computes nothing in this call: what it returns are its inputs or its weights as they are; expected at least one "
+            "operator. Give the part that computes, and example inputs that make it."
+        )
 
 
 @contextmanager
@@ -263,8 +278,22 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
         )
     if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):
         return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {_DATA}")
-    advice = _advice(f"{error} {code}")
+    advice = _PACKED if _packed(error.__traceback__) else _advice(f"{error} {code}")
     return UnsupportedGraph(f"the model cannot be captured{where}: torch.export refuses it with {kind}: {first}. {advice}")
+
+
+_PACKED = (
+    "A packed sequence has sizes that depend on its lengths: give the layer the padded batch, and take the last step of each row by its "
+    "length (torch.gather). In one direction that is the same."
+)
+
+
+def _packed(trace: TracebackType | None) -> bool:
+    """Whether a recurrent layer of PyTorch's was called with a packed sequence when it failed."""
+    frames = (frame for frame, _ in traceback.walk_tb(trace))
+    return any(
+        frame.f_code.co_filename == torch.nn.modules.rnn.__file__ and frame.f_locals.get("batch_sizes") is not None for frame in frames
+    )
 
 
 _AS_INTEGERS = "Keep quantised numbers as integers with scales beside them, as torchao and PT2E do"

@@ -66,9 +66,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = arguments if arguments is not None else sys.argv[1:]
     with stoppable() as stop, plain_warnings():
         code = _run(given)
-    if code == INTERRUPTED:
-        complain(f"autosched: {how_to_go_on(given)}")
-        code = stop.exit_code
+        if code == INTERRUPTED:
+            code = _say("Interrupted", how_to_go_on(given), stop.exit_code, "--json" in given)
     raise SystemExit(code)
 
 
@@ -86,7 +85,7 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as stopped:
         code = 0 if reader_left(stopped) else stopped.code
     except OSError as error:
-        code = 0 if reader_left(error) else _no_room(error)
+        code = 0 if reader_left(error) else _no_room(error, as_json)
     except Exception as error:
         code = _typer_exit(error, as_json)
     finally:
@@ -110,25 +109,47 @@ def _typer_exit(error: Exception, as_json: bool) -> int:
         return INTERRUPTED
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if show is None or code is None:
+        _tell_of_a_bug(error, as_json)
         raise error
     if as_json:
-        emit({"error": {"type": "UsageError", "message": str(getattr(error, "message", error)), "exit_code": code}})
+        # The attribute "message" is empty where an argument is missing.
+        _emit_error("UsageError", getattr(error, "format_message", error.__str__)(), code)
     show()
     return int(code)
 
 
-def _no_room(error: OSError) -> int:
+def _no_room(error: OSError, as_json: bool) -> int:
     """The exit code where a disk is full, with a word on it; anything else is a bug and is raised again."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        _tell_of_a_bug(error, as_json)
         raise error
-    complain(f"autosched: {error.strerror}: {error.filename or 'where the output goes, or in the folder for temporary files'}")
+    where = error.filename or "where the output goes, or in the folder for temporary files"
+    code = _say("NoRoom", f"{error.strerror}: {where}", 2, as_json)
     # What could not be written must not be tried again at the end of the interpreter.
     drop_output()
-    return 2
+    return code
 
 
 def _fail(error: AutoschedError, as_json: bool) -> int:
+    return _say(type(error).__name__, str(error), error.exit_code, as_json)
+
+
+def _say(kind: str, message: str, code: int, as_json: bool) -> int:
+    """Tell how a command ended, on stderr, and on stdout where JSON was asked for; ``code`` again."""
+    complain(f"autosched: {message}")
     if as_json:
-        emit({"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}})
-    complain(f"autosched: {error}")
-    return error.exit_code
+        _emit_error(kind, message, code)
+    return code
+
+
+def _tell_of_a_bug(error: Exception, as_json: bool) -> None:
+    """Whoever reads JSON gets an object even then; the traceback, which Python writes, is for people."""
+    if as_json:
+        _emit_error(type(error).__name__, str(error), 1)
+
+
+def _emit_error(kind: str, message: str, code: int) -> None:
+    try:
+        emit({"error": {"type": kind, "message": message, "exit_code": code}})
+    except OSError:  # nobody reads it, or there is no room for it: the exit code remains
+        drop_output()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autosched.cli.options import JsonOption
-from autosched.cli.printing import emit, results_console
+from autosched.cli.printing import complain, emit, results_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,12 +72,12 @@ def clear(
         print(f"nothing to remove in {config.cache_dir()}")
         return
     if chosen and not yes:
-        if as_json or not sys.stdin.isatty():
+        if as_json or sys.stdin is None or not sys.stdin.isatty():
             raise UsageError(f"nothing was removed; add --yes to remove {_what(chosen)}: with --json, or no terminal, nobody is asked")
         for line in _lines(cache_folder.sizes(chosen)):
-            print(line, file=sys.stderr)
+            complain(line)
         if not typer.confirm(f"Remove {_what(chosen)} from {config.cache_dir()}?", err=True):
-            print("nothing was removed", file=sys.stderr)
+            complain("nothing was removed")
             return
     cleared = cache_folder.clear(chosen)
     if as_json:

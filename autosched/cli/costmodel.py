@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autosched.cli.options import CustomOperatorsOption, JsonOption, SeedOption, names_in
-from autosched.cli.printing import emit, live_progress, results_console
+from autosched.cli.printing import complain, emit, live_progress, results_console
 
 if TYPE_CHECKING:
     from autosched.pipeline.model_choice import Judged
@@ -74,7 +73,7 @@ def collect(
     else:
         print(result.summary())
     if result.disturbed and not result.solo_rows:
-        print("autosched: nothing was kept; stop other work on this machine and run the same command again", file=sys.stderr)
+        complain("autosched: nothing was kept; stop other work on this machine and run the same command again")
         raise typer.Exit(3)
 
 

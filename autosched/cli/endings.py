@@ -84,6 +84,8 @@ def flush_output() -> None:
 
 def drop_output() -> None:
     """From now on what is written to stdout, and what is in its buffer, goes nowhere."""
+    if sys.stdout is None:
+        return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
+from autosched.config import check_seed
 from autosched.core.variants import Lowering
+
+
+def _checked_seed(seed: int) -> int:
+    check_seed(seed)
+    return seed
+
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else there.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, auto (CUDA if there is a GPU), or replay:DIR for recorded runs.")]
@@ -20,7 +27,7 @@ BudgetOption = Annotated[
         help="Time for measuring and searching instead of --effort's, such as 60s or 5m; torch.compile, where measured, compiles besides.",
     ),
 ]
-BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size of the example inputs.")]
+BatchOption = Annotated[int | None, typer.Option(metavar="N", min=1, help="Batch size of the example inputs.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.")]
 CostModelOption = Annotated[
     Path | None,
@@ -30,7 +37,7 @@ CustomOperatorsOption = Annotated[
     str | None,
     typer.Option("--custom-operators", metavar="NAMES", help="Namespaces of custom operators that may run, such as mylib or mylib,other."),
 ]
-SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
+SeedOption = Annotated[int, typer.Option(callback=_checked_seed, help="Seed of every random choice.")]
 RewriteOption = Annotated[
     bool, typer.Option("--rewrite/--no-rewrite", help="Fold, simplify and fuse operators first; --no-rewrite is --lowering aten.")
 ]

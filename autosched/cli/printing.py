@@ -33,6 +33,9 @@ def emit(value: Any) -> None:
     """Write ``value`` (anything msgspec can encode) to stdout as one JSON object, in UTF-8 whatever the terminal's encoding."""
     import msgspec
 
+    # None where the process was started without one.
+    if sys.stdout is None:
+        return
     sys.stdout.flush()
     sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
     sys.stdout.buffer.flush()
@@ -72,6 +75,9 @@ def say(console: Console, sentence: str, *, style: str = "") -> None:
 
 def complain(message: str) -> None:
     """Write ``message`` to stderr; on a terminal lines end between words."""
+    # None where the process was started without one, and print would take stdout instead.
+    if sys.stderr is None:
+        return
     if sys.stderr.isatty():
         message = folded(message, shutil.get_terminal_size().columns)
     with contextlib.suppress(BrokenPipeError):
@@ -138,7 +144,9 @@ def show_report(report: TuneReport, as_json: bool, *, with_steps: bool = True) -
     else:
         _print_report(report, next_steps(report.bundle, report.cached, report.device.kind) if with_steps else ())
     if report.unstable:
-        complain("autosched: this machine was too noisy for any conclusion; stop other work on it and run again")
+        from autosched.core.report import RESTLESS
+
+        complain(f"autosched: {RESTLESS}")
         raise typer.Exit(3)
 
 

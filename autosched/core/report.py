@@ -10,7 +10,7 @@ from autosched.core.records import DeviceKey, Failure, Source
 
 _WORTH_TELLING_S = 0.1
 
-RESTLESS = "this machine was too restless for any statement; stop other work on it and run again"
+RESTLESS = "this machine was too noisy for any conclusion; stop other work on it and run again"
 """What to say where ``TuneReport.unstable``."""
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autosched.capture.call_check import require_call
+from autosched.config import check_seed
 from autosched.core.custom_operators import trusting
 from autosched.core.progress import Progress, Silent
 from autosched.core.standing_aside import as_they_came
@@ -16,13 +18,11 @@ from autosched.pipeline.budget import budget_for
 from autosched.pipeline.bundles import check, read, trace
 from autosched.pipeline.cache import remember
 from autosched.pipeline.call_times import bench_paused
-from autosched.pipeline.request import check_request, moved_note, where_to_measure
+from autosched.pipeline.request import check_request, folder_of, moved_note, where_to_measure
 from autosched.pipeline.result import Tuned, check_writable
 from autosched.pipeline.shapes import TunedShapes, tune_shapes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
     from autosched.core.report import TuneReport
@@ -60,7 +60,7 @@ def tune(
     name: str | None = None,
     dtype: str | None = None,
     source: ModelSource | None = None,
-    cost_model: Path | None = None,
+    cost_model: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     custom_operators: Sequence[str] = (),
 ) -> Tuned:
@@ -85,7 +85,8 @@ def tune(
         name: of the model, in reports.
         dtype: of the model, in reports; ``bench`` builds the model with it.
         source: where another process can build the same model, for the ``torch.compile`` baseline; else the exported program is compiled.
-        cost_model: predicts the pairs that are not measured; ``None`` for the one trained on this machine, or one that ships for it.
+        cost_model: folder of the one that predicts the pairs that are not measured; ``None`` for the one trained on this machine, or one
+            that ships for it.
         progress: told where the job is.
         custom_operators: namespaces of operators outside PyTorch that may be captured and run, such as ``("mylib",)`` for ``mylib::norm``:
             each an operator of its own, which must be functional and deterministic.
@@ -96,10 +97,11 @@ def tune(
     from autosched.pipeline.options import Options
 
     require_call("tune", model, example_inputs, example_kwargs)
+    check_seed(seed)
     budget = budget_for(effort, budget_s)
     options = Options(
         str(device), effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name or type(model).__name__,
-        dtype, source, cost_model,
+        dtype, source, folder_of(cost_model),
     )  # fmt: skip
     with trusting(custom_operators), as_they_came(model):
         outcome = _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite)
@@ -124,7 +126,7 @@ def compare(
     compiled: bool = True,
     name: str | None = None,
     source: ModelSource | None = None,
-    cost_model: Path | None = None,
+    cost_model: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     custom_operators: Sequence[str] = (),
 ) -> TuneReport:
@@ -140,6 +142,7 @@ def compare(
     from autosched.pipeline.options import Options
 
     require_call("compare", model, example_inputs, example_kwargs)
+    check_seed(seed)
     budget = budget_for(effort, budget_s)
     chosen = tuple(strategies) if strategies is not None else None
     options = Options(
@@ -155,7 +158,7 @@ def compare(
         name or type(model).__name__,
         None,
         source,
-        cost_model,
+        folder_of(cost_model),
         complete=True,
     )
     with trusting(custom_operators), as_they_came(model):

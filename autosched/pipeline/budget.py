@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from numbers import Real
 
 from autosched.core.errors import UsageError
 from autosched.search.effort import PROFILES, Effort, EffortProfile
@@ -52,6 +53,6 @@ def budget_for(effort: str, total_s: float | None = None) -> Budget:
     preset = presets[Effort(effort)]
     if total_s is None:
         return preset
-    if not 0 <= total_s < float("inf"):
-        raise UsageError(f"the budget is {total_s} s; expected a finite number of seconds that is not negative")
-    return dataclasses.replace(preset, total_s=total_s)
+    if isinstance(total_s, bool) or not isinstance(total_s, Real) or not 0 <= total_s < float("inf"):
+        raise UsageError(f"the budget is {total_s!r}, in seconds; expected a finite number of seconds that is not negative")
+    return dataclasses.replace(preset, total_s=float(total_s))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from autosched.capture.export import capture
+from autosched.capture.screen import require_operators
 from autosched.core.errors import AutoschedError, UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.progress import Progress, Silent
@@ -142,6 +143,7 @@ def collect(
         told.stage(f"collect {subject.name}", max(deadline - time.monotonic(), 0.0))
         try:
             captured = capture(subject.model, subject.args, subject.kwargs, target=opened.key.kind)
+            require_operators(len(captured.program.graph))
         except AutoschedError as error:
             left_out.append(f"{subject.name} left out: {error}")
             continue

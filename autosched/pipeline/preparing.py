@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from autosched.capture.export import Captured, lower_draft
+from autosched.capture.screen import require_operators
 from autosched.core.progress import Progress
 from autosched.core.variants import WHOLE, Lowering
 from autosched.device.ahead import compile_ahead
@@ -121,6 +122,7 @@ def prepare(
     captured = _captured_early(device, lowering, original, limit_s)
     if isinstance(captured, NotHad):
         return captured
+    require_operators(len(captured.program.graph))
     ledger = Ledger()
     progress.stage(f"starting the worker, {lowering}")
     session = device.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)

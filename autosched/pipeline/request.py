@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autosched.core.errors import UsageError
 from autosched.core.variants import lowering_named
 from autosched.costmodel.persist import read_card
 from autosched.device.base import Device
@@ -47,6 +49,17 @@ def check_request(
         read_card(cost_model)
     if not device.startswith(PREFIX):
         device_named(device)
+
+
+def folder_of(cost_model: str | os.PathLike[str] | None) -> Path | None:
+    """The folder that ``tune`` was told to take a cost model from.
+
+    Raises:
+        UsageError: if that is no path.
+    """
+    if cost_model is not None and not isinstance(cost_model, str | os.PathLike):
+        raise UsageError(f"cost_model is {cost_model!r}; expected the path of a folder written by 'autosched train'")
+    return Path(cost_model) if cost_model is not None else None
 
 
 def where_to_measure(device: str, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> str:

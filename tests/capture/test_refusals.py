@@ -200,6 +200,23 @@ def test_what_export_refuses_says_so_and_what_to_do(model, advises):
         capture(model, (torch.randn(3, 4),))
 
 
+class Packs(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer(3, 4, batch_first=True)
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, [3, 1], batch_first=True)
+        found, _ = self.layer(packed)
+        return nn.utils.rnn.pad_packed_sequence(found, batch_first=True)[0]
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_packed_sequence_is_refused_with_what_to_give_instead(layer):
+    with pytest.raises(UnsupportedGraph, match=r"found, _ = self\.layer\(packed\)\).*the padded batch.*torch\.gather"):
+        capture(Packs(layer).eval(), (torch.randn(2, 3, 3),))
+
+
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(4)])
 def test_training_mode_is_refused(layer):
     with pytest.raises(UnsupportedGraph, match=r"training mode.*model\.eval\(\)"):

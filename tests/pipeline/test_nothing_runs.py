@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import autosched
-from autosched.core.errors import NoFeasibleCandidate
+from autosched.core.errors import NoFeasibleCandidate, UnsupportedGraph
 
 
 class Blind(torch.nn.Module):
@@ -21,6 +21,20 @@ class Blind(torch.nn.Module):
     def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.attention(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
         return found
+
+
+class Passes(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize("lowering", [None, "rewritten"])
+def test_a_model_that_computes_nothing_is_refused_before_a_process_is_asked(
+    lowering: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    with pytest.raises(UnsupportedGraph, match="computes nothing"):
+        autosched.tune(Passes(), (torch.ones(2),), device="cpu", effort="quick", budget_s=1.0, lowering=lowering)
 
 
 def test_example_inputs_whose_answer_is_nan_are_named_as_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,3 +250,10 @@ def test_the_suite_lists_every_transformer_there_is():
     from autosched.zoo_models.transformer_configs import MODELS
 
     assert list(suite.TRANSFORMERS) == list(MODELS)
+
+
+def test_a_function_that_returns_something_else_is_told_what_it_returned(tmp_path, monkeypatch):
+    (tmp_path / "returns_a_function.py").write_text("def make():\n    return len, ([1],)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"returned \(builtin_function_or_method, tuple\); expected \(model, example_inputs\)"):
+        zoo.load("returns_a_function:make")

@@ -1,0 +1,46 @@
+"""What is asked of a job: a mistake is an error of autosched's, said before anything is captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import autosched
+from autosched.core.errors import ArtifactError, AutoschedError, UsageError
+from autosched.pipeline import compare
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(*_: object, **__: object) -> None:
+        raise AssertionError("captured first")
+
+    monkeypatch.setattr("torch.export.export", capture)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"budget_s": "10s"}, "the budget is '10s'"),
+        ({"budget_s": True}, "the budget is True"),
+        ({"budget_s": float("nan")}, "the budget is nan"),
+        ({"seed": -1}, "the seed is -1"),
+        ({"seed": 1.5}, "the seed is 1.5"),
+        ({"seed": 2**80}, "from 0 to"),
+        ({"cost_model": 3}, "cost_model is 3"),
+    ],
+)
+@pytest.mark.parametrize("run", [autosched.tune, compare])
+def test_a_value_that_cannot_be_is_named(run: Any, given: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        run(torch.nn.ReLU(), (torch.ones(2),), device="cpu", **given)
+
+
+def test_a_cost_model_may_be_named_by_text(tmp_path: Path) -> None:
+    for folder in (tmp_path / "none", str(tmp_path / "none")):
+        with pytest.raises(AutoschedError, match="none") as raised:
+            autosched.tune(torch.nn.ReLU(), (torch.ones(2),), device="cpu", cost_model=folder)
+        assert isinstance(raised.value, UsageError | ArtifactError)
