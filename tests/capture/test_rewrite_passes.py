@@ -252,6 +252,31 @@ def test_outputs_get_their_layout_back():
     assert draft.specs[draft.output_leaves[0].value] == wanted[0]
 
 
+@pytest.mark.parametrize(
+    ("part", "view", "copies"),
+    [
+        (lambda y: y[:, :2], lambda y: y.view(2, -1), 1),
+        (lambda y: y[:, 1], lambda y: y.view(torch.int32), 1),
+        (lambda y: y[:, :, 1:3], lambda y: y.view(2, 4, -1), 1),
+        (lambda y: y[:, :, ::2, ::2], lambda y: y.view(8, 3, 3), 1),
+        (lambda y: y.permute(0, 2, 3, 1), lambda y: y.view(2, 36, 4), 0),
+        (lambda y: y.transpose(2, 3), lambda y: y.flatten(0, 1), 1),
+    ],
+)
+def test_a_part_of_a_result_may_be_viewed_as_before(part, view, copies):
+    model = Apply(lambda m, x: part(m.conv(x)), conv=nn.Conv2d(3, 4, 3)).eval()
+    inputs = (torch.randn(2, 3, 8, 8),)
+    draft = draft_of(model, inputs)
+    wanted = [draft.specs[leaf.value] for leaf in draft.output_leaves]
+    pack_cpu_convolutions(draft)
+    draft.observe()
+    assert restore_output_layout(draft, wanted) == copies
+    draft.observe()
+    made = draft.specs[draft.output_leaves[0].value]
+    view(torch.empty_strided(wanted[0].shape, wanted[0].strides))
+    view(torch.empty_strided(made.shape, made.strides))
+
+
 @pytest.mark.parametrize("shape", [(32, 512), (2, 16, 512)])
 @pytest.mark.parametrize("relu", [False, True])
 def test_large_linears_are_packed(shape, relu):
