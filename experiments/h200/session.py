@@ -42,6 +42,8 @@ from experiments.devices import folder_name  # noqa: E402
 
 # Between the time that a command is told and the time at which it is ended; pytest counts from its first test.
 _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
+# Of tests, where there is no device.
+_NAMES = ("--collect-only", "-q")
 # Of tests: after one has broken its process, or the device for it.
 _RESTARTS = 4
 _STUCK_S = 60  # longer than any test of those that do not compile
@@ -121,14 +123,14 @@ def steps(opara: Path | None = None) -> list[Step]:
         # A cold disk: what is imported first may take minutes. One that is cut off here has kept the call from everything else.
         Step("device", _script("h200/machine.py", "--out", "{out}"), 180.0, 5.0, required=True),
         Step("doctor", ("-P", "-m", "autosched", "doctor"), 60.0, 5.0, smoke=()),
-        Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=(), restarts=_RESTARTS),
+        Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=_NAMES, restarts=_RESTARTS),
         Step("quick", _suite(*_QUICK), 360.0, 260.0, retry=again),
         Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 200.0, retry=again),
         Step("suite", _suite(*_SUITE), 500.0, 400.0, retry=again),
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
         Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 75.0, smoke=on_cpu),
-        Step("tests", _tests(*sorted(everything - set(_RULES))), 240.0, 80.0, _TESTS_MARGIN_S, smoke=(), restarts=_RESTARTS),
+        Step("tests", _tests(*sorted(everything - set(_RULES))), 240.0, 80.0, _TESTS_MARGIN_S, smoke=_NAMES, restarts=_RESTARTS),
         Step(
             "compile_cost",
             _script("fused/compile_cost.py", "--device", "cuda", "--out", "{out}/compile_cost", *limits, "timm:nasnetalarge"),

@@ -69,6 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     rehearsal = config.getoption("--gpu-rehearsal")
     reason = "" if rehearsal else missing()
     items.sort(key=_turn)
+    if reason and (done := config.pluginmanager.get_plugin(_DONE)) is not None:
+        done.device = False
     for item in items:
         marker = item.get_closest_marker("gpu")
         if marker is None:

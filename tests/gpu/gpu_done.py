@@ -17,7 +17,7 @@ import pytest
 from experiments.calls import LEFT
 from experiments.devices import commit
 
-_BEGUN, _PASSED, _SKIPPED, _FAILED = "begun", "passed", "skipped", "failed"
+_BEGUN, _PASSED, _SKIPPED, _FAILED, _NO_DEVICE = "begun", "passed", "skipped", "failed", "no device"
 
 
 class Done:
@@ -25,9 +25,12 @@ class Done:
 
     Args:
         target: the file; what is there is gone on with.
+
+    ``device`` is false where every test is skipped for want of one: then nothing is done.
     """
 
     def __init__(self, target: Path) -> None:
+        self.device = True
         self._target = target
         self._commit = commit()
         self._earlier = _last_events(target)
@@ -56,9 +59,12 @@ class Done:
             return
         outcomes = {each.outcome for each in self._reports}
         outcome = next((each for each in (_FAILED, _SKIPPED) if each in outcomes), _PASSED)
+        if outcome == _SKIPPED and not self.device:
+            outcome = _NO_DEVICE
+        else:
+            self._open.remove(report.nodeid)
         if outcome == _FAILED:
             self._failed.add(report.nodeid)
-        self._open.remove(report.nodeid)
         took_s = sum(each.duration for each in self._reports)
         why = "\n".join(each.longreprtext for each in self._reports if each.outcome != _PASSED)
         self._write(report.nodeid, outcome, took_s=round(took_s, 2), **({"why": why} if why else {}))
@@ -72,6 +78,8 @@ class Done:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """10 if a further run has something to do that this one did not come to."""
+        if session.config.option.collectonly:
+            return
         stopped = exitstatus == pytest.ExitCode.INTERRUPTED and bool(session.shouldstop)
         if stopped or exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = LEFT if self._open else int(bool(self._failed))

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,9 +31,10 @@ class Runs:
         self.file, self.done = folder / "test_pretended.py", folder / "kept" / "done.jsonl"
         self.file.write_text(_HEAD + tests)
 
-    def run(self, *wishes: str, budget_s: float = 100.0, done: bool = True) -> tuple[int, str]:
+    def run(self, *wishes: str, budget_s: float = 100.0, done: bool = True, device: bool = True, only: str = "") -> tuple[int, str]:
         command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "-m", "gpu"]
-        command += ["-p", "tests.conftest", "-p", "tests.gpu.conftest", "--gpu-rehearsal", "--gpu-budget", str(budget_s)]
+        command += ["-p", "tests.conftest", "-p", "tests.gpu.conftest", "--gpu-budget", str(budget_s), *filter(None, [only])]
+        command += ["--gpu-rehearsal"] if device else []
         command += ["--gpu-done", str(self.done)] if done else []
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | {"WISHES": " ".join(wishes)}
         ended = subprocess.run([*command, str(self.file)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -56,6 +58,17 @@ def test_what_has_passed_is_left_out_and_what_failed_comes_last(tmp_path: Path) 
     # Nothing to do is no failure.
     assert runs.run()[0] == 0
     assert len(runs.events()) == 5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_where_no_device_answers_nothing_is_done(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, "def test_a(): pass\n")
+    assert runs.run(device=False)[0] == LEFT
+    assert runs.events() == [("test_a", "no device")]
+    # What only looks at names has nothing to do either.
+    assert runs.run(device=False, only="--collect-only")[0] == 0
+    assert runs.run()[0] == 0
+    assert runs.events()[1:] == [("test_a", "passed")]
 
 
 def test_a_run_whose_time_is_over_stops_and_the_next_one_goes_on(tmp_path: Path) -> None:
