@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import shutil
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,12 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.S | re.M)
 
 
-def run(page: str, names: dict[str, Any]) -> dict[str, Any]:
+def run(page: str, names: dict[str, Any], older: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """``older``: what was called otherwise before, as the page says."""
     for number, source in enumerate(blocks(page, "python")):
+        for now, before in (older or {}).items():
+            assert now in source
+            source = source.replace(now, before)
         exec(compile(source, f"{page}, block {number}", "exec"), names)
     return names
 
@@ -70,7 +76,8 @@ def test_generate_decodes_on_a_schedule_as_the_page_says(folder: Path) -> None:
         "intermediate_size": 32,
     }
     model, prompt = LlamaForCausalLM(LlamaConfig(**sizes)).eval(), torch.tensor([[3, 9, 4]])
-    made = run("docs/decoding.md", {"model": model, "prompt": prompt})
+    older = "cache" not in inspect.signature(model.forward).parameters
+    made = run("docs/decoding.md", {"model": model, "prompt": prompt}, {"cache=cache": "past_key_values=cache"} if older else None)
     assert (made["first"].times, made["step"].times) == (1, 7)
     assert made["fast"].report().calls == 7
     assert torch.equal(made["answered"], made["answer"](prompt))

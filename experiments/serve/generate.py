@@ -13,6 +13,7 @@ unless told where.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import random
@@ -98,6 +99,9 @@ class Answers:
         self._tokens = size.tokens
         self._prompt = torch.randint(3, size.words, (1, _PROMPT), generator=torch.Generator().manual_seed(0)).to(device)
         self._cache = StaticCache(config=self.model.config, max_cache_len=_PROMPT + size.tokens)
+        # Asked before another forward is in the model's place; the option had another name before transformers 5.24.
+        name = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
+        self._with_cache = {name: self._cache}
 
     def growing(self) -> torch.Tensor:
         """With the cache that ``generate`` makes by itself."""
@@ -106,12 +110,12 @@ class Answers:
     def fixed(self) -> torch.Tensor:
         """With a ``StaticCache``."""
         self._cache.reset()
-        return self._answer(past_key_values=self._cache, disable_compile=True)
+        return self._answer(**self._with_cache, disable_compile=True)
 
     def compiled(self) -> torch.Tensor:
         """With a ``StaticCache``; on a GPU, ``generate`` then compiles the step by itself."""
         self._cache.reset()
-        return self._answer(past_key_values=self._cache)
+        return self._answer(**self._with_cache)
 
     def _answer(self, **options: Any) -> torch.Tensor:
         result: torch.Tensor = self.model.generate(

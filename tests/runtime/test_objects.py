@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import shutil
 import warnings
 from typing import Any
@@ -213,6 +214,11 @@ def llama() -> Any:
     ).eval()
 
 
+def with_cache(llama: Any, cache: Any) -> dict[str, Any]:
+    """The option of a cache, in the words of the transformers that is here: it had another name before 5.24."""
+    return {"cache" if "cache" in inspect.signature(llama.forward).parameters else "past_key_values": cache}
+
+
 def prefilled(llama: Any, tokens: int = 16) -> Any:
     with torch.no_grad():
         return llama(torch.arange(tokens)[None]).past_key_values
@@ -232,14 +238,14 @@ def test_a_prefill_returns_a_fresh_cache(llama: Any) -> None:
         torch.testing.assert_close((mine.keys, mine.values), (theirs.keys, theirs.values))
     # It goes on in the model as it came.
     with torch.no_grad():
-        llama(torch.tensor([[3]]), past_key_values=first.past_key_values)
+        llama(torch.tensor([[3]]), **with_cache(llama, first.past_key_values))
     assert (first.past_key_values.get_seq_length(), second.past_key_values.get_seq_length()) == (17, 16)
 
 
 def test_decoding_goes_through_the_shapes_there_are_and_on_in_the_model(llama: Any) -> None:
     step = torch.tensor([[7]])
     example = prefilled(llama)
-    bundles = [capture(llama, (step,), {"past_key_values": cache}) for cache in (example, prefilled(llama, 17))]
+    bundles = [capture(llama, (step,), with_cache(llama, cache)) for cache in (example, prefilled(llama, 17))]
     assert example.get_seq_length() == 16
     loaded = [load(bundle(item), llama) for item in bundles]
     mine, theirs = prefilled(llama), prefilled(llama)
@@ -247,13 +253,13 @@ def test_decoding_goes_through_the_shapes_there_are_and_on_in_the_model(llama: A
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
         for fast in loaded:
-            got, expected = fast(step, past_key_values=mine), llama(step, past_key_values=theirs)
+            got, expected = fast(step, **with_cache(llama, mine)), llama(step, **with_cache(llama, theirs))
             assert got.past_key_values is mine
             torch.testing.assert_close(got.logits, expected.logits)
     assert all(now is before for now, before in zip(mine.layers, layers, strict=True))
     assert mine.get_seq_length() == theirs.get_seq_length() == 18
     with torch.no_grad(), pytest.warns(FallbackWarning, match=r"\[1, 1, 18, 8\]"):
-        got = loaded[0](step, past_key_values=mine)
+        got = loaded[0](step, **with_cache(llama, mine))
     assert got.past_key_values is mine
     assert mine.get_seq_length() == 19
 
@@ -265,18 +271,18 @@ def test_every_step_into_a_static_cache_is_one_shape_and_written_in_place(llama:
     def begun() -> Any:
         cache = StaticCache(config=llama.config, max_cache_len=24)
         with torch.no_grad():
-            llama(torch.arange(4)[None], past_key_values=cache)
+            llama(torch.arange(4)[None], **with_cache(llama, cache))
         return cache
 
     example = begun()
-    captured = captured_in(lowering, llama, (torch.tensor([[7]]),), {"past_key_values": example})
+    captured = captured_in(lowering, llama, (torch.tensor([[7]]),), with_cache(llama, example))
     fast = load(bundle(captured), llama, strict=True)
     mine, theirs = begun(), begun()
     held = [layer.keys for layer in mine.layers]
     with torch.no_grad():
         for token in range(6):
             step = torch.tensor([[token + 5]])
-            got, expected = fast(step, past_key_values=mine), llama(step, past_key_values=theirs)
+            got, expected = fast(step, **with_cache(llama, mine)), llama(step, **with_cache(llama, theirs))
             assert got.past_key_values is mine
             torch.testing.assert_close(got.logits, expected.logits)
             for one, other in zip(mine.layers, theirs.layers, strict=True):
@@ -293,11 +299,12 @@ def test_generate_runs_its_steps_on_a_schedule(llama: Any, monkeypatch: pytest.M
     from transformers import StaticCache
 
     cache = StaticCache(config=llama.config, max_cache_len=24)
-    prompt = torch.tensor([[3, 9, 4]])
+    # Asked before another forward is in the model's place.
+    option, prompt = with_cache(llama, cache), torch.tensor([[3, 9, 4]])
 
     def answer() -> torch.Tensor:
         cache.reset()
-        return llama.generate(prompt, past_key_values=cache, min_new_tokens=8, max_new_tokens=8, do_sample=False)  # type: ignore[no-any-return]
+        return llama.generate(prompt, **option, min_new_tokens=8, max_new_tokens=8, do_sample=False)  # type: ignore[no-any-return]
 
     expected = answer()
     prefill, step = record_calls(llama, answer)
@@ -347,21 +354,21 @@ def test_a_cache_that_was_begun_otherwise_is_another_call_and_the_warning_names_
     from transformers import DynamicCache, EncoderDecoderCache
 
     step = torch.tensor([[7]])
-    fast = load(bundle(capture(llama, (step,), {"past_key_values": prefilled(llama)})), llama, strict=True)
+    fast = load(bundle(capture(llama, (step,), with_cache(llama, prefilled(llama)))), llama, strict=True)
     other = DynamicCache()
     with torch.no_grad():
-        llama(torch.arange(16)[None], past_key_values=other)
+        llama(torch.arange(16)[None], **with_cache(llama, other))
         with pytest.raises(InputMismatch, match=r"DynamicCache of the call differs .* in layer_class_to_replicate\. Call"):
-            fast(step, past_key_values=other)
+            fast(step, **with_cache(llama, other))
         with pytest.raises(InputMismatch, match=r"has a transformers\.cache_utils\.EncoderDecoderCache where .*DynamicCache"):
-            fast(step, past_key_values=EncoderDecoderCache(other, DynamicCache()))
+            fast(step, **with_cache(llama, EncoderDecoderCache(other, DynamicCache())))
     assert other.get_seq_length() == 16
 
 
 def test_a_copied_cache_is_taken_as_well(llama: Any) -> None:
     step = torch.tensor([[7]])
     cache = prefilled(llama)
-    fast = load(bundle(capture(llama, (step,), {"past_key_values": cache})), llama, strict=True)
+    fast = load(bundle(capture(llama, (step,), with_cache(llama, cache))), llama, strict=True)
     with torch.no_grad():
-        fast(step, past_key_values=copy.deepcopy(cache))
+        fast(step, **with_cache(llama, copy.deepcopy(cache)))
     assert cache.get_seq_length() == 16
