@@ -103,6 +103,8 @@ class ScheduledGraph:
             AutoschedError: with ``strict``, where the graph would run as it came.
         """
         shapes = _shapes([args[index] for index in self._inputs.given]) if self._inputs.dynamic else ()
+        if self._inputs.numbers:
+            shapes += tuple(float(args[index]) for index in self._inputs.numbers)
         static = [args[index] for index in self._inputs.static]
         # Dynamo does not watch which tensors the parameters are: other ones (a replaced parameter, another model of the same class)
         # come to the same graph. Those bound here are kept alive, so their identities stay theirs.
@@ -137,7 +139,7 @@ class ScheduledGraph:
         with alone():
             if key in self._bound:
                 return self._bound[key]
-            model = DynamoGraph(self._graph, self._inputs, static)
+            model = DynamoGraph(self._graph, self._inputs, static, [float(args[index]) for index in self._inputs.numbers])
             given = tuple(args[index] for index in self._inputs.given)
             recipe = self._recipe(key[0], model, given)
             if isinstance(recipe, _Refusal):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,12 +28,15 @@ class GraphInputs:
     Args:
         names: one for each input, for messages.
         static: positions of parameters and buffers, ascending: the same tensors in every call, unless the model is changed.
+        numbers: positions of floats, which Dynamo hands over as tensors without dimensions where it leaves them open (``dynamic=True``: an
+            ``eps``, the chance of a dropout). A schedule is for their values.
         given: positions of all others.
         dynamic: whether sizes are left open, to be taken from each call's inputs.
     """
 
     names: tuple[str, ...]
     static: tuple[int, ...]
+    numbers: tuple[int, ...]
     given: tuple[int, ...]
     dynamic: bool
 
@@ -46,9 +50,10 @@ def inputs_of(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> GraphInpu
     """
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     static = tuple(index for index, (node, item) in enumerate(zip(nodes, examples, strict=True)) if _is_static(node, item))
-    given = tuple(sorted(set(range(len(nodes))) - set(static)))
+    numbers = tuple(index for index, node in enumerate(nodes) if _is_number(node))
+    given = tuple(sorted(set(range(len(nodes))) - set(static) - set(numbers)))
     dynamic = any(_is_open(nodes[index].meta.get("example_value"), examples[index]) for index in given)
-    return GraphInputs(tuple(_name(node) for node in nodes), static, given, dynamic)
+    return GraphInputs(tuple(_name(node) for node in nodes), static, numbers, given, dynamic)
 
 
 def gives_gradients(graph: torch.fx.GraphModule) -> bool:
@@ -78,11 +83,15 @@ class DynamoGraph(torch.nn.Module):
         graph: what Dynamo cut out.
         inputs: as :func:`inputs_of` gives them.
         static: the tensor at each of ``inputs.static``.
+        numbers: the value at each of ``inputs.numbers``.
     """
 
-    def __init__(self, graph: torch.fx.GraphModule, inputs: GraphInputs, static: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, graph: torch.fx.GraphModule, inputs: GraphInputs, static: Sequence[torch.Tensor], numbers: Sequence[float] = ()
+    ) -> None:
         super().__init__()
-        self.graph = graph
+        self._numbers = dict(zip(inputs.numbers, numbers, strict=True))
+        self.graph = graph = _with_numbers(graph, self._numbers) if numbers else graph
         # Not eval(): a graph that holds modules of the user's holds the user's own.
         self.training = graph.training = False
         self._keys: list[str | None] = [None] * len(inputs.names)
@@ -97,7 +106,37 @@ class DynamoGraph(torch.nn.Module):
     def forward(self, *given: Any) -> Any:
         """Run the graph as it came on the inputs that are not parameters, in order."""
         left = iter(given)
-        return self.graph(*[next(left) if key is None else getattr(self, key) for key in self._keys])
+        return self.graph(*[self._at(position, key, left) for position, key in enumerate(self._keys)])
+
+    def _at(self, position: int, key: str | None, left: Iterator[Any]) -> Any:
+        if position in self._numbers:
+            return self._numbers[position]
+        return next(left) if key is None else getattr(self, key)
+
+
+def _with_numbers(graph: torch.fx.GraphModule, numbers: Mapping[int, float]) -> torch.fx.GraphModule:
+    """``graph`` with the value of each number in the place of what is read from its tensor; the inputs stay as many."""
+    copied = torch.fx.Graph()
+    copied.output(copied.graph_copy(graph.graph, {}))
+    placeholders = [node for node in copied.nodes if node.op == "placeholder"]
+    for position, value in numbers.items():
+        for read in list(placeholders[position].users):
+            for user in list(read.users):
+                user.args = torch.fx.map_arg(user.args, partial(_instead, read, value))
+                user.kwargs = torch.fx.map_arg(user.kwargs, partial(_instead, read, value))
+            copied.erase_node(read)
+    return torch.fx.GraphModule(graph, copied)
+
+
+def _instead(read: torch.fx.Node, value: float, node: torch.fx.Node) -> torch.fx.Node | float:
+    return value if node is read else node
+
+
+def _is_number(node: torch.fx.Node) -> bool:
+    argument = node.meta.get("grapharg")
+    if not getattr(argument, "pass_arg_as_tensor", False) or getattr(argument, "is_tensor", True):
+        return False
+    return all((user.op, user.target, len(user.args)) == ("call_method", "item", 1) for user in node.users)
 
 
 def _is_static(node: torch.fx.Node, item: object) -> bool:

@@ -124,6 +124,26 @@ def test_more_sets_of_weights_than_are_kept_still_run_right(monkeypatch: pytest.
     assert len(reports()) == 2
 
 
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.LayerNorm(8))
+
+    def forward(self, x: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
+        found: torch.Tensor = self.layers(x)
+        return found * scale, 2 * scale
+
+
+def test_numbers_that_are_left_open_with_the_sizes_are_those_of_each_call() -> None:
+    model = Normed().eval()
+    run = torch.compile(model, backend=plugin.autosched, dynamic=True, options={"strict": True})
+    with torch.no_grad():
+        for rows, scale, eps in ((3, 2.5, 1e-5), (5, 2.5, 1e-5), (5, 0.5, 1e-5), (5, 0.5, 10.0), (3, 2.5, 1e-5)):
+            model.layers[3].eps = eps
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(run(x, scale), model(x, scale))
+
+
 def test_sizes_left_open_are_closed_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "MAX_SHAPES", 2)
     model = Mlp().eval()
