@@ -24,7 +24,8 @@ class LiveProgress:
             SpinnerColumn(),
             TextColumn("{task.description:<28}" if wide else "{task.description}", markup=False),
             BarColumn(bar_width=24 if wide else 8),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            # Nothing where a stage has no parts that are counted.
+            TextColumn("{task.fields[counted]}", markup=False),
             # The only one that gives way.
             TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
             console=console,
@@ -33,7 +34,7 @@ class LiveProgress:
             # A log file gets one line a stage instead.
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("starting", total=1, note="")
+        self._task = self._bar.add_task("starting", total=1, counted="", note="")
         self._console = console
         self._deadline: float | None = None
         self._stage = ""
@@ -52,7 +53,7 @@ class LiveProgress:
             left = self._left()
             self._console.print(f"autosched: {name}{f' ({left})' if left else ''}", highlight=False, soft_wrap=True)
         self._stage = name
-        self._bar.reset(self._task, total=1, description=name, note=self._left())
+        self._bar.reset(self._task, total=1, description=name, counted="", note=self._left())
 
     def update(
         self, *, done: int, total: int, incumbent: str = "", measured: int = 0, failed: int = 0, left_s: float | None = None
@@ -67,7 +68,7 @@ class LiveProgress:
             notes.append(f"{measured} measured")
         if failed:
             notes.append(f"{failed} failed")
-        self._bar.update(self._task, completed=done, total=max(total, 1), note=", ".join(notes))
+        self._bar.update(self._task, completed=done, total=max(total, 1), counted=f"{done}/{max(total, 1)}", note=", ".join(notes))
 
     def _left(self) -> str:
         if self._deadline is None:

@@ -120,6 +120,22 @@ def test_a_narrow_terminal_sees_the_stage_and_the_time_left() -> None:
     assert re.search(r"shape 1 of 2: operators in pairs .* 3/400 1[12]\d s left, linear", drawn)
 
 
+def test_only_what_is_counted_has_a_count() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, height=20)
+    with LiveProgress(console) as progress:
+        progress.stage("capture", 30.0)
+        progress._bar.refresh()
+        assert "0/1" not in out.getvalue()
+        progress.update(done=3, total=7)
+        progress._bar.refresh()
+        assert "3/7" in out.getvalue()
+        out.truncate(0)
+        progress.stage("search")
+        progress._bar.refresh()
+        assert "/7" not in out.getvalue()
+
+
 def test_the_progress_of_a_log_file_is_one_line_a_stage_and_never_promises_no_time() -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
     with LiveProgress(console) as progress:
