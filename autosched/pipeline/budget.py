@@ -53,6 +53,7 @@ def budget_for(effort: str, total_s: float | None = None) -> Budget:
     preset = presets[Effort(effort)]
     if total_s is None:
         return preset
-    if isinstance(total_s, bool) or not isinstance(total_s, Real) or not 0 <= total_s < float("inf"):
-        raise UsageError(f"the budget is {total_s!r}, in seconds; expected a finite number of seconds that is not negative")
-    return dataclasses.replace(preset, total_s=float(total_s))
+    given: object = total_s  # users write '90s' where only the command line takes that
+    if isinstance(given, bool) or not isinstance(given, Real) or not 0 <= float(given) < float("inf"):
+        raise UsageError(f"the budget is {given!r}, in seconds; expected a finite number of seconds that is not negative")
+    return dataclasses.replace(preset, total_s=float(given))
