@@ -183,7 +183,7 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
             and report.scheduled
             and not _faster(loaded, model, recipe.program, _usable(args), _usable(dict(kwargs)))
         ):
-            reason = "the default schedule is no faster here than the model as it came; tune to search for a better one"
+            reason = "the default schedule is no faster here than the model in eager mode; tune to search for a better one"
             _log.info("%s: %s", type(model).__name__, reason)
             return LoadedModel(model, None, replace(report, scheduled=False, reason=reason), strict=False)
         return loaded
@@ -306,7 +306,7 @@ def _host_keys(home: torch.device) -> tuple[DeviceKey, SoftwareKey]:
 
 
 def _as_it_came(model: torch.nn.Module, reason: str) -> LoadedModel:
-    warnings.warn(f"autosched runs {type(model).__name__} as it came: {reason}", FallbackWarning, stacklevel=3)
+    warnings.warn(f"autosched runs {type(model).__name__} without a schedule: {reason}", FallbackWarning, stacklevel=3)
     return LoadedModel(model, None, LoadReport(False, reason), strict=False)
 
 

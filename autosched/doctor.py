@@ -201,12 +201,15 @@ def _triton() -> Finding:
 def _cost_model(device: str) -> Finding:
     from autosched.core.errors import AutoschedError
     from autosched.device.registry import device_named
-    from autosched.pipeline.memory import model_in_use
+    from autosched.pipeline.model_choice import engine_of, model_in_use
 
     try:
-        chosen = model_in_use(device_named(device).key)
+        found = device_named(device)
+        chosen = model_in_use(found.key, engine_of(found))
     except AutoschedError as error:
         return Finding(f"cost model, {device}", State.PROBLEM, "the device does not answer", str(error))
+    if chosen.settled:
+        return Finding(f"cost model, {device}", State.OK, f"the analytic prior: {chosen.why}", "")
     if chosen.folder is None:
         return Finding(
             f"cost model, {device}", State.MISSING, "the analytic prior", "'autosched collect -o runs', then 'autosched train runs'"

@@ -88,6 +88,9 @@ class ScheduledGraph:
     """One graph of Dynamo's; called with all its inputs, parameters included. Calls may come from any thread."""
 
     def __init__(self, graph: torch.fx.GraphModule, inputs: GraphInputs, options: CompileOptions) -> None:
+        from autosched.runtime.guard import WithoutFunctionModes, has_function_mode
+
+        self._has_function_mode, self._without_function_modes = has_function_mode, WithoutFunctionModes
         self._graph = graph
         self._inputs = inputs
         self._options = options
@@ -102,6 +105,13 @@ class ScheduledGraph:
         Raises:
             AutoschedError: with ``strict``, where the graph would run as it came.
         """
+        if not self._has_function_mode():
+            return self._called(args)
+        # What a mode makes of PyTorch's functions Dynamo has traced: it is in the graph, and would be done to that once more.
+        with self._without_function_modes():
+            return self._called(args)
+
+    def _called(self, args: Sequence[Any]) -> Any:
         shapes = _shapes([args[index] for index in self._inputs.given]) if self._inputs.dynamic else ()
         if self._inputs.numbers:
             shapes += tuple(float(args[index]) for index in self._inputs.numbers)
@@ -218,4 +228,4 @@ def _aside(graph: torch.fx.GraphModule, reason: str) -> Callable[..., Any]:
 def _warn(reason: str) -> None:
     from autosched.runtime.guard import FallbackWarning
 
-    warnings.warn(f"autosched runs a compiled graph as it came: {reason}", FallbackWarning, stacklevel=2)
+    warnings.warn(f"autosched runs a compiled graph without a schedule: {reason}", FallbackWarning, stacklevel=2)

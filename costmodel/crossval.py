@@ -42,14 +42,18 @@ class HeldOut:
         return measure(self.labels, self.with_intervals())
 
     def with_intervals(self) -> Prediction:
-        """Each group's rows with intervals that its own errors had no part in; without where there is only one group."""
+        """Each group's rows with intervals that errors on its pairs had no part in; without where there are no other pairs."""
         groups = np.asarray(self.group)
         names = sorted(set(self.group))
         if len(names) < 2:
             return self.prediction
         low, high = self.prediction.low.copy(), self.prediction.high.copy()
         for name in names:
-            mine, others = np.flatnonzero(groups == name), np.flatnonzero(groups != name)
+            mine = np.flatnonzero(groups == name)
+            # Folds by kernel test a pair twice, once for each of its kernels.
+            others = np.flatnonzero((groups != name) & ~np.isin(self.rows, self.rows[mine]))
+            if not len(others):
+                continue
             table = calibrate(take_prediction(self.prediction, others), take_labels(self.labels, others))
             answered = table.apply(take_prediction(self.prediction, mine))
             low[mine], high[mine] = answered.low, answered.high

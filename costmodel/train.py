@@ -182,6 +182,7 @@ def _finish(
         held_out={kind: item.metrics() for kind, item in held_out.items()},
         seed=seed,
         curve=curve,
+        engine=pairs.engine,
     )
     inner = model.model if isinstance(model, _Unchanged) else model
     return TrainedModel(inner, calibrate(rows.prediction, rows.labels) if rows is not None else None, card)

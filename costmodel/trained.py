@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from autosched.core.errors import UsageError
+from autosched.core.records import Engine
 from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.conformal import Conformal
 from autosched.costmodel.design import take, take_prediction
@@ -26,6 +27,8 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         devices: names of the devices it was trained on; ``kinds`` their kinds.
+        engine: what ran the lanes of those that are CPUs: what operators do to each other there is half the engine's doing. ``None`` if
+            none is one, or from before cards said so.
         families: model families of the training rows.
         pairs, simulated: training rows, and how many of them no device measured.
         noise_floor_pct: of repeats; ``None`` without repeats.
@@ -45,6 +48,7 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     held_out: Mapping[str, Metrics]
     seed: int
     curve: tuple[CurvePoint, ...] = ()
+    engine: Engine | None = None
 
     def markdown(self) -> str:
         """The card as a page of text."""
@@ -62,7 +66,7 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             [
                 f"# Cost model: {self.decision.chosen}",
                 simulated,
-                f"- devices: {', '.join(self.devices)}",
+                f"- devices: {', '.join(self.devices)}{f', lanes: {self.engine}' if self.engine else ''}",
                 f"- model families: {', '.join(self.families)}",
                 f"- pairs: {self.pairs}; noise floor of repeats: {floor}; seed {self.seed}",
                 f"- chosen because: {self.decision.reason}",

@@ -19,6 +19,7 @@ from typing import Any, cast
 from autosched.core.atomic_write import remove_half_written, write_atomically
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
 from autosched.datasets.cells import flat, row_of
+from autosched.datasets.facts import DISTURBED
 from autosched.datasets.migrations import upgraded
 from autosched.datasets.schema import (
     COLUMNS,
@@ -229,4 +230,6 @@ def _require_finite(table: str, cells: dict[str, Any]) -> None:
 
 
 def _trust(cells: dict[str, Any]) -> tuple[float, float]:
-    return float(cells.get("count", 0)), -float(cells.get("foreign_load", 0.0))
+    load = float(cells.get("foreign_load", 0.0))
+    # Where it is not known, behind what is known to be quiet, and before what is known to be disturbed.
+    return float(cells.get("count", 0)), -(load if load >= 0.0 else DISTURBED)

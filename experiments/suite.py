@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parent))
 
+from autosched.core.errors import DeviceMissing  # noqa: E402
 from experiments.calls import LATE, run_to_end, write_json  # noqa: E402
 from experiments.devices import commit, key_of, results_of, title  # noqa: E402
 
@@ -44,6 +45,8 @@ CPU_SUITE = (
     "torchvision:resnet50",
     "torchvision:mobilenet_v2",
 )
+# Characters of what a failed run said that are kept: tracebacks of compilers are long.
+_LAST_WORDS = 10_000
 _PACKAGES = ("numpy", "triton", "cuda-bindings", "torchvision", "timm", "transformers", "numba", "optuna", "xgboost-cpu", "xgboost")
 
 
@@ -98,8 +101,19 @@ def environment() -> dict[str, object]:
         "system": f"{platform.system()} {platform.release()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cpu": title(key_of("cpu")),
-        "gpu": _said(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit", "--format=csv,noheader"]),
+        "gpu": _gpu(),
     }
+
+
+def _gpu() -> str:
+    """What the GPU is called, and more where its own tool tells; empty where there is none."""
+    fields = "name,driver_version,memory.total,clocks.max.sm,power.limit"
+    if said := _said(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]):
+        return said
+    try:
+        return key_of("cuda").name
+    except DeviceMissing:
+        return ""
 
 
 def _said(command: list[str]) -> str:
@@ -119,14 +133,15 @@ def _version(package: str) -> str:
 
 
 def measure(run: Run, timeout_s: float, extra_environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Run it in a process of its own: the report, or ``{"error": {"message", "exit_code"}}`` (``-1``: it ran out of time)."""
+    """Run it in a process of its own: the report, or ``{"error": {"message", "exit_code", ...}}`` (``-1``: it ran out of time)."""
     ended = run_to_end(run.command(), timeout_s, environment={**os.environ, **(extra_environment or {})})
     if ended.status is None:
-        return {"error": {"message": f"no result within {timeout_s:.0f} s", "exit_code": LATE}}
+        message = f"no result within {timeout_s:.0f} s"
+        return {"error": {"message": message, "exit_code": LATE, "last_words": ended.err[-_LAST_WORDS:]}}
     try:
         found: dict[str, Any] = json.loads(ended.out)
     except ValueError:
-        return {"error": {"message": ended.err[-2000:] or "it printed nothing", "exit_code": ended.status}}
+        return {"error": {"message": ended.err[-_LAST_WORDS:] or "it printed nothing", "exit_code": ended.status}}
     return found
 
 

@@ -110,7 +110,7 @@ def _on_cpu(folder: Path) -> dict[str, str]:
 def claims_table(results: Path, search_results: Path) -> str:
     """The section's table."""
     lines = [
-        "| what | at least | aim | measured | from | remark | the same on a CPU, which settles nothing here |",
+        "| target | at least | aim | measured | source | remark | the same on a CPU (does not count) |",
         "|---|---|---|---|---|---|---|",
     ]
     made = claims(results, search_results)

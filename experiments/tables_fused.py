@@ -29,8 +29,8 @@ def fused_table(folder: Path) -> str:
         found = document["environment"]
         where.add(f"{found['cores']} cores, torch {found['torch']}, commit {found['commit'][:9]}, {found['taken'][:10]}")
     footer = (
-        "Measured, median milliseconds; each line is one run in which everything on it was interleaved. *fused_again* is a second run "
-        f"with all regions in the cache. {'; '.join(sorted(where))}."
+        "Measured median milliseconds; everything in a row was interleaved in one run. *fused_again* is a second run with all regions "
+        f"in the cache. {'; '.join(sorted(where))}."
     )
     return "\n".join([*lines, "", footer])
 
@@ -70,7 +70,9 @@ def compile_cost_table(folder: Path) -> str:
         found = document["environment"]
         device = found["gpu"] or f"{found['cores']} cores"
         where.add(f"{device}, torch {found['torch']}, commit {found['commit'][:9]}, {found['taken'][:10]}")
-    footer = "Measured, seconds. *Fused*: every variant of every region, for each width. *Inductor*: the whole model, made ready to run."
+    footer = (
+        "Measured seconds. *Fused*: every variant of every region, at each width. *Inductor*: the whole model, until it is ready to run."
+    )
     return "\n".join([*lines, "", f"{footer} {'; '.join(sorted(where))}."])
 
 

@@ -25,7 +25,7 @@ def suite_table(folder: Path) -> str:
     head = (
         "model", "batch", "type", "lowering", "operators", "eager", "compiled", "max-autotune", "+ combo, frozen",
         "sequential, one CUDA graph", "best published", "kept", "over sequential", "over best published", "over best compiled",
-        "no schedule below",
+        "lower bound",
         "predicted / measured", "peak MiB", "noise", "measurements", "search s",
     )  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|---|---:|---|---|" + "---:|" * 6 + "---|---|" + "---:|" * (len(head) - 12)]
@@ -33,7 +33,7 @@ def suite_table(folder: Path) -> str:
         lines.append("| " + " | ".join(cell(text) for text in _suite_cells(item)) + " |")
     lines += [f"| `{path.stem}` | failed: {cell(why)} |" + " |" * (len(head) - 2) for path, why in failed]
     machines = {_machine(item.document["environment"], item.report.get("device")) for item in found}
-    footer = "Measured: medians in milliseconds of interleaved rounds. No schedule below: the longest path, or work over capacity."
+    footer = "Measured median milliseconds of interleaved rounds. Lower bound: the longest path, or the work divided by the capacity."
     return "\n".join([*lines, "", footer, *sorted(machines)])
 
 

@@ -140,7 +140,8 @@ def device_name(folder: Path) -> str:
     for path in sorted(folder.rglob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
         environment = document.get("environment", {})
-        if gpu := environment.get("gpu") or document.get("machine", {}).get("gpu"):
+        gpu = environment.get("gpu") or document.get("machine", {}).get("gpu")
+        if gpu and not folder.name.startswith("cpu_"):
             return str(gpu).partition(",")[0]
         if device := document.get("report", {}).get("device"):
             return processor(device)

@@ -22,7 +22,7 @@ def _load(path: Path) -> str:
         return NOT_YET
     recorded = json.loads(path.read_text())
     lines = [
-        "| load to first inference | operators | the model's own call | median (95 %) | p90 | import | read | pack | verify |",
+        "| load to first inference | operators | one eager call | median (95 %) | p90 | import | read | pack | verify |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for case in recorded["cases"]:
@@ -34,7 +34,7 @@ def _load(path: Path) -> str:
         )
     counts = [case["repeats"] for case in recorded["cases"]]
     repeats = str(counts[0]) if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
-    return "\n".join([*lines, "", f"Each of {repeats} repeats in a fresh process that has torch and the model. {_where(recorded)}"])
+    return "\n".join([*lines, "", f"{repeats} repeats, each in a fresh process that already has torch and the model. {_where(recorded)}"])
 
 
 def _calls(path: Path) -> str:
@@ -43,7 +43,7 @@ def _calls(path: Path) -> str:
     recorded = json.loads(path.read_text())
     lines = [
         "| per call | operators | parameters | raw executor | added by the guard (95 %) | with `frozen=True` | A/A "
-        "| outside the run (95 %) | with `frozen=True` | the look at the model | after a run |",
+        "| outside the run (95 %) | with `frozen=True` | model check | model check after a run |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for case in recorded["calls"]:
@@ -63,9 +63,10 @@ def _calls(path: Path) -> str:
         [
             *lines,
             "",
-            "*Added* is the difference of a call and of a run alone, *outside the run* what of a call's own time was not its run. *The "
-            "look at the model*, most of which `frozen=True` spares, is a part of it: timed again and again, and after runs, which "
-            f"take the caches. The executor's own cost for each of {operators} operators that do nothing: {walks}. "
+            "*Added by the guard*: a call's time minus that of the raw executor. *Outside the run*: the time within a call that was not "
+            "spent in its run. *Model check*: the part of that time which looks for changes of the model, and most of which `frozen=True` "
+            "skips; timed back to back, and after runs, which evict it from the caches. The executor's own cost for each of "
+            f"{operators} operators that do nothing: {walks}. "
             f"{_where(recorded)}",
         ]
     )
@@ -86,7 +87,7 @@ def _engine(walk: dict[str, Any]) -> str:
 
 
 _LANES = ("python, one lane", "python, wide", "python, lanes", "native, one lane", "native, wide", "native, lanes", "native, one team")
-_CONDITIONS = {"after_a_pause": "one call after 20 ms of nothing", "beside_a_process": "while another process computes on one core"}
+_CONDITIONS = {"after_a_pause": "one call after 20 ms of idling", "beside_a_process": "while another process computes on one core"}
 
 
 def lanes_table(folder: Path) -> str:
@@ -103,8 +104,8 @@ def lanes_table(folder: Path) -> str:
         rows = case["rows"]
         cells = [f"{rows[base]['median_us']:,.0f} us", *(_speedup(rows[head]) for head in (again, *heads))]
         lines.append(f"| `{case['model']}` | {case['operators']} | {' | '.join(cells)} |")
-    bits = "All answers of both engines are equal to the bit" if all(case["bitwise"] for case in cases) else "Answers differ"
-    said = f"Speed-up over Python's one lane, with its 95 % interval, in {cases[0]['rounds']} interleaved rounds. {bits}."
+    bits = "All outputs of both engines are bitwise equal" if all(case["bitwise"] for case in cases) else "Outputs differ"
+    said = f"Speed-up over *{base}*, with its 95 % interval, from {cases[0]['rounds']} interleaved rounds. {bits}."
     conditions = [line for key, head in _CONDITIONS.items() for line in _condition_lines(cases, key, head)]
     return "\n".join([*lines, "", *conditions, f"{said} {_where(recorded)}"])
 
@@ -141,8 +142,8 @@ def paused_table(path: Path) -> str:
         return NOT_YET
     recorded = json.loads(path.read_text())
     lines = [
-        "| model | kept | tuned | 90 of 100 within | as it comes | 90 of 100 within | `torch.compile` | 90 of 100 within "
-        "| over tuned (95 %) | on all threads | A/A |",
+        "| model | kept | tuned | p90 | eager | p90 | `torch.compile` | p90 | `torch.compile` / tuned (95 %) "
+        "| `torch.compile`, all threads | A/A |",
         f"|---|---|{'---:|' * 9}",
     ]
     for case in recorded["cases"]:
@@ -156,9 +157,9 @@ def paused_table(path: Path) -> str:
             f"| {widest['median_us']:,.0f} us | {rows['tuned again']['over_tuned']:.2f}x |"
         )
     said = (
-        f"Medians of {recorded['cases'][0]['calls']} calls of each, each after {recorded['pause_ms']:g} ms of nothing, in turns. The model "
-        "as it comes and `torch.compile` with one thread or with all, whichever is faster here; *on all threads* is `torch.compile` as it "
-        "is without `torch.set_num_threads`."
+        f"Medians of {recorded['cases'][0]['calls']} calls of each, in turns, each after {recorded['pause_ms']:g} ms of idling. Eager "
+        "and `torch.compile`: with one thread or all threads, whichever is faster here. *All threads* is the default, without "
+        "`torch.set_num_threads`."
     )
     return "\n".join([*lines, "", f"{said} {_where(recorded)}"])
 
@@ -168,18 +169,23 @@ def _fastest(rows: dict[str, Any], kind: str) -> dict[str, Any]:
     return found
 
 
+# What the recorded files call them, and what a reader does.
+_CALLERS = {"who loaded": "the thread that loaded", "another": "another thread", "four in turns": "four threads in turn"}
+_CONTESTANTS = {"as it comes": "eager", "as it comes, again": "eager again (A/A)"}
+
+
 def callers_table(path: Path) -> str:
     """Calls from one thread, another and several: as loaded, and with every thread running what it calls."""
     if not path.exists():
         return NOT_YET
     recorded = json.loads(path.read_text())
     ways = list(recorded["cases"][0]["rows"])
-    lines = [f"| who calls | {' | '.join(ways)} |", f"|---|{'---:|' * len(ways)}"]
+    lines = [f"| calls come from | {' | '.join(_CALLERS.get(way, way) for way in ways)} |", f"|---|{'---:|' * len(ways)}"]
     for case in recorded["cases"]:
         lines.append(f"| `{case['model']}` | {' | '.join(_called(case['rows'][way]) for way in ways)} |")
     said = (
-        f"Medians of {recorded['cases'][0]['repeats']} processes, each the median of {recorded['cases'][0]['calls']} calls. Operators in "
-        "order on all cores; nothing tuned. *Kept*: with every thread running what it calls and keeping its team."
+        f"Medians of {recorded['cases'][0]['repeats']} processes, each the median of {recorded['cases'][0]['calls']} calls. The "
+        "sequential schedule on all cores, nothing tuned. *Own team*: every thread runs its own calls and keeps its OpenMP team."
     )
     return "\n".join([*lines, "", f"{said} {_where(recorded)}"])
 
@@ -189,7 +195,7 @@ def _called(row: dict[str, Any]) -> str:
     if "kept" not in row:
         return loaded
     low, high = row["ratio_ci"]
-    return f"{loaded}; kept {statistics.median(row['kept']):,.0f} us, {row['ratio']:.2f}x ({low:.2f} to {high:.2f})"
+    return f"{loaded}; own team {statistics.median(row['kept']):,.0f} us, {row['ratio']:.2f}x ({low:.2f} to {high:.2f})"
 
 
 def state_table(path: Path) -> str:
@@ -199,7 +205,7 @@ def state_table(path: Path) -> str:
     recorded = json.loads(path.read_text())
     names = [row["name"] for row in recorded["cases"][0]["rows"]]
     lines = [
-        "| speed, the model as it comes = 1 (95 %) | " + " | ".join(_cache(case) for case in recorded["cases"]) + " |",
+        "| speed relative to eager (95 %) | " + " | ".join(_cache(case) for case in recorded["cases"]) + " |",
         "|---|" + "---:|" * len(recorded["cases"]),
     ]
     for name in names:
@@ -209,9 +215,9 @@ def state_table(path: Path) -> str:
             low, high = row["speedup_ci"]
             cells.append(f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})")
         if name != "eager":
-            lines.append(f"| {'the model again (A/A)' if name == 'eager again' else name} | {' | '.join(cells)} |")
+            lines.append(f"| {'eager again (A/A)' if name == 'eager again' else name} | {' | '.join(cells)} |")
     rounds = recorded["cases"][0]["rounds"]
-    return "\n".join([*lines, "", f"Ratios of {rounds} interleaved rounds, operators in order, nothing searched. {_where(recorded)}"])
+    return "\n".join([*lines, "", f"Ratios of {rounds} interleaved rounds; sequential schedules, nothing searched. {_where(recorded)}"])
 
 
 def _cache(case: dict[str, Any]) -> str:
@@ -225,15 +231,16 @@ def generate_table(path: Path) -> str:
     recorded = json.loads(path.read_text())
     cases = recorded["cases"]
     lines = [
-        "| tokens a second (speed, as it comes = 1; 95 %) | " + " | ".join(case["name"] for case in cases) + " |",
+        "| tokens per second (speed relative to eager; 95 %) | " + " | ".join(case["name"] for case in cases) + " |",
         "|---|" + "---:|" * len(cases),
     ]
     for number, row in enumerate(cases[0]["rows"]):
-        lines.append(f"| {row['name']} | " + " | ".join(_answered(case["rows"][number]) for case in cases) + " |")
+        cells = " | ".join(_answered(case["rows"][number]) for case in cases)
+        lines.append(f"| {_CONTESTANTS.get(row['name'], row['name'])} | {cells} |")
     kept = "; ".join(f"{case['name']}: {case['schedule']}, lanes: {case['lanes']}" for case in cases)
     said = (
         f"Answers of {cases[0]['tokens']} tokens to a prompt of {cases[0]['prompt']}, batch 1, float32, {cases[0]['rounds']} interleaved "
-        f"rounds. Kept schedules: {kept}. Tokens other than the model's: {_others(cases)}."
+        f"rounds. Kept schedules: {kept}. Tokens that differ from the model's: {_others(cases)}."
     )
     return "\n".join([*lines, "", f"{said} {_where(recorded)}"])
 

@@ -22,7 +22,7 @@ def suite_table(folder: Path) -> str:
     ]
     lines += [_line(item) for item in found]
     lines += [f"| {path.stem} | | | | | | | | failed: {why[:80]} | | | | |" for path, why in failed]
-    footer = "Measured, median milliseconds of interleaved rounds, batch 1, float32. "
+    footer = "Measured median milliseconds of interleaved rounds, batch 1, float32. "
     return "\n".join([*lines, "", footer + "; ".join(sorted({_where(item, commit=True) for item in found})) + "."])
 
 
@@ -32,17 +32,17 @@ def short_table(folder: Path) -> str:
     if not found:
         return NOT_YET
     lines = [
-        "| model | eager | torch.compile | autosched | what it kept | vs eager | vs torch.compile | noise |",
+        "| model | eager | torch.compile | autosched | schedule kept | vs eager | vs torch.compile | noise |",
         "|---|---:|---:|---:|---|---:|---:|---:|",
     ]
     for item in found:
         eager, compiled_us = _fastest(_eager(item)), item.time_us(*_COMPILED)
         eager_us = eager["measured_us"] if eager is not None else None
-        kept = "operators in order" if item.report["chosen"].startswith("sequential") else f"lanes ({item.report['chosen']})"
+        kept = "sequential" if item.report["chosen"].startswith("sequential") else f"lanes ({item.report['chosen']})"
         times = " | ".join(_milliseconds(time_us) for time_us in (eager_us, compiled_us, item.kept_us))
         gains = f"{ratio(eager_us, item.kept_us)} | {ratio(compiled_us, item.kept_us)} | {item.report['noise_floor_pct']:.1f} %"
         lines.append(f"| `{item.model}` | {times} | {kept} | {gains} |")
-    footer = "Measured, median milliseconds, batch 1, float32; of eager and of torch.compile the fastest way measured. "
+    footer = "Measured median milliseconds, batch 1, float32. Eager and torch.compile: the fastest configuration measured. "
     return "\n".join([*lines, "", footer + "; ".join(sorted({_where(item, commit=False) for item in found})) + "."])
 
 

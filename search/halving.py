@@ -116,7 +116,7 @@ def halve(
     if len({proposal.key for proposal in proposals}) != len(proposals):
         raise ValueError("two proposals have one canonical key; merge them before measuring")
     alive, rounds = list(proposals), first_rounds
-    ratios: dict[str, list[float]] = {proposal.key: [] for proposal in proposals}
+    reference = ""
     times: dict[str, list[float]] = {proposal.key: [] for proposal in proposals}
     dropped: list[Ranked] = []
     while alive:
@@ -124,15 +124,18 @@ def halve(
         alive = [proposal for proposal in alive if proposal.key in taken]
         if not alive:
             break
-        reference = taken[next((proposal for proposal in alive if proposal.is_baseline), alive[0]).key]
+        if reference not in taken:  # another one only where it has failed: ratios to two of them would not be comparable
+            reference = next((proposal for proposal in alive if proposal.is_baseline), alive[0]).key
         for proposal in alive:
             times[proposal.key] += taken[proposal.key]
-            ratios[proposal.key] += [time / max(other, 1e-12) for time, other in zip(taken[proposal.key], reference, strict=True)]
-        ranked = sorted((_ranked(proposal, ratios, times) for proposal in alive), key=lambda item: (item.ratio, item.proposal.key))
+        ranked = sorted(
+            (_ranked(proposal, times[proposal.key], times[reference]) for proposal in alive),
+            key=lambda item: (item.ratio, item.proposal.key),
+        )
         if len(alive) <= finalists or stop():
             return ranked + dropped
         kept = ranked[: max(finalists, len(ranked) // factor)]
-        for must in _always_kept(ranked):
+        for must in _always_kept(ranked, reference):
             if must not in kept:
                 kept.append(must)
         dropped = [item for item in ranked if item not in kept] + dropped
@@ -143,13 +146,12 @@ def halve(
     return dropped
 
 
-def _ranked(proposal: Proposal, ratios: Mapping[str, list[float]], times: Mapping[str, list[float]]) -> Ranked:
-    key = proposal.key
-    return Ranked(proposal, statistics.median(ratios[key]), statistics.median(times[key]), len(times[key]))
+def _ranked(proposal: Proposal, times_us: Sequence[float], reference_us: Sequence[float]) -> Ranked:
+    ratios = [time / max(other, 1e-12) for time, other in zip(times_us, reference_us, strict=True)]
+    return Ranked(proposal, statistics.median(ratios), statistics.median(times_us), len(times_us))
 
 
-def _always_kept(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """The reference and the fastest baseline."""
+def _always_kept(ranked: Sequence[Ranked], reference: str) -> list[Ranked]:
+    """The fastest baseline and the reference."""
     based = [item for item in ranked if item.proposal.is_baseline]
-    reference = [item for item in ranked if item.ratio == 1.0 and item.proposal.is_baseline]
-    return [*based[:1], *reference[:1]]
+    return [*based[:1], *(item for item in ranked if item.proposal.key == reference)]

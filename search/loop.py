@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -111,10 +112,24 @@ class LoopResult:
     traces: dict[str, Trace]
     costs: CostTable
 
+    @property
+    def ranking(self) -> tuple[str, ...]:
+        """Canonical keys of all that was measured, fastest first.
+
+        A round's ratios are to a reference of its own, so they are put on one scale by what it has in common with the rounds before.
+        """
+        standing: dict[str, float] = {}
+        for measured in self.rounds:
+            shared = [standing[item.proposal.key] / item.ratio for item in measured.ranked if item.proposal.key in standing]
+            scale = statistics.median(shared) if shared else 1.0
+            standing |= {item.proposal.key: scale * item.ratio for item in measured.ranked}
+        return tuple(sorted(standing, key=lambda key: (standing[key], key)))
+
 
 @dataclass(slots=True)
 class _Run:
-    problem: Problem
+    original: Problem
+    problem: Problem  # with the costs corrected so far
     bench: Bench
     context: SearchContext
     settings: LoopSettings
@@ -124,10 +139,8 @@ class _Run:
     progress: LoopProgress | None
     best: Ranked | None = None
     baseline: Ranked | None = None
-    measured: dict[str, Ranked] = field(default_factory=dict)
     rounds: list[LoopRound] = field(default_factory=list)
     evidence: dict[str, Ranked] = field(default_factory=dict)
-    original: Problem | None = None
 
     def go(self) -> LoopResult:
         idle = 0
@@ -170,7 +183,7 @@ class _Run:
         )  # fmt: skip
         if number == 0:
             return found
-        seen = self.measured.keys() | self.ledger.failures.keys()
+        seen = {item.proposal.key for measured in self.rounds for item in measured.ranked} | self.ledger.failures.keys()
         fresh = [proposal for proposal in found if proposal.key not in seen]
         known = {item.proposal.key: item.proposal for item in (self.baseline, self.best) if item is not None}
         return [*known.values(), *fresh] if fresh else []
@@ -185,8 +198,6 @@ class _Run:
 
     def _update(self, ranked: Sequence[Ranked]) -> float:
         """Take over the round's winner; returns its relative gain over the incumbent measured beside it."""
-        for item in ranked:
-            self.measured[item.proposal.key] = item
         based = [item for item in ranked if item.proposal.is_baseline]
         if based and (self.baseline is None or based[0].proposal.key != self.baseline.proposal.key):
             self.baseline = based[0]
@@ -208,13 +219,11 @@ class _Run:
         for item in top:
             self.evidence[item.proposal.key] = item
         # Always from the original table with everything known: bounds would mean nothing if each round started from the last one's.
-        original = self.original if self.original is not None else self.problem
-        self.original = original
         traced = [(item.proposal.schedule, self.traces[key]) for key, item in self.evidence.items() if key in self.traces]
         if traced:
-            costs = correct_with_traces(original, traced)
+            costs = correct_with_traces(self.original, traced)
         else:
-            costs = correct_with_times(original, [(item.proposal.schedule, item.median_us) for item in self.evidence.values()])
+            costs = correct_with_times(self.original, [(item.proposal.schedule, item.median_us) for item in self.evidence.values()])
         old = self.problem
         self.problem = Problem.make(old.graph, costs, demand=old.demand.tolist(), memory_bound=old.memory_bound.tolist())
 
@@ -256,7 +265,7 @@ def search_on_device(
         NoFeasibleCandidate: if nothing could be measured.
     """
     run = _Run(
-        problem, bench, dataclasses.replace(context), settings, Ledger.resume(known_times_us or {}, known_failures),
+        problem, problem, bench, dataclasses.replace(context), settings, Ledger.resume(known_times_us or {}, known_failures),
         dict(known_traces or {}), strategies, progress,
     )  # fmt: skip
     return run.go()

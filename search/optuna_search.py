@@ -22,7 +22,7 @@ import numpy as np
 
 from autosched.core.schedule import Schedule
 from autosched.search.policies import ALWAYS, NEVER, Candidate, Decoder, Policy, portfolio
-from autosched.search.problem import Ints, Problem
+from autosched.search.problem import Ints, Problem, one_wide_lane
 from autosched.search.simulate import Evaluator
 from autosched.search.strategy import SearchContext
 
@@ -121,6 +121,8 @@ class _Study:
             lane[operator] = trial.suggest_int(f"lane{number}", 0, self.lanes - 1)
             order = self._shifted(order, operator, incumbent.wait, trial.suggest_float(f"place{number}", 0.0, 1.0))
         launch: Ints = np.array(order, dtype=np.int32)
+        # As it is exported: operators of several threads share a lane, whatever the trial says.
+        lane = one_wide_lane(lane, incumbent.width_index)
         makespan = self.evaluator.makespan_us(launch, lane, incumbent.width_index, incumbent.wait)
         self.found.append(Candidate(makespan, launch, lane, incumbent.width_index, incumbent.wait))
         return makespan

@@ -7,7 +7,7 @@ the set, and the rest must differ from each other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -45,9 +45,8 @@ class Portfolio:
     Args:
         pilot_share: most of the evaluations that the pilot beam gets; it needs about 24 for each operator, and on large graphs they
             are spent better there than on annealing.
-        main_share: share of the rest for the annealing chain from the best start.
-        hot: first temperature of each chain (share of the makespan); later chains start from the next best starts and share what
-            remains. One long chain is better than two of half its length, in every shape of graph that was tried.
+        hot: first temperature of the annealing (share of the makespan), which has all the rest and starts from the best so far: one long
+            chain is better than two of half its length, in every shape of graph that was tried.
     """
 
     name: str = "portfolio"
@@ -55,8 +54,7 @@ class Portfolio:
     pilot: Beam = PILOT_BEAM
     moves: MoveWeights = field(default_factory=MoveWeights)
     pilot_share: float = 0.4
-    main_share: float = 0.65
-    hot: tuple[float, ...] = (0.003,)
+    hot: float = 0.003
 
     def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
         """Every schedule the three steps ended with, best predicted first."""
@@ -72,26 +70,11 @@ class Portfolio:
             piloted, spent = self.pilot.run(problem, context.share(int(left * self.pilot_share), seconds_share=0.4))
             found += piloted
             left -= spent
-        ranked = _distinct(sorted(found, key=lambda candidate: candidate.makespan_us))
-        for chain, hot in enumerate(self.hot):
-            if left <= 0 or context.expired():
-                break
-            last = chain == len(self.hot) - 1
-            share = 1.0 if last else self.main_share if chain == 0 else 1.0 / (len(self.hot) - chain)
-            spend = context.share(int(left * share), seconds_share=share)
-            annealer = Annealer(problem, lanes, widths, moves=self.moves, hot=hot)
-            improved, _ = annealer.run(ranked[min(chain, len(ranked) - 1)], spend, self.name)
-            found += improved
-            left -= spend.max_evaluations
+        if left > 0 and not context.expired():
+            annealer = Annealer(problem, lanes, widths, moves=self.moves, hot=self.hot)
+            start = min(found, key=lambda candidate: candidate.makespan_us)
+            found += annealer.run(start, context.share(left), self.name)[0]
         return sorted(found, key=lambda candidate: candidate.makespan_us)
-
-
-def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Drop candidates whose makespan another has already: nearly always the same schedule on renamed lanes."""
-    kept: dict[float, Candidate] = {}
-    for candidate in candidates:
-        kept.setdefault(round(candidate.makespan_us, 6), candidate)
-    return list(kept.values())
 
 
 def difference(first: Schedule, second: Schedule) -> float:

@@ -34,6 +34,7 @@ os.environ["AUTOSCHED_NATIVE"] = "0"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpu", "tests that need a CUDA device")
     group.addoption("--gpu-budget", type=float, default=470.0, help="seconds for all tests marked gpu; those left then fail (default 470)")
+    group.addoption("--gpu-done", type=Path, default=None, help="a file of what earlier runs did: go on with what has not passed yet")
     group.addoption("--gpu-rehearsal", action="store_true", help="run the bodies of GPU tests on a double with CPU tensors")
 
 

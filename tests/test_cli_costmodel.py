@@ -20,7 +20,7 @@ from autosched.costmodel.train import train
 from autosched.costmodel.trained import TrainedModel
 from autosched.costmodel.xgboost_model import XgboostModel
 from autosched.datasets.synthetic import synthetic_store
-from autosched.pipeline import collecting, memory, retraining
+from autosched.pipeline import collecting, model_choice, retraining
 from tests.conformance.command import run
 
 
@@ -71,7 +71,7 @@ def test_evaluate_reads_the_model_that_tuning_reads_and_says_which(
     synthetic_store(own_runs, families=("gamma",), kernels=4, pairs=6, seed=0)
     shipped = tmp_path / "shipped" / "model"
     save_model(trained_on(learned, "cpu", "somewhere", ("alpha",)), shipped)
-    monkeypatch.setattr(memory, "_shipped", lambda key: [shipped])
+    monkeypatch.setattr(model_choice, "_shipped", lambda key, engine: [shipped])
 
     def evaluated() -> str:
         assert run("evaluate", "--device", "cpu", "--json") == 0
@@ -85,7 +85,7 @@ def test_evaluate_reads_the_model_that_tuning_reads_and_says_which(
 
 
 def test_without_any_model_evaluate_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(memory, "_shipped", lambda key: [])
+    monkeypatch.setattr(model_choice, "_shipped", lambda key, engine: [])
     synthetic_store(retraining.places_of("cpu")[0], families=("gamma",), kernels=4, pairs=6, seed=0)
     assert run("evaluate", "--device", "cpu") == 2
     assert "'autosched train' makes one" in capsys.readouterr().err
@@ -103,10 +103,10 @@ def test_training_into_a_folder_of_other_files_is_refused_at_once(runs: Path, tm
 
 
 _PLACE = Path("installed")
-_PRIOR = memory.Judged(None, "analytic", "the gate refused every learned model")
-_SHIPPED = memory.Judged(Path("shipped"), "xgboost", "trained on 99 pairs of this device: one")
-_TAKEN = memory.Judged(_PLACE, "torch", "trained on 50 pairs of this device: one")
-_SIMULATED = memory.Judged(None, "analytic", "the model in installed was trained on simulated runs")
+_PRIOR = model_choice.Judged(None, "analytic", "no model learned from 50 pairs of this device has passed the gate")
+_SHIPPED = model_choice.Judged(Path("shipped"), "xgboost", "trained on 99 pairs of this device: one")
+_TAKEN = model_choice.Judged(_PLACE, "torch", "trained on 50 pairs of this device: one")
+_SIMULATED = model_choice.Judged(None, "analytic", "the model in installed was trained on simulated runs")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ _SIMULATED = memory.Judged(None, "analytic", "the model in installed was trained
     ],
 )
 def test_training_says_whether_tuning_will_use_the_model(
-    chosen: str, installed: tuple[memory.Judged, memory.Judged] | None, words: str
+    chosen: str, installed: tuple[model_choice.Judged, model_choice.Judged] | None, words: str
 ) -> None:
     assert words in whether_used(chosen, Path("elsewhere"), installed)
 
@@ -131,7 +131,7 @@ def test_what_training_says_of_an_installed_model_is_what_tuning_does(
 ) -> None:
     own_runs, own_model = retraining.places_of("cpu")
     synthetic_store(own_runs, families=("gamma",), kernels=4, pairs=6, seed=0)
-    monkeypatch.setattr(memory, "_shipped", lambda key: [])
+    monkeypatch.setattr(model_choice, "_shipped", lambda key, engine: [])
     assert run("train", "--device", "cpu") == 0
     own, in_use = retraining.judged_on("cpu", own_model)
     assert own.folder is None

@@ -95,10 +95,10 @@ def test_a_full_disk_is_said_in_one_line(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "number", "code", "words"),
     [
-        (["tune", "autosched:toy", "--device", "cpu"], signal.SIGTERM, 143, "the same command goes on"),
-        (["tune", "autosched:toy", "--device", "cpu"], signal.SIGINT, 130, "the same command goes on"),
-        (["compare", "autosched:toy", "--device", "cpu"], signal.SIGTERM, 143, "the same command goes on"),
-        (["collect", "autosched:toy", "--device", "cpu"], signal.SIGTERM, 143, "the same command goes on"),
+        (["tune", "autosched:toy", "--device", "cpu"], signal.SIGTERM, 143, "the same command continues"),
+        (["tune", "autosched:toy", "--device", "cpu"], signal.SIGINT, 130, "the same command continues"),
+        (["compare", "autosched:toy", "--device", "cpu"], signal.SIGTERM, 143, "the same command continues"),
+        (["collect", "autosched:toy", "--device", "cpu"], signal.SIGTERM, 143, "the same command continues"),
     ],
 )
 def test_a_signal_ends_a_job_with_its_code_and_how_to_go_on(

@@ -24,7 +24,7 @@ _HELP = """Decide when and where each operator of a PyTorch model runs: measure,
 To begin: autosched doctor, then autosched tune torchvision:googlenet --effort quick -o googlenet.autosched
 """
 _EPILOG = (
-    "Exit codes: 0 ok, 2 a mistake in the command, 3 the machine was too restless for any statement, 4 an incompatible or corrupt file, "
+    "Exit codes: 0 ok, 2 a mistake in the command, 3 the machine was too noisy for any conclusion, 4 an incompatible or corrupt file, "
     "5 a missing or faulty device, 130 interrupted, 143 stopped by SIGTERM."
 )
 

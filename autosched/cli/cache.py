@@ -73,7 +73,7 @@ def clear(
         return
     if chosen and not yes:
         if as_json or sys.stdin is None or not sys.stdin.isatty():
-            raise UsageError(f"nothing was removed: {_what(chosen)} would be; add --yes, nobody can be asked here")
+            raise UsageError(f"nothing was removed; add --yes to remove {_what(chosen)}: with --json, or no terminal, nobody is asked")
         for line in _lines(cache_folder.sizes(chosen)):
             complain(line)
         if not typer.confirm(f"Remove {_what(chosen)} from {config.cache_dir()}?", err=True):

@@ -11,7 +11,7 @@ from autosched.cli.options import CustomOperatorsOption, JsonOption, SeedOption,
 from autosched.cli.printing import complain, emit, live_progress, results_console
 
 if TYPE_CHECKING:
-    from autosched.pipeline.memory import Judged
+    from autosched.pipeline.model_choice import Judged
 
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, or auto (CUDA if there is a GPU).")]
 

@@ -59,7 +59,7 @@ def stoppable() -> Iterator[Stop]:
 def how_to_go_on(arguments: list[str]) -> str:
     """What to say of an interrupted command."""
     if arguments[:1] and arguments[0] in _GOES_ON:
-        return "interrupted; finished measurements are kept, the same command goes on from them"
+        return "interrupted; finished measurements are kept, and the same command continues from them"
     return "interrupted"
 
 

@@ -132,7 +132,7 @@ def tell_what_compiles_besides(device: str, effort: str, budget_s: float | None,
         return
     total_s = budget_for(effort, budget_s).total_s
     complain(
-        f"autosched: torch.compile is measured beside; what it compiles is not in the budget of {total_s:g} s and can take minutes more; "
+        f"autosched: torch.compile is measured, too; compiling for it is not in the budget of {total_s:g} s and can take minutes more; "
         f"{leave_out} leaves it out"
     )
 

@@ -97,7 +97,7 @@ class IncompatibleArtifact(ArtifactError):
         if len(differences) > len(shown):
             shown.append(f"and {len(differences) - len(shown)} more; 'autosched check FILE MODEL' lists them")
         lines = "\n  ".join(shown)
-        super().__init__(f"{path} was made for something else:\n  {lines}\n{what_to_do}".rstrip())
+        super().__init__(f"{path} does not fit here:\n  {lines}\n{what_to_do}".rstrip())
         self.path = path
         self.differences = tuple(differences)
 

@@ -10,7 +10,7 @@ from autosched.core.records import DeviceKey, Failure, Source
 
 _WORTH_TELLING_S = 0.1
 
-RESTLESS = "this machine was too restless for any statement; stop other work on it and run again"
+RESTLESS = "this machine was too noisy for any conclusion; stop other work on it and run again"
 """What to say where ``TuneReport.unstable``."""
 
 
@@ -119,9 +119,9 @@ class TuneReport:
 
     Args:
         chosen: name of the row whose schedule was kept.
-        best_baseline: the fastest baseline that measured, a schedule or not.
+        best_baseline: the fastest baseline that measured: the program in order, a published scheduler's schedule, or no schedule at all.
         verdict: one sentence saying what was kept and why.
-        ratio_low, ratio_high: 95 % interval of (chosen over best baseline) time, from a final head-to-head; 1.0 if the baseline was kept.
+        ratio_low, ratio_high: 95 % interval of (chosen over best sequential) time, from a final head-to-head; 1.0 if that was kept.
         unstable: whether the machine was too restless for any statement; the sequential schedule is then kept.
         noise_floor_pct: how much two runs of the same schedule differ in this run (A/A).
         search_s: seconds for the whole job, capture excluded.

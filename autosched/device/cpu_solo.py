@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,9 +27,9 @@ def measure_solo(
 ) -> Iterator[tuple[int, int, SoloRecord | None, Failure | None]]:
     """Time every operator: the whole program in order, ``repeats`` times for each column, columns interleaved.
 
-    Operators of one signature share a record: each round's figure is the median over them. Operators in ``skip``, and
-    those that raise, get what they should have made from their specs, so that the others can still be timed. An operator that does not
-    have a column's variant runs call by call there, and its answer is a failure.
+    Operators of one signature share a record (:func:`shared_times`). Operators in ``skip``, and those that raise, get what they should have
+    made from their specs, so that the others can still be timed. An operator that does not have a column's variant runs call by call there,
+    and its answer is a failure.
 
     Args:
         columns: width and variant of each.
@@ -60,20 +60,43 @@ def measure_solo(
     for operator in graph.operators:
         alike.setdefault(operator.signature, []).append(operator.index)
     for place, (width, variant) in enumerate(columns):
+        sound = {
+            signature: [index for index in indices if (index, place) not in failures and index not in skip]
+            for signature, indices in alike.items()
+        }
+        shared = shared_times(times_us[place], sound)
         for signature, indices in alike.items():
-            sound = [index for index in indices if (index, place) not in failures and index not in skip]
             record = None
-            if sound:
-                samples = summarize(np.median(times_us[place][:, sound], axis=1).tolist())
-                record = SoloRecord(variant_signature(signature, variant), width, samples, load)
+            if signature in shared:
+                record = SoloRecord(variant_signature(signature, variant), width, summarize(shared[signature].tolist()), load)
             for index in indices:
                 if index not in skip:
                     failure = failures.get((index, place))
                     yield index, place, None if failure else record, failure
 
 
+def shared_times(times_us: NDArray[np.float64], members: Mapping[str, Sequence[int]]) -> dict[str, NDArray[np.float64]]:
+    """One time for each signature and round, such that what schedules add up of them is what a run took.
+
+    The median over operators, and later over rounds, leaves out what now and then stops any of them; each run of a program is stopped
+    somewhere. So the sum of the medians is less than the median of the sums, on a busy machine and at two threads, each of which may be
+    stopped, much less; and all are scaled by that.
+
+    Args:
+        times_us: ``[rounds, n_operators]``, microseconds.
+        members: operators of each signature; one without any has no time.
+
+    Returns:
+        ``[rounds]`` for each signature, microseconds.
+    """
+    found = {signature: np.median(times_us[:, list(indices)], axis=1) for signature, indices in members.items() if indices}
+    together_us = sum(len(members[signature]) * float(np.median(rounds_us)) for signature, rounds_us in found.items())
+    run_us = float(np.median(times_us[:, [index for indices in members.values() for index in indices]].sum(axis=1)))
+    return {signature: rounds_us * (run_us / together_us) for signature, rounds_us in found.items()}
+
+
 def _block_us(executor: LaneExecutor, inputs: Sequence[torch.Tensor], count: int) -> NDArray[np.float64]:
-    """Time of each operator in a block like those whole schedules are timed in: after one untimed run, the median of at least one run.
+    """Time of each operator in a block like those whole schedules are timed in: after one untimed run, the mean of at least one run.
 
     A column's first run after another's finds the caches and the cores as that one left them, which doubles the time of a short program.
     """
@@ -85,7 +108,7 @@ def _block_us(executor: LaneExecutor, inputs: Sequence[torch.Tensor], count: int
         executor.run(inputs, trace)
         runs.append(np.maximum(np.subtract(trace.end_ns, trace.start_ns), 1) / 1000.0)
         spent_us += (trace.finish_ns - trace.begin_ns) / 1000.0
-    block: NDArray[np.float64] = np.median(runs, axis=0)
+    block: NDArray[np.float64] = np.mean(runs, axis=0)
     return block
 
 

@@ -20,6 +20,7 @@ from autosched.core.records import Source
 from autosched.core.report import StrategyRow, TuneReport, where_time_went
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.plan import make_plan
+from autosched.search.heuristics.sequential import SEQUENTIAL, SEQUENTIAL_WIDE
 
 # A table of more rows is no longer read; the bundle holds them all.
 MOST_OPERATORS = 5000
@@ -193,7 +194,7 @@ def _pill(report: TuneReport) -> str:
     if report.unstable:
         return "no statement"
     kept = _kept(report)
-    return "tuned schedule kept" if kept is not None and not kept.is_baseline else "sequential schedule kept"
+    return "sequential schedule kept" if kept is None or kept.name in (SEQUENTIAL.name, SEQUENTIAL_WIDE.name) else "tuned schedule kept"
 
 
 def _tiles(bundle: Bundle) -> tuple[Tile, ...]:

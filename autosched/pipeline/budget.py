@@ -53,7 +53,7 @@ def budget_for(effort: str, total_s: float | None = None) -> Budget:
     preset = presets[Effort(effort)]
     if total_s is None:
         return preset
-    given: object = total_s  # users write '90s' where only the command line takes that
+    given: object = total_s  # a caller in Python may give anything
     if isinstance(given, bool) or not isinstance(given, Real) or not 0 <= float(given) < float("inf"):
         raise UsageError(f"the budget is {given!r}, in seconds; expected a finite number of seconds that is not negative")
     return dataclasses.replace(preset, total_s=float(given))

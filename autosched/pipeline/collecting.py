@@ -95,7 +95,7 @@ class CollectResult:
         if self.disturbed:
             lines.append(f"  {self.disturbed} measurements were disturbed: other processes had the cores")
         if self.unfinished:
-            lines.append(f"  time did not suffice for {', '.join(self.unfinished)}: run the command again to go on")
+            lines.append(f"  there was no time for {', '.join(self.unfinished)}: run the command again to continue")
         return "\n".join([*lines, *(f"  {line}" for line in (*self.left_out, *self.findings))])
 
 

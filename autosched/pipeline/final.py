@@ -24,7 +24,7 @@ from autosched.pipeline.options import Outcome
 from autosched.pipeline.proving import Entry
 from autosched.pipeline.references import References
 from autosched.pipeline.replaying import replayed_report
-from autosched.pipeline.rows import strategy_rows
+from autosched.pipeline.rows import best_baseline, strategy_rows
 from autosched.pipeline.run import Costs, Run
 from autosched.pipeline.timetable import LEAST_ROWS
 from autosched.search.simulate import simulate
@@ -130,21 +130,32 @@ def _compared(run: Run, field: Field) -> Times:
 
 
 def _judged(run: Run, field: Field, times: Times) -> Judgement:
-    """Judge; a winner that races under injected delays is struck out, and the rest is judged again."""
+    """Judge; a candidate that fails in the duel, or races under injected delays, is struck out, and the rest is judged again."""
     left = list(field.searched)
     while True:
         best, base = finalists(times, left, field.static)
         fought = _duel(run, field, best, base) if best is not None else None
         judgement = judge(times, left, field.static, [item.name for item in field.externals], fought)
-        if judgement.chosen in field.static:
+        if best is None or (judgement.chosen in field.static and not isinstance(fought, Failure)):
             return judgement
-        race = stress_capture(run.session, run.graph, field.entry(judgement.chosen).schedule, run.options.seed)
-        if race is None:
+        guilty = _guilty(run, field.entry(base).schedule, fought) if isinstance(fought, Failure) else _race(run, field, best)
+        if guilty is None:
             return judgement
-        left.remove(judgement.chosen)
-        times.columns.pop(judgement.chosen)
-        times.failures[judgement.chosen] = field.failures[judgement.chosen] = race
+        left.remove(best)
+        times.columns.pop(best)
+        times.failures[best] = field.failures[best] = guilty
         run.ledger.failures += 1
+        if isinstance(fought, Failure) and not any(times.columns.get(name) for name in left):
+            return judgement
+
+
+def _race(run: Run, field: Field, name: str) -> Failure | None:
+    return stress_capture(run.session, run.graph, field.entry(name).schedule, run.options.seed)
+
+
+def _guilty(run: Run, base: Schedule, fought: Failure) -> Failure | None:
+    """The failure of a duel as its candidate's; none where not even ``base`` runs by now: then nobody else would come through either."""
+    return None if isinstance(run.session.paired([base], rounds=1), Failure) else fought
 
 
 def _duel(run: Run, field: Field, candidate: str, base: str) -> Duel | Failure:
@@ -163,14 +174,14 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     disturbed = disturbance_note([traced, *peaks], device_facts(run.device.key))
     run.ledger.notes += [disturbed] if disturbed else []
     bytes_of = [None if isinstance(peak, Failure) else peak.peak_memory_bytes for peak in peaks]
-    rows = strategy_rows(field.entries, bytes_of, field.externals, field.failures, times, judgement)
+    rows = strategy_rows(field.entries, bytes_of, field.externals, field.failures, times)
     report = _report(run, costs, field, judgement, rows)
     if run.recording is not None:
         report = replayed_report(report, _by_key(field), run.session)
     elif any(isinstance(peak, ScheduleRecord) and peak.source is not Source.MEASURED for peak in peaks):
         report = _simulated(report)
     else:
-        _remember(run, costs, field, times, report, quiet=not report.unstable and not disturbed)
+        _remember(run, costs, field, times, report, quiet=not judgement.restless and not disturbed)
     trace = None if isinstance(traced, Failure) else traced
     planned = simulate(costs.problem, kept)
     ends = tuple(map(float, planned.start_us)), tuple(map(float, planned.end_us))
@@ -185,7 +196,7 @@ def _report(run: Run, costs: Costs, field: Field, judgement: Judgement, rows: Se
         lowering=run.captured.program.lowering,
         operators=len(run.graph),
         chosen=judgement.chosen,
-        best_baseline=judgement.best_baseline,
+        best_baseline=best_baseline(rows),
         verdict=judgement.verdict,
         ratio_low=judgement.ratio.ci_low,
         ratio_high=judgement.ratio.ci_high,

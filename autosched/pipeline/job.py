@@ -32,7 +32,8 @@ from autosched.pipeline.final import decide
 from autosched.pipeline.graph_proofs import audit_note, launch_facts
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
-from autosched.pipeline.memory import Measured, choose_model, open_journal, prediction_note
+from autosched.pipeline.memory import Measured, open_journal
+from autosched.pipeline.model_choice import choose_model, engine_of, prediction_note
 from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.original import Original
 from autosched.pipeline.preparing import NotHad, Prepared, prepare
@@ -90,7 +91,7 @@ class Job:
         options = self._options
         # A missing device and a misspelt strategy are said before a minute is spent on capture.
         device = self._given.device if self._given is not None else open_device(options.device)
-        model = choose_model(device.key, options.cost_model)
+        model = choose_model(device.key, engine_of(device), options.cost_model)
         require_strategies(options)
         with contextlib.ExitStack() as stack:
             prepared = self._given

@@ -76,7 +76,8 @@ def interleave(
     """Time everything in rounds until ``rounds`` are done or ``deadline`` (``time.monotonic``) has passed, but at least seven.
 
     ``anchor`` names the schedule that is run twice in every round: its two columns are the A/A test. Between two looks at the clock are
-    four rounds, or fewer where not so many are left until ``deadline``.
+    four rounds, or fewer where not so many are left until ``deadline``. Where ``schedules`` fail together and none of them does alone,
+    the first ones go on.
     """
     alive = dict(schedules)
     columns: dict[str, list[float]] = {name: [] for name in [*alive, *(item.name for item in externals)]}
@@ -127,27 +128,29 @@ def _chunk(done: int, rounds: int, least: int, begin_s: float, deadline: float) 
 
 
 def _find_culprits(session: Session, alive: dict[str, Schedule], anchor: str, whole: Failure) -> dict[str, Failure]:
-    """Which schedules fail alone; all but the anchor if none does, because the failure then lies in running them together."""
+    """Which schedules fail alone; if none does, the failure lies in running so many together, and the later half has to go."""
     found: dict[str, Failure] = {}
     for name, schedule in alive.items():
         answer = session.paired([schedule], rounds=1)
         if isinstance(answer, Failure):
             found[name] = answer
-    return found or {name: whole for name in alive if name != anchor} or {anchor: whole}
+    others = [name for name in alive if name != anchor]
+    return found or {name: whole for name in others[len(others) // 2 :] or [anchor]}
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What is kept, and the sentence that says why.
 
-    ``ratio`` is kept over best static schedule, 1.0 with itself. ``noise_pct`` is the A/A floor.
+    ``ratio`` is kept over best static schedule, 1.0 with itself. ``noise_pct`` is the A/A floor. ``restless``: whether times by themselves
+    say nothing, since the machine changed its pace; ``unstable``: whether ratios within a round say nothing either.
     """
 
     chosen: str
-    best_baseline: str
     verdict: str
     ratio: Ratio
     noise_pct: float
+    restless: bool
     unstable: bool
 
 
@@ -194,25 +197,29 @@ def judge(
         externals: names of baselines that are no schedules and cannot be kept.
         fought: the duel of the :func:`finalists`; ``None`` if there was no candidate.
 
-    A candidate must be faster in the duel by more than its A/A floor, with its 95 % interval below 1.
+    A candidate must be faster in the duel by more than its A/A floor, with its 95 % interval below 1. On a machine that changes its pace
+    both are of rounds, in which that cancels; where not even the A/A floor is narrow, nothing is kept for it.
     """
     best, base = finalists(times, candidates, static)
     outside = [name for name in externals if times.columns.get(name)]
-    best_baseline = min([base, *outside], key=lambda name: _median(times.columns[name]))
-    chosen, ratio, unstable = base, Ratio(1.0, 1.0, 1.0, len(times.columns[base])), False
+    not_searched = min([base, *outside], key=lambda name: _median(times.columns[name]))
+    chosen, ratio = base, Ratio(1.0, 1.0, 1.0, len(times.columns[base]))
+    restless = unstable = False
     floor = noise = noise_floor_pct(times.columns[times.anchor], times.again)
     if best is None or fought is None:
-        unstable = is_unstable(times.columns[base], limit_pct=RESTLESS_PCT)
+        restless = unstable = is_unstable(times.columns[base], limit_pct=RESTLESS_PCT)
         why = "no candidate could be measured" if candidates else "nothing else to choose from"
     elif isinstance(fought, Failure):
         why = f"the best candidate, {best}, failed in the final measurement ({fought.kind}: {fought.detail})"
     else:
         noise = noise_floor_pct(fought.base_us, fought.again_us)
-        unstable = is_unstable(fought.base_us, limit_pct=RESTLESS_PCT)
+        restless = is_unstable(fought.base_us, limit_pct=RESTLESS_PCT)
         result = paired_ratio(fought.candidate_us, fought.base_us)
+        wins = result.ratio < 1.0 and beyond_noise(result, noise)
+        unstable = restless and not (wins and noise <= RESTLESS_PCT)
         if unstable:
-            why = f"the machine was too restless to tell (best candidate {best}: {_faster(result.ratio)})"
-        elif result.ratio < 1.0 and beyond_noise(result, noise):
+            why = f"the machine was too noisy to tell (best candidate {best}: {_faster(result.ratio)})"
+        elif wins:
             chosen, ratio, why = best, result, ""
         else:
             interval = f"95 % interval {100 * (result.ci_low - 1):+.1f} to {100 * (result.ci_high - 1):+.1f} % time"
@@ -221,9 +228,11 @@ def judge(
                 within = 100.0 * (1.0 - result.ratio) <= noise
                 why += f", which is not beyond the noise floor of {noise:.1f} %" if within else ", which is not certain"
     said = _sentence(chosen, base, ratio, why)
-    if best_baseline not in (base, chosen):
-        said += _against(times, chosen, best_baseline, floor)
-    return Judgement(chosen, best_baseline, said, ratio, noise, unstable)
+    if not_searched not in (base, chosen):
+        said += _against(times, chosen, not_searched, floor)
+    if restless and not unstable:
+        said += " The machine changed its pace meanwhile; what is said of ratios is of single rounds, in which that cancels."
+    return Judgement(chosen, said, ratio, noise, restless, unstable)
 
 
 def _sentence(chosen: str, base: str, ratio: Ratio, why: str) -> str:
@@ -235,13 +244,13 @@ def _sentence(chosen: str, base: str, ratio: Ratio, why: str) -> str:
     )
 
 
-def _against(times: Times, chosen: str, best_baseline: str, floor_pct: float) -> str:
+def _against(times: Times, chosen: str, outside: str, floor_pct: float) -> str:
     """What is to be said of a baseline that cannot be kept, if it was the fastest of all; ``floor_pct`` is that of the comparison."""
-    ratio = paired_ratio(times.columns[chosen], times.columns[best_baseline])
+    ratio = paired_ratio(times.columns[chosen], times.columns[outside])
     if not beyond_noise(ratio, floor_pct):
-        return f" {best_baseline} is equally fast within noise."
+        return f" {outside} is equally fast within noise."
     if ratio.ratio > 1.0:
-        return f" {best_baseline} is faster still: what was kept takes {ratio.ratio:.2f} times as long; use {best_baseline} here."
+        return f" {outside} is faster still: what was kept takes {ratio.ratio:.2f} times as long; use {outside} here."
     return ""
 
 

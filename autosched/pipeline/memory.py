@@ -1,4 +1,4 @@
-"""What jobs leave to each other: the journal of measurements, the runs a cost model learns from, and the trained model itself."""
+"""What jobs leave to each other: the journal of measurements, and the runs that a cost model learns from."""
 
 from __future__ import annotations
 
@@ -7,22 +7,15 @@ import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from autosched.config import cost_models_dir, measurements_dir, runs_dir
-from autosched.core.costs import CostTable
-from autosched.core.decoding import decode_json
+from autosched.config import measurements_dir, runs_dir
 from autosched.core.errors import AutoschedError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, DeviceKey, Failure, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.scratch import Scratch
-from autosched.costmodel.persist import load_model, read_card
-from autosched.costmodel.table import pairs_that_meet
-from autosched.costmodel.trained import Card, TrainedModel
 from autosched.datasets.collect import rows_of_tuning
 from autosched.datasets.facts import LaunchFacts
 from autosched.datasets.journal import Journal, Scope
@@ -35,26 +28,6 @@ from autosched.pipeline.judge import Times
 from autosched.pipeline.schedule_runs import limits_row, schedule_row
 
 _log = logging.getLogger(__name__)
-
-_NONE_YET = "no model was trained for this device: 'autosched collect -o runs', then 'autosched train runs'"
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenModel:
-    """What predicts the pairs that are not measured: ``model``, or the analytic prior for ``None``; ``why`` says so to people."""
-
-    model: TrainedModel | None
-    name: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What a model's card says: where it lies, or ``None`` for the analytic prior; ``why`` says so to people."""
-
-    folder: Path | None
-    name: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,77 +65,6 @@ def _private_journal(name: str, scope: Scope) -> Journal:
     journal = Journal.open(scratch.path / name, scope)
     weakref.finalize(journal, scratch.close)
     return journal
-
-
-def choose_model(key: DeviceKey, explicit: Path | None = None) -> ChosenModel:
-    """The cost model for a device: ``explicit``, else the one trained on this machine, else one that ships, else the analytic prior.
-
-    A model counts only if its gate accepted it on held-out runs and it was trained on this kind of device.
-
-    Raises:
-        ArtifactCorrupt, IncompatibleArtifact: for ``explicit`` only; another one that cannot be read is passed over with a warning.
-    """
-    if explicit is not None:
-        model = load_model(explicit)
-        judged = _judged(model.name, model.card, key, explicit, str(explicit))
-    else:
-        judged = model_in_use(key)
-        model = None
-    if judged.folder is None:
-        return ChosenModel(None, judged.name, judged.why)
-    try:
-        return ChosenModel(model or load_model(judged.folder), judged.name, judged.why)
-    except AutoschedError as error:
-        _log.warning("the cost model in %s is not used: %s", judged.folder, error)
-        return ChosenModel(None, "analytic", f"the one in {judged.folder} cannot be read")
-
-
-def model_in_use(key: DeviceKey) -> Judged:
-    """Which model :func:`choose_model` takes where none is named, from the cards alone: no model is read, and no library loaded."""
-    refused: list[str] = []
-    for folder in (cost_models_dir() / device_digest(key), *_shipped(key)):
-        if not (folder / "manifest.json").is_file():
-            continue
-        try:
-            judged = judged_at(folder, key)
-        except AutoschedError as error:
-            _log.warning("the cost model in %s is not used: %s", folder, error)
-            refused.append(f"the one in {folder} cannot be read")
-            continue
-        if judged.folder is not None:
-            return judged
-        refused.append(judged.why)
-    return Judged(None, "analytic", "; ".join(refused) or _NONE_YET)
-
-
-def judged_at(folder: Path, key: DeviceKey) -> Judged:
-    """Whether a device takes the model in ``folder``, from its card alone.
-
-    Raises:
-        ArtifactCorrupt, IncompatibleArtifact: if it cannot be read.
-    """
-    return _judged(*read_card(folder), key, folder, folder.name)
-
-
-def prediction_note(chosen: ChosenModel, graph: OpGraph, table: CostTable, pairs: Sequence[PairRecord]) -> str:
-    """How many of the pairs that can meet were measured, and who predicted the others."""
-    meet = pairs_that_meet(graph, table.kernel, len(table.solo_us), one_team=table.one_team)
-    place = {
-        (operator.signature, width): int(table.kernel[operator.index, column])
-        for operator in graph.operators
-        for column, width in enumerate(table.widths)
-    }
-    known = np.zeros_like(meet)
-    for pair in pairs:
-        first, last = place.get((pair.first, pair.first_width)), place.get((pair.last, pair.last_width))
-        if first is not None and last is not None:
-            known[first, last] = True
-    total = int(meet.sum())
-    if not total:
-        return "no two operators of this graph can run at the same time"
-    share = int((meet & ~known).sum()) / total
-    said = f"cost model {chosen.name} predicts {share:.0%} of the {total} pairs of kernels that can meet, the rest is measured"
-    return f"{said} ({chosen.why})"
 
 
 def remember_runs(
@@ -211,28 +113,3 @@ def timed_schedules(
             schedule_row(scope, model, graph, first.name, first.is_baseline, first.schedule, (first.predicted_us, predictor), record)
         )
     return rows
-
-
-def _judged(name: str, card: Card, key: DeviceKey, folder: Path, where: str) -> Judged:
-    if key.kind not in card.kinds:
-        return Judged(None, "analytic", f"the model in {where} was trained on {', '.join(card.kinds)}, not on {key.kind}")
-    if card.simulated:
-        return Judged(None, "analytic", f"the model in {where} was trained on simulated runs")
-    if name == "analytic":
-        return Judged(None, "analytic", f"the gate of {where} refused every learned model: {card.decision.reason}")
-    # A card has names alone, and virtual machines give processors of several generations one name.
-    here = "this device" if folder.name == device_digest(key) else "a device of this name" if key.name in card.devices else "another device"
-    return Judged(folder, name, f"trained on {card.pairs} pairs of {here}: {', '.join(card.devices)}")
-
-
-def _shipped(key: DeviceKey) -> list[Path]:
-    """Folders of models that come with autosched and were trained on a device of this name."""
-    found = []
-    for folder in sorted(Path(str(resources.files("autosched.datasets") / "data")).glob("*/model")):
-        try:
-            card = decode_json((folder / "card.json").read_bytes(), Card)
-        except (OSError, msgspec.MsgspecError):
-            continue
-        if key.name in card.devices:
-            found.append(folder)
-    return found

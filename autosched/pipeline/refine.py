@@ -167,7 +167,8 @@ def refine(
         ledger.notes.append(f"the device loop's best was refuted when it was proved again: {refuted.detail}")
         return Refined()
     found = make_candidate(problem, TUNED, False, schedule, lanes_matter=limits.lanes_matter)
-    return Refined((found,), _ranking(result))
+    # What a study or other variants made of the loop's best won against it: it has no place in the loop's own ranking.
+    return Refined((found,), tuple(dict.fromkeys((found.key, *result.ranking))))
 
 
 def _first_round(
@@ -189,11 +190,6 @@ def _most_likely(proved: Sequence[Entry], count: int) -> list[Entry]:
     static = [entry for entry in proved if entry.is_static]
     others = sorted((entry for entry in proved if not entry.is_static), key=lambda entry: (entry.candidates[0].predicted_us, entry.key))
     return [*static, *others[: max(1, (count + 1) // 2 - len(static))]]
-
-
-def _ranking(result: LoopResult) -> tuple[str, ...]:
-    ratios = {item.proposal.key: item.ratio for measured in result.rounds for item in measured.ranked}
-    return tuple(sorted(ratios, key=lambda key: (ratios[key], key)))
 
 
 def _teller(progress: Progress, ledger: Ledger, deadline: float) -> LoopProgress:

@@ -17,7 +17,8 @@ from autosched.costmodel.train import DEFAULT_KINDS, Training
 from autosched.costmodel.train import train as train_model
 from autosched.datasets.store import Store
 from autosched.device.registry import device_named
-from autosched.pipeline.memory import Judged, device_digest, judged_at, model_in_use
+from autosched.pipeline.memory import device_digest
+from autosched.pipeline.model_choice import Judged, engine_of, judged_at, model_in_use
 from autosched.pipeline.schedule_errors import schedule_errors
 
 
@@ -29,14 +30,15 @@ def places_of(device: str) -> tuple[Path, Path]:
 
 def model_of(device: str) -> Path:
     """The folder of the cost model that tuning on ``device`` reads; where it would take the prior, the place of an installed one."""
-    key = device_named(device).key
-    return model_in_use(key).folder or cost_models_dir() / device_digest(key)
+    found = device_named(device)
+    return model_in_use(found.key, engine_of(found)).folder or cost_models_dir() / device_digest(found.key)
 
 
 def judged_on(device: str, folder: Path) -> tuple[Judged, Judged]:
     """Whether tuning on ``device`` takes the model in ``folder``, where it is installed there; and what it takes now."""
-    key = device_named(device).key
-    return judged_at(folder, key), model_in_use(key)
+    found = device_named(device)
+    key, engine = found.key, engine_of(found)
+    return judged_at(folder, key, engine), model_in_use(key, engine)
 
 
 def train(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from autosched.core.records import Failure, FailureKind
 from autosched.core.report import StrategyRow
-from autosched.pipeline.judge import External, Judgement, Times
+from autosched.pipeline.judge import External, Times
 from autosched.pipeline.proving import Entry
 
 
@@ -16,15 +16,14 @@ def strategy_rows(
     externals: Sequence[External],
     failures: Mapping[str, Failure],
     times: Times,
-    judgement: Judgement,
 ) -> list[StrategyRow]:
     """Rows of proved schedules (one for each name; ``peaks_bytes`` as ``entries``), baselines and failures, by name.
 
     A row without a time holds its ``Failure``.
     """
-    sequential_us = min(sample.median_us for entry in entries if entry.is_static and (sample := times.samples(entry.name)) is not None)
-    best = times.samples(judgement.best_baseline)
-    best_us = best.median_us if best is not None else sequential_us
+    baselines = [entry.name for entry in entries if any(candidate.is_baseline for candidate in entry.candidates)]
+    sequential_us = _least_us(times, [entry.name for entry in entries if entry.is_static])
+    best_us = _least_us(times, [*baselines, *(item.name for item in externals)])
     rows = [
         _row(
             candidate.name,
@@ -55,6 +54,15 @@ def strategy_rows(
     return rows + [
         StrategyRow(name, False, None, None, None, None, None, None, None, why) for name, why in failures.items() if name not in named
     ]
+
+
+def best_baseline(rows: Sequence[StrategyRow]) -> str:
+    """The fastest of the baselines that have a time: the program in order, a published scheduler's schedule, or what is no schedule."""
+    return min(((row.measured_us, place, row.name) for place, row in enumerate(rows) if row.is_baseline and row.measured_us is not None))[2]
+
+
+def _least_us(times: Times, names: Sequence[str]) -> float:
+    return min(sample.median_us for name in names if (sample := times.samples(name)) is not None)
 
 
 def _row(

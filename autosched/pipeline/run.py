@@ -12,7 +12,8 @@ from autosched.core.progress import Progress
 from autosched.device.base import Device, Session
 from autosched.pipeline.bounds import LowerBounds
 from autosched.pipeline.measuring import Ledger
-from autosched.pipeline.memory import ChosenModel, Measured
+from autosched.pipeline.memory import Measured
+from autosched.pipeline.model_choice import ChosenModel
 from autosched.pipeline.options import Options
 from autosched.pipeline.preparing import Prepared
 from autosched.pipeline.proving import Prover

@@ -50,7 +50,7 @@ def require_agreement(
     # After the output structure, which decides which tensors are returned, and how often.
     agreement = compare(output_tensors(result), output_tensors(answer), rounded=rounded, coarsest=_coarsest_returned(program))
     if not agreement.within_tolerance:
-        raise IncompatibleArtifact(label, [f"it computes something else than the model: {agreement.reason}"])
+        raise IncompatibleArtifact(label, [f"its outputs differ from the model's: {agreement.reason}"])
     return agreement.max_abs_error
 
 

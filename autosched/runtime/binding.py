@@ -240,7 +240,7 @@ class Binder:
         again = in_order if in_order is not None else bound.run(inputs)
         agreement = compare(made, again, rounded=rounding if bound.device.type == "cpu" else None)
         if not agreement.within_tolerance:
-            raise IncompatibleArtifact(label, [f"it computes something else than its operators in order: {agreement.reason}"])
+            raise IncompatibleArtifact(label, [f"its outputs differ from those of its operators one after another: {agreement.reason}"])
         # Compiled code keeps the rounding that it was compiled with.
         compiled = bool(program.source) or any(bundle.schedule.variant)
         with full_float32():

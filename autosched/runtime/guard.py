@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.core.standing_aside import as_they_came
@@ -29,6 +30,8 @@ _compiling = torch.compiler.is_dynamo_compiling
 _tracing_state = torch._C._get_tracing_state
 _any_autocast = torch._C._is_any_autocast_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+WithoutFunctionModes = torch._C.DisableTorchFunction
+_any_function_mode = torch._C._is_torch_function_mode_enabled
 _function_transform = torch._C._functorch.peek_interpreter_stack
 
 
@@ -200,7 +203,7 @@ class LoadedModel:
         if self._in_place and not self._strict:
             name = type(self.model).__name__
             reason = "the schedule is bound to this process and this very model; load the bundle for the copy, too"
-            warnings.warn(f"autosched leaves a copy of {name} as it came: {reason}", FallbackWarning, stacklevel=2)
+            warnings.warn(f"autosched leaves a copy of {name} without a schedule: {reason}", FallbackWarning, stacklevel=2)
             # Of the copy, which has no forward of its own yet.
             return getattr, (self.model, "forward")
         raise UsageError(
@@ -212,7 +215,7 @@ class LoadedModel:
         report = self.report()
         name = type(self.model).__name__
         if not report.scheduled:
-            return f"<autosched: {name} as it came ({report.reason})>"
+            return f"<autosched: {name} without a schedule ({report.reason})>"
         shapes = f", {len(report.shapes)} shapes ({report.ready} ready)" if len(report.shapes) > 1 else ""
         return f"<autosched: {name} on schedule {report.schedule!r}, {report.operators} operators on {report.lanes} lanes{shapes}>"
 
@@ -315,7 +318,7 @@ class LoadedModel:
             first = kind not in self._warned
             self._warned.add(kind)
         if first:
-            warnings.warn(f"autosched runs {type(self.model).__name__} as it came: {reason}", FallbackWarning, stacklevel=4)
+            warnings.warn(f"autosched runs {type(self.model).__name__} without a schedule: {reason}", FallbackWarning, stacklevel=4)
 
 
 def _shape_report(slot: Slot) -> ShapeReport:
@@ -341,9 +344,19 @@ def foreign_mode(kind: str) -> str:
         return "autocast is on, which the schedule was not made for"
     if _dispatch_modes() or _function_transform() is not None:
         return "a dispatch mode or function transform is active, which lanes would not see"
+    if has_function_mode():
+        return "a mode that takes the calls of PyTorch's functions is active, which lanes would not see"
     if getattr(forward_ad, "_current_level", -1) >= 0:
         return "forward-mode gradients are on, and a schedule computes none"
     return ""
+
+
+def has_function_mode() -> bool:
+    """Whether something takes this thread's calls of PyTorch's functions; a default device is of no use to tensors that are there."""
+    if not _any_function_mode():
+        return False
+    modes = (torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack()))
+    return not all(isinstance(mode, DeviceContext) for mode in modes)
 
 
 def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device) -> None:
@@ -370,6 +383,6 @@ def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device) -> None:
             raise InputMismatch(f"input {position} is {tensor.layout}; the schedule was made for strided tensors.")
         if tensor.stride() != strides or tensor.is_conj() or tensor.is_neg() or (offsets_matter and tensor.storage_offset()):
             if position in slot.changed:
-                raise InputMismatch(f"input {position} is changed in place, and is laid out otherwise than in tuning. Give it contiguous.")
+                raise InputMismatch(f"input {position} is changed in place and its memory layout differs from tuning. Give x.contiguous().")
             with torch.no_grad():
                 tensors[position] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

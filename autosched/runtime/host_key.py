@@ -16,7 +16,7 @@ import autosched
 from autosched.config import cpu_environment
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.runtime.cpu_quota import quota_cores
-from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision
+from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision, products_library
 from autosched.runtime.float32 import convolutions_rounded, cpu_roundings, matmul_precision, set_cpu_roundings
 from autosched.runtime.native.build import engine_here
 
@@ -97,6 +97,8 @@ def numerics_key(kind: str = "cpu") -> tuple[tuple[str, str], ...]:
         settings["half_precision"] = ", ".join(half_precision())
         if depthwise_kernel():
             settings["depthwise_kernel"] = depthwise_kernel()
+        if products_library():
+            settings["products_library"] = products_library()
     return tuple(sorted(settings.items()))
 
 

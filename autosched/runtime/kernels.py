@@ -76,9 +76,13 @@ class BoundProgram:
         """The tensors of ``program.graph.outputs``."""
         return [slots[value] for value in self.program.graph.outputs]
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run every operator in the graph's own order on the calling thread: the reference for any schedule."""
-        return self.outputs(self.slots_after(inputs))
+    def run(self, inputs: Sequence[torch.Tensor], before_each: Callable[[], None] | None = None) -> list[torch.Tensor]:
+        """Run every operator in the graph's own order on the calling thread: the reference for any schedule.
+
+        Args:
+            before_each: called before each operator.
+        """
+        return self.outputs(self.slots_after(inputs, before_each=before_each))
 
     def slots_after(
         self, inputs: Sequence[torch.Tensor], keep: Container[int] = (), before_each: Callable[[], None] | None = None

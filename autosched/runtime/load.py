@@ -60,12 +60,12 @@ def load(
     shapes and dtypes of its inputs; where there is none, the model runs as it came.
 
     Changes of the model are noticed at the next call: weights, buffers, modules, hooks, modes, an instance's own ``forward``, and the
-    attributes of modules that are not PyTorch's own with the lists, dictionaries and configuration objects in them. PyTorch does not
-    count what is written through ``parameter.data``, NumPy, a collective of ``torch.distributed`` (``broadcast``) or another process: a
-    schedule reads most weights where they are, and of those that something was computed from ahead (folded, packed), two words each are
-    compared on a CPU, so that new weights are noticed. Not noticed, so call ``refresh()`` after them: such writes to a few numbers of a
-    weight, or on a GPU; what is in long lists, large dictionaries or deep inside of others; methods of a class; settings of PyTorch's own
-    modules. Side effects of ``forward`` (counters, prints, hooks that only look) do not happen on a schedule.
+    attributes of modules with the lists, sets, dictionaries, configuration objects and tensors in them. PyTorch does not count what is
+    written through ``parameter.data``, NumPy, a collective of ``torch.distributed`` (``broadcast``) or another process: a schedule reads
+    most weights where they are, and of those that something was computed from ahead (folded, packed), two words each are compared on a
+    CPU, so that new weights are noticed. Not noticed, so call ``refresh()`` after them: such writes to some of a weight's numbers (pruning,
+    clamping), or on a GPU; what is in NumPy arrays, long lists, large dictionaries or deep inside of others; methods of a class; settings
+    of the process. Side effects of ``forward`` (counters, prints, hooks that only look) do not happen on a schedule.
 
     Args:
         source: path of a bundle, or its bytes.
@@ -155,7 +155,7 @@ def _unchecked(kind: str) -> tuple[str, ...]:
 
 
 def _warn(model: torch.nn.Module, reason: str) -> None:
-    warnings.warn(f"autosched runs {type(model).__name__} as it came: {reason}", FallbackWarning, stacklevel=4)
+    warnings.warn(f"autosched runs {type(model).__name__} without a schedule: {reason}", FallbackWarning, stacklevel=4)
 
 
 def _as_it_came(model: torch.nn.Module, reason: str, facts: _Facts) -> LoadedModel:
@@ -210,7 +210,7 @@ def _open(
     for place, (bundle, verdict, fits) in enumerate(zip(facts.bundles, facts.verdicts, fitting, strict=True)):
         slot = Slot(bundle.program, _Preparer(binder, bundle, place, padding, label))
         if not fits:
-            slot.refused = f"made for something else: {'; '.join(verdict.lines)}"
+            slot.refused = f"the schedule does not fit here: {'; '.join(verdict.lines)}"
         slots.append(slot)
     return ShapeTable(slots, device, max_shapes=max_shapes, padding=padding)
 

@@ -26,18 +26,26 @@ class MemoryWords:
             the memory that they had.
     """
 
-    __slots__ = ("_held", "_was", "_words", "places")
+    __slots__ = ("_held", "_was", "_whose", "_words", "places")
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         # The memory, not only the tensor, which may be given other.
-        self._held = [tensor.detach() for tensor in tensors if tensor.device.type == "cpu" and tensor.layout is torch.strided]
-        self.places: Sequence[int] = [place for tensor in self._held for place in _telling_places(tensor)]
+        kept = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.layout is torch.strided]
+        self._held = [tensor.detach() for tensor in kept]
+        found = [(tensor, place) for tensor, memory in zip(kept, self._held, strict=True) for place in _telling_places(memory)]
+        self._whose = [tensor for tensor, _ in found]
+        self.places: Sequence[int] = [place for _, place in found]
         self._words = list(map(ctypes.c_uint64.from_address, self.places))
         self._was = [word.value for word in self._words]
 
     def changed(self) -> bool:
         """Whether a word differs."""
         return [word.value for word in self._words] != self._was
+
+    def different(self) -> list[torch.Tensor]:
+        """Those of which a word differs."""
+        words = zip(self._whose, self._words, self._was, strict=True)
+        return [tensor for tensor, word, was in words if word.value != was]
 
 
 def _telling_places(tensor: torch.Tensor) -> list[int]:

@@ -12,20 +12,18 @@ from typing import Any
 
 import torch
 
-from autosched.runtime.attribute_contents import AttributeContents, Place
+from autosched.runtime.attribute_contents import AttributeContents
+from autosched.runtime.attribute_reach import Place
 
 Entry = tuple[dict[str, Any], str]
 """A dictionary, and one of its keys."""
 
-version_of = attrgetter("_version")
 _attributes_of = attrgetter("__dict__")
 _training_of = attrgetter("training")
 _training_entry = itemgetter("training")
 _values_of = dict.values
 _END = object()
-_address_of = torch.Tensor.data_ptr
-_strides_of = torch.Tensor.stride
-_size_of = torch.Tensor.numel
+_PLAIN = (type(None), bool, int, float, str, tuple)
 _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
 
@@ -75,33 +73,21 @@ def _hooks_of_all_modules() -> list[dict[Any, Any]]:
 
 
 class Settings:
-    """Whether modules are of the classes they were of, have as many attributes, and, if they are the user's own, the same values there.
+    """Whether modules are of the classes they were of, have as many attributes, and the same values there.
 
-    Of a tensor, whether it was changed in place, or lies elsewhere; of lists, dictionaries and configurations, whether they hold what
-    they held (``attribute_contents``).
-
-    PyTorch's own modules have a dozen attributes each that nobody changes; to look at them all would double the time of a look.
+    Of tensors, lists, dictionaries and configurations there, whether they hold what they held (``attribute_contents``). Of PyTorch's own
+    modules numbers, words and tuples alone: what else they have they make anew as they like (``LSTM`` its list of weights in ``to``).
     """
 
-    __slots__ = ("_items", "_places", "_sizes", "_tables", "_types", "_versions", "contents", "modules", "placed", "tensors")
+    __slots__ = ("_items", "_sizes", "_tables", "_types", "contents", "modules")
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
         self.modules = modules
         self._types = list(map(type, modules))
         self._tables = [module.__dict__ for module in modules]
         self._sizes = list(map(len, self._tables))
-        own = [module.__dict__ for module in modules if not type(module).__module__.startswith("torch.")]
-        self._items = Items([(table, key) for table in own for key in table if key not in _OF_EVERY_MODULE])
-        self.contents = AttributeContents(self._items.values)
-        self._note()
-
-    def _note(self) -> None:
-        self.tensors = [item for item in self._items.values if isinstance(item, torch.Tensor) and not item.is_inference()]
-        self._versions = list(map(version_of, self.tensors))
-        # One of a class of its own may have no memory.
-        plain = [tensor for tensor in self.tensors if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
-        self.placed = [tensor for tensor in plain if tensor.layout is torch.strided]
-        self._places = places_of(self.placed)
+        self._items = Items([(module.__dict__, key) for module in modules for key in _settings_of(module)])
+        self.contents = AttributeContents(self._items.values, known=frozenset(map(id, modules)))
 
     def settle(self) -> bool:
         """Forget attributes that are no longer what they were, and count anew; whether there were any."""
@@ -109,8 +95,11 @@ class Settings:
         self._sizes = list(map(len, self._tables))
         self._items = Items(self._items.left())
         self.leave_out(self.contents.different())
-        self._note()
         return found
+
+    def different(self) -> list[str]:
+        """Names of attributes that are others."""
+        return self._items.different()
 
     def leave_out(self, places: Set[Place]) -> None:
         """Forget what is in these places."""
@@ -122,20 +111,17 @@ class Settings:
         return found or self.changed_elsewhere()
 
     def changed_elsewhere(self) -> bool:
-        """What no dictionary counts: classes of modules, that a module's attributes are all others, what is in tensors and lists."""
+        """What no dictionary counts: classes of modules, that a module's attributes are all others, what is in tensors, lists and sets."""
         if list(map(type, self.modules)) != self._types or not all(map(is_, map(_attributes_of, self.modules), self._tables)):
             return True
-        if self.contents.changed_elsewhere():
-            return True
-        # Most models have none of these, and to go over nothing takes its time too.
-        if not self.tensors:
-            return False
-        return list(map(version_of, self.tensors)) != self._versions or places_of(self.placed) != self._places
+        return self.contents.changed_elsewhere()
 
 
-def places_of(tensors: list[torch.Tensor]) -> list[object]:
-    """Where they lie, and how: the same memory may be read in another order, or less of it. To ask for shapes takes twice as long."""
-    return [*map(_address_of, tensors), *map(_strides_of, tensors), *map(_size_of, tensors)]
+def _settings_of(module: torch.nn.Module) -> list[str]:
+    names = [name for name in module.__dict__ if name not in _OF_EVERY_MODULE]
+    if type(module).__module__.startswith("torch."):
+        return [name for name in names if type(module.__dict__[name]) in _PLAIN]
+    return names
 
 
 class Items:
@@ -155,6 +141,11 @@ class Items:
             return bool(self._keys) and not all(map(is_, map(getitem, self._tables, self._keys), self.values))
         except KeyError:
             return True
+
+    def different(self) -> list[str]:
+        """Names of those that are."""
+        entries = zip(self._tables, self._keys, self.values, strict=True)
+        return [key for table, key, old in entries if table.get(key, _END) is not old]
 
     def left(self) -> list[Entry]:
         """Those that hold what they held."""

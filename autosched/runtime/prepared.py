@@ -10,6 +10,7 @@ import torch
 from autosched.core.errors import AutoschedError, HalfWritten
 from autosched.core.program import Program
 from autosched.runtime.kernels import Begun
+from autosched.runtime.unrest import Unrest
 from autosched.runtime.weights import Change, ModelWatch
 from autosched.runtime.write_back import WriteBacks
 
@@ -18,6 +19,10 @@ Runner = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 _MODE = "a module of the model is in another mode (train or eval) than at load; call model.eval() to use the schedule"
 _HOOKS = "forward hooks were added to or removed from the model after load, and a schedule does not call them"
 
+_UNREST = (
+    "the model was changed before each of its last calls ({what}), and to bind its schedule again takes longer than a call; it is tried "
+    "again after some calls. Keep outside of the model what changes from call to call"
+)
 
 # What operators raise. Anything else comes from outside, such as the exception of a signal's handler that limits the time of a request,
 # and is the caller's, not a reason to run the model as well.
@@ -93,6 +98,7 @@ class Prepared:
         self.max_abs_error = 0.0
         self._bind = bind
         self._careful: Runner | None = None
+        self._unrest = Unrest()
         self._take(bind(True))
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | str:
@@ -140,8 +146,8 @@ class Prepared:
         elif overwriting.begun.yes:
             self._careful = overwriting.otherwise()
             raise HalfWritten(
-                f"an operator failed when what the model changes was already changed in part ({type(outcome).__name__}: {outcome}); the "
-                "model was not run, since it would change that twice. Reset the model's state."
+                f"an operator failed after part of the model's state was changed ({type(outcome).__name__}: {outcome}); the model was not "
+                "run, because it would change that part twice. Reset the model's state."
             ) from outcome
         return outcome
 
@@ -179,11 +185,15 @@ class Prepared:
         """Keep up with changes of the model; why the schedule may not run, or nothing."""
         change = self.watch.change()
         if change is Change.NONE or self._harmless(change):
+            if self._unrest.any:
+                self._unrest.calm()
             return ""
         if change is Change.MODE:
             return _MODE
         if change is Change.HOOKS:
             return _HOOKS
+        if self._unrest.leaves():
+            return _UNREST.format(what=self.watch.what_changed() or "its weights")
         before = self.watch
         self._rebind(verify=change is Change.STRUCTURE)
         if change is Change.STRUCTURE:

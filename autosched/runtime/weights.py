@@ -8,7 +8,7 @@ lanes were built, one call tells that nothing was changed (``native.watch``), an
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from autosched.core.parts import parts_of, whole_of
-from autosched.core.program import ConstantSource, Program
-from autosched.runtime.attribute_contents import Harmless
+from autosched.core.program import Binding, ConstantSource, Program
+from autosched.runtime.attribute_contents import Harmless, places_of, version_of
 from autosched.runtime.dict_counts import DictCounts
 from autosched.runtime.memory_words import MemoryWords
-from autosched.runtime.module_attributes import Entries, Entry, Hooks, Items, Modes, Settings, places_of, version_of
+from autosched.runtime.module_attributes import Entries, Entry, Hooks, Items, Modes, Settings
 from autosched.runtime.native.watch import NativeWatch, Watched, can_watch, native_watch
 from autosched.runtime.optimizer_steps import OptimizerSteps
 
@@ -42,8 +42,8 @@ class ModelWatch:
     In-place changes are seen through ``Tensor._version``, and steps of optimizers by themselves. What PyTorch counts nowhere (written
     through ``parameter.data``, NumPy, a collective of ``torch.distributed``, another process) is of consequence only for weights that
     something was computed from ahead; on a CPU it is seen in a word or two of the memory of each (``memory_words``), and on a GPU not.
-    Nor are changes of a class's methods, of the settings of PyTorch's own modules (``BatchNorm2d.eps``), of long lists and large
-    dictionaries, and of what is deeper in these than ``attribute_contents`` says. Whoever makes one calls ``refresh`` on the loaded model.
+    Nor are changes of a class's methods, of long lists and large dictionaries, and of what is deeper in these than ``attribute_reach``
+    says. Whoever makes one calls ``refresh`` on the loaded model.
 
     Args:
         model: the module that was tuned.
@@ -66,23 +66,13 @@ class ModelWatch:
         self._children = Entries([module._modules for module in plain if module._modules])
         self._childless = [module._modules for module in plain if not module._modules]
         parts: dict[int, Entry] = {id(module._modules): (module.__dict__, "_modules") for module in plain if "_modules" in module.__dict__}
-        owners: dict[int, dict[str, Any]] = {}
-        # Most modules own several tensors, and to find one by its name walks the whole way to it.
-        owner_of = lru_cache(maxsize=None)(model.get_submodule)
-        self._bound: list[Entry] = []
-        self._tensors: list[torch.Tensor] = []
         bindings = [binding for binding in program.bindings if binding.source is not ConstantSource.LITERAL]
-        for binding in bindings:
-            name, part = _whole_here(binding.name, owner_of)
-            owner_name, _, key = name.rpartition(".")
-            owner = owner_of(owner_name)
-            kind = "_parameters" if binding.source is ConstantSource.PARAMETER else "_buffers"
-            table: dict[str, Any] = getattr(owner, kind)
-            owners[id(table)] = table
-            if kind in owner.__dict__:
-                parts[id(table)] = owner.__dict__, kind
-            self._bound.append((table, key))
-            self._tensors.append(table[key] if part is None else parts_of(table[key])[part])
+        places, self._tensors = _bound_to(model, bindings)
+        # A tied weight is bound under one of its names, and may be replaced under another.
+        places += _other_names(plain, places)
+        self._bound: list[Entry] = [(getattr(owner, kind), key) for owner, kind, key in places]
+        owners = {id(table): table for table, _ in self._bound}
+        parts |= {id(getattr(owner, kind)): (owner.__dict__, kind) for owner, kind, _ in places if kind in owner.__dict__}
         self._parts = Items(parts.values())
         # A parameter may be several tensors; it is replaced as a whole.
         self._wholes = [table[key] for table, key in self._bound]
@@ -135,13 +125,19 @@ class ModelWatch:
         self._settings.leave_out(self._harmless.places())
         self._count()
 
+    def what_changed(self) -> str:
+        """The name of an attribute or a tensor that is another one, if there is such."""
+        entries = zip(self._bound, self._wholes, strict=True)
+        tensors = (key for (table, key), tensor in entries if _replaced(table, key, tensor))
+        return next(chain(map(repr, self._settings.different()), map(repr, tensors)), "")
+
     def _count(self) -> None:
         self._counts = DictCounts([*self._fixed, *self._settings.contents.tables])
         self._settled: int | None = None
 
     def change(self) -> Change:
         """The gravest change."""
-        if self._native is not None and not self._steps.taken and self._native.unchanged():
+        if self._native is not None and not self._steps.taken and self._native.unchanged() and not self._changed_uncounted():
             return Change.NONE
         # One that is written to between any two calls, were it only its counter of calls, costs less without.
         restless, self._native = self._native is not None, None
@@ -156,11 +152,16 @@ class ModelWatch:
         """All that a look looks at."""
         if self._frozen:
             return Watched(sized=self._hooks.empty, tables=[*self._modes.tables, *self._hooks.filled.tables])
-        counted = [*self._tensors, *self._settings.tensors]
-        placed = [*self._placed, *self._settings.placed]
         contents = self._settings.contents
-        sized = [*self._empty, *contents.sized]
-        return Watched(self._settings.modules, sized, self._counts.tables, placed, counted, contents.lists, self._words.places)
+        return Watched(
+            objects=self._settings.modules,
+            sized=[*self._empty, *contents.sized],
+            tables=self._counts.tables,
+            placed=[*self._placed, *contents.tensors.placed],
+            counted=[*self._tensors, *contents.tensors.counted],
+            lists=contents.lists,
+            words=[*self._words.places, *contents.tensors.words],
+        )
 
     def _look(self) -> Change:
         if self._frozen:
@@ -184,6 +185,10 @@ class ModelWatch:
     def _changed_elsewhere(self) -> bool:
         """Whether anything was changed that is in no counted dictionary."""
         return any(self._empty) or self._settings.changed_elsewhere() or self._modes.changed_elsewhere()
+
+    def _changed_uncounted(self) -> bool:
+        """Whether anything was changed that no word in memory tells of."""
+        return not self._frozen and self._settings.contents.changed_uncounted()
 
     def _of_calls(self) -> Change:
         """What was changed of how the model is called."""
@@ -217,6 +222,41 @@ def modules_with_a_mode(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         seen.add(module)
         yield module
         pending += module.children()
+
+
+_Kept = tuple[torch.nn.Module, str, str]
+"""A module, which of its dictionaries of tensors, and a key there."""
+
+
+def _bound_to(model: torch.nn.Module, bindings: Iterable[Binding]) -> tuple[list[_Kept], list[torch.Tensor]]:
+    """Where ``bindings`` are kept in ``model``, and the tensors that they mean: of some parameters, a part."""
+    # Most modules own several tensors, and to find one by its name walks the whole way to it.
+    owner_of = lru_cache(maxsize=None)(model.get_submodule)
+    kept: list[_Kept] = []
+    tensors: list[torch.Tensor] = []
+    for binding in bindings:
+        name, part = _whole_here(binding.name, owner_of)
+        owner_name, _, key = name.rpartition(".")
+        owner = owner_of(owner_name)
+        kind = "_parameters" if binding.source is ConstantSource.PARAMETER else "_buffers"
+        kept.append((owner, kind, key))
+        whole = getattr(owner, kind)[key]
+        tensors.append(whole if part is None else parts_of(whole)[part])
+    return kept, tensors
+
+
+def _other_names(modules: Iterable[torch.nn.Module], kept: Sequence[_Kept]) -> list[_Kept]:
+    """Where else in ``modules`` the same tensors are."""
+    names = {(id(owner), kind, key) for owner, kind, key in kept}
+    tensors = {id(getattr(owner, kind)[key]) for owner, kind, key in kept}
+    return [
+        (module, kind, key)
+        for module in modules
+        for kind in ("_parameters", "_buffers")
+        if isinstance(table := getattr(module, kind), dict)
+        for key, tensor in table.items()
+        if id(tensor) in tensors and (id(module), kind, key) not in names
+    ]
 
 
 def _whole_here(name: str, owner_of: Callable[[str], torch.nn.Module]) -> tuple[str, int | None]:

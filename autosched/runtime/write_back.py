@@ -97,7 +97,7 @@ class WriteBacks:
                 return f"its {name!r} requires gradients, and a schedule computes none"
             if tensor.stride() != spec.strides:
                 if len(found) in self._changed:
-                    return f"its {name!r} is laid out otherwise than in tuning"
+                    return f"its {name!r} has another memory layout than in tuning"
                 tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=tensor.device).copy_(tensor.detach())
             found.append(tensor)
         return self._mixed_up(found) or found

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,7 +58,10 @@ def measure(
     cost_model: Path | None = None,
     keep_disturbed: bool = False,
 ) -> tuple[list[str], CollectResult | None]:
-    """One model after the other, each with an equal share of the time left; models whose aims are open, and the last result."""
+    """One model after the other, each with an equal share of the time left; models whose aims are open, and the last result.
+
+    One that fails is open, and keeps no other from its turn.
+    """
     deadline = time.monotonic() + budget_s
     unfinished: list[str] = []
     result = None
@@ -71,16 +75,21 @@ def measure(
             sys.stderr.write(f"{name} is left out: {error}\n")
             continue
         began = time.monotonic()
-        result = collect(
-            [Subject(name, made.model, made.args, made.kwargs)],
-            work,
-            device=device,
-            aims=aims,
-            seed=seed,
-            cost_model=cost_model,
-            budget_s=max(0.0, deadline - began) / (len(models) - index),
-            keep_disturbed=keep_disturbed,
-        )
+        try:
+            result = collect(
+                [Subject(name, made.model, made.args, made.kwargs)],
+                work,
+                device=device,
+                aims=aims,
+                seed=seed,
+                cost_model=cost_model,
+                budget_s=max(0.0, deadline - began) / (len(models) - index),
+                keep_disturbed=keep_disturbed,
+            )
+        except Exception:
+            traceback.print_exc()
+            unfinished.append(name)
+            continue
         unfinished += result.unfinished
         sys.stderr.write(f"{name}: {time.monotonic() - began:.0f} s; {result.summary().splitlines()[0]}\n")
     return unfinished, result

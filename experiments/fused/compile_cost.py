@@ -10,7 +10,8 @@ Every turn is a process of its own; all turns of a model share an empty folder f
 turn has another, and is ended at the deadline). ``fused``: every variant of every operator, for one thread and for all on a CPU.
 ``inductor``: what a server does when it loads a bundle, without its comparisons. One file for each model:
 ``experiments/results/<device>/compile_cost/<lowering>_<model>.json``; calling it again goes on with what is missing there. Exit status: 0
-all turns have a result, 1 one failed (``--again`` makes all of them again), 10 something is left for the next call.
+all turns have a result, 1 one failed (``--retry`` makes it again, with those that share its caches), 10 something is left for the next
+call.
 """
 
 from __future__ import annotations
@@ -163,13 +164,15 @@ def measure(model: str, arguments: argparse.Namespace, target: Path, call: Call)
     if target.exists() and not arguments.again:
         document |= json.loads(target.read_text(encoding="utf-8"))
 
-    def lacks(name: str) -> bool:
+    def lacks(name: str, *, retry: bool = False) -> bool:
+        if retry and "error" in document.get(name, {}):
+            return True
         late_after_s = document[name].get("late_after_s") if name in document else 0.0
         return late_after_s is not None and not call.had_all(late_after_s)
 
     together = [(("first", "second"), arguments.workers), *([(("serial",), 1)] if arguments.serial else [])]
     for names, workers in together:
-        if not any(lacks(name) for name in names):
+        if not any(lacks(name, retry=arguments.retry) for name in names):
             continue
         # What Inductor's own processes still write there outlives the turn.
         with tempfile.TemporaryDirectory(prefix="autosched-cost-", ignore_cleanup_errors=True) as folder:
@@ -193,6 +196,7 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=None, help="seconds this call may take; by default 520 on a GPU, else no limit")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--again", action="store_true", help="measure again what has a file")
+    parser.add_argument("--retry", action="store_true", help="make again what failed in earlier calls")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--turn", default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

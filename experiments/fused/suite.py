@@ -8,8 +8,9 @@ Each lowering is one ``autosched compare`` in a process of its own, in which eve
 default, max-autotune, and max-autotune with combo kernels and frozen weights; on a CPU with frozen weights) is measured in every
 one of them, so that lowerings can be set against it as well as against each other. ``fused`` is run twice, the second time with all
 regions at hand: the difference of the notes on compiling is what the cache saves. One file for each model, written after every run:
-``experiments/results/<device>/fused/<model>.json``; calling it again goes on with the runs that are missing there. Exit status: 0
-everything asked for has a result, 10 something is left for the next call.
+``experiments/results/<device>/fused/<model>.json``; calling it again goes on with the runs that are missing there, with ``--retry`` also
+with those that failed. Exit status: 0 everything asked for has a result, 1 the result of one is that it failed, 10 something is left for
+the next call.
 """
 
 from __future__ import annotations
@@ -106,10 +107,11 @@ def read(target: Path) -> dict[str, Any]:
     return found
 
 
-def open_runs(found: dict[str, Any], lowerings: Sequence[str], call: Call, caches: Path) -> list[str]:
+def open_runs(found: dict[str, Any], lowerings: Sequence[str], call: Call, caches: Path, *, retry: bool = False) -> list[str]:
     """Runs that are still to be made. Two belong together: ``fused_again`` finds what ``fused`` has compiled, or says nothing."""
     runs = found.get("runs", {})
     done = [name for name, run in runs.items() if call.settled(run["report"], run.get("limit_s", math.inf))]
+    done = [name for name in done if not (retry and "error" in runs[name]["report"])]
     left = [name for name in runs_of(lowerings) if name not in done]
     if "fused_again" in left and "fused" not in left and not caches.is_dir():
         return ["fused", *left]
@@ -123,7 +125,7 @@ def run_model(model: str, arguments: argparse.Namespace, lowerings: Sequence[str
     where something is left.
     """
     found = {} if arguments.again else read(target)
-    left = open_runs(found, lowerings, call, caches)
+    left = open_runs(found, lowerings, call, caches, retry=arguments.retry)
     found = {"environment": environment(), "model": model, "runs": {}, "took_s": 0.0, **found}
     while left and call.fits():
         name = left.pop(0)
@@ -169,6 +171,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=ROOT / ".autosched" / "fused", help="caches of models that are not done yet")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--again", action="store_true", help="measure again what has a file")
+    parser.add_argument("--retry", action="store_true", help="run again what failed in earlier calls")
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     models = arguments.models or (CUDA_MODELS if arguments.device == "cuda" else CPU_MODELS)
@@ -178,14 +181,16 @@ def main() -> int:
     out: Path = arguments.out or results_of(arguments.device) / "fused"
     deadline_s = arguments.deadline or (520.0 if arguments.device == "cuda" else math.inf)
     call = Call(deadline_s, expect_s=arguments.expect, longest_s=arguments.timeout)
-    left = []
+    left, failed = [], []
     for model in models:
-        work = arguments.work / arguments.device / stem_of(model)
-        if not run_model(model, arguments, lowerings, out / f"{stem_of(model)}.json", call, work):
+        work, target = arguments.work / arguments.device / stem_of(model), out / f"{stem_of(model)}.json"
+        if not run_model(model, arguments, lowerings, target, call, work):
             left.append(model)
+        if any("error" in run["report"] for run in read(target).get("runs", {}).values()):
+            failed.append(model)
     if left:
         print(f"{len(left)} of {len(models)} models are not done, the next is {left[0]}; call again", flush=True)
-    return LEFT if left else 0
+    return LEFT if left else int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ The published code (read at commit 308aaaf) was written for PyTorch 2.0. What ke
 that or, where that is gone, from ``torch.fx.symbolic_trace``; and a kernel is found by its place among ``cudaLaunchKernel`` events, which
 newer CUDA libraries do not always use, so the profiler's trace is rewritten to have one launch of that name for each kernel. Its schedule,
 its streams and its capture are its own. Batch norms stay as they are in it, so the like-for-like rows are of the lowering ``aten``;
-*tuned* is what ``autosched.tune`` keeps by itself. A model that has a file is not measured again: calling it again goes on. Exit status 10:
-something is left.
+*tuned* is what ``autosched.tune`` keeps by itself. A model that has a file is not measured again: calling it again goes on. Exit status 1:
+one failed, which keeps no other from its turn; 10: something is left.
 
 Every contestant copies its input, replays, and hands out its static outputs; *tuned*, which is called as a server would, copies those as
 well. Each is launched behind work that keeps the GPU busy, as in the published example, so that the host's calls are on nobody's clock.
@@ -31,6 +31,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -311,10 +312,16 @@ def main() -> int:
     call = calls.Call(options.deadline, expect_s=options.budget + _AROUND_S)
     files = {name: out / f"{stem_of(name)}.json" for name in options.models}
     left = [name for name in options.models if options.again or not files[name].exists()]
+    failed = False
     while left and call.fits():
         name = left.pop(0)
         began = time.monotonic()
-        found = contest(name, options.repository, options.rounds, options.budget, options.seed)
+        try:
+            found = contest(name, options.repository, options.rounds, options.budget, options.seed)
+        except Exception:  # a time that a GPU is lent is too dear for a second model to wait for the first
+            traceback.print_exc()
+            failed = True
+            continue
         took_s = time.monotonic() - began
         call.took(took_s)
         calls.write_json(files[name], {"environment": environment(), **found, "took_s": round(took_s, 1)})
@@ -324,7 +331,7 @@ def main() -> int:
             print(f"{name}: the published code did not run: {found['published_failed']}", flush=True)
     if left:
         print(f"{len(left)} of {len(options.models)} are left, the next is {left[0]}; call again", flush=True)
-    return calls.LEFT if left else 0
+    return calls.LEFT if left else int(failed)
 
 
 if __name__ == "__main__":

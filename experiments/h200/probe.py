@@ -1,4 +1,4 @@
-"""Ten questions about CUDA graphs that no document answers, asked of the device itself; and three more.
+"""Ten questions about CUDA graphs that no document answers, asked of the device itself; and four more.
 
     python experiments/h200/probe.py --out results/h100          # everything, within nine minutes on one GPU
     python experiments/h200/probe.py --out out --only P4 P6
@@ -54,6 +54,7 @@ PROBES: dict[str, tuple[str, dict[str, str]]] = {
     "P11": ("Of two operators that run at the same time, does the one launched second carry the damage?", {}),
     "P12": ("What do capture, a call over the bare graph, and measuring one candidate cost for a whole model?", {}),
     "P13": ("What does programmatic dependent launch save in a chain of kernels in a graph, and are its edges marked?", {}),
+    "P14": ("How long may the device idle before its clock falls, and does what is done about it bring it back?", {}),
 }
 
 
@@ -122,7 +123,7 @@ def _run(name: str, limit_s: float, smoke: bool) -> dict[str, Any] | None:
             return found
         if ended.status is None:
             return None
-        words = (ended.err or ended.out).strip()[-1500:]
+        words = (ended.err or ended.out).strip()[-10_000:]
         return {
             "answer": f"not answered: the process ended with status {ended.status}",
             "data": {"last_words": words},

@@ -1,7 +1,8 @@
-"""Measuring itself: P9 the noise floor, P11 who of a pair is slowed, P12 what a candidate costs."""
+"""Measuring itself: P9 the noise floor, P11 who of a pair is slowed, P12 what a candidate costs, P14 what idling does to the clock."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from statistics import median
@@ -13,7 +14,9 @@ from autosched.core.records import PairRecord
 from autosched.core.schedule import sequential
 from autosched.device.base import Pair
 from autosched.device.cuda.pairs import measure_pair
+from autosched.device.cuda.waking import Waker
 from autosched.device.timing import noise_floor_pct
+from autosched.runtime.cuda.key import fastest_clock_mhz
 from autosched.runtime.cuda.runner import GraphRunner
 
 
@@ -115,4 +118,40 @@ def p12(bench: Bench) -> Answer:
     return (
         f"{len(measurer.graph)} operators: capture and instantiation {median(captures) / 1e3:.1f} ms, one candidate measured in "
         f"{median(measured) / 1e3:.0f} ms, a call with copies in and out takes {over:.1f} us more than the bare graph"
+    ), data
+
+
+def p14(bench: Bench) -> Answer:
+    backend, stream = bench.backend, bench.capturer.streams.named("replay")
+    fastest_mhz = fastest_clock_mhz()
+
+    def clocks_mhz(spins: int, spin_us: float = 500.0) -> list[float]:
+        """Of kernels one after the other that each count as many cycles as the fastest clock makes in ``spin_us``."""
+        events = [backend.new_event(timing=True) for _ in range(spins + 1)]
+        with backend.on(stream):
+            backend.record(events[0], stream)
+            for event in events[1:]:
+                backend.sleep(spin_us)
+                backend.record(event, stream)
+        backend.synchronize()
+        pairs = itertools.pairwise(events)
+        return [fastest_mhz * spin_us / backend.elapsed_us(before, after) for before, after in pairs]
+
+    data: dict[str, Any] = {"fastest_mhz": fastest_mhz, "after_work": clocks_mhz(10), "idle": {}, "woken": {}}
+    for idle_s in (0.03, 0.1, 0.3, 1.0, 3.0):
+        for label in ("idle", "woken"):
+            clocks_mhz(400)
+            time.sleep(idle_s)
+            if label == "woken":
+                Waker(backend, lambda: stream, 0.0).wake()
+            data[label][str(idle_s)] = clocks_mhz(10)
+    time.sleep(3.0)
+    data["rising"] = clocks_mhz(400)
+    steady = median(data["after_work"])
+    shares = {label: {idle: round(row[0] / steady, 2) for idle, row in data[label].items()} for label in ("idle", "woken")}
+    slow = [place for place, clock in enumerate(data["rising"]) if clock < 0.98 * steady]
+    return (
+        f"{steady:.0f} MHz of {fastest_mhz:.0f} right after heavy work; the first half millisecond after so many idle seconds runs at "
+        f"{shares['idle']} of that, after waking at {shares['woken']}; spinning alone it is there after "
+        f"{(slow[-1] + 1 if slow else 0) * 0.5:.0f} ms"
     ), data

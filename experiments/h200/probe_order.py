@@ -12,6 +12,7 @@ from typing import Any
 from probe_bench import Answer, Bench, rank_correlation
 
 from autosched.core.records import Failure
+from autosched.device.cuda.limits import meet
 
 KERNELS = r"""
 extern "C" __global__ void stamped(unsigned long long* out, int slot, int time_ns) {
@@ -63,6 +64,8 @@ def p3(bench: Bench) -> Answer:
                 rows[-1]["replay_us"] = replay
             data[f"{shape}_{nodes}"] = rows
     last = {shape: data[f"{shape}_500"][-1] for shape in ("line", "four_branches")}
+    # Near one, blocks of replays time the host and not the device.
+    share = median(row["launch_us"] / row["replay_us"] for row in data["four_branches_100"])
     return (
         "500 nodes: "
         + "; ".join(
@@ -70,6 +73,7 @@ def p3(bench: Bench) -> Answer:
             f"launch {row['launch_us']:.0f} us, replay {row['replay_us'] / 500:.2f} us a node"
             for shape, row in last.items()
         )
+        + f"; to launch 100 nodes in four branches the host takes {share:.2f} of the time of a replay"
     ), data
 
 
@@ -170,29 +174,46 @@ def p5b(bench: Bench) -> Answer:
 
 
 def p6(bench: Bench) -> Answer:
-    backend = bench.backend
     lanes = bench.lanes(4)
     length = 200
     data: dict[str, Any] = {"length": length}
-    for label, width in (("one_branch", 1), ("two_branches", 2), ("four_branches", 4)):
-
-        def body(width: int = width) -> None:
-            previous = lanes[0]
-            for turn in range(length):
-                stream = lanes[turn % width]
-                if stream is not previous:
-                    bench.edge(previous, stream)
-                with backend.on(stream):
-                    backend.touch()
-                previous = stream
-
-        graph, _ = bench.capture(lanes[:width], body)
+    for label, width, turns in (
+        ("one_branch", 1, "beside"),
+        # A line too, once the edges are gone that say nothing new: shows whether those cost anything.
+        ("line_over_two_streams", 2, "line"),
+        ("two_branches_beside", 2, "beside"),
+        ("two_branches_crossing", 2, "crossing"),
+        ("four_branches_beside", 4, "beside"),
+        ("four_branches_crossing", 4, "crossing"),
+    ):
+        graph, _ = bench.capture(lanes[:width], lambda width=width, turns=turns: _steps(bench, lanes[:width], length, turns))
         bench.replay_us(graph, 5, 2)
         data[label] = bench.replay_us(graph, 20, 9)
-        backend.reset(graph)
-    each = {label: median(data[label]) / length for label in ("one_branch", "two_branches", "four_branches")}
-    extra = each["two_branches"] - each["one_branch"]
-    return f"a node takes {each['one_branch']:.2f} us in a chain on one branch; changing branches at every node adds {extra:.2f} us", data
+        bench.backend.reset(graph)
+    each = {label: median(data[label]) / length for label in data if label != "length"}
+    two, four = (each[f"{name}_branches_crossing"] - each[f"{name}_branches_beside"] for name in ("two", "four"))
+    return (
+        f"a step takes {each['one_branch']:.2f} us in a chain on one branch, {each['line_over_two_streams']:.2f} us where it changes "
+        f"streams at each; waiting for the other branch at every step adds {two:.2f} us, for three others {four:.2f} us"
+    ), data
+
+
+def _steps(bench: Bench, lanes: list[Any], length: int, turns: str) -> None:
+    """Small kernels: one after the other, changing lanes (line), or one on every lane at each step, waiting (crossing) for the others'."""
+    backend = bench.backend
+    for turn in range(length):
+        if turns == "line":
+            lane, before = (lanes[place % len(lanes)] for place in (turn, turn - 1))
+            if turn:
+                bench.edge(before, lane)
+            with backend.on(lane):
+                backend.touch()
+            continue
+        if turns == "crossing" and turn:
+            meet(backend, lanes)
+        for lane in lanes:
+            with backend.on(lane):
+                backend.touch()
 
 
 def p13(bench: Bench) -> Answer:

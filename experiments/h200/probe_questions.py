@@ -26,5 +26,6 @@ ANSWERS: dict[str, Callable[[Bench], Answer]] = {
     "P11": probe_measuring.p11,
     "P12": probe_measuring.p12,
     "P13": probe_order.p13,
+    "P14": probe_measuring.p14,
 }
 ON_THE_DOUBLE = frozenset({"P1", "P2", "P3", "P6", "P9", "P11", "P12"})

@@ -8,9 +8,10 @@ Each step is one command of this folder or its neighbours, a process with a time
 folder that is named after the GPU (``h100``, ``h200``, ...): a later call may find another one, which then begins anew. They go on
 where they were stopped, and may be run by hand as well: the commands stand at the top of their logs, ``logs/<step>.log``. A step first gets
 the seconds of the plan, over all calls together; when every step has had its own, what is left goes to those that are not done. What does
-not fit into the rest of a call waits for the next one, and something shorter goes before it. A step that fails is not run again without
-``--retry``. ``--archive FILE`` keeps all of it in one file as well, new after every result, and goes on from that where ``--out`` is not
-there. Exit status: 0 all is done, 1 all has been run and something failed, 10 something is left for the next call.
+not fit into the rest of a call waits for the next one, and something shorter goes before it. A step that fails keeps no other from its turn
+and is not run again without ``--retry``, and then, of tests, only those that have not passed. ``--archive FILE`` keeps all of it in a file
+as well, new after every result, and goes on from that where ``--out`` is not there. Exit status: 0 all is done, 1 all has been run and
+something failed, 10 something is left for the next call.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import os
 import shlex
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,7 +42,10 @@ from experiments.devices import folder_name  # noqa: E402
 
 # Between the time that a command is told and the time at which it is ended; pytest counts from its first test.
 _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
-_SHOWN_LINES = 8
+# Of tests: after one has broken its process, or the device for it.
+_RESTARTS = 4
+_STUCK_S = 60  # longer than any test of those that do not compile
+_SHOWN_LINES, _SHOWN_OF_FAILED, _SHOWN_COLUMNS = 8, 30, 200
 _WORKERS = "AUTOSCHED_COMPILE_WORKERS"
 _REHEARSAL = "rehearsal"
 _DIARY = "session.json"
@@ -48,9 +53,10 @@ _DIARY = "session.json"
 _RULES = ("streams", "serving", "layout")
 # Those that compile quickly have a step of their own, which fits into what a call has left.
 _QUICK = ("autosched:deepfm", "torchvision:squeezenet1_1", "transformers:bert")
-# Begun with nearly all of a call: what max-autotune is late for in the first one's run is not asked again.
+# Begun with nearly all of a call: what max-autotune is late for in the first one's run is not asked again. Then what the quick ones' own
+# step had no time for; what has a result is skipped.
 _SUITE = (
-    "torchvision:googlenet", "autosched:randwire", "torchvision:resnet50", "transformers:t5", "torchvision:inception_v3",
+    "torchvision:googlenet", *_QUICK, "autosched:randwire", "torchvision:resnet50", "transformers:t5", "torchvision:inception_v3",
     "torchvision:mobilenet_v2", "torchvision:densenet201", "timm:nasnetalarge",
 )  # fmt: skip
 
@@ -66,6 +72,8 @@ class Step:
         margin_s: of its seconds, how many it is not told of.
         required: run in every call, and nothing else is where it fails.
         smoke: options that rehearse it without a GPU; ``None``: it has no rehearsal.
+        retry: options with which it does again what failed, where it would not by itself.
+        restarts: how often it is begun again at once where it ended early and something was left: its process, not its time, was over.
     """
 
     name: str
@@ -75,6 +83,8 @@ class Step:
     margin_s: float = _MARGIN_S
     required: bool = False
     smoke: tuple[str, ...] | None = ("--smoke",)
+    retry: tuple[str, ...] = ()
+    restarts: int = 0
 
 
 def _script(name: str, *options: str) -> tuple[str, ...]:
@@ -87,8 +97,11 @@ def _suite(*models: str) -> tuple[str, ...]:
 
 def _tests(*names: str) -> tuple[str, ...]:
     files = [str(ROOT / "tests" / "gpu" / f"test_gpu_{name}.py") for name in names]
-    # Verbose, so that the log of a run that was stopped says what passed; no cache, so that no run knows of another.
-    return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", "--gpu-budget", "{seconds}", *files)
+    # Verbose, so that the log of a run that was stopped says what passed; what runs know of each other is in a file that is kept.
+    known = ("--gpu-budget", "{seconds}", "--gpu-done", "{out}/gpu_tests.jsonl")
+    # What waits for the device for ever is ended from outside: where it waits must stand in the log by then.
+    where = ("-o", f"faulthandler_timeout={_STUCK_S}", "--log-level=INFO")
+    return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", *where, *known, *files)
 
 
 def steps(opara: Path | None = None) -> list[Step]:
@@ -98,7 +111,7 @@ def steps(opara: Path | None = None) -> list[Step]:
         opara: a clone of its published code; without one, that comparison is left out.
     """
     everything = {path.stem.removeprefix("test_gpu_") for path in (ROOT / "tests" / "gpu").glob("test_gpu_*.py")}
-    limits, on_cpu = ("--deadline", "{seconds}"), ("--smoke", "--device", "cpu")
+    limits, again, on_cpu = ("--deadline", "{seconds}"), ("--retry",), ("--smoke", "--device", "cpu")
     published = [
         Step(
             "opara", _script("h200/opara.py", "--repository", str(opara), "--out", "{out}/opara", "--budget", "30", *limits), 130.0, 100.0
@@ -107,21 +120,22 @@ def steps(opara: Path | None = None) -> list[Step]:
     return [
         # A cold disk: what is imported first may take minutes. One that is cut off here has kept the call from everything else.
         Step("device", _script("h200/machine.py", "--out", "{out}"), 180.0, 5.0, required=True),
-        Step("doctor", ("-P", "-m", "autosched", "doctor"), 90.0, 5.0, required=True, smoke=()),
-        Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=()),
-        Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 240.0),
-        Step("quick", _suite(*_QUICK), 300.0, 260.0),
-        Step("suite", _suite(*_SUITE), 500.0, 400.0),
+        Step("doctor", ("-P", "-m", "autosched", "doctor"), 60.0, 5.0, smoke=()),
+        Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=(), restarts=_RESTARTS),
+        Step("quick", _suite(*_QUICK), 360.0, 260.0, retry=again),
+        Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 200.0, retry=again),
+        Step("suite", _suite(*_SUITE), 500.0, 400.0, retry=again),
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
-        Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 60.0, smoke=on_cpu),
-        Step("tests", _tests(*sorted(everything - set(_RULES))), 240.0, 120.0, _TESTS_MARGIN_S, smoke=()),
+        Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 75.0, smoke=on_cpu),
+        Step("tests", _tests(*sorted(everything - set(_RULES))), 240.0, 80.0, _TESTS_MARGIN_S, smoke=(), restarts=_RESTARTS),
         Step(
             "compile_cost",
             _script("fused/compile_cost.py", "--device", "cuda", "--out", "{out}/compile_cost", *limits, "timm:nasnetalarge"),
             160.0,
             100.0,
             smoke=on_cpu,
+            retry=again,
         ),
         Step(
             "fused",
@@ -129,6 +143,7 @@ def steps(opara: Path | None = None) -> list[Step]:
             230.0,
             200.0,
             smoke=(*on_cpu, "--work", "{out}/caches"),
+            retry=again,
         ),
         Step(
             "generate",
@@ -137,7 +152,7 @@ def steps(opara: Path | None = None) -> list[Step]:
             150.0,
             smoke=on_cpu,
         ),
-        Step("rest", _script("h200/suite.py", "--out", "{out}/suite", *limits), 0.0, 300.0),
+        Step("rest", _script("h200/suite.py", "--out", "{out}/suite", *limits), 0.0, 300.0, retry=again),
     ]
 
 
@@ -202,19 +217,22 @@ def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step
     """Steps of one call, each with its seconds; asked again after each has been run."""
     for surplus in (False, True):
         for step in plan:
-            if step.required:
-                due, planned_s = not surplus, step.plan_s
-            else:
-                due, planned_s = diary.state(step) == "left", step.plan_s - diary.took_s(step)
-            limit_s = call.left_s if surplus else min(call.left_s, planned_s)
-            if due and limit_s >= step.least_s:
-                yield step, limit_s
+            for _ in range(1 + step.restarts):
+                if step.required:
+                    due, planned_s = not surplus, step.plan_s
+                else:
+                    due, planned_s = diary.state(step) == "left", step.plan_s - diary.took_s(step)
+                limit_s = call.left_s if surplus else min(call.left_s, planned_s)
+                if due and limit_s >= step.least_s:
+                    yield step, limit_s
 
 
-def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, archive: Archive | None = None) -> str:
+def run(
+    step: Step, options: Sequence[str], limit_s: float, out: Path, diary: Diary, environment: dict[str, str], archive: Archive | None
+) -> str:
     """Run one step for at most ``limit_s`` seconds; its state afterwards."""
     seconds = max(1.0, limit_s - step.margin_s)
-    words = [*step.command, *((step.smoke or ()) if smoke else ())]
+    words = [*step.command, *options]
     command = [sys.executable, *(word.replace("{out}", str(out)).replace("{seconds}", f"{seconds:.0f}") for word in words)]
     log = out / "logs" / f"{step.name}.log"
     before_s = diary.took_s(step)
@@ -232,19 +250,32 @@ def run(step: Step, limit_s: float, out: Path, diary: Diary, *, smoke: bool, arc
         if archive is not None:
             archive.look()
 
-    status = run_logged(command, limit_s, log, environment=_environment(), meanwhile=look)
-    state = {0: "done", LEFT: "left", None: "left"}.get(status, "failed")
+    status = run_logged(command, limit_s, log, environment=environment, meanwhile=look)
+    # One that a signal ended has not said that it is done: memory ran out, or a library broke its process.
+    state = "left" if status is None or status < 0 else {0: "done", LEFT: "left"}.get(status, "failed")
     diary.note(step, state, before_s + time.monotonic() - begin)
     said = "its time was over" if status is None else f"status {status}"
     print(f"{step.name}: {state} ({said}, {time.monotonic() - begin:.0f} s); {log}", flush=True)
-    for line in log.read_bytes()[said_before:].decode(errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]:
-        print(f"    {line[:200]}", flush=True)
+    shown = _SHOWN_OF_FAILED if status not in (0, LEFT, None) else _SHOWN_LINES
+    for line in log.read_bytes()[said_before:].decode(errors="replace").rstrip().splitlines()[-shown:]:
+        print(f"    {line[:_SHOWN_COLUMNS]}", flush=True)
     return state
 
 
-def _environment() -> dict[str, str]:
-    """Of every command. Virtual machines may get memory only as they use it, and regions would be compiled one after the other."""
-    return {_WORKERS: str(max(2, len(os.sched_getaffinity(0)) // 2)), **os.environ}
+@contextlib.contextmanager
+def _environment() -> Iterator[dict[str, str]]:
+    """Of every command.
+
+    This checkout's autosched is found in it before any that is installed, which may be of another commit than figures say; alone, since
+    the checkout's datasets/ would hide whoever else has that name. Virtual machines may get memory only as they use it, and regions would
+    be compiled one after the other. What a command that is ended has said is in its log only if it was not held back, and pytest says in a
+    line why a test failed only where that is long enough.
+    """
+    with tempfile.TemporaryDirectory(prefix="autosched-session-") as folder:
+        (Path(folder) / "autosched").symlink_to(ROOT / "autosched", target_is_directory=True)
+        path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+        workers = str(max(2, len(os.sched_getaffinity(0)) // 2))
+        yield {_WORKERS: workers, "PYTHONUNBUFFERED": "1", **os.environ, "PYTHONPATH": path, "COLUMNS": str(_SHOWN_COLUMNS)}
 
 
 def unpack(archive: Path, out: Path) -> None:
@@ -302,13 +333,15 @@ def main() -> int:
             if diary.state(step) == "failed":
                 diary.note(step, "left", 0.0)
     call = Call(arguments.seconds, spare_s=5.0)
-    for step, limit_s in turns(plan, diary, call):
-        state = run(step, limit_s, out, diary, smoke=arguments.smoke, archive=archive)
-        if archive is not None:
-            archive.pack()
-        if state != "done" and step.required:
-            print(f"{step.name} is needed by everything else; nothing more is run", flush=True)
-            return 1
+    with _environment() as environment:
+        for step, limit_s in turns(plan, diary, call):
+            options = (*((step.smoke or ()) if arguments.smoke else ()), *(step.retry if arguments.retry else ()))
+            state = run(step, options, limit_s, out, diary, environment, archive)
+            if archive is not None:
+                archive.pack()
+            if state != "done" and step.required:
+                print(f"{step.name} is needed by everything else; nothing more is run", flush=True)
+                return 1
     print(", ".join(f"{step.name} {diary.state(step)}" for step in plan), flush=True)
     return _status(plan, diary)
 

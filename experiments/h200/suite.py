@@ -7,7 +7,7 @@
 Each model, batch and data type is one ``autosched compare`` in a process of its own: eager, the sequential CUDA graph, ``torch.compile``
 (default, max-autotune, max-autotune with combo kernels and frozen weights), every strategy, and the tuned schedule, interleaved in one
 run; one JSON file each. A call begins no run that would not fit and skips what has a file, so calling it again goes on. Exit status: 0
-everything asked for has a result, 10 something is left for the next call.
+everything asked for has a result, 1 the result of one is that it failed, 10 something is left for the next call.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def finished(case: Case, folders: Sequence[Path], call: Call, *, failures: bool 
     return False
 
 
-def main() -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--batches", type=int, nargs="*", default=[])
@@ -107,6 +107,11 @@ def main() -> int:
     parser.add_argument("--retry", action="store_true", help="run again what failed in earlier calls")
     parser.add_argument("--list", action="store_true", help="say what is done and what is left, and run nothing")
     parser.add_argument("--smoke", action="store_true")
+    return parser
+
+
+def main() -> int:
+    parser = _parser()
     arguments = parser.parse_args()
     wanted = list(cases(arguments.models, arguments.batches, arguments.dtypes))
     if arguments.smoke:
@@ -116,6 +121,8 @@ def main() -> int:
     out = _folder(parser, arguments)
     folders = (out, *([arguments.done] if arguments.done is not None else _recorded(arguments.device)))
     left = [case for case in wanted if not finished(case, folders, call, failures=not arguments.retry)]
+    # With --retry, what has not been tried at all comes before what has failed.
+    left.sort(key=lambda case: finished(case, folders, call))
     if arguments.list:
         for case in wanted:
             done = "done" if finished(case, folders, call, failures=False) else "failed"
@@ -147,7 +154,7 @@ def main() -> int:
         print(f"failed: {', '.join(case.file for case in failed)}; --retry runs them again", flush=True)
     if left:
         print(f"{len(left)} of {len(wanted)} runs are left, the next is {left[0].file}; call again", flush=True)
-    return LEFT if left else 0
+    return LEFT if left else int(bool(failed))
 
 
 def _folder(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Path:

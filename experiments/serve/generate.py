@@ -7,7 +7,8 @@ within each, in one process, all greedy and of the same length: the model as it 
 same again (A/A), and with a ``StaticCache``; ``torch.compile`` of the model with a ``StaticCache``, on a GPU as ``generate`` does it by
 itself; and a step tuned by ``autosched.tune`` from a call that was recorded. All but the first two have a copy of the model. Whether they
 give the same tokens is recorded. With ``--deadline`` models that the file has are left out, and exit status 10 says that some are left.
-``--smoke`` does it with a small model and writes nothing unless told where.
+One that fails keeps no other from its turn, and makes the exit status 1. ``--smoke`` does it with a small model and writes nothing
+unless told where.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import random
 import statistics
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -198,6 +200,7 @@ def main() -> int:
     target = None if arguments.smoke and arguments.out is None else arguments.out or results_of(arguments.device) / "generate.json"
     call = Call(arguments.deadline, expect_s=2.5 * budget_s)
     cases: list[dict[str, Any]] = []
+    failed = False
     if arguments.deadline < math.inf and target is not None and target.exists():
         cases = json.loads(target.read_text(encoding="utf-8"))["cases"]
     for size in sizes:
@@ -206,11 +209,16 @@ def main() -> int:
         if not call.fits():
             return LEFT
         began = time.monotonic()
-        cases.append(measure(size, arguments.device, budget_s, rounds))
+        try:
+            cases.append(measure(size, arguments.device, budget_s, rounds))
+        except Exception:
+            traceback.print_exc()
+            failed = True
+            continue
         call.took(time.monotonic() - began)
         if target is not None:
             record(target, {"device": arguments.device, "threads": torch.get_num_threads(), "cases": cases})
-    return 0
+    return int(failed)
 
 
 if __name__ == "__main__":

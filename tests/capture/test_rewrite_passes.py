@@ -157,6 +157,17 @@ def test_batch_norm_stays_where_the_convolution_is_read_twice_or_absent():
     check(Apply(lambda m, x: m.norm(m.conv(x)), **transposed), (torch.randn(1, 4, 5, 5),), fold_batch_norm, expected=0)
 
 
+@pytest.mark.parametrize(
+    ("convolution", "shape"), [(nn.Conv2d(3, 8, 1), (3, 8, 8)), (nn.Conv1d(3, 8, 1), (3, 8)), (nn.Conv2d(3, 4, 1), (3, 8, 5))]
+)
+def test_batch_norm_stays_where_its_channels_are_not_the_convolutions(convolution, shape):
+    norm = nn.BatchNorm1d(8)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2.0)
+    # What a convolution makes of a tensor without a batch, a norm takes for a batch.
+    check(Apply(lambda m, x: m.norm(m.conv(x)), conv=convolution, norm=norm), (torch.randn(shape),), fold_batch_norm, expected=0)
+
+
 ACTIVATIONS = {
     "none": nn.Identity(), "relu": nn.ReLU(), "relu6": nn.ReLU6(), "hardtanh": nn.Hardtanh(-0.5, 0.25), "silu": nn.SiLU(),
     "gelu": nn.GELU(), "gelu_tanh": nn.GELU(approximate="tanh"), "leaky_relu": nn.LeakyReLU(0.2), "sigmoid": nn.Sigmoid(),
@@ -239,6 +250,31 @@ def test_outputs_get_their_layout_back():
     assert restore_output_layout(draft, wanted) == 1
     draft.observe()
     assert draft.specs[draft.output_leaves[0].value] == wanted[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "view", "copies"),
+    [
+        (lambda y: y[:, :2], lambda y: y.view(2, -1), 1),
+        (lambda y: y[:, 1], lambda y: y.view(torch.int32), 1),
+        (lambda y: y[:, :, 1:3], lambda y: y.view(2, 4, -1), 1),
+        (lambda y: y[:, :, ::2, ::2], lambda y: y.view(8, 3, 3), 1),
+        (lambda y: y.permute(0, 2, 3, 1), lambda y: y.view(2, 36, 4), 0),
+        (lambda y: y.transpose(2, 3), lambda y: y.flatten(0, 1), 1),
+    ],
+)
+def test_a_part_of_a_result_may_be_viewed_as_before(part, view, copies):
+    model = Apply(lambda m, x: part(m.conv(x)), conv=nn.Conv2d(3, 4, 3)).eval()
+    inputs = (torch.randn(2, 3, 8, 8),)
+    draft = draft_of(model, inputs)
+    wanted = [draft.specs[leaf.value] for leaf in draft.output_leaves]
+    pack_cpu_convolutions(draft)
+    draft.observe()
+    assert restore_output_layout(draft, wanted) == copies
+    draft.observe()
+    made = draft.specs[draft.output_leaves[0].value]
+    view(torch.empty_strided(wanted[0].shape, wanted[0].strides))
+    view(torch.empty_strided(made.shape, made.strides))
 
 
 @pytest.mark.parametrize("shape", [(32, 512), (2, 16, 512)])

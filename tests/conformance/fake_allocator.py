@@ -104,10 +104,16 @@ class FakeAllocator:
         for span in spans:
             self.memory.write(span, POISON)
 
-    def release_cached(self) -> None:
+    def release_cached(self) -> bool:
+        """Of the default pool; whether another one is needed any more is not known here."""
         if self._capture is not None:
             raise CaptureError("the cache was emptied in a capture")
         self.released += 1
+        cached = [block for (pool, _), blocks in self._free.items() if pool == 0 for block in blocks]
+        self._free = {key: blocks for key, blocks in self._free.items() if key[0] != 0}
+        # Never handed out again: whoever still reads there shows.
+        self._limit += sum(block.span.bytes for block in cached)
+        return bool(cached)
 
     def allocated_bytes(self) -> int:
         return self._allocated

@@ -7,6 +7,7 @@ It follows what is known of the real ones:
 * events of a capture and events outside it never mix; every stream that joined must be waited for by the origin;
 * memory belongs to the stream that allocated it, is handed out again to that stream alone, and the private pool is chosen for
   each allocation by whether the *stream* is capturing;
+* a pool lives as long as a graph in it, and nothing is captured into it afterwards;
 * ``record_stream`` in a capture keeps a block until the capture is over;
 * streams come round robin from 32 for each priority.
 
@@ -45,6 +46,7 @@ class FakeCuda(FakeAllocator):
         self.workspaces_stay = True  # which depends on the version of PyTorch, too
         self.strays = 0
         self.live_graphs = 0
+        self._graphs_in: dict[int, int] = {}  # by pool; absent: in none yet
         self.duration_us: float = 10.0
         self.native = True
         self.abandoned = 0
@@ -155,6 +157,8 @@ class FakeCuda(FakeAllocator):
 
     def begin_capture(self, pool: int) -> FakeCapture:
         stream = self._current
+        if self._graphs_in.get(pool) == 0:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED: the pool is in no graph any more")
         if stream is self.default_stream:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
         if self._capture is not None:
@@ -166,6 +170,7 @@ class FakeCuda(FakeAllocator):
         self._segments.setdefault(pool, [])
         self.strays = 0
         self.live_graphs += 1
+        self._graphs_in[pool] = self._graphs_in.get(pool, 0) + 1
         return capture
 
     def end_capture(self, graph: FakeCapture) -> None:
@@ -203,6 +208,7 @@ class FakeCuda(FakeAllocator):
             raise RuntimeError("a graph is freed that nobody has waited for")
         if not graph.destroyed:
             self.live_graphs -= 1
+            self._graphs_in[graph.pool] -= 1
         graph.destroyed = True
 
     def replay(self, graph: FakeCapture) -> None:

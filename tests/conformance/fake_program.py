@@ -47,10 +47,12 @@ class FakeProgram:
     def outputs(self, slots: list[FakeTensor | None]) -> list[FakeTensor | None]:
         return [slots[value] for value in self.graph.outputs]
 
-    def run(self, inputs: Sequence[FakeTensor]) -> list[FakeTensor | None]:
+    def run(self, inputs: Sequence[FakeTensor], before_each: Callable[[], None] | None = None) -> list[FakeTensor | None]:
         """Every operator in order on the current stream."""
         slots = self.new_slots(inputs)
         for kernel in self.kernels:
+            if before_each is not None:
+                before_each()
             kernel(slots)
         return self.outputs(slots)
 

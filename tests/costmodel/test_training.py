@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
-from autosched.core.records import MAX_SLOWDOWN, Source
+from autosched.core.records import MAX_SLOWDOWN, Engine, SoftwareKey, Source
 from autosched.costmodel.baselines import Constant, NoInterference
 from autosched.costmodel.conformal import calibrate
 from autosched.costmodel.crossval import HeldOut, cross_validate, folds_of
@@ -151,6 +151,19 @@ def test_intervals_made_on_one_half_hold_on_the_other(pairs: PairSet) -> None:
     assert inside.mean() > 0.8
 
 
+def test_intervals_of_a_fold_owe_nothing_to_its_own_pairs_in_another_one(pairs: PairSet) -> None:
+    one = dataclasses.replace(pairs, labels=dataclasses.replace(pairs.labels, family=("only",) * len(pairs)))
+    _, folds = folds_of(one, np.random.default_rng(0))
+    held_out = cross_validate(NoInterference, one, folds, seed=0)
+    mine = np.asarray(held_out.group) == folds[0].name
+    twice = ~mine & np.isin(held_out.rows, held_out.rows[mine])
+    assert twice.any()
+    wild = dataclasses.replace(held_out.labels, slowdown_last=np.where(twice, 20.0, held_out.labels.slowdown_last))
+    before, after = held_out.with_intervals(), dataclasses.replace(held_out, labels=wild).with_intervals()
+    assert np.array_equal(before.high[mine], after.high[mine])
+    assert not np.array_equal(before.high[~mine], after.high[~mine])
+
+
 def test_retraining_starts_from_another_devices_model(training: Training, tmp_path: Path) -> None:
     elsewhere = pair_set(synthetic_store(tmp_path, families=("delta", "epsilon"), kernels=10, pairs=50, seed=9, device="synthetic-b"))
     result = train(elsewhere, seed=0, kinds=(), start=training.model, curve=False)
@@ -275,6 +288,33 @@ def test_features_of_before_are_read_where_they_mean_the_same(kind: str, reads: 
     else:
         with pytest.raises(IncompatibleArtifact, match="feature set: 1 there"):
             read_card(tmp_path / "model")
+
+
+def on_a_cpu(store: Store, folder: Path, *engines: Engine) -> Store:
+    """The rows of ``store`` as if they were of a CPU, once for each engine, which runs its lanes."""
+    made = Store.create(folder)
+    for engine in engines:
+        software = SoftwareKey((("lanes", engine.value),) if engine is Engine.NATIVE else ())
+        scopes = [
+            dataclasses.replace(row, scope=engine.value, software=software, facts=dataclasses.replace(row.facts, kind="cpu"))
+            for row in store.scopes()
+        ]
+        rows = [dataclasses.replace(row, scope=engine.value) for row in (*store.solo(), *store.pairs())]
+        made.append([*scopes, *rows])
+    return made
+
+
+def test_pairs_on_lanes_of_python_are_left_out_beside_those_on_native_lanes(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    native, python = (pair_set(on_a_cpu(store, tmp_path / engine.value, engine)) for engine in (Engine.NATIVE, Engine.PYTHON))
+    assert (native.engine, python.engine, pair_set(store).engine) == (Engine.NATIVE, Engine.PYTHON, None)
+    assert "lanes of Python" not in caplog.text
+    both = pair_set(on_a_cpu(store, tmp_path / "both", Engine.PYTHON, Engine.NATIVE))
+    assert both.engine is Engine.NATIVE
+    assert len(both) == len(native) > 0
+    assert f"{len(native)} of {2 * len(native)} pairs" in caplog.text
+    assert train(both, seed=0, kinds=("xgboost",), curve=False).model.card.engine is Engine.NATIVE
 
 
 def test_an_empty_store_is_a_clear_error(tmp_path: Path) -> None:

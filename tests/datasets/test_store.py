@@ -148,3 +148,19 @@ def test_of_two_measurements_of_one_thing_the_larger_counts(tmp_path: Path) -> N
     for part in (two.folder / "solo").glob("part-*.parquet"):
         (one.folder / "solo" / part.name).write_bytes(part.read_bytes())
     assert {row.samples.count for row in one.solo()} == {99}
+
+
+@pytest.mark.parametrize(("loads", "kept"), [((-1.0, 0.0), 0.0), ((0.6, -1.0), -1.0), ((0.02, 0.6), 0.02)])
+def test_of_two_measurements_of_one_size_the_one_known_to_be_quiet_counts(tmp_path: Path, loads: tuple[float, ...], kept: float) -> None:
+    import dataclasses
+
+    from autosched.core.records import Contamination
+    from autosched.datasets.schema import SoloRow
+
+    target = Store.create(tmp_path / "all")
+    for place, load in enumerate(loads):
+        other = Store.create(tmp_path / f"{place}")
+        other.append([dataclasses.replace(row, contamination=Contamination(load)) for row in example_rows() if isinstance(row, SoloRow)])
+        for part in (other.folder / "solo").glob("part-*.parquet"):
+            (target.folder / "solo" / part.name).write_bytes(part.read_bytes())
+    assert {row.contamination.foreign_load for row in target.solo()} == {kept}

@@ -46,7 +46,7 @@ def test_every_turn_is_written_and_none_begins_without_time(monkeypatch: pytest.
 
 def test_a_call_that_was_too_short_is_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     target, begun = tmp_path / "fused_toy.json", list[str]()
-    asked = argparse.Namespace(device="cpu", lowering="fused", workers=None, serial=True, again=False)
+    asked = argparse.Namespace(device="cpu", lowering="fused", workers=None, serial=True, again=False, retry=False)
 
     def turn(model: str, arguments: argparse.Namespace, folder: str, workers: int | None, limit_s: float) -> dict[str, object]:
         begun.append("serial" if workers == 1 else "together")
@@ -60,6 +60,10 @@ def test_a_call_that_was_too_short_is_gone_on_with(monkeypatch: pytest.MonkeyPat
     # The second needs what the first one compiled; the serial one failed, which is a result.
     assert compile_cost.measure("toy", asked, target, Call(500.0)) == 1
     assert begun[3:] == ["together", "together"]
+    asked.retry = True
+    assert compile_cost.measure("toy", asked, target, Call(500.0)) == 1
+    assert begun[5:] == ["serial"]
+    asked.retry = False
     # Less than it had all the time there is: another call like this one would come to nothing more.
     begun.clear()
     target.unlink()

@@ -14,7 +14,7 @@ from experiments.calls import LATE, LEFT, Call
 from experiments.fused import suite
 
 LOWERINGS = ("rewritten", "fused", "inductor")
-ASKED = argparse.Namespace(device="cpu", effort="quick", budget=None, compiled=False, again=False)
+ASKED = argparse.Namespace(device="cpu", effort="quick", budget=None, compiled=False, again=False, retry=False)
 
 
 class Runs:
@@ -76,6 +76,18 @@ def test_a_run_that_was_cut_short_is_made_again_and_one_that_had_all_the_time_is
     runs.answers.clear()
     assert suite.run_model("toy", ASKED, ["inductor"], target, Call(100.0), caches)
     assert len(runs.made) == 2
+
+
+def test_what_failed_is_a_failure_and_is_made_again_when_asked(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["suite.py", "a", "--lowerings", "rewritten,inductor", "--out", str(tmp_path), "--work", str(tmp_path / "w")]
+    runs.answers[2] = {"report": "of inductor", "strategies": []}
+    monkeypatch.setattr(suite, "summary", lambda report: {})
+    monkeypatch.setattr(sys, "argv", asked)
+    assert (suite.main(), runs.made) == (1, ["rewritten", "inductor+"])
+    assert (suite.main(), len(runs.made)) == (1, 2)
+    runs.answers[3] = runs.answers[2]
+    monkeypatch.setattr(sys, "argv", [*asked, "--retry"])
+    assert (suite.main(), runs.made[2:]) == (0, ["rewritten"])
 
 
 def test_a_call_without_time_says_what_is_left(

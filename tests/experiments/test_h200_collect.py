@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,8 @@ from autosched.core.records import DeviceKey
 from autosched.datasets.store import Store
 from autosched.datasets.synthetic import synthetic_store
 from autosched.device.registry import device_named
+from autosched.pipeline.collecting import Aims, Subject
+from experiments.costmodel import collect as gathering
 from experiments.costmodel import shipping
 from experiments.costmodel.shipping import folder_of, resume, ship
 from experiments.devices import folder_name
@@ -69,6 +72,20 @@ def test_done_is_what_the_last_call_did_not_leave(tmp_path: Path) -> None:
     assert done_before(tmp_path, ["a", "b"]) == set()
     (tmp_path / "about.json").write_text(json.dumps({"models": ["a", "b"], "unfinished": ["b"]}))
     assert done_before(tmp_path, ["a", "b", "c"]) == {"a"}
+
+
+def test_a_model_that_fails_is_open_and_keeps_no_other_from_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(unfinished=[], summary=lambda: "all")
+
+    def collect(subjects: list[Subject], *_: object, **__: object) -> SimpleNamespace:
+        if subjects[0].name == "autosched:toy":
+            raise RuntimeError("an illegal memory access")
+        return made
+
+    monkeypatch.setattr(gathering, "collect", collect)
+    models = ["autosched:toy", "autosched:deepfm"]
+    found = gathering.measure(models, tmp_path, device="cpu", budget_s=100.0, aims=Aims(1, 1, 1), seed=0)
+    assert found == (["autosched:toy"], made)
 
 
 @pytest.mark.parametrize(

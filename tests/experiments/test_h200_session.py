@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -88,6 +89,29 @@ def test_what_failed_is_not_run_again_unless_asked_and_is_said(rig: Rig, capsys:
     assert "a failed, b done" in capsys.readouterr().out
     assert rig.call(plan) == (1, [])
     assert rig.call(plan, "--retry") == (0, [("a", 100)])
+
+
+def test_a_step_is_told_to_do_again_what_failed_in_it_also_where_it_is_not_done(real: Callable[..., int], tmp_path: Path) -> None:
+    """A step goes on where it was stopped, and would take what failed there for an answer."""
+    code = "import sys; sys.exit(10 if '--retry' not in sys.argv else 0)"
+    assert real(code, "--smoke", "--seconds", "20") == LEFT
+    assert real(code, "--smoke", "--seconds", "20", "--retry") == 0
+
+
+def test_tests_whose_process_was_broken_go_on_at_once_in_another(rig: Rig) -> None:
+    plan = [Step("a", ("-c", "pass"), 100.0, 20.0, restarts=2), step("b")]
+    rig.answers = {"a": [(5.0, LEFT), (5.0, -11), (70.0, LEFT), (5.0, 0)]}
+    # What is left of its own time after the third would not do; what is left over after the others does.
+    assert rig.call(plan, "--seconds", "505") == (0, [("a", 100), ("a", 95), ("a", 90), ("b", 100), ("a", 419)])
+
+
+def test_what_a_signal_ended_is_left_and_says_more(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = [step("a"), step("b", 500.0)]
+    rig.answers = {"a": [(5.0, -9), (5.0, -11), (5.0, 0)]}
+    # At most once more in this call, after everything else.
+    assert [name for name, _ in rig.call(plan)[1]] == ["a", "b", "a"]
+    assert "a left, b done" in capsys.readouterr().out
+    assert rig.call(plan)[0] == 0
 
 
 def test_without_a_device_nothing_else_is_run_and_every_call_asks(rig: Rig) -> None:
@@ -195,7 +219,7 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """A session of real processes."""
 
     def call(code: str, *arguments: str) -> int:
-        plan = [Step("a", ("-c", code, "{out}", "{seconds}"), 60.0, 1.0)]
+        plan = [Step("a", ("-c", code, "{out}", "{seconds}"), 60.0, 1.0, retry=("--retry",))]
         monkeypatch.setattr(session, "steps", lambda opara: plan)
         monkeypatch.setattr(sys, "argv", ["session.py", "--out", str(tmp_path / "out"), *arguments])
         return session.main()
@@ -213,6 +237,34 @@ def test_a_command_gets_its_folder_and_seconds_and_its_words_are_logged(
     assert log.rstrip().endswith("oh")
     assert "at most 60 s" in log
     assert capsys.readouterr().out.splitlines()[1:3] == [f"    {[str(folder), '48', '--smoke']}", "    oh"]
+
+
+def test_commands_run_the_checkouts_code_whatever_is_installed(
+    real: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel may be of another commit than figures say, or be missing; and no other folder of the checkout may hide a package's name."""
+    (tmp_path / "site" / "autosched").mkdir(parents=True)
+    (tmp_path / "site" / "autosched" / "__init__.py").write_text("raise ImportError('the wheel of another commit')")
+    (tmp_path / "site" / "its_dependency.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; import autosched, its_dependency, autosched.search.portfolio; "
+        f"assert Path(autosched.__file__).resolve().parents[1] == Path({str(ROOT)!r}), autosched.__file__; "
+        f"assert {str(ROOT)!r} not in sys.path, sys.path"
+    )
+    assert real(code, "--smoke") == 0, (tmp_path / "out" / "rehearsal" / "logs" / "a.log").read_text()
+
+
+def test_what_a_command_said_before_it_was_ended_is_logged(
+    real: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    code = "import shutil, time; print('as far as this, in', shutil.get_terminal_size().columns); time.sleep(60)"
+    assert real(code, "--smoke", "--seconds", "8") == LEFT
+    # In fewer columns pytest names what failed and leaves out why.
+    assert (tmp_path / "out" / "rehearsal" / "logs" / "a.log").read_text().endswith("as far as this, in 200\n")
 
 
 _UNTIL_PACKED = """
@@ -274,7 +326,9 @@ def test_an_archive_stays_where_a_file_goes_while_it_is_read(tmp_path: Path, mon
 def test_every_command_is_one_that_there_is(tmp_path: Path) -> None:
     plan = session.steps(tmp_path / "clone")
     names = [item.name for item in plan]
-    assert names[:4] == ["device", "doctor", "rules", "probes"]
+    # What must hold, then figures, then questions; nothing but the lack of a GPU keeps the rest from its turn.
+    assert names[:6] == ["device", "doctor", "rules", "quick", "probes", "suite"]
+    assert [item.name for item in plan if item.required] == ["device"]
     assert len(set(names)) == len(names)
     assert "opara" not in [item.name for item in session.steps()]
     tests = [Path(word) for item in plan for word in item.command if word.endswith(".py") and "/tests/" in word]
@@ -287,19 +341,31 @@ def test_every_command_is_one_that_there_is(tmp_path: Path) -> None:
             done = subprocess.run([sys.executable, *words, "--help"], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
             # argparse shortens names by itself: an option that was renamed would pass by --help alone.
-            assert all(word in done.stdout for word in words if word.startswith("--"))
+            assert all(word in done.stdout for word in (*words, *item.retry) if word.startswith("--"))
+            # What takes a failure for an answer must be told not to.
+            assert ("--retry" in done.stdout) == bool(item.retry)
     # Up to the tests they fill three calls of nine minutes and no more than a fourth; what comes behind is dropped first.
     counted = [item.plan_s for item in plan[: names.index("tests") + 1]]
     assert 3 * 535 <= sum(counted) < 4 * 535
+
+
+def test_the_page_has_every_step_in_order_with_its_seconds() -> None:
+    page = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| [^|]+ \| (\d+|what is left) \|", page, re.MULTILINE)
+    said = [(name, int(seconds) if seconds.isdigit() else 0) for name, seconds in rows]
+    assert said == [(f"`{item.name}`", int(item.plan_s)) for item in session.steps(ROOT)]
 
 
 def test_a_models_compilers_have_time_in_whatever_step_begins_with_it() -> None:
     plan = {item.name: item for item in session.steps()}
     for name, compilers_s in (("quick", 60.0), ("suite", 200.0)):
         assert calls.compile_total_s(plan[name].least_s - plan[name].margin_s, 60.0) >= compilers_s
-    asked = [word for name in ("quick", "suite") for word in plan[name].command if ":" in word]
-    assert len(set(asked)) == len(asked)
-    assert set(CLAIMED) | set(CONTROLS) == set(asked)
+    quick, suite = ([word for word in plan[name].command if ":" in word] for name in ("quick", "suite"))
+    assert len(set(suite)) == len(suite)
+    assert set(CLAIMED) | set(CONTROLS) == set(suite)
+    # What quick had no time for has its turn before anything else that is not begun.
+    assert suite[0] == "torchvision:googlenet"
+    assert set(quick) == set(suite[1 : 1 + len(quick)])
 
 
 def test_what_it_starts_is_little(tmp_path: Path) -> None:

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from autosched.core.errors import DeviceMissing
+from autosched.core.records import DeviceKey
 from autosched.zoo import names
 from experiments import suite as runs
 from experiments.calls import LEFT, Call
 from experiments.h200 import suite
 from experiments.h200.suite import BATCHED, CLAIMED, CONTROLS, FURTHER, Case, cases, finished
+from experiments.tables_recorded import device_name
 
 
 def test_the_whole_suite_is_what_is_to_be_measured() -> None:
@@ -56,10 +59,11 @@ def test_a_failure_is_named_and_run_again_when_asked(
     assert called(50.0, *asked, "--list") == (LEFT, [])
     assert capsys.readouterr().out.split() == ["failed", "a_1_b1_float32.json", "left", "a_2_b1_float32.json"]
     code, made = called(50.0, *asked)
-    assert (code, [name for name, _ in made]) == (0, ["a_2_b1_float32.json"])
+    assert (code, [name for name, _ in made]) == (1, ["a_2_b1_float32.json"])
     assert "failed: a_1_b1_float32.json; --retry" in capsys.readouterr().out
-    code, made = called(50.0, *asked, "--retry")
-    assert (code, [name for name, _ in made]) == (0, ["a_1_b1_float32.json"])
+    # What has not been tried comes before what has failed once.
+    code, made = called(50.0, *asked, "--batches", "1", "2", "--retry")
+    assert (code, [name for name, _ in made]) == (0, ["a_1_b2_float32.json", "a_2_b2_float32.json", "a_1_b1_float32.json"])
     assert "failed" not in capsys.readouterr().out
 
 
@@ -115,7 +119,7 @@ def test_a_run_that_was_cut_short_comes_first_next_time(called: Callable[..., tu
     code, made = called(400.0, *asked)
     assert (code, len(made)) == (LEFT, 1)
     code, made = called(600.0, *asked)  # longer than any call: it is given up with the whole window
-    assert (code, [name for name, _ in made]) == (0, ["a_2_b1_float32.json"])
+    assert (code, [name for name, _ in made]) == (1, ["a_2_b1_float32.json"])
 
 
 def test_smoke_never_lands_among_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,10 +131,38 @@ def test_smoke_never_lands_among_results(monkeypatch: pytest.MonkeyPatch, capsys
     assert "--out" in capsys.readouterr().err
 
 
+def test_a_gpu_is_named_where_no_tool_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its tables stood below the processor's name."""
+
+    def key(device: str) -> DeviceKey:
+        return DeviceKey(device, "NVIDIA H100 80GB HBM3" if device == "cuda" else "a processor", ())
+
+    monkeypatch.setattr(runs, "_said", lambda command: "")
+    monkeypatch.setattr(runs, "key_of", key)
+    found = runs.environment()
+    assert (found["gpu"], found["cpu"]) == ("NVIDIA H100 80GB HBM3", "a processor")
+    for folder, name in (("h100", "NVIDIA H100 80GB HBM3"), ("cpu_a_processor_2", "a processor")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "load.json").write_text(json.dumps({"environment": found}))
+        assert device_name(tmp_path / folder) == name
+
+    def missing(device: str) -> DeviceKey:
+        if device == "cuda":
+            raise DeviceMissing("there is no NVIDIA driver here")
+        return key(device)
+
+    monkeypatch.setattr(runs, "key_of", missing)
+    assert runs.environment()["gpu"] == ""
+
+
 def test_a_run_without_an_answer_is_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     late = [sys.executable, "-c", "import time; time.sleep(60)"]
     monkeypatch.setattr(runs.Run, "command", lambda self: late)
     assert runs.measure(runs.Run("m", "cpu"), 0.3)["error"]["exit_code"] == -1
+    stuck = "import sys, time; print('waits for a lock', file=sys.stderr, flush=True); time.sleep(60)"
+    monkeypatch.setattr(runs.Run, "command", lambda self: [sys.executable, "-c", stuck])
+    found = runs.measure(runs.Run("m", "cpu"), 3.0)
+    assert found["error"] == {"message": "no result within 3 s", "exit_code": -1, "last_words": "waits for a lock\n"}
     monkeypatch.setattr(runs.Run, "command", lambda self: [sys.executable, "-c", "import sys; sys.exit('it broke')"])
     found = runs.measure(runs.Run("m", "cpu"), 60.0)
     assert found["error"]["exit_code"] == 1

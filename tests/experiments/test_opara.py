@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.h200 import opara
 from experiments.h200.opara import module_graph, one_launch_per_kernel, published
 
 
@@ -85,6 +86,23 @@ def test_the_published_code_is_used_from_a_copy_and_asks_the_bridge(tmp_path: Pa
     assert sys.path == before
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
     assert not any(name == "Opara" or name.startswith("Opara.") for name in sys.modules)
+
+
+def test_a_model_that_fails_keeps_no_other_from_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def contest(name: str, *_: object) -> dict[str, object]:
+        if name == "a:1":
+            raise RuntimeError("an illegal memory access")
+        return {"rows": {}, "published_failed": ""}
+
+    monkeypatch.setattr(opara, "contest", contest)
+    monkeypatch.setattr(opara, "environment", dict)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("sys.argv", ["opara.py", "a:1", "a:2", "--repository", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert opara.main() == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a_2.json"]
+    assert "an illegal memory access" in capsys.readouterr().err
 
 
 def test_a_folder_without_the_code_is_named(tmp_path: Path) -> None:

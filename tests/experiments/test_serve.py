@@ -63,7 +63,7 @@ def test_the_engines_of_lanes_are_recorded_and_equal(tmp_path: Path) -> None:
     assert case["one_team"] is (usable_cores() > 1)
     text = lanes_table(tmp_path)
     assert text.count("`tower:30`") == 3
-    assert "equal to the bit" in text
+    assert "All outputs of both engines are bitwise equal" in text
     recorded = json.loads((tmp_path / "lanes.json").read_text())
     del recorded["cases"][0]["after_a_pause"]  # as recorded earlier
     (tmp_path / "lanes.json").write_text(json.dumps(recorded))
@@ -129,11 +129,25 @@ def test_a_step_with_a_cache_is_recorded_for_every_contestant(tmp_path: Path) ->
     assert {"eager", "eager again", "torch.compile", "rewritten, in place", "rewritten, copied"} <= names
     assert all(row["speedup"] > 0.0 for case in cases for row in case["rows"])
     text = state_table(out)
-    assert "the model again (A/A)" in text
+    assert "eager again (A/A)" in text
     assert all(name in text for name in names - {"eager", "eager again"})
 
 
 @pytest.mark.slow
+def test_a_decoder_that_fails_keeps_no_other_from_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from experiments.serve import generate
+
+    def measure(size: generate.Size, *_: object) -> dict[str, object]:
+        if size is generate.SIZES[0]:
+            raise RuntimeError("an illegal memory access")
+        return {"name": size.name}
+
+    monkeypatch.setattr(generate, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--out", str(tmp_path / "generate.json")])
+    assert generate.main() == 1
+    assert json.loads((tmp_path / "generate.json").read_text())["cases"] == [{"name": generate.SIZES[1].name}]
+
+
 def test_answers_are_recorded_for_every_contestant(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     out = tmp_path / "generate.json"
@@ -145,8 +159,9 @@ def test_answers_are_recorded_for_every_contestant(tmp_path: Path) -> None:
     assert case["steps_on_schedule"] == 3 * (2 + case["rounds"])
     assert case["copied_back_bytes"] == 0
     text = generate_table(out)
-    assert all(f"| {row['name']} | {row['tokens_per_s']:,.0f} " in text for row in case["rows"])
-    assert "Tokens other than the model's: none." in text
+    shown = {"as it comes": "eager", "as it comes, again": "eager again (A/A)"}
+    assert all(f"| {shown.get(row['name'], row['name'])} | {row['tokens_per_s']:,.0f} " in text for row in case["rows"])
+    assert "Tokens that differ from the model's: none." in text
     case["rows"][3]["same_tokens"] = False
     out.write_text(json.dumps({**json.loads(out.read_text()), "cases": [case]}))
     assert f"{case['rows'][3]['name']} of 2 layers of 32." in generate_table(out)

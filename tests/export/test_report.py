@@ -226,6 +226,17 @@ def test_what_is_slower_than_the_best_baseline_is_no_good_news(bundle: Bundle) -
     assert '<div class="verdict">' in shown(0.96)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("sequential", "sequential schedule"), ("opara", "tuned schedule"), ("anneal", "tuned schedule")]
+)
+def test_a_published_schedulers_schedule_is_not_called_sequential(bundle: Bundle, name: str, said: str) -> None:
+    report = bundle.evidence.report
+    row = dataclasses.replace(report.strategies[0], name=name, is_baseline=name != "anneal", speedup_vs_best_baseline=1.0)
+    made = dataclasses.replace(report, strategies=(row,), chosen=name)
+    page = report_html([dataclasses.replace(bundle, evidence=dataclasses.replace(bundle.evidence, report=made))])
+    assert f'<span class="pill">{said} kept</span>' in page
+
+
 def test_a_replayed_job_is_not_sold_as_measured(bundle: Bundle) -> None:
     rows = tuple(dataclasses.replace(row, source=Source.REPLAYED) for row in bundle.evidence.report.strategies)
     report = dataclasses.replace(bundle.evidence.report, source=Source.REPLAYED, strategies=rows)

@@ -1,7 +1,8 @@
 """Where there is no CUDA device these tests skip and say so; where there is one, ``pytest -m gpu`` is the whole check of the CUDA side.
 
 ``--gpu-budget`` is a time plan that fails loudly: a test whose turn comes after it is spent fails and says that it did not run, and
-none runs on for long past it. What everything else rests on comes first, what compiles comes last.
+none runs on for long past it. What everything else rests on comes first, what compiles comes last. ``--gpu-done FILE`` goes on where an
+earlier run ended: see gpu_done.py. Where the device no longer answers after a failure, the run stops: what is left would fail as well.
 ``--gpu-rehearsal`` runs the bodies on a double with CPU tensors, so that what is misspelt is found without a GPU; it proves nothing else.
 """
 
@@ -28,7 +29,9 @@ _EMULATED = "EMULATED_CUDA_MEMORY_BYTES" in os.environ
 _GRACE_S = 10.0
 _LAST_WORDS = 12  # lines
 _LONGEST_S = 300.0  # any test: a GPU's time is dear
+_DONE = "gpu-done"
 _spent_s: dict[str, float] = {}
+_failed: set[str] = set()
 
 
 def missing() -> str:
@@ -40,6 +43,26 @@ def missing() -> str:
     if not torch.cuda.is_available():
         return "no CUDA device is visible"
     return ""
+
+
+def broken() -> str:
+    """Why nothing more can be asked of the device in this process; empty if it answers."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return ""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (target := config.getoption("--gpu-done")) is not None:
+        from tests.gpu.gpu_done import Done
+
+        config.pluginmanager.register(Done(target.resolve()), _DONE)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -71,6 +94,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     No fixture may do this: a module's own, which opens a model, comes before any test's.
     """
     budget_s = item.config.getoption("--gpu-budget")
+    if item.config.pluginmanager.has_plugin(_DONE):
+        return  # such a run has stopped by then
     if item.get_closest_marker("gpu") is not None and sum(_spent_s.values()) >= budget_s:
         pytest.fail(
             f"not run: the GPU budget of {budget_s:.0f} s is spent; give more with --gpu-budget, or run this file alone", pytrace=False
@@ -83,6 +108,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     outcome = yield
     report = outcome.get_result()
     terminal = item.config.pluginmanager.get_plugin("terminalreporter")
+    if report.failed:
+        _failed.add(item.nodeid)
     if report.failed and terminal is not None and item.get_closest_marker("gpu") is not None:
         terminal.write_line("")
         terminal.write_line("\n".join(report.longreprtext.splitlines()[-_LAST_WORDS:]))
@@ -93,7 +120,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if item.get_closest_marker("gpu") is None:
         yield
         return
-    left_s = max(0.0, item.config.getoption("--gpu-budget") - sum(_spent_s.values())) + _GRACE_S
+    budget_s = item.config.getoption("--gpu-budget")
+    left_s = max(0.0, budget_s - sum(_spent_s.values())) + _GRACE_S
     own = item.get_closest_marker("timeout")
     # What computes on a CPU may take as long as the budget says: see tools/cuda_emulator.
     on_a_cpu = _EMULATED or item.config.getoption("--gpu-rehearsal")
@@ -103,6 +131,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     begin = time.monotonic()
     yield
     _spent_s[item.path.name] = _spent_s.get(item.path.name, 0.0) + time.monotonic() - begin
+    done = item.config.pluginmanager.get_plugin(_DONE)
+    if item.nodeid in _failed and (why := broken()):
+        item.session.shouldstop = f"the device no longer answers in this process: {why}"
+    elif done is not None and sum(_spent_s.values()) >= budget_s:
+        done.cut_off(item.nodeid)
+        item.session.shouldstop = f"the GPU budget of {budget_s:.0f} s is spent; run again to go on"
 
 
 def pytest_sessionfinish() -> None:

@@ -39,7 +39,8 @@ class _Branches(nn.Module):
         self.a, self.b = nn.Linear(size, size), nn.Linear(size, size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        left, right = torch.relu(self.a(x)) * 2.0, torch.sigmoid(self.b(x)) + 1.0
+        # Sums around zero: of large ones bfloat16 keeps no fraction, and another order of summing would change the answer by its size.
+        left, right = torch.relu(self.a(x)) * 2.0, torch.sigmoid(self.b(x)) - 0.5
         return torch.softmax(left @ right.t(), -1)
 
 

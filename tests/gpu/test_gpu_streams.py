@@ -264,13 +264,15 @@ def test_a_hundred_replays_beside_noise_give_one_answer(rig: Rig) -> None:
     inputs = [rig.inputs(seed) for seed in range(3)]
     wanted = [rig.measurer.reference(item) for item in inputs]
     noise = torch.zeros(1 << 10 if without_gpu() else 64 << 20, device=rig.backend.device)
-    beside = rig.backend.new_stream(0)
+    # One of its own: noise on the stream of the call would come before it, and not beside it.
+    beside = rig.capturer.streams.named("noise")
     for turn in range(100):
         with rig.backend.on(beside):
             noise.add_(1.0)
         with rig.backend.on(rig.measurer.replay_stream):
             made = runner(inputs[turn % 3])
-        assert rig.backend.same(made, wanted[turn % 3])
+            # Another stream does not wait for the copies that a call returns.
+            assert rig.backend.same(made, wanted[turn % 3])
 
 
 class Faulty:
@@ -366,8 +368,11 @@ def test_the_profiler_describes_the_same_kernels_as_the_graph(rig: Rig) -> None:
     assert isinstance(by_profiler, OperatorProfile), by_profiler
     if not by_profiler.kernels:
         pytest.skip("the profiler may not watch this GPU")
-    shape = [(kernel.grid, kernel.block, kernel.registers) for kernel in by_graph.kernels]
-    assert [(kernel.grid, kernel.block, kernel.registers) for kernel in by_profiler.kernels] == shape
+    shape = [(kernel.grid, kernel.block) for kernel in by_graph.kernels]
+    assert [(kernel.grid, kernel.block) for kernel in by_profiler.kernels] == shape
+    # A profiler counts those that the driver and itself take, and what is allotted is a multiple of eight.
+    more = [theirs.registers - mine.registers for mine, theirs in zip(by_graph.kernels, by_profiler.kernels, strict=True)]
+    assert all(0 <= count <= 16 for count in more), more
     product = profile_operator(rig.measurer, 0, bindings=None, flush=None)
     assert isinstance(product, OperatorProfile), product
     assert product.kernels

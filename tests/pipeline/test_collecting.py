@@ -55,4 +55,4 @@ def test_a_model_whose_turn_comes_when_the_time_is_up_is_not_begun_but_named(
     assert asked == ["a", "b", "c"][:begun]
     assert found.unfinished == ("a", "b", "c")[begun:]
     assert len(found.unfinished) == unfinished
-    assert ("run the command again to go on" in found.summary()) == bool(unfinished)
+    assert ("run the command again to continue" in found.summary()) == bool(unfinished)

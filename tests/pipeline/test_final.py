@@ -1,12 +1,25 @@
-"""What a report says of the circumstances it was measured in. The records are made up."""
+"""Who is kept of those compared, and what a report says of the circumstances. Times and records are made up."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, Samples, ScheduleRecord
+from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.datasets.facts import device_facts
-from autosched.pipeline.final import disturbance_note
+from autosched.device.base import Comparison
+from autosched.pipeline.candidates import Candidate
+from autosched.pipeline.final import Field, _judged, disturbance_note
+from autosched.pipeline.judge import Times
+from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.proving import Entry
+from autosched.pipeline.timetable import Timetable
+from tests.conformance.graphs import TwoBranches, two_branches_program
+from tests.conformance.session_double import SessionDouble
 
 CPU = device_facts(DeviceKey("cpu", "double", (("cores", "2"),)))
 GPU = device_facts(DeviceKey("cuda", "double", (("sm_count", "132"),)))
@@ -24,3 +37,54 @@ def test_a_machine_that_others_had_is_named_and_a_moment_of_it_is_not(loads: tup
     assert share in note
     # A GPU does not wait for the cores.
     assert disturbance_note(answers, GPU) == ""
+
+
+GRAPH = two_branches_program(TwoBranches())[0].graph
+SCHEDULES = {
+    "sequential": sequential(GRAPH),
+    "beam": make_schedule(GRAPH, range(len(GRAPH)), [index % 2 for index in range(len(GRAPH))]),
+    "opara": make_schedule(GRAPH, range(len(GRAPH)), [int(index == 0) for index in range(len(GRAPH))]),
+}
+TIMES_US = {"sequential": 1000.0, "beam": 700.0, "opara": 800.0}
+
+
+class Breaking(SessionDouble):
+    """By the time of the duel, ``broken`` fail whenever they are asked for."""
+
+    def __init__(self, broken: Sequence[str]) -> None:
+        super().__init__(lambda schedule: TIMES_US[next(name for name, item in SCHEDULES.items() if item == schedule)], noise=0.001)
+        self.broken = [SCHEDULES[name] for name in broken]
+        self.duels: list[Schedule] = []
+
+    def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+        if len(schedules) == 3 and schedules[0] not in self.duels:
+            self.duels.append(schedules[0])
+        if any(schedule in self.broken for schedule in schedules):
+            return Failure(FailureKind.CRASH, "boom")
+        return super().paired(schedules, rounds=rounds)
+
+
+@pytest.mark.parametrize(
+    ("broken", "chosen", "duels"),
+    [
+        ((), "beam", ("beam",)),
+        (("beam",), "opara", ("beam", "opara")),
+        (("beam", "opara"), "sequential", ("beam", "opara")),
+        # Nobody runs any more: what is asked of the others would be asked in vain.
+        (("sequential",), "sequential", ("beam",)),
+    ],
+)
+def test_a_candidate_that_dies_in_the_duel_does_not_take_the_next_one_with_it(
+    broken: tuple[str, ...], chosen: str, duels: tuple[str, ...]
+) -> None:
+    session = Breaking(broken)
+    entries = [Entry((Candidate(name, False, item, name, 1.0),), Comparison(True, 0.0, True)) for name, item in SCHEDULES.items()]
+    options = SimpleNamespace(budget=SimpleNamespace(total_s=60.0, final_rounds=10), seed=0)
+    run: Any = SimpleNamespace(session=session, graph=GRAPH, options=options, timetable=Timetable.starting(60.0), ledger=Ledger())
+    columns = {name: [time_us + place % 3 for place in range(10)] for name, time_us in TIMES_US.items()}
+    field = Field(tuple(entries), {}, ())
+    judgement = _judged(run, field, Times(columns, {}, "sequential", list(columns["sequential"])))
+    assert judgement.chosen == chosen
+    assert session.duels == [SCHEDULES[name] for name in duels]
+    assert set(field.failures) == set(broken) - {"sequential"}
+    assert ("boom" in judgement.verdict) == (chosen == "sequential")

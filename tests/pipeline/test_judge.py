@@ -45,7 +45,6 @@ def run(
 def test_a_clear_winner_is_kept_with_its_interval() -> None:
     _, judgement = run(1000.0, 900.0, 700.0)
     assert judgement.chosen == "beam"
-    assert judgement.best_baseline == "sequential_wide"
     assert judgement.ratio.ci_low < 700 / 900 < judgement.ratio.ci_high
     assert "beam kept" in judgement.verdict
     assert "sequential_wide" in judgement.verdict
@@ -89,13 +88,25 @@ def test_a_restless_machine_decides_nothing() -> None:
     _, judgement = run(1000.0, 2000.0, 900.0, noise=0.9)
     assert judgement.unstable
     assert judgement.chosen == "sequential"
-    assert "restless" in judgement.verdict
+    assert "too noisy" in judgement.verdict
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(0.06, "beam"), (0.01, "sequential"), (-0.06, "sequential")])
+def test_a_change_of_pace_that_cancels_within_each_round_hides_no_winner(gain: float, chosen: str) -> None:
+    times, _ = run(1000.0, 1300.0, 950.0)
+    paces = [1000.0 + place % 5 for place in range(12)] + [1800.0 + place % 7 for place in range(12)]
+    again = [pace * (1.0 + (0.02 if place % 2 else -0.02)) for place, pace in enumerate(paces)]
+    fought = Duel(tuple(pace * (1.0 - gain) for pace in paces), tuple(paces), tuple(again))
+    judgement = judge(times, ["beam"], ["sequential", "sequential_wide"], [], fought)
+    assert judgement.chosen == chosen
+    assert judgement.restless
+    assert judgement.unstable == (chosen == "sequential")
+    assert ("changed its pace" in judgement.verdict) == (chosen == "beam")
 
 
 def test_a_faster_external_baseline_is_named_though_it_cannot_be_kept() -> None:
     _, judgement = run(1000.0, 1200.0, 900.0, externals=[External("torch_compile", lambda: 600.0)])
     assert judgement.chosen == "beam"
-    assert judgement.best_baseline == "torch_compile"
     assert "torch_compile is faster still" in judgement.verdict
 
 
@@ -121,7 +132,7 @@ def test_an_external_that_fails_is_left_out(calls: int) -> None:
     times, judgement = run(1000.0, 1100.0, 900.0, externals=[External("torch_compile", failing_after(calls))])
     assert "torch_compile" not in times.columns
     assert times.failures["torch_compile"].kind is FailureKind.TIMEOUT
-    assert judgement.best_baseline == "sequential"
+    assert "torch_compile" not in judgement.verdict
 
 
 def test_without_time_seven_rounds_are_still_made() -> None:
@@ -171,6 +182,30 @@ def test_a_session_that_fails_everywhere_ends_the_comparison() -> None:
     )
     assert times.columns.get("sequential", []) == []
     assert set(times.failures) == {"sequential", "beam"}
+
+
+class Narrow(SessionDouble):
+    """Has room for ``most`` schedules at a time."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(lambda schedule: 1000.0 - 10.0 * schedule.lane.count(1), noise=0.001)
+        self.most = most
+
+    def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+        if len(set(schedules)) > self.most:
+            return Failure(FailureKind.OOM, "no memory for so many")
+        return super().paired(schedules, rounds=rounds)
+
+
+@pytest.mark.parametrize(("most", "left"), [(1, 1), (2, 2), (4, 3), (6, 6)])
+def test_of_schedules_that_fail_only_together_the_first_ones_go_on(most: int, left: int) -> None:
+    few = [make_schedule(GRAPH, range(len(GRAPH)), [int(index < count) for index in range(len(GRAPH))]) for count in (4, 3, 2, 1)]
+    named = [("sequential", SEQUENTIAL), ("sequential_wide", WIDE), *((f"candidate_{place}", item) for place, item in enumerate(few))]
+    times = interleave(Narrow(most), named, [], rounds=8, deadline=time.monotonic() + 60, progress=Silent(), anchor="sequential")
+    names = [name for name, _ in named]
+    assert list(times.columns) == names[:left]
+    assert {len(column) for column in times.columns.values()} == {8}
+    assert set(times.failures) == set(names[left:])
 
 
 @pytest.mark.parametrize(("outside_us", "words"), [(700.0, "faster still"), (960.0, "equally fast within noise"), (1300.0, "")])

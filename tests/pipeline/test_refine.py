@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from autosched.pipeline.proving import Prover
 from autosched.pipeline.references import References
 from autosched.pipeline.refine import SessionBench, refine
 from autosched.pipeline.timetable import Pace, Timetable
+from autosched.pipeline.variants import VariantTimes
 from autosched.search.problem import Problem
 from autosched.search.strategy import SearchContext
 from tests.conformance.graphs import TwoBranches, two_branches_program
@@ -66,6 +68,31 @@ def test_refine_returns_what_measured_fastest_and_proves_all_it_times() -> None:
     assert first.key in found.ranking
     assert session.compared.count(sequential(GRAPH)) == 1  # its proof was at hand
     assert ledger.measurements > 0
+
+
+def test_what_comes_of_changed_variants_is_ranked_before_what_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, made, ledger = SessionDouble(by_lanes, noise=0.001), problem(), Ledger()
+    first = make_candidate(made, "sequential", True, sequential(GRAPH), lanes_matter=True)
+    timetable = Timetable.starting(40.0)
+    prover = Prover(session, GRAPH, NOTHING, ledger, timetable.pace)
+    assert prover.refutation(first.schedule) is None
+    changed: list[Schedule] = []
+
+    def change(bench: SessionBench, schedule: Schedule, *others: object, most: int) -> Schedule:
+        changed.append(dataclasses.replace(schedule, variant=(1,) * len(GRAPH)))
+        return changed[-1]
+
+    monkeypatch.setattr("autosched.pipeline.refine.try_variants", change)
+    quick = budget_for("quick")
+    budget = dataclasses.replace(quick, search=dataclasses.replace(quick.search, evaluations=500))
+    found = refine(
+        session, made, prover.entries([first]), prover, budget=budget, timetable=timetable, rng=np.random.default_rng(0), ledger=ledger,
+        progress=Silent(), variants=cast(VariantTimes, object()),
+    )  # fmt: skip
+    [best] = found.best
+    assert best.schedule == changed[0]
+    assert found.ranking[0] == best.key
+    assert len(set(found.ranking)) == len(found.ranking) > 1
 
 
 def test_a_refuted_schedule_is_never_timed_and_is_refuted_once() -> None:

@@ -20,4 +20,4 @@ def test_the_summary_has_what_the_command_line_says_below_its_table(unstable: bo
     options: Any = None
     lines = Tuned(outcome, options).summary().splitlines()
     assert "  note: other processes had 71% of the cores" in lines
-    assert any("too restless" in line for line in lines) == unstable
+    assert any("too noisy" in line for line in lines) == unstable

@@ -6,6 +6,8 @@ import argparse
 import enum
 import logging
 import threading
+import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosched.runtime import attribute_contents
+from autosched.runtime import attribute_reach
 from autosched.runtime.attribute_contents import AttributeContents, Harmless
 
 
@@ -26,7 +28,33 @@ class Colour(enum.Enum):
 class Slotted:
     """Without a dictionary of attributes."""
 
-    __slots__ = ("x",)
+    __slots__ = ("x", "y")
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+class AttributeDict(dict[str, Any]):
+    """A dictionary whose items are attributes, too, as many libraries have one, and which makes up what is missing."""
+
+    __setattr__ = dict.__setitem__
+
+    def __missing__(self, key: str) -> Any:
+        self[key] = AttributeDict()
+        return self[key]
+
+    def __len__(self) -> int:
+        raise AssertionError("nobody asks a class what it makes of a length")
+
+
+class Listed(list[Any]):
+    """A list that says otherwise what is in it."""
+
+    def __len__(self) -> int:
+        return 1_000
+
+    def __iter__(self) -> Any:
+        raise AssertionError("nobody asks a class what it makes of its items")
 
 
 class Holder:
@@ -37,6 +65,15 @@ class Holder:
 
     def __getattr__(self, name: str) -> Any:
         return 7
+
+    @classmethod
+    def fromkeys(cls) -> None:
+        """A method of no object."""
+
+
+def _in_inference_mode() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(64)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +94,30 @@ class Holder:
         (argparse.Namespace(a=1), lambda value: setattr(value, "a", 2)),
         (Holder(**{f"a{number}": number for number in range(200)}), lambda value: setattr(value, "a150", None)),
         (Holder(a=[{"b": Holder(c=1)}]), lambda value: setattr(value.a[0]["b"], "c", 2)),
+        (AttributeDict(a=1), lambda value: setattr(value, "a", 2)),
+        (AttributeDict(a=1), lambda value: value["b"]),
+        (AttributeDict(), lambda value: setattr(value, "a", 2)),
+        (OrderedDict(a=1), lambda value: value.update(a=2)),
+        (defaultdict(list, a=[1]), lambda value: value["a"].append(2)),
+        (defaultdict(list, a=[1]), lambda value: value["b"]),
+        (Listed([1, 2]), lambda value: value.append(3)),
+        (Listed([1, 2]), lambda value: value.__setitem__(1, 3)),
+        ({1, 2}, lambda value: value.discard(2)),
+        (set(), lambda value: value.add(2)),
+        (deque([1, 2], maxlen=2), lambda value: value.append(3)),
+        ((1, [2]), lambda value: value[1].append(3)),
+        ((Holder(a=1),), lambda value: setattr(value[0], "a", 2)),
+        (Slotted(1), lambda value: setattr(value, "x", 2)),
+        (Slotted(1), lambda value: setattr(value, "y", 2)),
+        (Slotted(Slotted([1])), lambda value: value.x.x.append(2)),
+        (Holder(a=1).__getattr__, lambda value: setattr(value.__self__, "a", 2)),
+        (torch.ones(64), lambda value: value.add_(1)),
+        (torch.ones(64), lambda value: value.data.add_(1)),
+        (torch.ones(64), lambda value: setattr(value, "data", torch.zeros(3))),
+        ([torch.ones(4)], lambda value: value[0].add_(1)),
+        ({"a": (torch.ones(64),)}, lambda value: value["a"][0].numpy().fill(2)),
+        (Holder(a=torch.ones(4)), lambda value: value.a.add_(1)),
+        (_in_inference_mode(), lambda value: value.numpy().fill(2)),
     ],
 )  # fmt: skip
 def test_a_change_is_seen(value: Any, change: Callable[[Any], object]) -> None:
@@ -76,14 +137,14 @@ def test_a_change_is_seen(value: Any, change: Callable[[Any], object]) -> None:
     [
         ([0] * 10_000, lambda value: value.__setitem__(3, 1)),
         (dict.fromkeys(range(10_000)), lambda value: value.update(a=1)),
-        (torch.nn.Linear(2, 2), lambda value: setattr(value, "in_features", 3)),
         (torch.ones(2), lambda value: setattr(value, "note", 3)),
         (torch.optim.SGD([torch.ones(2)]), lambda value: setattr(value, "note", 3)),
         (logging.getLogger("autosched.tests.contents"), lambda value: value.isEnabledFor(logging.ERROR)),
         (threading.Thread(), lambda value: setattr(value, "name", "x")),
         (Colour.RED, lambda value: setattr(value, "note", 3)),
         (Holder, lambda value: setattr(value, "note", 3)),
-        (Slotted(), lambda value: setattr(value, "x", 3)),
+        (set(range(10_000)), lambda value: value.add(-1)),
+        ((1, "x"), lambda value: None),
         (Holder(a=[[[[Holder(b=1)]]]]), lambda value: setattr(value.a[0][0][0][0], "b", 2)),
     ],
 )  # fmt: skip
@@ -94,11 +155,82 @@ def test_what_is_no_setting_is_left_alone(value: Any, change: Callable[[Any], ob
 
 
 def test_no_more_is_watched_than_a_configuration_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attribute_contents, "_MOST_CONTAINERS", 3)
+    monkeypatch.setattr(attribute_reach, "_MOST_CONTAINERS", 3)
     near, far = Holder(a=1, rest=[[number] for number in range(9)]), Holder(a=1)
-    contents = AttributeContents([near, far])
+    last = torch.ones(4)
+    contents = AttributeContents([near, far, last])
     assert contents.tables == [near.__dict__, far.__dict__]
     assert contents.lists == [near.rest]
+    # A tensor that is itself an attribute is watched in any case.
+    last.add_(1)
+    assert contents.changed()
+
+
+_HIDDEN: dict[str, Callable[[torch.nn.Sequential], object]] = {
+    "weight in place": lambda module: module[0].weight.detach().add_(1),
+    "weight past all counts": lambda module: module[0].weight.data.add_(1),
+    "weight replaced": lambda module: setattr(module[0], "weight", torch.nn.Parameter(torch.ones(8, 8))),
+    "buffer in place": lambda module: module[1].running_mean.add_(1),
+    "mode": lambda module: module.train(),
+    "part": lambda module: module.__setitem__(1, torch.nn.Identity()),
+    "hook": lambda module: module[0].register_forward_hook(lambda *args: None),
+    "attribute": lambda module: setattr(module[1], "eps", 1.0),
+    "forward": lambda module: setattr(module[0], "forward", module[1].forward),
+}
+
+
+@pytest.mark.parametrize("name", _HIDDEN)
+@pytest.mark.parametrize("hide", [lambda module: [module], lambda module: Holder(a=module), lambda module: module[1].forward])
+def test_a_module_that_is_no_part_of_the_model_for_pytorch_is_looked_at(hide: Callable[[torch.nn.Module], Any], name: str) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)).eval()
+    value = hide(module)
+    inner = isinstance(getattr(value, "__self__", None), torch.nn.Module)
+    contents = AttributeContents([value])
+    aside = AttributeContents([value], known={id(each) for each in module.modules()})
+    assert not contents.changed()
+    _HIDDEN[name](module)
+    # Of a method of a part, that part is what it leads to.
+    assert contents.changed() is (name in ("buffer in place", "mode", "attribute") if inner else True)
+    assert bool(contents.different()) is contents.changed()
+    assert not aside.changed()
+
+
+def test_of_many_modules_and_tensors_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attribute_reach, "_MOST_MODULES", 2)
+    monkeypatch.setattr(attribute_reach, "_MOST_TENSORS", 3)
+    modules = [torch.nn.Linear(8, 8) for _ in range(4)]
+    reached = attribute_reach.reach([modules, modules[0]])
+    assert reached.hidden == modules
+    assert [id(tensor) for tensor in reached.tensors] == [id(item) for each in modules[:2] for item in (each.weight, each.bias)][:3]
+    assert sum(table is vars(each) for table in reached.dictionaries for each in modules) == 2
+
+
+def test_what_is_gone_or_says_to_be_something_else_is_left_alone() -> None:
+    class Lying:
+        __slots__ = ("kind",)
+
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            return self.kind
+
+    gone = weakref.proxy(Holder(a=1))
+    lying = []
+    for kind in (dict, list, set, deque, torch.Tensor, torch.nn.Module):
+        lying.append(Lying())
+        lying[-1].kind = kind
+    contents = AttributeContents([gone, *lying, Holder.fromkeys, [gone]])
+    assert not contents.changed()
+    lying[1].kind = dict
+    assert contents.changed()
+
+
+def test_what_one_set_loses_to_the_next_is_seen() -> None:
+    one, other, slotted = {"a"}, {"b"}, Slotted(1)
+    contents = AttributeContents([one, other, slotted, set()])
+    other.discard("b")
+    one.add("b")
+    assert contents.changed_uncounted()
+    assert contents.different() == {(id(one), attribute_reach.LENGTH), (id(other), attribute_reach.LENGTH)}
 
 
 def test_what_holds_itself_is_watched_once() -> None:
@@ -110,21 +242,28 @@ def test_what_holds_itself_is_watched_once() -> None:
 
 
 def test_what_is_left_out_is_neither_looked_at_nor_followed() -> None:
-    value = Holder(count=1, log=["x"], rest=[1], notes={"a": 1})
+    value = Holder(count=1, log=["x"], rest=[1], notes={"a": 1}, names={"a"}, seen=torch.ones(64), other=torch.ones(64))
     contents = AttributeContents([value])
     value.count, value.log = 2, ["y"]
     value.rest.append(2)
     value.notes["b"] = 2
+    value.names.add("b")
+    value.seen.data.add_(1)
     left = contents.without(contents.different(), [value])
     value.count = 3
     value.log.append("z")
     value.rest[0] = 5
     value.notes["b"] = 3
     value.notes["c"] = 3
+    value.names.add("c")
+    value.seen.add_(1)
     assert not left.changed()
     assert left.different() - {(id(value.notes), "c")} == set()
     value.notes["a"] = 2
     assert left.changed()
+    assert not (again := left.without(left.different(), [value])).changed()
+    value.other.data.add_(1)
+    assert again.changed()
 
 
 def test_what_was_changed_three_times_is_harmless() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.export.bundle import encode_bundle
@@ -146,6 +147,28 @@ def test_autocast_and_function_transforms_step_aside(loaded: LoadedModel, model:
     with torch.no_grad():
         mapped = torch.vmap(lambda x: loaded(x, **kwargs)["sum"])(stacked)
         assert torch.allclose(mapped[1], model(stacked[1], **kwargs)["sum"], atol=1e-5)
+
+
+class Doubled(TorchFunctionMode):
+    """Who patches what PyTorch's functions answer, as libraries do that quantise or trace."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        return answer * 2 if getattr(func, "__name__", "") == "linear" else answer
+
+
+def test_a_mode_that_takes_functions_steps_aside_and_a_default_device_does_not(loaded: LoadedModel, model: TwoBranches) -> None:
+    args, kwargs = two_branches_inputs()
+    plain = model(*args, **kwargs)["sum"]
+    with torch.no_grad(), Doubled():
+        with pytest.warns(FallbackWarning, match="takes the calls of PyTorch's functions"):
+            answer = loaded(*args, **kwargs)["sum"]
+        assert torch.equal(answer, model(*args, **kwargs)["sum"])
+    assert not torch.equal(answer, plain)
+    assert loaded.report().calls == 0
+    with torch.no_grad(), torch.device("meta"):
+        assert torch.allclose(loaded(*args, **kwargs)["sum"], plain, atol=1e-5)
+    assert loaded.report().calls == 1
 
 
 def test_a_state_dict_loaded_in_place_is_honoured(strict: LoadedModel, model: TwoBranches) -> None:
@@ -289,6 +312,45 @@ def test_what_somebody_counts_in_a_configuration_is_compared_three_times_and_no_
     args, kwargs = two_branches_inputs(3)
     with pytest.raises(AutoschedError, match="other containers"):
         loaded(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda model: setattr(model.right, "weight", torch.nn.Parameter(torch.randn(8, 8))), "'weight'"),
+        (lambda model: setattr(model, "served", object()), "'served'"),
+        # Of one that is folded ahead of time.
+        (lambda model: torch.nn.init.normal_(model.right.weight), "its weights"),
+    ],
+    ids=["replaced", "attribute", "in place"],
+)
+def test_a_model_that_is_changed_before_every_call_is_not_slow_in_silence(
+    model: TwoBranches, change: Callable[[TwoBranches], object], what: str
+) -> None:
+    model.served = None  # type: ignore[assignment]
+    loaded = load(encode_bundle(two_branches_bundle(model)), model)
+
+    def called(count: int) -> int:
+        before = loaded.report().calls
+        for _ in range(count):
+            change(model)
+            assert _agrees(loaded, model)
+        return loaded.report().calls - before
+
+    assert called(9) == 9
+    with pytest.warns(FallbackWarning, match=rf"changed before each of its last calls \({what}\)"):
+        assert called(16) == 0
+    # It is tried again, and once it is left alone the schedule runs.
+    assert called(1) == 1
+    assert _agrees(loaded, model)
+    assert called(9) == 9
+    assert loaded.report().scheduled
+
+
+def test_what_is_read_where_it_is_may_change_before_every_call(strict: LoadedModel, model: TwoBranches) -> None:
+    for _ in range(12):
+        model.left.weight.data.normal_()
+        assert _agrees(strict, model)
 
 
 def test_a_replacement_that_computes_something_else_retires_the_schedule(loaded: LoadedModel, model: TwoBranches) -> None:

@@ -20,20 +20,33 @@ from autosched.runtime.prepared import Prepared
 from tests.conformance.bundles import evidence_for
 
 
+class Options(dict[str, float]):
+    """A configuration as some libraries have it."""
+
+    __setattr__ = dict.__setitem__
+
+
 class Settings(torch.nn.Module):
     """A model with attributes of every kind, some of which its forward sets."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a = torch.nn.Linear(8, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
         self.scale = 1.0
         self.mask = torch.ones(8)
+        self.options = Options(rate=1.0)
+        self.rates = [torch.tensor(1.0)]
+        self.active = {"rate"}
+        # No part of it for PyTorch: export takes its weights for numbers in the code.
+        self.hidden = [torch.nn.Linear(8, 8)]
         self.seen = 0
         self.last: tuple[int, ...] = ()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen += 1
-        y: torch.Tensor = self.a(x) * self.scale * self.mask
+        rate = self.options["rate"] if "rate" in self.active else 3.0
+        y: torch.Tensor = self.hidden[0](self.norm(self.a(x)) * self.scale * self.mask) * rate * self.rates[0]
         self.last = tuple(y.shape)
         return y
 
@@ -72,6 +85,12 @@ _SETTINGS: dict[str, Callable[[Settings], object]] = {
     "number": lambda model: setattr(model, "scale", 2.0),
     "tensor replaced": lambda model: setattr(model, "mask", torch.zeros(8)),
     "tensor in place": lambda model: model.mask.mul_(3.0),
+    "tensor past all counts": lambda model: model.mask.data.mul_(3.0),
+    "item of a dictionary of a class of its own": lambda model: setattr(model.options, "rate", 2.0),
+    "setting of PyTorch's own module": lambda model: setattr(model.norm, "eps", 1.0),
+    "set": lambda model: model.active.clear(),
+    "tensor in a list, in place": lambda model: model.rates[0].mul_(3.0),
+    "weight of a module in a list": lambda model: model.hidden[0].weight.mul_(3.0),
     "forward": lambda model: _doubled(model.a),
     "class": lambda model: setattr(model.a, "__class__", Doubling),
 }
@@ -119,6 +138,32 @@ def test_a_hook_in_place_of_another_and_a_hook_of_all_modules_are_noticed() -> N
             assert torch.equal(loaded(x), other(x))
     finally:
         everywhere.remove()
+
+
+class Tied(torch.nn.Module):
+    """One weight under two names, of which a program has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+        self.b = torch.nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.b(torch.relu(self.a(x)))
+        return y
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_tied_weight_that_is_replaced_under_either_name_is_noticed(name: str) -> None:
+    model = Tied().eval()
+    x = torch.randn(4, 8)
+    loaded = _loaded(model, x)
+    with torch.no_grad():
+        assert torch.allclose(loaded(x), model(x), atol=1e-5)
+        model.get_submodule(name).weight = torch.nn.Parameter(torch.randn(8, 8))
+        with pytest.warns(FallbackWarning, match="no longer fits"):
+            assert torch.allclose(loaded(x), model(x), atol=1e-5)
 
 
 def test_new_weights_in_the_memory_of_the_old_are_noticed() -> None:
@@ -235,7 +280,7 @@ class Counts(torch.nn.Module):
 
 def test_a_model_whose_count_of_calls_decides_is_refused_although_the_first_answer_agrees() -> None:
     x = torch.randn(3, 4)
-    with pytest.warns(FallbackWarning, match="computes something else"):
+    with pytest.warns(FallbackWarning, match="outputs differ"):
         assert not _loaded(Counts(decides=True).eval(), x).report().scheduled
     assert _loaded(Counts(decides=False).eval(), x).report().scheduled
 

@@ -503,7 +503,7 @@ def test_a_failure_half_way_is_said_and_the_model_is_not_run_on_what_was_changed
     assert prepared is not None
     x = example()
     with torch.no_grad():
-        with pytest.raises(HalfWritten, match=r"already changed in part .*IndexError"):
+        with pytest.raises(HalfWritten, match=r"part of the model's state was changed .*IndexError"):
             loaded(x, BAD)
         # Once, not twice.
         assert torch.equal(model.memory, x)

@@ -27,6 +27,21 @@ class Configuration:
         self.nested = SimpleNamespace(rate=0.1)
 
 
+class AttributeDict(dict[str, float]):
+    """What others keep them in."""
+
+    __setattr__ = dict.__setitem__
+
+
+class Rates:
+    """And others."""
+
+    __slots__ = ("first",)
+
+    def __init__(self) -> None:
+        self.first = 1.0
+
+
 class Watched(TwoBranches):
     """A model that has something of every kind that is looked at."""
 
@@ -37,9 +52,19 @@ class Watched(TwoBranches):
         self.merged: list[str] = ["first"]
         self.scaling = {"first": 1.0}
         self.options: dict[str, float] = {}
+        self.active = {"first"}
+        self.rates = (Rates(), torch.ones(64))
+        self.table = AttributeDict(rate=0.1)
+        self.hidden = [torch.nn.Linear(8, 8)]
         self.config = Configuration()
         self.inner = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU())
+        self.norm = torch.nn.LayerNorm(8)
+        self.lstm = torch.nn.LSTM(2, 2)
         self.register_buffer("unread", torch.zeros(2))
+        # Nobody calls it; its weights have a second name here.
+        self.tied = torch.nn.Linear(8, 8)
+        self.tied.weight = self.right.weight
+        self.tied.register_buffer("offset", self.offset)
         self.right.register_forward_hook(_unchanged)
 
 
@@ -118,6 +143,10 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "class": (lambda model: setattr(model.left, "__class__", Doubling), Change.STRUCTURE),
     "forward of an instance": (lambda model: setattr(model.left, "forward", model.right.forward), Change.STRUCTURE),
     "attribute of PyTorch's own module added": (lambda model: setattr(model.inner[0], "new", 1), Change.STRUCTURE),
+    "setting of PyTorch's own module": (lambda model: setattr(model.norm, "eps", 0.5), Change.STRUCTURE),
+    "setting of PyTorch's own, past nn.Module": (lambda model: _put(model.norm.__dict__, "normalized_shape", (2,)), Change.STRUCTURE),
+    "what PyTorch's own module makes anew": (lambda model: model.lstm.flatten_parameters(), Change.NONE),
+    "moved to where it is": (lambda model: model.to("cpu").float(), Change.NONE),
     "attributes, all at once": (lambda model: setattr(model, "__dict__", dict(model.__dict__)), Change.STRUCTURE),
     "attributes, all at once, of PyTorch's own": (lambda model: setattr(model.left, "__dict__", _other().__dict__), Change.STRUCTURE),
     "attribute added where one was removed": (lambda model: _put(model.__dict__, "new", model.__dict__.pop("scale")), Change.STRUCTURE),
@@ -142,6 +171,15 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "dictionary, one less": (lambda model: model.scaling.clear(), Change.STRUCTURE),
     "dictionary, no longer empty": (lambda model: model.options.update(first=1.0), Change.STRUCTURE),
     "dictionary, written and as it was": (lambda model: _put(model.scaling, "first", model.scaling["first"]), Change.NONE),
+    "dictionary of a class of its own": (lambda model: setattr(model.table, "rate", 0.2), Change.STRUCTURE),
+    "set": (lambda model: model.active.add("second"), Change.STRUCTURE),
+    "slot": (lambda model: setattr(model.rates[0], "first", 2.0), Change.STRUCTURE),
+    "slot, the same again": (lambda model: setattr(model.rates[0], "first", model.rates[0].first), Change.NONE),
+    "tensor in a tuple, in place": (lambda model: _in_place(model.rates[1]), Change.STRUCTURE),
+    "tensor in a tuple, past all counts": (lambda model: model.rates[1].data.mul_(2.0), Change.STRUCTURE),
+    "module in a list, replaced": (lambda model: model.hidden.__setitem__(0, _other()), Change.STRUCTURE),
+    "module in a list, its weight in place": (lambda model: _in_place(model.hidden[0].weight), Change.STRUCTURE),
+    "module in a list, its weight replaced": (lambda model: setattr(model.hidden[0], "weight", model.tied.weight), Change.STRUCTURE),
     "tensor that is an attribute": (lambda model: setattr(model, "mask", torch.ones(8)), Change.STRUCTURE),
     "tensor that is an attribute, in place": (lambda model: _in_place(model.mask), Change.STRUCTURE),
     "tensor that is an attribute, other memory": (lambda model: setattr(model.mask, "data", torch.zeros(8)), Change.STRUCTURE),
@@ -152,6 +190,10 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "parameter, no longer there": (lambda model: setattr(model.left, "bias", None), Change.STRUCTURE),
     "parameters removed": (lambda model: model.left._parameters.clear(), Change.STRUCTURE),
     "buffer replaced": (lambda model: setattr(model, "offset", torch.ones(8)), Change.STRUCTURE),
+    "tied, under its other name": (lambda model: setattr(model.tied, "weight", _another(model.tied.weight)), Change.STRUCTURE),
+    "tied, not there under its other name": (lambda model: model.tied._buffers.pop("offset"), Change.STRUCTURE),
+    "tied, all at once": (lambda model: setattr(model.tied, "_parameters", _other()._parameters), Change.STRUCTURE),
+    "neighbour of a tied one replaced": (lambda model: setattr(model.tied, "bias", _another(model.tied.bias)), Change.NONE),
     "assigned": (lambda model: model.load_state_dict(Watched().state_dict(), assign=True), Change.STRUCTURE),
     "converted, there and back": (lambda model: model.double().float(), Change.STRUCTURE),
     "memory": (lambda model: setattr(model.left.bias, "data", torch.zeros(8)), Change.MOVED),
@@ -231,7 +273,7 @@ def test_all_ways_of_looking_say_the_same(native: None, steps: list[tuple[str, i
     watches = [_watch(model, way, frozen=frozen) for way in ways]
     for name, looks in steps:
         # What an earlier step took away is not there to be changed.
-        with suppress(AttributeError, KeyError, StopIteration, RuntimeError, TypeError):
+        with suppress(AttributeError, LookupError, StopIteration, RuntimeError, TypeError):
             _CHANGES[name][0](model)
         for _ in range(looks):
             assert len({watch.change() for watch in watches}) == 1
@@ -262,7 +304,8 @@ def test_what_was_undone_is_no_change(model: Watched, watch: ModelWatch) -> None
     model._modules["right"] = model._modules.pop("renamed")
     # It is the last now, and was not.
     assert watch.change() is Change.STRUCTURE
-    model._modules["inner"] = model._modules.pop("inner")
+    for name in ("inner", "norm", "lstm", "tied"):
+        model._modules[name] = model._modules.pop(name)
     assert watch.change() is Change.NONE
 
 

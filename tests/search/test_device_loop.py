@@ -99,6 +99,28 @@ def test_halving_finds_the_fastest_under_drift_and_spends_most_on_the_best() -> 
     assert any(item.proposal.is_baseline and item.rounds == ranked[0].rounds for item in ranked)  # the reference stays to the end
 
 
+def test_all_ratios_of_a_halving_are_to_one_reference_however_the_candidates_rank() -> None:
+    chosen = [dataclasses.replace(item, is_baseline=place < 3) for place, item in enumerate(made_up(12))]
+    times = [100.0, 60.0, 80.0, *(62.0 + place for place in range(9))]
+    ranked = halve(chosen, Table(chosen, times), Ledger(), finalists=2)
+    truth = {item.key: time / times[0] for item, time in zip(chosen, times, strict=True)}
+    assert len({item.rounds for item in ranked}) > 2
+    assert {item.proposal.key: item.ratio for item in ranked} == pytest.approx(truth, rel=0.01)
+
+
+def test_what_later_rounds_measured_is_ranked_beside_what_the_first_did() -> None:
+    problem, kernels = synthetic.random_block_problem(6, 40)
+    bench = FakeBench(problem, kernels, noise=0.0)
+    result = search_on_device(problem, bench, context(), SETTINGS)
+    # Each round has a reference of its own, and theirs differ.
+    references = [measured.ranked[0].median_us / measured.ranked[0].ratio for measured in result.rounds]
+    assert max(references) > 1.01 * min(references)
+    times_us = {key: statistics.median(times) for key, times in bench.times.items()}
+    assert set(result.ranking) == set(times_us)
+    in_turn = [times_us[key] for key in result.ranking]
+    assert in_turn == pytest.approx(sorted(in_turn))
+
+
 def test_a_failing_candidate_leaves_the_halving_and_is_not_asked_again() -> None:
     chosen = made_up(6)
     table = Table(chosen, [10.0, 9.0, 8.0, 7.0, 6.0, 5.0], failing=5)

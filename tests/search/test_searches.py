@@ -198,6 +198,14 @@ def test_more_random_trials_are_never_worse() -> None:
     assert many <= few
 
 
+def test_optunas_schedules_are_ranked_by_what_is_exported_where_operators_run_wide() -> None:
+    problem = synthetic.random_problem(3, 14, widths=(1, 2))
+    found = OptunaSearch(trials=60).propose(problem, SearchContext(np.random.default_rng(0), max_evaluations=60, max_lanes=3))
+    assert max(found[0].width) > 1
+    times_us = [makespan_us(problem, schedule) for schedule in found]
+    assert times_us == pytest.approx(sorted(times_us))
+
+
 def test_naming_the_strategies_imports_neither_the_compiler_nor_optuna() -> None:
     code = (
         "import sys; from autosched.search.strategy import STRATEGIES, baselines; baselines(); "

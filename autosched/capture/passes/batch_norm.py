@@ -35,6 +35,9 @@ def fold_batch_norm(draft: Draft) -> int:
         statistics = [norm.tensor(name) for name in ("weight", "bias", "running_mean", "running_var")]
         if convolution is None or convolution.transposed or not _all_fixed(convolution, statistics, fixed):
             continue
+        if len(draft.specs[convolution.source].shape) != len(draft.specs[convolution.weight].shape):
+            # Without a batch the first dimension is the channels, and the norm is of the second one.
+            continue
         _write_folded(draft, before, convolution, norm, statistics)
         mapping[norm.outputs[0]] = before.outputs[0]
         folded += 1

@@ -16,12 +16,15 @@ def restore_output_layout(draft: Draft, wanted: Sequence[TensorSpec | None]) -> 
     """A copy after each output that a rewrite made channels last and that was row-major before (or the reverse).
 
     ``wanted`` has, for each output leaf and then for each write, its spec before rewriting. Code after the model may call ``view`` on it.
+    One that had gaps, being a part of a larger tensor, gets none back, but may be viewed in every way in which it could be.
     """
     restored = 0
     leaves: list[object] = []
     for leaf, spec in zip([*draft.output_leaves, *(Ref(value) for _, value in draft.writes)], wanted, strict=True):
         if isinstance(leaf, Ref) and spec is not None and not same_layout(draft.specs[leaf.value], spec):
             layout = format_of(spec)
+            if layout is None and not _joins(spec) <= _joins(draft.specs[leaf.value]):
+                layout = torch.contiguous_format
             if layout is not None:
                 value = draft.fresh()
                 options: dict[str, object] = {"memory_format": layout}
@@ -33,6 +36,13 @@ def restore_output_layout(draft: Draft, wanted: Sequence[TensorSpec | None]) -> 
     draft.output_leaves = leaves[:count]
     draft.writes = [(target, leaf.value) for (target, _), leaf in zip(draft.writes, leaves[count:], strict=True) if isinstance(leaf, Ref)]
     return restored
+
+
+def _joins(spec: TensorSpec) -> set[int]:
+    """Which dimensions, of those larger than one, a view may join with the next; the last, if its elements lie side by side."""
+    kept = [(size, stride) for size, stride in zip(spec.shape, spec.strides, strict=True) if size != 1]
+    following = [size * stride for size, stride in kept[1:]] + [1]
+    return {place for place, ((_, stride), step) in enumerate(zip(kept, following, strict=True)) if stride == step}
 
 
 def format_of(spec: TensorSpec) -> torch.memory_format | None:

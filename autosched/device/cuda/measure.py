@@ -21,7 +21,8 @@ from autosched.device.cuda.waking import Waker
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel
-from autosched.runtime.cuda.graph import GraphCapturer, failure_of
+from autosched.runtime.cuda.failures import failure_of
+from autosched.runtime.cuda.graph import GraphCapturer
 from autosched.runtime.cuda.lanes import CaptureOptions, Launchable, Slots
 from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.cuda.streams import Event, Graph, Stream, StreamBackend, Tensor
@@ -83,7 +84,7 @@ class CudaMeasurer:
         self.load_inputs(inputs)
         self._values: Slots | None = None
         self._solo: dict[str, float] = {}
-        self._runners: dict[str, GraphRunner] = {}
+        self._runners: dict[tuple[str, int], GraphRunner] = {}
         self._waker = Waker(self.backend, lambda: self.replay_stream, _IDLE_S)
 
     def beat(self, item: int) -> None:
@@ -193,6 +194,7 @@ class CudaMeasurer:
         stamps: list[tuple[Event, Event]] = []
 
         def body() -> None:
+            stamps.clear()
             for stream, (_, copies), kernel in zip(sides, lanes, kernels, strict=True):
                 slots = self.values()
                 start, end = (backend.new_event(timing=True, in_graph=True) for _ in range(2))
@@ -227,9 +229,9 @@ class CudaMeasurer:
         self.backend.reset(chain.graph)
 
     # -- whole schedules ----------------------------------------------------------------------------------------------
-    def runner(self, schedule: Schedule) -> GraphRunner | Failure:
-        """The schedule as a graph in the scratch pool, captured once."""
-        key = self._key(schedule)
+    def runner(self, schedule: Schedule, copy: int = 0) -> GraphRunner | Failure:
+        """The schedule as a graph in the scratch pool, captured once for each ``copy``."""
+        key = self._key(schedule), copy
         if key not in self._runners:
             made = self.capture(schedule)
             if isinstance(made, Failure):
@@ -282,23 +284,27 @@ class CudaMeasurer:
     def paired(self, schedules: Sequence[Schedule], rounds: int, seed: int) -> list[list[float]] | Failure:
         """Raw times, ``[len(schedules)][rounds]``; a failure of one is a failure of all.
 
+        A schedule that is named twice is captured twice: whoever loads it captures it again, in other memory, and what that changes is
+        noise to a comparison of two schedules. Times of one graph would not show it.
+
         Their graphs are kept for as long as the same schedules are asked for: a comparison takes a few rounds at a time, and capturing a
         thousand operators takes longer than those. Another selection is captured afresh, so that no graph's place in memory decides twice.
         """
-        if {self._key(schedule) for schedule in schedules} != set(self._runners):
+        keys = [self._key(schedule) for schedule in schedules]
+        if set(keys) != {key for key, _ in self._runners}:
             self.drop_runners()
         runners = []
         for index, schedule in enumerate(schedules):
-            runner = self._try_runner(index, schedule)
+            runner = self._try_runner(index, schedule, keys[:index].count(keys[index]))
             if isinstance(runner, Failure):
                 return runner
             runners.append(runner)
         return self._interleave(runners, rounds, 0.0, seed)
 
-    def _try_runner(self, index: int, schedule: Schedule) -> GraphRunner | Failure:
+    def _try_runner(self, index: int, schedule: Schedule, copy: int = 0) -> GraphRunner | Failure:
         self.beat(index)
         try:
-            return self.runner(schedule)
+            return self.runner(schedule, copy)
         except Exception as error:
             return failure_of(error, "preparing the schedule")
 
@@ -362,7 +368,8 @@ class CudaMeasurer:
         """The same operators, in the graph's own order, in the variants of ``plan``, on one stream that nothing else uses."""
         program = self.program if plan is None else self.variants.pure(plan)
         with torch.inference_mode(), self.backend.on(self.capturer.streams.named("warm-up")):
-            outputs = self.backend.clone(program.run(inputs))
+            # A library that chooses its kernels anew, by timing them at that, takes seconds for each.
+            outputs = self.backend.clone(program.run(inputs, lambda: self.beat(self._item)))
         self.backend.synchronize()
         return outputs
 

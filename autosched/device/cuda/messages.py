@@ -34,6 +34,7 @@ class SettingsBody(_Body, frozen=True):
     attention: tuple[str, ...]
     half_precision: tuple[str, ...]
     depthwise_kernel: str
+    products_library: str
 
 
 class CapturedBody(_Body, frozen=True):

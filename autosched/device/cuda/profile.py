@@ -91,6 +91,7 @@ def cold_us(measurer: CudaMeasurer, operator: int, flush: Callable[[], object]) 
     stamps: list[tuple[Any, Any]] = []
 
     def body() -> None:
+        stamps.clear()
         slots = measurer.values()
         with backend.on(stream):
             for turn in range(2 * _COLD_COPIES):

@@ -65,7 +65,7 @@ from autosched.device.worker_messages import (
 )
 from autosched.device.worker_tensors import read_tensors
 from autosched.runtime.cuda.bindings import GraphBindings
-from autosched.runtime.cuda.graph import failure_of
+from autosched.runtime.cuda.failures import failure_of
 from autosched.runtime.cuda.lanes import CaptureOptions
 from autosched.runtime.cuda.streams import Tensor
 from autosched.runtime.float32 import rounded_as
@@ -294,6 +294,8 @@ class CudaService:
             raise UsageError(f"the measuring process of the CUDA device cannot answer {request.name}")
 
     def _profiles(self, bench: Bench, body: ProfilesBody) -> Iterator[Answer]:
+        # They hold times, too.
+        bench.measurer.wake()
         with bench.flushing() if body.cold and bench.flushing is not None else nullcontext() as flush:
             for operator in body.operators:
                 self._beat(operator)

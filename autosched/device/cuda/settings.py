@@ -8,7 +8,7 @@ from autosched.core.errors import DeviceError
 from autosched.core.records import DeviceKey
 from autosched.device.cuda.messages import SettingsBody
 from autosched.runtime.cuda.key import cuda_device_key
-from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision, set_switches
+from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision, products_library, set_switches
 from autosched.runtime.float32 import convolutions_rounded, matmul_precision
 
 
@@ -30,6 +30,7 @@ def current_settings(index: int, gpu: DeviceKey | None = None) -> SettingsBody:
         attention=attention_kernels(),
         half_precision=half_precision(),
         depthwise_kernel=depthwise_kernel(),
+        products_library=products_library(),
     )
 
 
@@ -55,7 +56,7 @@ def apply_settings(settings: SettingsBody) -> None:
     torch.backends.cudnn.deterministic = settings.cudnn_deterministic
     torch.backends.cudnn.allow_tf32 = settings.cudnn_allow_tf32
     torch.backends.cudnn.enabled = settings.cudnn_enabled
-    set_switches(settings.attention, settings.half_precision, settings.depthwise_kernel)
+    set_switches(settings.attention, settings.half_precision, settings.depthwise_kernel, settings.products_library)
     torch.set_float32_matmul_precision(settings.float32_matmul_precision)
     if settings.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(settings.deterministic)

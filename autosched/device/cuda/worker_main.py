@@ -74,7 +74,7 @@ class _Builder:
         capturer = GraphCapturer(backend, reader=bindings)
         regions = region_library(program, device, cuda_device_key(self._index), cuda_software_key(self._index))
         measurer = CudaMeasurer(capturer, bound, program.graph, inputs, beat=beat, contamination=meter.read, regions=regions)
-        failure = capturer.warm_up(bound, measurer.static)
+        failure = capturer.warm_up(bound, measurer.static, lambda: beat(-1))
         beat(-1)
         if failure is not None:
             raise RuntimeError(f"the program does not run on the device: {failure.detail}")

@@ -27,6 +27,7 @@ from autosched.core.graph import OpGraph
 from autosched.core.in_place import outputs_overwritten
 from autosched.core.records import Failure, FailureKind
 from autosched.runtime.cuda.captured import CapturedGraph, GraphNode, StorageSpan
+from autosched.runtime.cuda.failures import failure_of
 from autosched.runtime.cuda.lanes import NO_OPERATOR, CaptureNotes, CaptureOptions, GraphReader, LaneExecutor, Launchable, Slots
 from autosched.runtime.cuda.runner import GraphRunner, ReplayGate
 from autosched.runtime.cuda.streams import EmptyCapture, Graph, Pool, Stream, StreamBackend, StreamSet, Tensor, no_garbage_collection
@@ -106,22 +107,22 @@ class GraphCapturer:
                     return None
         except Exception as error:
             return failure_of(error, "workspaces")
-        made = self._record(lanes, body, pool)
+        made = self._recorded(lanes, body, pool)
         if isinstance(made, Failure):
             return made
-        before, self._workspaces = self._workspaces, (pool, made[0])
+        before, self._workspaces = self._workspaces, (made[2], made[0])
         if before is not None:
             backend.reset(before[1])
         return None
 
-    def warm_up(self, program: Launchable, inputs: Sequence[Tensor], *, passes: int = 2) -> Failure | None:
-        """Run every operator eagerly, on a stream that is never captured: modules load, libraries choose their algorithms."""
+    def warm_up(self, program: Launchable, inputs: Sequence[Tensor], beat: Callable[[], None] | None = None) -> Failure | None:
+        """Run every operator eagerly, twice, on a stream that is never captured: modules load, libraries choose their algorithms."""
         stream = self.streams.named("warm-up")
         try:
             self._load_own_kernels()
             with torch.inference_mode(), self.backend.on(stream):
-                for _ in range(passes):
-                    program.run(inputs)
+                for _ in range(2):
+                    program.run(inputs, beat)
             self.backend.synchronize()
         except Exception as error:
             return failure_of(error, "warm-up")
@@ -166,8 +167,8 @@ class GraphCapturer:
         Args:
             inputs: static buffers; held by the runner for its life.
             graph: needed to observe, and for programs that overwrite inputs.
-            pool: default a private pool of its own. Graphs in one pool share memory: never replay two at the same time, and read one's
-                outputs before replaying another.
+            pool: default a private pool of its own; the runner's may be another one where memory was short. Graphs in one pool share
+                memory: never replay two at the same time, and read one's outputs before replaying another.
             callers: inputs, by place, that are a caller's memory, to be overwritten where it lies; as for ``GraphRunner``.
 
         Returns:
@@ -176,9 +177,11 @@ class GraphCapturer:
         options = options or CaptureOptions()
         if options.observe and (self._reader is None or graph is None):
             return Failure(FailureKind.UNAVAILABLE, "cuda-bindings is not installed, so the captured graph cannot be read")
-        chosen = pool if pool is not None else self.backend.new_pool()
+        chosen = self.backend.new_pool() if pool is None else pool
         lanes = {self.backend.handle(stream) for stream in self._lanes(plan)}
         made = self._captured(program, plan, inputs, graph, chosen, options, callers)
+        if (roomier := self._room(made, chosen)) is not None:
+            chosen, made = roomier, self._captured(program, plan, inputs, graph, roomier, options, callers)
         if isinstance(made, Failure):
             return made
         runner, left_behind = made
@@ -251,8 +254,8 @@ class GraphCapturer:
     def capture_script(
         self, streams: Sequence[Stream], body: Callable[[], Any], *, pool: Pool | None = None
     ) -> tuple[Graph, Any] | Failure:
-        """Capture whatever ``body`` launches on ``streams`` (forked before it, joined after it) into one instantiated graph."""
-        result = self._record(streams, body, pool if pool is not None else self.scratch_pool())
+        """Capture whatever ``body`` launches on ``streams`` (forked before it, joined after it) into one graph; may call it twice."""
+        result = self._recorded(streams, body, pool if pool is not None else self.scratch_pool())
         if isinstance(result, Failure):
             return result
         try:
@@ -260,7 +263,7 @@ class GraphCapturer:
         except Exception as error:
             self.backend.reset(result[0])
             return failure_of(error, "instantiating the graph")
-        return result
+        return result[:2]
 
     def close(self) -> None:
         """Free what keeps pools alive. Runners are their owners' to close."""
@@ -268,8 +271,7 @@ class GraphCapturer:
             self.backend.reset(keeper)
         if self._workspaces is not None:
             self.backend.reset(self._workspaces[1])
-        self._keepers = []
-        self._scratch = self._workspaces = None
+        self._keepers, self._scratch, self._workspaces = [], None, None
 
     def _lanes(self, plan: Plan) -> list[Stream]:
         return [self.streams.lane(lane, priority) for lane, priority in dict.fromkeys((step.lane, step.priority) for step in plan.steps)]
@@ -283,6 +285,22 @@ class GraphCapturer:
     def _touch(self, name: str) -> None:
         with self.backend.on(self.streams.named(name)):
             self.backend.touch()
+
+    def _recorded(self, streams: Sequence[Stream], body: Callable[[], Any], pool: Pool) -> tuple[Graph, Any, Pool] | Failure:
+        """As :meth:`_record`, and in which pool: another one, once more, if memory was only cached."""
+        made = self._record(streams, body, pool)
+        if (roomier := self._room(made, pool)) is not None:
+            pool, made = roomier, self._record(streams, body, roomier)
+        return made if isinstance(made, Failure) else (*made, pool)
+
+    def _room(self, made: object, pool: Pool) -> Pool | None:
+        """Where to capture again what failed for want of memory that was cached, and is not now; ``None`` if it did not.
+
+        PyTorch gives no cache back while it captures, and refuses a pool that is in no graph any more: ours alone are known to be in one.
+        """
+        if not isinstance(made, Failure) or made.kind is not FailureKind.OOM or self.tainted or not self.backend.release_cached():
+            return None
+        return pool if pool in (self._scratch, *(self._workspaces or ())[:1]) else self.backend.new_pool()
 
     def _record(
         self,
@@ -321,8 +339,6 @@ class GraphCapturer:
                 if not ended:
                     clean = self._end(graph, origin, side)
                 self._unwind(graph, pool, clean=clean)
-        if failure.kind is FailureKind.OOM and not self.tainted:
-            backend.release_cached()
         log.debug("capture failed: %s", failure.detail)
         return failure
 
@@ -381,11 +397,3 @@ class GraphCapturer:
             reader.early_edges(graph),
             tuple(link for chain in notes.in_place for link in chain.links),
         )
-
-
-def failure_of(error: BaseException, doing: str) -> Failure:
-    """The failure a candidate's exception means."""
-    text = f"{doing}: {type(error).__name__}: {error}".splitlines()[0][:500]
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in text.lower():
-        return Failure(FailureKind.OOM, text)
-    return Failure(FailureKind.CAPTURE, text)

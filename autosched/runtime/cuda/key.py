@@ -17,7 +17,7 @@ from autosched.core.errors import DeviceMissing, UsageError
 from autosched.core.records import DeviceKey, SoftwareKey
 
 # Rises when what a record of a CUDA device means changes.
-CUDA_SCHEMA = 1
+CUDA_SCHEMA = 2
 
 # CUdevice_attribute numbers, from the CUDA driver's header.
 _ATTRIBUTES = {

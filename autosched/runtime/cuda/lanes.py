@@ -37,8 +37,11 @@ class Launchable(Protocol):
     def outputs(self, slots: Slots) -> list[Tensor]:
         """The program's outputs."""
 
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs of every operator run in the graph's own order; what nothing reads any more is dropped on the way."""
+    def run(self, inputs: Sequence[Tensor], before_each: Callable[[], None] | None = None) -> list[Tensor]:
+        """The outputs of every operator run in the graph's own order; what nothing reads any more is dropped on the way.
+
+        ``before_each`` is called before each operator.
+        """
 
 
 class GraphReader(Protocol):

@@ -140,8 +140,8 @@ class StreamBackend(Protocol):
     def same(self, tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
         """Whether all are equal to the bit; waits for the device."""
 
-    def release_cached(self) -> None:
-        """Give memory that no tensor holds back to the device; never in a capture."""
+    def release_cached(self) -> bool:
+        """Give memory that no tensor holds back to the device, and say whether there was any; never in a capture."""
 
     def allocated_bytes(self) -> int:
         """Bytes that tensors hold now."""

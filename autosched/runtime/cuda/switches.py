@@ -1,4 +1,4 @@
-"""What a process lets PyTorch use on a GPU for attention, for products in half precision and for depthwise convolutions.
+"""What a process lets PyTorch use on a GPU for attention, for products and for depthwise convolutions.
 
 Each may change both numbers and times.
 """
@@ -15,6 +15,7 @@ _REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_pre
 _SPLIT = "_split_k"
 _ACCUMULATION = "allow_fp16_accumulation"
 _ANY_KERNEL = "auto"
+_USUAL_LIBRARY = "cublas"
 
 
 def attention_kernels() -> tuple[str, ...]:
@@ -34,14 +35,23 @@ def depthwise_kernel() -> str:
     return "" if chosen == _ANY_KERNEL else chosen
 
 
-def set_switches(attention: tuple[str, ...], products: tuple[str, ...], depthwise: str) -> None:
+def products_library() -> str:
+    """Which library products go to wherever it has them; empty for cuBLAS, as it is unless somebody asks for another."""
+    chosen = _cuda.preferred_blas_library().name.lower() if hasattr(_cuda, "preferred_blas_library") else _USUAL_LIBRARY
+    return "" if chosen in (_USUAL_LIBRARY, "default") else str(chosen)
+
+
+def set_switches(attention: tuple[str, ...], products: tuple[str, ...], depthwise: str, library: str) -> None:
     """Make this process as another is.
 
     Args:
         attention: what :func:`attention_kernels` says there.
         products: what :func:`half_precision` says there.
         depthwise: what :func:`depthwise_kernel` says there.
+        library: what :func:`products_library` says there.
     """
+    if library != products_library():
+        _cuda.preferred_blas_library(library or _USUAL_LIBRARY)
     if depthwise != depthwise_kernel():
         torch.backends.cudnn.depthwise_kernel = depthwise or _ANY_KERNEL  # type: ignore[attr-defined,unused-ignore]
     for name in _ATTENTION:

@@ -250,9 +250,11 @@ class TorchStreams:
         """By the one rule for outputs."""
         return compare(tensors, others).bitwise
 
-    def release_cached(self) -> None:
+    def release_cached(self) -> bool:
         """``empty_cache``."""
+        before = torch.cuda.memory_reserved(self.device)
         torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self.device) < before
 
     def allocated_bytes(self) -> int:
         """``memory_allocated``: captured allocations count."""

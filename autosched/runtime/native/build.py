@@ -117,6 +117,11 @@ def engine_here() -> Engine:
     return Engine.NATIVE if native_library() is not None else Engine.PYTHON
 
 
+def engine_to_come() -> Engine:
+    """What will run lanes in this process once :func:`build_native` was called, as far as can be told without trying."""
+    return Engine.PYTHON if native_library() is None and obstacle() else Engine.NATIVE
+
+
 def build_native(limit_s: float = BUILD_LIMIT_S) -> Built:
     """Have the native lanes ready: at once if they were built before, else in the time of a compiler. Other processes wait for one."""
     if not native_lanes_wanted():

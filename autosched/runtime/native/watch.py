@@ -109,7 +109,7 @@ def _words(library: Library, place: int, watched: Watched) -> list[int]:
 
 def _inner(watched: Watched) -> list[int]:
     """Words that are there as long as no other has changed: of a list's items, and of tensors."""
-    items = (_word(id(each) + _ITEMS) + 8 * place for each in watched.lists for place in range(len(each)))
+    items = (_word(id(each) + _ITEMS) + 8 * place for each in watched.lists for place in range(list.__len__(each)))
     return [*items, *watched.words]
 
 

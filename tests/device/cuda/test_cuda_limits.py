@@ -8,11 +8,11 @@ from autosched.device.cuda.limits import measure_costs
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.cuda.graph import GraphCapturer
 from tests.conformance.fake_cuda import FakeCuda
-from tests.conformance.fake_cuda_values import FakeCapture
+from tests.conformance.fake_cuda_values import FakeCapture, FakeNode, FakeStream
 from tests.conformance.fake_graphs import diamond
 from tests.conformance.fake_program import FakeProgram
 
-FIRST_US, EACH_US = 40.0, 2.0
+FIRST_US, EACH_US, MEETING_US = 40.0, 2.0, 0.7
 
 
 class SlowLaunches(FakeCuda):
@@ -38,3 +38,20 @@ def test_what_a_launch_adds_is_what_it_adds_among_others() -> None:
     costs = measure_costs(measurer)
     assert costs.fixed_us == pytest.approx(EACH_US)
     assert (costs.launch_gap_us, costs.cross_lane_us) == (0.0, 0.0)
+
+
+class SlowMeetings(FakeCuda):
+    """What depends on more than one other node, once the edges that say nothing new are gone, starts a little later."""
+
+    def _add(self, stream: FakeStream, node: FakeNode) -> None:
+        super()._add(stream, node)
+        if len(node.dependencies) > 1:
+            node.duration_us += MEETING_US
+
+
+def test_a_dependency_across_lanes_costs_what_edges_that_order_something_cost() -> None:
+    cuda = SlowMeetings()
+    graph = diamond()
+    program = FakeProgram(cuda, graph)
+    measurer = CudaMeasurer(GraphCapturer(cuda), program, graph, program.inputs(1))
+    assert measure_costs(measurer).cross_lane_us == pytest.approx(MEETING_US)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autosched.core.records import Failure
+from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import make_schedule, sequential
+from autosched.device.cuda import service
 from autosched.device.cuda.baselines import BaselineKind, TimedBaseline
 from autosched.device.cuda.measure import CudaMeasurer
+from autosched.device.cuda.messages import ProfilesBody, wrap_request
+from autosched.device.worker_messages import OpenRequest
 from autosched.runtime.cuda.graph import GraphCapturer
 from tests.conformance.cpu_cuda import CpuCuda
 from tests.conformance.fake_cuda import FakeCapture, FakeCuda
@@ -120,3 +123,22 @@ def test_our_own_kernels_are_loaded_before_they_are_captured(*, warmed: bool) ->
     capturer.scratch_pool()
     assert {name: seen[0] for name, seen in cuda.captured.items()} == {"sleep": False, "touch": False}
     assert cuda.captured["touch"][-1]
+
+
+def test_a_device_is_woken_before_operators_are_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile holds times; in a process that was started for it, nothing was timed before."""
+    cuda, graph = Watched(), diamond()
+    program = FakeProgram(cuda, graph)
+    measurer = CudaMeasurer(GraphCapturer(cuda), program, graph, program.inputs(1))
+    bench = service.Bench(measurer, [], to_device=list, draw=lambda seed: [])
+    answers = service.CudaService(lambda request: bench, lambda body: None, lambda item: None)
+    woken: list[bool] = []
+
+    def profile(*_: object, **__: object) -> Failure:
+        woken.append(any(time_us >= 1e5 for time_us in cuda.slept_us))
+        return Failure(FailureKind.CRASH, "not asked")
+
+    monkeypatch.setattr(service, "profile_operator", profile)
+    list(answers.handle(OpenRequest("", "", 0)))
+    list(answers.handle(wrap_request(ProfilesBody((0,), False))))
+    assert woken == [True]

@@ -312,7 +312,12 @@ def test_stamps_tell_when_each_operator_ran() -> None:
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(ValueError("shapes differ"), FailureKind.CAPTURE), (OutOfMemory(), FailureKind.OOM), (MemoryError(), FailureKind.OOM)],
+    [
+        (ValueError("shapes differ"), FailureKind.CAPTURE),
+        (OutOfMemory(), FailureKind.OOM),
+        (MemoryError(), FailureKind.OOM),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), FailureKind.OOM),
+    ],
 )
 def test_an_operator_that_fails_in_a_capture_is_one_failure_and_everything_is_given_back(error: Exception, kind: FailureKind) -> None:
     graph = diamond()
@@ -556,3 +561,67 @@ def test_a_plan_that_fails_its_audit_is_never_served() -> None:
 # Trap 5 (rewiring the edges of a captured graph): never done; a schedule is captured anew, because GEMMs of one stream share a workspace.
 # Trap 10 (launch order permutes random numbers): capture refuses operators that draw. tests/capture has the tests.
 # Trap 11 (noise misread as interference): interleaved blocks and an A/A floor. tests/device/test_timing.py has the tests.
+
+
+class Crowded(FakeCuda):
+    """All but a little of the device's memory is cached for other streams."""
+
+    def crowd(self, left_bytes: int) -> None:
+        other = self.new_stream(0)
+        self._limit = self._next_address + (1 << 20) + left_bytes
+        with self.on(other):
+            self.allocate(1 << 20)
+
+
+def test_memory_that_is_only_cached_is_given_back_for_a_capture() -> None:
+    """PyTorch takes back what it has cached for other streams where memory is short, but not while it captures."""
+    graph = diamond()
+    cuda = Crowded()
+    rig = Rig(graph, cuda=cuda)
+    static = [cuda.static_like(tensor) for tensor in rig.inputs]
+    wanted = rig.program.answer(rig.inputs)
+    cuda.crowd(left_bytes=0)
+    runner = rig.capturer.capture(rig.program, make_plan(graph, two_lanes(graph)), static, graph=graph)
+    assert isinstance(runner, GraphRunner), runner
+    assert rig.numbers(runner(rig.inputs)) == wanted
+    assert (cuda.released, cuda.abandoned) == (1, 0)
+
+
+def test_a_script_is_captured_again_where_memory_was_only_cached() -> None:
+    cuda = Crowded()
+    capturer = GraphCapturer(cuda, reader=cuda)
+    stream = capturer.streams.lane(0)
+    capturer.scratch_pool()
+    cuda.crowd(left_bytes=0)
+    made: list[FakeTensor] = []
+
+    def body() -> None:
+        made.clear()
+        with cuda.on(stream):
+            made.append(cuda.allocate(1 << 16))
+            cuda.touch()
+
+    result = capturer.capture_script([stream], body)
+    assert not isinstance(result, Failure), result
+    assert len(made) == cuda.released == 1
+
+
+def test_a_graph_that_the_driver_has_no_memory_for_is_captured_again_where_some_was_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is made launchable takes memory of the driver's, which a full cache has left none of."""
+    graph = diamond()
+    cuda = Crowded()
+    rig = Rig(graph, cuda=cuda)
+    wanted = rig.program.answer(rig.inputs)
+    cuda.crowd(left_bytes=1 << 20)
+    ordinary = cuda.instantiate
+
+    def instantiate(made: Any) -> None:
+        if not cuda.released:
+            raise RuntimeError("CUDA error: out of memory")
+        ordinary(made)
+
+    monkeypatch.setattr(cuda, "instantiate", instantiate)
+    runner = rig.capture(two_lanes(graph))
+    assert isinstance(runner, GraphRunner), runner
+    assert rig.numbers(runner(rig.inputs)) == wanted
+    assert cuda.live_graphs == 1

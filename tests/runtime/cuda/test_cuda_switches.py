@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from autosched.device.cuda.settings import apply_settings, current_settings
-from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision, set_switches
+from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision, products_library, set_switches
 from autosched.runtime.host_key import numerics_key
 
 
 @pytest.fixture(autouse=True)
 def _put_back() -> Iterator[None]:
-    before = attention_kernels(), half_precision(), depthwise_kernel()
+    before = attention_kernels(), half_precision(), depthwise_kernel(), products_library()
     yield
     set_switches(*before)
-    assert (attention_kernels(), half_precision(), depthwise_kernel()) == before
+    assert (attention_kernels(), half_precision(), depthwise_kernel(), products_library()) == before
 
 
 def test_what_one_process_allows_another_is_made_to_allow() -> None:
@@ -45,7 +46,7 @@ def test_split_sums_are_kept_apart_from_reduced_ones() -> None:
     attention = attention_kernels()
     for wanted in ((True, True), (False, True), (False, False)):
         names = tuple(text for text, on in zip((name, f"{name}_split_k"), wanted, strict=True) if on)
-        set_switches(attention, names, "")
+        set_switches(attention, names, "", "")
         assert half_precision() == names
 
 
@@ -56,6 +57,29 @@ def test_a_kernel_that_is_asked_for_is_asked_for_in_the_other_process_too(monkey
     changed = current_settings(0)
     assert (usual.depthwise_kernel, changed.depthwise_kernel) == ("", "native")
     assert dict(numerics_key("cuda"))["depthwise_kernel"] == "native"
+    apply_settings(usual)
+    assert current_settings(0) == usual
+    assert numerics_key("cuda") == key
+    apply_settings(changed)
+    assert current_settings(0) == changed
+
+
+def test_products_go_to_the_library_that_the_other_process_prefers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else kernels are timed and compared that are not those that are served."""
+    preferred = [SimpleNamespace(name="Cublas")]
+
+    def prefer(library: str | None = None) -> SimpleNamespace:
+        # A build for CPUs answers, and lets itself be told nothing.
+        if library is not None:
+            preferred[0] = SimpleNamespace(name=library.capitalize())
+        return preferred[0]
+
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", prefer)
+    usual, key = current_settings(0), numerics_key("cuda")
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    changed = current_settings(0)
+    assert (usual.products_library, changed.products_library) == ("", "cublaslt")
+    assert dict(numerics_key("cuda"))["products_library"] == "cublaslt"
     apply_settings(usual)
     assert current_settings(0) == usual
     assert numerics_key("cuda") == key

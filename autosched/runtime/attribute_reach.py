@@ -1,0 +1,190 @@
+"""What attributes of modules lead to: containers, objects that hold settings, tensors, and modules that are no part of any other."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+Place = tuple[int, object]
+"""Which container or tensor, by its identity, and the key of an item in it, or ``LENGTH``."""
+
+LENGTH = object()
+END = object()
+# Of a container that holds settings; a larger one holds data.
+MOST_ITEMS = 64
+# A configuration of transformers has about a hundred attributes.
+_MOST_ATTRIBUTES = 256
+# What is held by what an attribute holds, and so on. Whoever keeps a trainer in his model does not want all of that watched.
+_DEPTH = 3
+_MOST_CONTAINERS = 64
+_MOST_TENSORS = 256
+_MOST_MODULES = 64
+_NO_SETTINGS = (torch.nn.Module, torch.Tensor, enum.Enum, type)
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
+_CONFIGURATIONS = (types.SimpleNamespace, argparse.Namespace)
+# A logger, a lock or a counter of the standard library changes as it is used, and a schedule of autosched's may be an attribute, too.
+_OF_NO_MODEL = sys.stdlib_module_names | {"torch", "autosched"}
+_OF_A_MODULE = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """A set, a queue, or the slots of an object: to see whether it has changed it must be read.
+
+    Args:
+        owner: which it is.
+        read: what it holds now.
+    """
+
+    owner: object
+    read: Callable[[], Iterable[object]]
+
+
+@dataclass(slots=True)
+class Reached:
+    """All of it, each once, the nearest first."""
+
+    dictionaries: list[dict[Any, Any]] = field(default_factory=list)
+    lists: list[list[Any]] = field(default_factory=list)
+    uncounted: list[Uncounted] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    hidden: list[torch.nn.Module] = field(default_factory=list)
+
+
+def reach(values: Iterable[object], but: Set[Place] = frozenset(), known: Set[int] = frozenset()) -> Reached:
+    """What ``values`` hold.
+
+    Args:
+        values: of attributes.
+        but: places to leave out.
+        known: identities of modules that are looked at elsewhere.
+    """
+    search = _Search(but, known)
+    search.follow(values)
+    for module in search.found.hidden[:]:
+        search.open(module)
+    return search.found
+
+
+class _Search:
+    """As :func:`reach`."""
+
+    def __init__(self, but: Set[Place], known: Set[int]) -> None:
+        self.found = Reached()
+        self._but = but
+        self._seen = set(known)
+        self._modules = set(known)
+        self._most_modules = len(known) + _MOST_MODULES
+        self._opened = 0
+
+    def follow(self, values: Iterable[object]) -> None:
+        """The nearest first; once there is enough, only what tensors and modules are among these."""
+        pending: deque[tuple[object, int]] = deque((value, 0) for value in values)
+        while pending:
+            value, depth = pending.popleft()
+            # By its type: whether it is an instance, a proxy answers as what it stands for, which may be gone.
+            kind = type(value)
+            if kind in _PLAIN or id(value) in self._seen:
+                continue
+            self._seen.add(id(value))
+            if issubclass(kind, torch.Tensor):
+                self._hold(cast("torch.Tensor", value), nearby=depth == 0)
+            elif issubclass(kind, torch.nn.Module):
+                self.found.hidden.append(cast("torch.nn.Module", value))
+            elif issubclass(kind, types.MethodType):
+                pending.append((cast("types.MethodType", value).__self__, depth))
+            elif self._opened < _MOST_CONTAINERS:
+                inside = [item for part in _parts(value) for item in self._inside(part, value)]
+                if depth < _DEPTH:
+                    pending.extend((item, depth + 1) for item in inside)
+
+    def open(self, root: torch.nn.Module) -> None:
+        """A module that is no part of the model as far as PyTorch knows (in a list, say), and its parts: what is in it, and its weights."""
+        for module in root.modules():
+            if len(self._modules) >= self._most_modules:
+                return
+            if id(module) in self._modules:
+                continue
+            self._modules.add(id(module))
+            tables = [vars(module), *(vars(module).get(name) for name in _OF_A_MODULE)]
+            for table in [table for table in tables if isinstance(table, dict) and dict.__len__(table) <= _MOST_ATTRIBUTES]:
+                self.found.dictionaries.append(table)
+                for item in dict.values(table):
+                    if isinstance(item, torch.Tensor):
+                        self._hold(item)
+
+    def _hold(self, tensor: torch.Tensor, *, nearby: bool = False) -> None:
+        if (nearby or len(self.found.tensors) < _MOST_TENSORS) and (id(tensor), LENGTH) not in self._but:
+            self.found.tensors.append(tensor)
+
+    def _inside(self, part: _Part, value: object) -> list[object]:
+        """Take ``part`` of ``value`` for one to look at, unless it is too large; what is in it."""
+        if isinstance(part, tuple):
+            # Its items stay the same, and what these hold may not.
+            inside = [] if len(part) > MOST_ITEMS or all(type(item) in _PLAIN for item in part) else list(part)
+            self._opened += bool(inside)
+            return inside
+        if isinstance(part, dict):
+            if dict.__len__(part) > (MOST_ITEMS if part is value else _MOST_ATTRIBUTES):
+                return []
+            self.found.dictionaries.append(part)
+            inside = [item for key, item in list(dict.items(part)) if (id(part), key) not in self._but]
+        elif isinstance(part, list):
+            self.found.lists.append(part)
+            short = list.__len__(part) <= MOST_ITEMS and (id(part), LENGTH) not in self._but
+            inside = list(list.__iter__(part)) if short else []
+        else:
+            inside = list(part.read()) if (id(part.owner), LENGTH) not in self._but else []
+            if len(inside) > MOST_ITEMS:
+                return []
+            self.found.uncounted.append(part)
+        self._opened += 1
+        return inside
+
+
+_Part = dict[Any, Any] | list[Any] | tuple[Any, ...] | Uncounted
+
+
+def _parts(value: object) -> Iterator[_Part]:
+    """The container that ``value`` is, and its attributes if it may be a configuration; nothing that its class makes up is asked."""
+    kind = type(value)
+    if issubclass(kind, _NO_SETTINGS):
+        return
+    # Of classes that are derived from these, too: many a library's settings are a dictionary.
+    if issubclass(kind, dict | list | tuple) and isinstance(value, dict | list | tuple):
+        yield value
+    elif issubclass(kind, set) and isinstance(value, set):
+        yield Uncounted(value, partial(set.__iter__, value))
+    elif issubclass(kind, deque) and isinstance(value, deque):
+        yield Uncounted(value, partial(deque.__iter__, value))
+    if kind.__module__.partition(".")[0] in _OF_NO_MODEL and kind not in _CONFIGURATIONS:
+        return
+    try:
+        table = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        table = None
+    if type(table) is dict:
+        yield table
+    slots = [slot for each in kind.__mro__ for slot in vars(each).values() if isinstance(slot, types.MemberDescriptorType)]
+    if slots:
+        yield Uncounted(value, partial(_in_slots, value, slots))
+
+
+def _in_slots(value: object, slots: Iterable[types.MemberDescriptorType]) -> list[object]:
+    return [_in_slot(value, slot) for slot in slots]
+
+
+def _in_slot(value: object, slot: types.MemberDescriptorType) -> object:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return END

@@ -1,0 +1,37 @@
+"""What is made of the times of operators in a program: figures that add up to a run of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autosched.device.cpu_solo import shared_times
+
+
+def test_a_stop_somewhere_in_each_run_is_in_the_sum_and_changes_no_ratio() -> None:
+    alone_us = np.asarray([10.0, 20.0, 20.0, 50.0])
+    times_us = np.tile(alone_us, (4, 1))
+    # Each run is stopped for as long as it takes, each time in another operator, which no median sees.
+    for run in range(4):
+        times_us[run, run] += 100.0
+    found = shared_times(times_us, {"small": [0], "twins": [1, 2], "large": [3]})
+    medians_us = {signature: float(np.median(rounds_us)) for signature, rounds_us in found.items()}
+    assert medians_us["small"] + 2 * medians_us["twins"] + medians_us["large"] == pytest.approx(200.0)
+    assert medians_us["large"] / medians_us["small"] == pytest.approx(5.0)
+
+
+def test_operators_that_could_not_be_timed_are_left_out_of_the_sum() -> None:
+    times_us = np.asarray([[10.0, 1e6, 30.0], [10.0, 1e6, 30.0]])
+    found = shared_times(times_us, {"a": [0], "broken": [], "b": [2]})
+    assert {signature: rounds_us.tolist() for signature, rounds_us in found.items()} == {"a": [10.0, 10.0], "b": [30.0, 30.0]}
+
+
+@given(st.lists(st.lists(st.floats(1e-3, 1e6), min_size=5, max_size=5), min_size=1, max_size=9))
+def test_what_is_added_up_is_the_median_run(rows: list[list[float]]) -> None:
+    times_us = np.asarray(rows)
+    members = {"one": [0, 3], "two": [1], "three": [2, 4]}
+    found = shared_times(times_us, members)
+    together_us = sum(len(members[signature]) * float(np.median(rounds_us)) for signature, rounds_us in found.items())
+    assert together_us == pytest.approx(float(np.median(times_us.sum(axis=1))))
