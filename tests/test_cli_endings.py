@@ -139,7 +139,7 @@ def test_an_interrupt_is_json_when_json_was_asked_for(
     assert run("tune", "autosched:toy", "--device", "cpu", "--json") == code
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["type"], error["exit_code"]) == ("Interrupted", code)
-    assert "the same command goes on" in error["message"]
+    assert "the same command continues" in error["message"]
 
 
 def test_a_bug_is_json_too_and_still_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
