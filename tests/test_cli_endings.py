@@ -41,6 +41,33 @@ def test_a_reader_of_json_that_leaves_takes_no_exit_code_away() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+_PRINTS = """
+import os, sys
+import autosched.doctor
+from autosched.cli import main
+def examine():
+    print("by the model")
+    os.system("echo by its child")
+    os.write(1, b"by its library\\n")
+    return []
+autosched.doctor.examine = examine
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("arguments", [["doctor", "--json"], ["doctor"]], ids=" ".join)
+def test_what_a_model_prints_is_not_among_the_json(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "prints.py").write_text(_PRINTS)
+    command = [sys.executable, "-P", str(tmp_path / "prints.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    others = done.stdout
+    if "--json" in arguments:
+        assert json.loads(done.stdout) == {"findings": []}
+        others = done.stderr
+    for who in ("by the model", "by its child", "by its library"):
+        assert who in others
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     ("arguments", "code"),
@@ -112,7 +139,7 @@ def test_an_interrupt_is_json_when_json_was_asked_for(
     assert run("tune", "autosched:toy", "--device", "cpu", "--json") == code
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["type"], error["exit_code"]) == ("Interrupted", code)
-    assert "the same command goes on" in error["message"]
+    assert "the same command continues" in error["message"]
 
 
 def test_a_bug_is_json_too_and_still_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

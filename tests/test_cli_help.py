@@ -97,6 +97,21 @@ def test_models_says_how_to_name_ones_own(capsys: pytest.CaptureFixture[str]) ->
     assert ".pt2" in printed
 
 
+def test_a_narrow_terminal_cuts_no_name_of_a_model_off(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    monkeypatch.setattr("autosched.cli.machine.results_console", lambda: Console(width=40))
+    assert run("models") == 0
+    assert "\u2026" not in capsys.readouterr().out
+
+
+def test_compare_says_how_strategies_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run("compare", "--help") == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "--strategies " in line and "default" in line)
+    assert "sequential,estf,beam" in line
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [

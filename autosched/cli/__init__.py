@@ -6,6 +6,7 @@ Exit codes: 0 ok, 2 usage, 3 unstable measurement, 4 incompatible or corrupt art
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import sys
@@ -15,7 +16,7 @@ import typer
 
 from autosched.cli import bundles, cache, costmodel, machine, tuning
 from autosched.cli.endings import INTERRUPTED, drop_output, flush_output, how_to_go_on, reader_left, stoppable
-from autosched.cli.printing import complain, emit, plain_warnings, spell_out_what_has_no_letter
+from autosched.cli.printing import complain, emit, json_alone, plain_warnings, spell_out_what_has_no_letter
 from autosched.core.errors import AutoschedError
 
 _HELP = """Decide when and where each operator of a PyTorch model runs: measure, search, verify, export, load.
@@ -64,7 +65,9 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     spell_out_what_has_no_letter()
     given = arguments if arguments is not None else sys.argv[1:]
-    with stoppable() as stop, plain_warnings():
+    # Help is for whoever reads it, whatever else was asked for.
+    alone = "--json" in given and not {"-h", "--help", "--version"} & set(given)
+    with stoppable() as stop, plain_warnings(), json_alone() if alone else contextlib.nullcontext():
         code = _run(given)
         if code == INTERRUPTED:
             code = _say("Interrupted", how_to_go_on(given), stop.exit_code, "--json" in given)

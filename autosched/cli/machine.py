@@ -26,7 +26,7 @@ def list_models(json: JsonOption = False) -> None:
 
     table = Table(title="models of the suite")
     for heading in ("name", "what it is", "needs"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for entry in entries:
         table.add_row(entry.name, entry.description, entry.package)
     console = results_console()

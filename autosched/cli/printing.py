@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import shutil
@@ -11,7 +12,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
@@ -29,16 +30,55 @@ _WHOLE = re.compile(r"(?<!\w)'[^'\n]{1,60}'(?!\w)|(?<!\S)--?\w[\w-]* [^\s;]+")
 """What is copied from a sentence: a quoted command, and an option with its value."""
 
 
+_for_json: BinaryIO | None = None
+"""Where :func:`emit` writes within :func:`json_alone`."""
+
+
+@contextlib.contextmanager
+def json_alone() -> Iterator[None]:
+    """Within, only :func:`emit` writes to stdout. What a user's model prints, and what processes print that it starts, goes to stderr."""
+    global _for_json
+    usual = sys.stdout
+    try:
+        number = usual.fileno()
+    except (AttributeError, OSError):  # there is none, or it is Python's alone
+        with open(os.devnull, "wb") as nowhere:
+            _for_json, sys.stdout = getattr(usual, "buffer", nowhere), sys.stderr
+            try:
+                yield
+            finally:
+                _for_json, sys.stdout = None, usual
+        return
+    usual.flush()
+    # Before the copy is made, which would else be number 2 where that is free.
+    others = os.dup(2) if sys.stderr is not None else os.open(os.devnull, os.O_WRONLY)
+    kept = _for_json = open(os.dup(number), "wb")  # noqa: SIM115
+    os.dup2(others, number)
+    try:
+        yield
+    finally:
+        _for_json = None
+        with contextlib.suppress(OSError):
+            usual.flush()
+        os.dup2(kept.fileno(), number)
+        os.close(others)
+        # Whoever read it may have left, which was said when it was written to.
+        with contextlib.suppress(OSError):
+            kept.close()
+
+
 def emit(value: Any) -> None:
     """Write ``value`` (anything msgspec can encode) to stdout as one JSON object, in UTF-8 whatever the terminal's encoding."""
     import msgspec
 
+    stdout = _for_json if _for_json is not None else getattr(sys.stdout, "buffer", None)
     # None where the process was started without one.
-    if sys.stdout is None:
+    if stdout is None:
         return
-    sys.stdout.flush()
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-    sys.stdout.buffer.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    stdout.flush()
 
 
 def spell_out_what_has_no_letter() -> None:

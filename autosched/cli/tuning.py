@@ -103,7 +103,13 @@ def tune(
 
 def compare(
     model: ModelArgument,
-    strategies: Annotated[str | None, typer.Option(help="Comma-separated names; default: all that suit the device.")] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Such as sequential,estf,beam; a name that there is not is answered with all; default: those that suit the device.",
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     effort: EffortOption = "quick",
     budget: BudgetOption = None,
