@@ -146,7 +146,7 @@ def _judged(name: str, card: Card, key: DeviceKey, engine: Engine | None, folder
         return Judged(None, "analytic", f"the model in {where} was trained on {', '.join(card.kinds)}, not on {key.kind}")
     if card.simulated:
         return Judged(None, "analytic", f"the model in {where} was trained on simulated runs")
-    if card.engine is not None and engine is not None and card.engine is not engine:
+    if _of_other_lanes(card, engine):
         return Judged(None, "analytic", f"the model in {where} was trained on {card.engine} lanes, and here they are {engine}")
     own = _is_of(folder, key)
     here = "this device" if own else "a device of this name" if key.name in card.devices else "another device"
@@ -154,6 +154,11 @@ def _judged(name: str, card: Card, key: DeviceKey, engine: Engine | None, folder
     if name == "analytic":
         return Judged(None, "analytic", f"no model learned from {runs} has passed the gate", own and bool(card.held_out))
     return Judged(folder, name, f"trained on {runs}: {', '.join(card.devices)}")
+
+
+def _of_other_lanes(card: Card, engine: Engine | None) -> bool:
+    """Whether the runs of a model were on lanes of another kind than ``engine``, as far as both are known."""
+    return card.engine is not None and engine is not None and card.engine is not engine
 
 
 class _About(msgspec.Struct, frozen=True):
@@ -180,7 +185,7 @@ def _shipped(key: DeviceKey, engine: Engine | None) -> list[Path]:
             card = decode_json((folder / "card.json").read_bytes(), Card)
         except (OSError, msgspec.MsgspecError):
             continue
-        if key.name in card.devices and (engine is None or card.engine in (None, engine)):
+        if key.name in card.devices and not _of_other_lanes(card, engine):
             found.append(folder)
     # What was found out on this very device is not for others to overrule: most of all that no learned model is good enough on it.
     return [folder for folder in found if _is_of(folder, key)] or found
