@@ -318,7 +318,7 @@ def main() -> int:
         began = time.monotonic()
         try:
             found = contest(name, options.repository, options.rounds, options.budget, options.seed)
-        except Exception:  # a time that a GPU is lent is too dear for a second model to wait for the first
+        except Exception:  # minutes of a GPU are too dear to be given up for one model that fails
             traceback.print_exc()
             failed = True
             continue
