@@ -274,7 +274,7 @@ def _qualified(
             why="" if item in able else why_dropped(item, timed[0]),
             sequential_us=samples.median_us,
             ci_us=(samples.ci_low_us, samples.ci_high_us),
-            bound_us=item.entrant.bound_us,
+            bound_us=item.bound_us,
         )
     return timed
 

@@ -47,26 +47,43 @@ class Entrant:
 
     Args:
         orders: its sequential schedules, one for each width, each operator in the variant that is fastest alone.
-        bound_us: no schedule is faster, microseconds; ``None`` if unknown.
+        alone_us: for each of those, the sum of its operators' times alone, microseconds; NaN if one has none.
+        bound_us: no schedule is faster while operators take what they took alone, microseconds; ``None`` if unknown.
     """
 
     prepared: Prepared
     orders: tuple[Schedule, ...]
+    alone_us: tuple[float, ...]
     bound_us: float | None
 
 
 @dataclass(frozen=True, eq=False)
 class Qualified:
-    """An entrant with the times of its best sequential order: every round was taken beside one of each other entrant."""
+    """An entrant with the times of its best sequential order: every round was taken beside one of each other entrant.
+
+    ``alone_us`` is what that order takes by its operators' times alone, microseconds; NaN if unknown.
+    """
 
     entrant: Entrant
     sequential: Samples
+    alone_us: float = math.nan
+
+    @property
+    def bound_us(self) -> float | None:
+        """No schedule is faster, microseconds, at the pace of the rounds; ``None`` if unknown.
+
+        Where the operators in order took less than alone, the machine was slower then, and so high is the bound from those times.
+        """
+        bound = self.entrant.bound_us
+        if bound is None or not self.alone_us > self.sequential.median_us:
+            return bound
+        return bound * self.sequential.median_us / self.alone_us
 
     @property
     def at_best_us(self) -> float:
         """What lanes could make of it at best, microseconds."""
         least = self.sequential.median_us / MOST_GAIN
-        bound = self.entrant.bound_us
+        bound = self.bound_us
         if bound is None:
             return least
         # On a CPU the bound counts the cores as well, and stands for itself.
@@ -75,7 +92,7 @@ class Qualified:
     @property
     def promise(self) -> tuple[float, float]:
         """For sorting: what lanes could make of it, then the bound alone; the least is the most promising."""
-        bound = self.entrant.bound_us
+        bound = self.bound_us
         return self.at_best_us, bound if bound is not None else float("inf")
 
 
@@ -93,7 +110,7 @@ def enter(prepared: Prepared, journal: Journal, rounds: int, ledger: Ledger, sec
     if variants is not None:
         chosen = [tuple(int(item) for item in variants.best[:, place]) for place in range(len(widths))]
         orders = tuple(dataclasses.replace(order, variant=variant) for order, variant in zip(orders, chosen, strict=True))
-    return Entrant(prepared, orders, bound_of_times(program.graph, times, widths, facts))
+    return Entrant(prepared, orders, tuple(times.sum(axis=0).tolist()), bound_of_times(program.graph, times, widths, facts))
 
 
 def qualify(
@@ -131,7 +148,7 @@ def qualify(
         done += 1
         progress.update(done=done, total=_MOST_ROUNDS, measured=ledger.measurements)
     ledger.failures += len(failed)
-    timed = [Qualified(entrant, min(map(summarize, columns[id(entrant)]), key=lambda item: item.median_us)) for entrant in alive]
+    timed = [_best_order(entrant, columns[id(entrant)]) for entrant in alive]
     return sorted(timed, key=lambda item: item.sequential.median_us), failed
 
 
@@ -153,6 +170,11 @@ def why_dropped(item: Qualified, leader: Qualified) -> str:
     if item.at_best_us < best:
         return f"lanes could make it {item.at_best_us:,.0f} us at best, but only {MOST_TUNED} lowerings are tuned"
     return f"lanes could make it {item.at_best_us:,.0f} us at best, and {name} takes {best:,.0f} us in order"
+
+
+def _best_order(entrant: Entrant, columns: Sequence[Sequence[float]]) -> Qualified:
+    timed = [Qualified(entrant, summarize(column), alone_us) for column, alone_us in zip(columns, entrant.alone_us, strict=True)]
+    return min(timed, key=lambda item: item.sequential.median_us)
 
 
 def _round(entrant: Entrant) -> list[float] | Failure:

@@ -22,7 +22,7 @@ from autosched.core.variants import Lowering
 from autosched.pipeline import contest, granularity, job, preparing
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.contest import LEAST_COMPILE_S
-from autosched.pipeline.qualification import contenders
+from autosched.pipeline.qualification import Entrant, Qualified, contenders
 from tests.conformance.contest_double import Bench, Branches, Speed, comparing, rows, steady_clock
 
 
@@ -106,6 +106,15 @@ def test_among_equals_in_order_the_one_with_more_to_gain_comes_first(fused_us: f
     assert found[0].name == first
     assert {item.name for item in found} == {"fused", "rewritten"}
     assert contenders([fused]) == [fused]
+
+
+@pytest.mark.parametrize(("alone_us", "expected_us"), [(150.0, 60.0), (80.0, 90.0), (float("nan"), 90.0)])
+def test_a_bound_from_times_of_a_slower_moment_is_brought_to_the_pace_of_the_rounds(alone_us: float, expected_us: float) -> None:
+    cpu: Any = SimpleNamespace(device=SimpleNamespace(key=SimpleNamespace(kind="cpu")))
+    timed = Qualified(Entrant(cpu, (), (), 90.0), Samples(100.0, 99.0, 101.0, 101.0, 99.0, 9), alone_us)
+    assert timed.bound_us == pytest.approx(expected_us)
+    assert timed.promise == (timed.at_best_us, timed.bound_us)
+    assert timed.at_best_us == timed.bound_us
 
 
 def test_the_first_in_order_stays_where_the_other_is_no_faster_beyond_noise(compare: Callable[..., TuneReport]) -> None:
