@@ -24,8 +24,10 @@ $(VENV)/.installed: pyproject.toml
 demo: install
 	$(VENV)/bin/autosched tune $(MODEL) --device auto --effort quick -o $(BUNDLE)
 
+# Most tests keep one core busy, so one process for each core takes half the time on two of them; more than four gain little and each of
+# them has a PyTorch of its own in memory.
 test: install
-	$(VENV)/bin/python -m pytest -q -m "not gpu"
+	$(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses 4 --dist worksteal
 
 # The CUDA side on a machine without a GPU: see tools/cuda_emulator/README.md. Not part of `make test`.
 EMULATOR_TORCH ?= 2.11.*
