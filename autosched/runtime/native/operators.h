@@ -3,6 +3,8 @@
 
 #include "program.h"
 
+#include <algorithm>
+
 #include <ATen/EmptyTensor.h>
 #include <torch/csrc/inductor/inductor_ops.h>
 
@@ -15,16 +17,29 @@ void call_with(void* function, void** pointers, std::index_sequence<Places...>) 
 
 using Caller = void (*)(void*, void**);
 
-template <size_t... Counts>
-std::vector<Caller> make_callers(std::index_sequence<Counts...>) {
-  return {[](void* function, void** pointers) { call_with(function, pointers, std::make_index_sequence<Counts>()); }...};
+template <size_t Count>
+void call_given(void* function, void** pointers) {
+  call_with(function, pointers, std::make_index_sequence<Count>());
 }
 
+template <size_t... Counts>
+std::vector<Caller> make_callers(std::index_sequence<Counts...>) {
+  return {call_given<Counts>...};
+}
+
+// For more than these, which the tables of a recommender's embeddings make, there is not a function for each number: a kernel is given some
+// null pointers behind its own. It never looks at them, and its caller is who takes arguments off the stack in every calling convention
+// that these lanes run under (System V x86-64, section 3.2.3; AArch64 procedure call standard, section 6.8).
+constexpr size_t kExactPointers = 128;
+
 void run_kernel(const Instruction& todo, std::vector<IValue>& slots) {
-  static const std::vector<Caller> callers = make_callers(std::make_index_sequence<kMostPointers + 1>());
+  static const std::vector<Caller> callers = make_callers(std::make_index_sequence<kExactPointers + 1>());
   void* pointers[kMostPointers];
-  for (size_t place = 0; place < todo.slots.size(); ++place) pointers[place] = slots[todo.slots[place]].toTensor().mutable_data_ptr();
-  callers[todo.slots.size()](todo.function, pointers);
+  const size_t count = todo.slots.size();
+  for (size_t place = 0; place < count; ++place) pointers[place] = slots[todo.slots[place]].toTensor().mutable_data_ptr();
+  if (count <= kExactPointers) return callers[count](todo.function, pointers);
+  std::fill(pointers + count, pointers + kMostPointers, nullptr);
+  (count <= kMostPointers / 4 ? call_given<kMostPointers / 4> : call_given<kMostPointers>)(todo.function, pointers);
 }
 
 void push(const Argument& argument, const std::vector<IValue>& slots, Stack& stack) {

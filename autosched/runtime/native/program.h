@@ -13,7 +13,7 @@ namespace {
 using c10::IValue;
 using c10::Stack;
 
-constexpr size_t kMostPointers = 128;
+constexpr size_t kMostPointers = 1024;
 
 struct Argument {
   enum class Kind { Fixed, Slot, Tensors, OptionalTensors };

@@ -155,8 +155,8 @@ def test_the_numbers_of_a_compiled_kernel_get_where_they_should() -> None:
     assert made.storage_offset() == 4
 
 
-def test_a_kernel_of_very_many_tensors_gets_them_in_order() -> None:
-    count = 100
+@pytest.mark.parametrize("count", [100, 128, 129, 256, 257, 1000])
+def test_a_kernel_of_very_many_tensors_gets_them_in_order(count: int) -> None:
     seen: list[list[int]] = []
     kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)
     function = kind(lambda *given: seen.append(list(given)))
@@ -226,7 +226,7 @@ def test_what_cannot_be_said_natively_runs_in_python() -> None:
         (CallOperator(Call("aten::relu.default", (X,), (("colour", 1),), (4,))), "colour"),
         (CallOperator(Call("aten::relu.default", (), (), (4,))), "is given no self"),
         (CallOperator(Call("aten::pow.Tensor_Scalar", (X, "two"), (), (4,))), "number|Scalar"),
-        (RunKernel("wide", 1, (0,) * 500, None), "more than"),
+        (RunKernel("wide", 1, (0,) * 1025, None), "more than"),
     ],
     ids=["overload", "keyword", "missing", "type", "pointers"],
 )
