@@ -72,12 +72,14 @@ def interleave(
     deadline: float,
     progress: Progress,
     anchor: str,
+    stand_ins: Sequence[str] = (),
 ) -> Times:
     """Time everything in rounds until ``rounds`` are done or ``deadline`` (``time.monotonic``) has passed, but at least seven.
 
     ``anchor`` names the schedule that is run twice in every round: its two columns are the A/A test. Between two looks at the clock are
     four rounds, or fewer where not so many are left until ``deadline``. Where ``schedules`` fail together and none of them does alone,
-    the first ones go on.
+    the first ones go on. Where the anchor itself fails, the first of ``stand_ins`` that is left takes its place, and the rounds begin anew:
+    the A/A test must be of the rounds that the times are of. Where none is left, that is the end.
     """
     alive = dict(schedules)
     columns: dict[str, list[float]] = {name: [] for name in [*alive, *(item.name for item in externals)]}
@@ -96,7 +98,11 @@ def interleave(
                 alive.pop(name, None)
                 columns.pop(name, None)
             if anchor not in alive:
-                break
+                left = [name for name in stand_ins if name in alive]
+                if not left:
+                    break
+                anchor, again, done, begin_s = left[0], [], 0, time.monotonic()
+                columns = {name: [] for name in columns}
             continue
         *first, repeated = answer
         for name, column in zip(names, first, strict=True):
