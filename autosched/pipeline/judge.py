@@ -22,6 +22,8 @@ LEAST_DUEL = 15
 """The same of the duel of the two best."""
 RESTLESS_PCT = 25.0
 """A median whose interval is wider than this to either side supports no statement."""
+CHANGED_PACE = "The machine changed its pace meanwhile; what is said of ratios is of single rounds, in which that cancels."
+"""What to say where ratios are claimed and times by themselves say nothing."""
 
 
 class External:
@@ -144,6 +146,16 @@ def _find_culprits(session: Session, alive: dict[str, Schedule], anchor: str, wh
     return found or {name: whole for name in others[len(others) // 2 :] or [anchor]}
 
 
+def claimable(ratio: Ratio, noise_pct: float, *, restless: bool) -> bool:
+    """Whether a difference may be claimed of paired rounds: it is beyond their A/A floor, and where the machine changed its pace
+    (``restless``), so that times by themselves say nothing, that floor is narrow.
+
+    >>> claimable(Ratio(0.6, 0.5, 0.7, 40), 20.0, restless=True), claimable(Ratio(0.6, 0.5, 0.7, 40), 30.0, restless=True)
+    (True, False)
+    """
+    return beyond_noise(ratio, noise_pct) and not (restless and noise_pct > RESTLESS_PCT)
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What is kept, and the sentence that says why.
@@ -221,8 +233,8 @@ def judge(
         noise = noise_floor_pct(fought.base_us, fought.again_us)
         restless = is_unstable(fought.base_us, limit_pct=RESTLESS_PCT)
         result = paired_ratio(fought.candidate_us, fought.base_us)
-        wins = result.ratio < 1.0 and beyond_noise(result, noise)
-        unstable = restless and not (wins and noise <= RESTLESS_PCT)
+        wins = result.ratio < 1.0 and claimable(result, noise, restless=restless)
+        unstable = restless and not wins
         if unstable:
             why = f"the machine was too noisy to tell (best candidate {best}: {_faster(result.ratio)})"
         elif wins:
@@ -237,7 +249,7 @@ def judge(
     if not_searched not in (base, chosen):
         said += _against(times, chosen, not_searched, floor)
     if restless and not unstable:
-        said += " The machine changed its pace meanwhile; what is said of ratios is of single rounds, in which that cancels."
+        said += f" {CHANGED_PACE}"
     return Judgement(chosen, said, ratio, noise, restless, unstable)
 
 
