@@ -13,7 +13,6 @@ import logging
 import os
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +24,7 @@ from autosched.capture.dynamo import alone
 from autosched.capture.export import Captured, capture
 from autosched.compile_options import CompileOptions, parse_options
 from autosched.config import schedules_dir
+from autosched.core.callers import warn_caller
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IllegalSchedule, UnsupportedGraph, UsageError
 from autosched.core.likeness import transfer
@@ -306,7 +306,7 @@ def _host_keys(home: torch.device) -> tuple[DeviceKey, SoftwareKey]:
 
 
 def _as_it_came(model: torch.nn.Module, reason: str) -> LoadedModel:
-    warnings.warn(f"autosched runs {type(model).__name__} without a schedule: {reason}", FallbackWarning, stacklevel=3)
+    warn_caller(f"autosched runs {type(model).__name__} without a schedule: {reason}", FallbackWarning)
     return LoadedModel(model, None, LoadReport(False, reason), strict=False)
 
 
