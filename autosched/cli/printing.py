@@ -203,6 +203,8 @@ def _print_report(report: TuneReport, last: tuple[str, ...]) -> None:
     for failed in report.strategies:
         if failed.failure is not None:
             say(console, f"{failed.name} failed, {failed.failure.kind}: {failed.failure.detail}")
+    for several in report.found_by_several():
+        say(console, several)
     say(console, report.verdict)
     for tried in report.lowerings:
         say(console, f"lowering {tried.sentence()}")
