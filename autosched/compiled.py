@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from autosched.capture.call_check import require_call
-from autosched.capture.dynamo import alone
+from autosched.capture.dynamo import alone, untraced
 from autosched.capture.export import Captured, capture
 from autosched.compile_options import CompileOptions, parse_options
 from autosched.config import schedules_dir
@@ -116,6 +116,14 @@ def compile(
     if example_inputs is None and example_kwargs is None:
         from autosched.plugin import autosched
 
+        if part := untraced(model):
+            reason = (
+                f"torch.compile traces no {part}, nor what is done after it in the same forward; give compile() example inputs, with which "
+                "the model is captured whole"
+            )
+            if strict:
+                raise UnsupportedGraph(f"{type(model).__name__} may not be scheduled: {reason}")
+            warn_caller(f"autosched runs parts of {type(model).__name__} without a schedule: {reason}", FallbackWarning)
         # One schedule is for one shape: sizes left open would only be closed again.
         compiled: Callable[..., Any] = torch.compile(model, backend=autosched, dynamic=False, options=given)
         return compiled
