@@ -116,14 +116,7 @@ def compile(
     if example_inputs is None and example_kwargs is None:
         from autosched.plugin import autosched
 
-        if part := untraced(model):
-            reason = (
-                f"torch.compile traces no {part}, nor what is done after it in the same forward; give compile() example inputs, with which "
-                "the model is captured whole"
-            )
-            if strict:
-                raise UnsupportedGraph(f"{type(model).__name__} may not be scheduled: {reason}")
-            warn_caller(f"autosched runs parts of {type(model).__name__} without a schedule: {reason}", FallbackWarning)
+        _tell_of_untraced(model, strict=strict)
         # One schedule is for one shape: sizes left open would only be closed again.
         compiled: Callable[..., Any] = torch.compile(model, backend=autosched, dynamic=False, options=given)
         return compiled
@@ -140,6 +133,22 @@ def compile(
         if options.strict:
             raise
         return _as_it_came(model, str(error))
+
+
+def _tell_of_untraced(model: torch.nn.Module, *, strict: bool) -> None:
+    """Say of which parts no backend will ever hear.
+
+    Raises:
+        UnsupportedGraph: with ``strict``, if there are any.
+    """
+    if part := untraced(model):
+        reason = (
+            f"torch.compile traces no {part}, nor what is done after it in the same forward; give compile() example inputs, with which the "
+            "model is captured whole"
+        )
+        if strict:
+            raise UnsupportedGraph(f"{type(model).__name__} may not be scheduled: {reason}")
+        warn_caller(f"autosched runs parts of {type(model).__name__} without a schedule: {reason}", FallbackWarning)
 
 
 def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: CompileOptions) -> Recipe:
