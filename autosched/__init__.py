@@ -1,6 +1,7 @@
 """autosched decides when and where each operator of a PyTorch model runs.
 
-``tune`` measures and searches, ``load`` runs the result, ``compile`` finds it in the cache by itself. Importing this package loads
+``tune`` measures and searches, ``compare`` shows every strategy beside the others, ``load`` runs a result, ``compile`` finds it in the
+cache by itself. Importing this package loads
 neither the tuning stack nor CUDA.
 """
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     # For editors and type checkers; at run time each is imported when it is first asked for.
     from autosched.compiled import compile
     from autosched.core.errors import AutoschedError
-    from autosched.pipeline import tune
+    from autosched.pipeline import compare, tune
     from autosched.pipeline.shapes import tune_shapes
     from autosched.recording import record_calls
     from autosched.runtime.guard import FallbackWarning
@@ -23,12 +24,13 @@ if not (_here / "search").is_dir() and (_here.parent / "search" / "__init__.py")
     __path__.append(str(_here.parent))  # source checkout: sibling folders are our sub-packages
 
 __version__ = "0.1.0"
-__all__ = ["AutoschedError", "FallbackWarning", "compile", "load", "record_calls", "tune", "tune_shapes"]
+__all__ = ["AutoschedError", "FallbackWarning", "compare", "compile", "load", "record_calls", "tune", "tune_shapes"]
 
 _LAZY = {
     "AutoschedError": "autosched.core.errors",
     "FallbackWarning": "autosched.runtime.guard",
     "tune": "autosched.pipeline",
+    "compare": "autosched.pipeline",
     "tune_shapes": "autosched.pipeline.shapes",
     "load": "autosched.runtime.load",
     "compile": "autosched.compiled",

@@ -13,7 +13,6 @@ import logging
 import os
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,10 +20,11 @@ from typing import Any
 import torch
 
 from autosched.capture.call_check import require_call
-from autosched.capture.dynamo import alone
+from autosched.capture.dynamo import alone, untraced
 from autosched.capture.export import Captured, capture
 from autosched.compile_options import CompileOptions, parse_options
 from autosched.config import schedules_dir
+from autosched.core.callers import warn_caller
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IllegalSchedule, UnsupportedGraph, UsageError
 from autosched.core.likeness import transfer
@@ -116,6 +116,7 @@ def compile(
     if example_inputs is None and example_kwargs is None:
         from autosched.plugin import autosched
 
+        _tell_of_untraced(model, strict=strict)
         # One schedule is for one shape: sizes left open would only be closed again.
         compiled: Callable[..., Any] = torch.compile(model, backend=autosched, dynamic=False, options=given)
         return compiled
@@ -132,6 +133,22 @@ def compile(
         if options.strict:
             raise
         return _as_it_came(model, str(error))
+
+
+def _tell_of_untraced(model: torch.nn.Module, *, strict: bool) -> None:
+    """Say of which parts no backend will ever hear.
+
+    Raises:
+        UnsupportedGraph: with ``strict``, if there are any.
+    """
+    if part := untraced(model):
+        reason = (
+            f"torch.compile traces no {part}, nor what is done after it in the same forward; give compile() example inputs, with which the "
+            "model is captured whole"
+        )
+        if strict:
+            raise UnsupportedGraph(f"{type(model).__name__} may not be scheduled: {reason}")
+        warn_caller(f"autosched runs parts of {type(model).__name__} without a schedule: {reason}", FallbackWarning)
 
 
 def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: CompileOptions) -> Recipe:
@@ -306,7 +323,7 @@ def _host_keys(home: torch.device) -> tuple[DeviceKey, SoftwareKey]:
 
 
 def _as_it_came(model: torch.nn.Module, reason: str) -> LoadedModel:
-    warnings.warn(f"autosched runs {type(model).__name__} without a schedule: {reason}", FallbackWarning, stacklevel=3)
+    warn_caller(f"autosched runs {type(model).__name__} without a schedule: {reason}", FallbackWarning)
     return LoadedModel(model, None, LoadReport(False, reason), strict=False)
 
 

@@ -9,7 +9,6 @@ warning; where gradients are wanted, always.
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autosched.compile_options import CompileOptions, parse_options
+from autosched.core.callers import warn_caller
 from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
 
 if TYPE_CHECKING:
@@ -228,4 +228,4 @@ def _aside(graph: torch.fx.GraphModule, reason: str) -> Callable[..., Any]:
 def _warn(reason: str) -> None:
     from autosched.runtime.guard import FallbackWarning
 
-    warnings.warn(f"autosched runs a compiled graph without a schedule: {reason}", FallbackWarning, stacklevel=2)
+    warn_caller(f"autosched runs a compiled graph without a schedule: {reason}", FallbackWarning)

@@ -16,6 +16,8 @@ _FAMILIES = (
     "googlenet", "inception", "nasnet", "squeezenet", "randwire", "deepfm", "resnext", "resnet", "mobilenet", "densenet", "hrnet",
     "efficientnet", "bert", "gpt", "t5", "vit", "swin", "lstm", "moe", "vgg", "alexnet", "regnet", "convnext", "shufflenet", "mnasnet",
 )  # fmt: skip
+# A name as short as T5 is in many a word.
+_SHORT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,16 @@ class Fold:
 def family_of(model: str) -> str:
     """The family a zoo name belongs to: ``torchvision:resnet50`` -> ``resnet``; an unknown name without its digits.
 
-    >>> family_of("timm:hrnet_w18"), family_of("torchvision:inception_v3"), family_of("mine:net2")
-    ('hrnet', 'inception', 'net')
+    The longest of those in the name: MnasNet is no NASNet. What is a family with something before it is of that family
+    (``distilbert``, ``pnasnet5large``): one is no test of a model trained on the other. Short ones must begin a word: ``net5`` is no T5.
+
+    >>> family_of("timm:hrnet_w18"), family_of("torchvision:inception_v3"), family_of("mine:net2"), family_of("torchvision:mnasnet0_5")
+    ('hrnet', 'inception', 'net', 'mnasnet')
     """
     name = model.rpartition(":")[2].lower()
-    for family in _FAMILIES:
-        if family in name:
-            return family
+    found = [family for family in _FAMILIES if re.search(family if len(family) > _SHORT else f"(?<![a-z]){family}", name)]
+    if found:
+        return max(found, key=len)
     return re.split(r"[\d_.\-]", name)[0] or name
 
 

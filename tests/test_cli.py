@@ -57,8 +57,8 @@ def test_a_mistake_ends_in_one_message_and_its_exit_code(
     assert "Traceback" not in printed.err
 
 
-def _refuse_to_build(*arguments: object, **options: object) -> None:
-    raise UsageError("not built")
+def _refuse(*arguments: object, **options: object) -> None:
+    raise UsageError("not tuned")
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,24 @@ def _refuse_to_build(*arguments: object, **options: object) -> None:
         (["compare", "autosched:toy", "--device", "cpu", "--no-compiled"], ""),
     ],
 )
-def test_what_takes_minutes_outside_of_the_budget_is_said_before_anything_is_built(
+def test_what_takes_minutes_outside_of_the_budget_is_said_before_the_job_begins(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("autosched.zoo.load", _refuse_to_build)
+    for name in ("tune", "compare"):
+        monkeypatch.setattr(f"autosched.pipeline.{name}", _refuse)
     run(*arguments)
     said = capsys.readouterr().err
+    assert "not tuned" in said
     assert words in said
     assert ("torch.compile is measured, too" in said) == bool(words)
+
+
+@pytest.mark.parametrize("arguments", [["tune"], ["tune", "--batch", "1,2"], ["compare"]])
+def test_a_mistake_is_not_told_below_what_the_job_would_have_taken(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments, "torchvision:googlenett", "--device", "cpu") == 2
+    said = capsys.readouterr().err
+    assert "torchvision:googlenet" in said
+    assert "torch.compile" not in said
 
 
 @pytest.mark.parametrize("command", ["tune", "compare"])

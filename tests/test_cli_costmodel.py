@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from autosched.cli.costmodel import whether_used
-from autosched.cli.costmodel_tables import print_evaluation
+from autosched.cli.costmodel_tables import _METRICS, print_evaluation
 from autosched.costmodel.pair_set import pair_set
 from autosched.costmodel.persist import save_model
 from autosched.costmodel.train import train
@@ -153,6 +154,13 @@ def test_no_cell_of_an_evaluation_is_cut_off_in_a_narrow_terminal(runs: Path, tm
         assert max(map(len, printed.splitlines())) <= 80
         # The prior has seen nothing in a training.
         assert ("flatters it" in " ".join(printed.split())) == (name != "analytic")
+
+
+def test_every_column_of_an_evaluation_is_explained() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "retrain.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
+    explained = {name.strip() for cell in cells for name in cell.split(",")}
+    assert {heading.removesuffix(" %") for heading in _METRICS} <= explained
 
 
 @pytest.mark.parametrize(("kept", "code"), [(0, 3), (5, 0)])

@@ -14,6 +14,8 @@ import pytest
 
 from autosched.cli import endings, main
 from autosched.cli.printing import complain, live_progress
+from autosched.core.errors import NoFeasibleCandidate
+from autosched.progress import LiveProgress
 from tests.conformance.command import run
 
 
@@ -184,6 +186,23 @@ def test_a_job_goes_on_when_nobody_reads_its_progress(monkeypatch: pytest.Monkey
         # What could not be written would be tried again when the file is closed.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), writing)
+
+
+@pytest.mark.parametrize(("asked", "silent"), [(("--quiet",), True), (("-q",), True), ((), False)])
+def test_quiet_leaves_out_progress_and_no_error(
+    asked: tuple[str, ...], silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def job(*_: object, progress: LiveProgress, **__: object) -> None:
+        progress.stage("capture", 10.0)
+        progress.update(done=1, total=2)
+        raise NoFeasibleCandidate("nothing runs")
+
+    for name in ("tune", "compare"):
+        monkeypatch.setattr(f"autosched.pipeline.{name}", job)
+        assert run(name, "autosched:toy", "--device", "cpu", *asked) == 5
+        said = capsys.readouterr().err.splitlines()
+        assert said[-1] == "autosched: nothing runs"
+        assert (len(said) == 1) == silent
 
 
 @pytest.mark.parametrize(

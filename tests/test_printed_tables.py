@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import re
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,8 +14,8 @@ from rich.console import Console
 from autosched.cli.printing import complain, show_report
 from autosched.cli.strategy_table import strategy_table
 from autosched.core.progress import OUTSIDE
-from autosched.core.records import Failure, FailureKind
-from autosched.core.report import TuneReport
+from autosched.core.records import Failure, FailureKind, Source
+from autosched.core.report import StrategyRow, TuneReport
 from autosched.progress import LiveProgress
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
@@ -51,6 +53,43 @@ def test_without_a_file_the_last_lines_say_where_the_schedule_is_and_how_to_use_
         assert words in printed
     show_report(report, as_json=False)  # a comparison keeps nothing
     assert "kept in the cache" not in capsys.readouterr().out
+
+
+def found(report: TuneReport, *names: str, measured_us: float = 9.0, **changes: Any) -> tuple[StrategyRow, ...]:
+    row = dataclasses.replace(report.strategies[0], measured_us=measured_us, predicted_us=8.0, is_baseline=False, **changes)
+    return tuple(dataclasses.replace(row, name=name) for name in names)
+
+
+def test_a_schedule_that_several_found_is_shown_once_and_all_are_named(report: TuneReport, capsys: pytest.CaptureFixture[str]) -> None:
+    (first, *rest) = found(report, "estf", "beam", "the_kept", "anneal")
+    rows = (dataclasses.replace(first, is_baseline=True), *rest, *found(report, "random", "portfolio", measured_us=9.5))
+    shown = dataclasses.replace(report, strategies=rows, chosen="the_kept")
+    show_report(shown, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("│")[1].strip() for line in lines if "│" in line] == ["the_kept (kept, baseline) = 3 others", "random = portfolio"]
+    assert "estf, beam, anneal found the schedule of the_kept, too" in lines
+    text = shown.summary().splitlines()
+    assert sum("us measured" in line for line in text) == 2
+    assert any(line.startswith("  the_kept = 3 others ") for line in text)
+    assert "  estf, beam, anneal found the schedule of the_kept, too" in text
+    # Whoever reads JSON gets a row for each strategy, as ever.
+    show_report(shown, as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in printed["strategies"]] == ["estf", "beam", "the_kept", "anneal", "random", "portfolio"]
+    assert set(printed["strategies"][0]) == {field.name for field in dataclasses.fields(StrategyRow)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source": Source.SIMULATED},  # which may tell the same of different ones
+        {"predicted_us": None},  # no schedules
+        {"measured_us": None, "ci_us": None, "failure": Failure(FailureKind.CRASH, "boom")},
+    ],
+)
+def test_what_is_not_known_to_be_one_schedule_is_shown_apart(report: TuneReport, changes: dict[str, Any]) -> None:
+    rows = tuple(dataclasses.replace(row, **changes) for row in found(report, "a", "b"))
+    assert [(item.row.name, item.others) for item in dataclasses.replace(report, strategies=rows).schedules()] == [("a", ()), ("b", ())]
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 130, 200])

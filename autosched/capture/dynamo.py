@@ -76,6 +76,16 @@ def alone() -> Iterator[None]:
         yield
 
 
+def untraced(model: torch.nn.Module) -> str:
+    """The class of a part that Dynamo leaves alone, with whatever its caller does after it, without asking any backend; empty if none."""
+    from torch._dynamo import config
+
+    # A release without the switch has no such exception.
+    if getattr(config, "allow_rnn", True):
+        return ""
+    return next((type(part).__name__ for part in model.modules() if isinstance(part, torch.nn.LSTM | torch.nn.GRU | torch.nn.RNN)), "")
+
+
 class DynamoGraph(torch.nn.Module):
     """A Dynamo graph with its parameters and buffers in place: the very tensors, not copies. In inference mode.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autosched.cli.options import ChosenDeviceOption, CustomOperatorsOption, FileArgument, JsonOption, SeedOption, names_in
+from autosched.cli.options import ChosenDeviceOption, CustomOperatorsOption, FileArgument, JsonOption, QuietOption, SeedOption, names_in
 from autosched.cli.printing import emit, live_progress
 from autosched.cli.shapes import ChosenBatchOption, ShapeOption
 
@@ -27,6 +27,7 @@ def bench(
     device: ChosenDeviceOption = "auto",
     custom_operators: CustomOperatorsOption = None,
     seed: SeedOption = 0,
+    quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
     """Measure a tuned schedule against the sequential one and against the model as it comes, interleaved; every shape by default."""
@@ -36,7 +37,7 @@ def bench(
     _look(device)
     bundle = pipeline.read(file, shape=shape, batch=batch)
     loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
-    with trusting(names_in(custom_operators)), live_progress() as progress:
+    with trusting(names_in(custom_operators)), live_progress(quiet=quiet) as progress:
         run = partial(pipeline.bench, rounds=rounds) if pause is None else partial(pipeline.bench_paused, pause_ms=pause, calls=rounds)
         result = run(file, loaded.model, seed=seed, shape=shape, batch=batch, device=device, progress=progress)
     if json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosched.cli.options import CustomOperatorsOption, JsonOption, SeedOption, names_in
+from autosched.cli.options import CustomOperatorsOption, JsonOption, QuietOption, SeedOption, names_in
 from autosched.cli.printing import complain, emit, live_progress, results_console
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def collect(
     ] = None,
     custom_operators: CustomOperatorsOption = None,
     seed: SeedOption = 0,
+    quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
     """Measure operators, pairs, groups and schedules on this device; run it again to go on where it stopped.
@@ -57,7 +58,7 @@ def collect(
     names = models or [entry.name for entry in suite.names() if not entry.package]
     loaded = [zoo.load(name, seed=seed) for name in names]
     subjects = [collecting.Subject(item.name, item.model, item.args, item.kwargs) for item in loaded]
-    with trusting(names_in(custom_operators)), live_progress() as progress:
+    with trusting(names_in(custom_operators)), live_progress(quiet=quiet) as progress:
         result = collecting.collect(
             subjects,
             output,
@@ -91,6 +92,7 @@ def train(
     start: Annotated[Path | None, typer.Option("--from", metavar="DIR", help="A cost model trained elsewhere, to begin from.")] = None,
     device: DeviceOption = "auto",
     seed: SeedOption = 0,
+    quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
     """Fit the cost models, keep what wins on held-out model families, and print the table and the learning curve.
@@ -103,7 +105,7 @@ def train(
 
     own_runs, own_model = retraining.places_of(device)
     runs, output = runs or own_runs, output or own_model
-    with live_progress() as progress:
+    with live_progress(quiet=quiet) as progress:
         training = retraining.train(runs, output, start=start, seed=seed, progress=progress)
     if json:
         emit({"model": str(output), "chosen": training.decision, "held_out": training.held_out, "curve": training.curve})

@@ -16,6 +16,7 @@ def _checked_seed(seed: int) -> int:
     return seed
 
 
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but warnings and errors.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else there.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, auto (CUDA if there is a GPU), or replay:DIR for recorded runs.")]
 ChosenDeviceOption = Annotated[str, typer.Option("--device", help="Such as cuda:1; auto is the first here that the file was tuned for.")]

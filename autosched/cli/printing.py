@@ -157,8 +157,8 @@ def plain_warnings() -> Iterator[None]:
         warnings.showwarning = usual
 
 
-def live_progress() -> LiveProgress:
-    """A progress bar on stderr, to be used with ``with``; where nobody reads that any more, the job goes on without a word."""
+def live_progress(*, quiet: bool = False) -> LiveProgress:
+    """A progress bar on stderr, to be used with ``with``; where nobody reads that any more, or wants to, the job goes on without a word."""
     from rich.console import Console
 
     from autosched.progress import LiveProgress
@@ -167,7 +167,7 @@ def live_progress() -> LiveProgress:
         def on_broken_pipe(self) -> None:
             self.quiet = True
 
-    return LiveProgress(Stderr(stderr=True))
+    return LiveProgress(Stderr(stderr=True, quiet=quiet))
 
 
 def show_report(report: TuneReport, as_json: bool, *, with_steps: bool = True) -> None:
@@ -203,6 +203,8 @@ def _print_report(report: TuneReport, last: tuple[str, ...]) -> None:
     for failed in report.strategies:
         if failed.failure is not None:
             say(console, f"{failed.name} failed, {failed.failure.kind}: {failed.failure.detail}")
+    for several in report.found_by_several():
+        say(console, several)
     say(console, report.verdict)
     for tried in report.lowerings:
         say(console, f"lowering {tried.sentence()}")

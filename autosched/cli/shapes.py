@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from autosched.cli.printing import emit, live_progress, next_steps, show_report
 
 if TYPE_CHECKING:
     from autosched.pipeline.shapes import ShapesReport
+    from autosched.zoo import ZooModel
 
 BatchesOption = Annotated[
     str | None,
@@ -41,21 +43,24 @@ def parse_batches(text: str | None) -> tuple[int | None, ...]:
     return tuple(int(part) for part in parts)
 
 
-def tune_several(model: str, batches: tuple[int | None, ...], output: Path | None, json: bool, **options: Any) -> None:
+def tune_several(
+    model: str, loaded: Sequence[ZooModel], batches: tuple[int | None, ...], output: Path | None, json: bool, *, quiet: bool, **options: Any
+) -> None:
     """``autosched tune`` for several batch sizes; ``options`` are those of ``pipeline.tune_shapes``.
+
+    Args:
+        loaded: ``model`` for each of ``batches``.
 
     Raises:
         AutoschedError: every error a user can cause.
     """
-    from autosched import zoo
     from autosched.device.compiled_baseline import from_zoo
     from autosched.pipeline.shapes import tune_shapes
 
     dtype, seed = options["dtype"], options["seed"]
-    # One model for all shapes: they share its weights. Only the example inputs differ.
-    loaded = [zoo.load(model, batch=batch, dtype=dtype, seed=seed) for batch in batches]
-    with live_progress() as progress:
+    with live_progress(quiet=quiet) as progress:
         tuned = tune_shapes(
+            # One model for all shapes: they share its weights. Only the example inputs differ.
             loaded[0].model,
             [item.args for item in loaded],
             [item.kwargs for item in loaded],

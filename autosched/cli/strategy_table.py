@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autosched.core.records import Source
-from autosched.core.report import StrategyRow, TuneReport
+from autosched.core.report import FoundSchedule, StrategyRow, TuneReport
 
 _Cell = Callable[[StrategyRow], str]
 
@@ -33,7 +33,7 @@ _SHORT = MappingProxyType({"vs sequential": "vs seq.", "vs best baseline": "vs b
 
 
 def strategy_table(report: TuneReport, console: Console) -> tuple[Table, tuple[str, ...]]:
-    """The strategies of ``report``, fastest first, and the headings of columns that ``console`` is too narrow for."""
+    """The schedules of ``report``, fastest first, each once, and the headings of columns that ``console`` is too narrow for."""
     unlimited = console.options.update(max_width=10_000)
     table = _table(report, list(_COLUMNS), narrow=False)
     for count in range(len(_DROPPED_FIRST) + 1):
@@ -51,18 +51,20 @@ def _table(report: TuneReport, headings: list[str], *, narrow: bool) -> Table:
     for heading in headings:
         shown = f"{report.source.value} us" if heading == "measured us" else heading
         table.add_column(_SHORT.get(heading, shown) if narrow else shown, justify="right", no_wrap=True)
-    for row in sorted(report.strategies, key=lambda row: (row.measured_us is None, row.measured_us or 0.0)):
+    for found in report.schedules():
+        row = found.row
         style = "bold" if row.name == report.chosen else ("dim" if row.failure else "")
-        cells = [_name(row, report), *(_COLUMNS[heading](row) for heading in headings)]
+        cells = [_name(found, report), *(_COLUMNS[heading](row) for heading in headings)]
         table.add_row(*(Text(cell) for cell in cells), style=style)
     return table
 
 
-def _name(row: StrategyRow, report: TuneReport) -> str:
+def _name(found: FoundSchedule, report: TuneReport) -> str:
+    row = found.row
     simulated = row.source is Source.SIMULATED
     held = (("kept", row.name == report.chosen), ("baseline", row.is_baseline), ("simulated", simulated))
     marks = [mark for mark, holds in held if holds]
-    return row.name + (f" ({', '.join(marks)})" if marks else "")
+    return row.name + (f" ({', '.join(marks)})" if marks else "") + found.suffix
 
 
 def _number(value: float | None) -> str:

@@ -18,6 +18,7 @@ from autosched.cli.options import (
     JsonOption,
     LoweringOption,
     ModelArgument,
+    QuietOption,
     RewriteOption,
     SeedOption,
     names_in,
@@ -45,6 +46,7 @@ def tune(
     cost_model: CostModelOption = None,
     custom_operators: CustomOperatorsOption = None,
     seed: SeedOption = 0,
+    quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
     """Measure MODEL, search schedules, verify the best on the device, and keep the winner: in the cache, and with -o in a file.
@@ -64,21 +66,21 @@ def tune(
     batches = parse_batches(batch)
     trusted = parse_namespaces(names_in(custom_operators))
     pipeline.check_request(device, effort, budget_s, lowering, cost_model=cost_model)
-    if budget_for(effort).compiled_baseline:
+    loaded = [zoo.load(model, batch=size, dtype=dtype, seed=seed) for size in batches]
+    if budget_for(effort).compiled_baseline and not quiet:
         tell_what_compiles_besides(device, effort, budget_s, "--effort quick")
-    if len(batches) > 1:
+    if len(loaded) > 1:
         tune_several(
-            model, batches, output, json, device=device, effort=effort, budget_s=budget_s, seed=seed, rewrite=rewrite, fresh=fresh,
-            lowering=lowering, dtype=dtype, cost_model=cost_model, custom_operators=trusted,
+            model, loaded, batches, output, json, device=device, effort=effort, budget_s=budget_s, seed=seed, rewrite=rewrite, fresh=fresh,
+            lowering=lowering, dtype=dtype, cost_model=cost_model, custom_operators=trusted, quiet=quiet,
         )  # fmt: skip
         return
-    (size,) = batches
-    loaded = zoo.load(model, batch=size, dtype=dtype, seed=seed)
-    with live_progress() as progress:
+    ((size, one),) = zip(batches, loaded, strict=True)
+    with live_progress(quiet=quiet) as progress:
         tuned = pipeline.tune(
-            loaded.model,
-            loaded.args,
-            loaded.kwargs,
+            one.model,
+            one.args,
+            one.kwargs,
             device=device,
             effort=effort,
             budget_s=budget_s,
@@ -86,7 +88,7 @@ def tune(
             rewrite=rewrite,
             lowering=lowering,
             fresh=fresh,
-            name=loaded.name,
+            name=one.name,
             dtype=dtype,
             source=from_zoo(model, batch=size, dtype=dtype, seed=seed),
             cost_model=cost_model,
@@ -121,6 +123,7 @@ def compare(
     cost_model: CostModelOption = None,
     custom_operators: CustomOperatorsOption = None,
     seed: SeedOption = 0,
+    quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
     """Measure every strategy and every baseline on MODEL side by side in one run.
@@ -136,10 +139,10 @@ def compare(
     trusted = parse_namespaces(names_in(custom_operators))
     names = [name.strip() for name in strategies.split(",") if name.strip()] if strategies is not None else None
     pipeline.check_request(device, effort, budget_s, lowering, names, cost_model)
-    if compiled:
-        tell_what_compiles_besides(device, effort, budget_s, "--no-compiled")
     loaded = zoo.load(model, batch=batch, dtype=dtype, seed=seed)
-    with live_progress() as progress:
+    if compiled and not quiet:
+        tell_what_compiles_besides(device, effort, budget_s, "--no-compiled")
+    with live_progress(quiet=quiet) as progress:
         report = pipeline.compare(
             loaded.model,
             loaded.args,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autosched.core.records import DeviceKey, Failure, Source
 
@@ -33,6 +33,28 @@ class StrategyRow:
     max_abs_error: float | None
     failure: Failure | None
     source: Source = Source.MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSchedule:
+    """One schedule, or one baseline that is none, and who found it.
+
+    Args:
+        row: of the strategy that is named for it; a baseline if one of them is.
+        others: names of the strategies that found the same schedule.
+    """
+
+    row: StrategyRow
+    others: tuple[str, ...] = ()
+
+    @property
+    def suffix(self) -> str:
+        """What follows the name where there is room for one more.
+
+        >>> FoundSchedule(StrategyRow("estf", True, 9.0, 9.0, None, 1.0, 1.0, None, None, None), ("opara", "ios")).suffix
+        ' = 2 others'
+        """
+        return f" = {self.others[0] if len(self.others) == 1 else f'{len(self.others)} others'}" if self.others else ""
 
 
 class LoweringOutcome(enum.StrEnum):
@@ -159,3 +181,41 @@ class TuneReport:
     lowerings: tuple[LoweringRow, ...] = ()
     cached: str | None = None
     stages: tuple[StageTime, ...] = ()
+
+    def schedules(self) -> list[FoundSchedule]:
+        """The rows with each schedule once, fastest first; of several names that of the kept one, then the first."""
+        rows = sorted(self.strategies, key=lambda row: (row.measured_us is None, row.measured_us or 0.0, row.name != self.chosen))
+        groups: dict[object, list[StrategyRow]] = {}
+        for place, row in enumerate(rows):
+            # One measurement gave the figures of all who found a schedule; a simulator may give different ones the same.
+            told = row.measured_us is not None and row.predicted_us is not None and row.source is not Source.SIMULATED
+            figures = (row.predicted_us, row.measured_us, row.ci_us, row.peak_memory_bytes, row.max_abs_error)
+            groups.setdefault(figures if told else place, []).append(row)
+        return [
+            FoundSchedule(replace(first, is_baseline=any(row.is_baseline for row in (first, *rest))), tuple(row.name for row in rest))
+            for first, *rest in groups.values()
+        ]
+
+    def summary(self) -> str:
+        """The verdict, a line for each schedule and baseline, and what there is to know besides, as text."""
+        lines = [f"{self.model} on {self.device.name}: {self.verdict}"]
+        lines += [f"  lowering {row.sentence()}" for row in self.lowerings]
+        for found in self.schedules():
+            row = found.row
+            if row.failure is not None:
+                lines.append(f"  {row.name:<20} {row.failure.kind}: {row.failure.detail}")
+            elif row.measured_us is not None:
+                said = f"{row.measured_us:12,.1f} us measured  {row.speedup_vs_best_baseline:.3f}x over the best baseline"
+                lines.append(f"  {row.name + found.suffix:<20} {said}")
+        lines += [f"  {line}" for line in self.found_by_several()]
+        lines += [f"  note: {note}" for note in self.notes]
+        if spent := where_time_went(self.stages):
+            lines.append(f"  where the time went: {spent}")
+        if self.unstable:
+            lines.append(f"  {RESTLESS}")
+        return "\n".join(lines)
+
+    def found_by_several(self) -> list[str]:
+        """Sentences that name the strategies which rows count only."""
+        several = [found for found in self.schedules() if len(found.others) > 1]
+        return [f"{', '.join(found.others)} found the schedule of {found.row.name}, too" for found in several]

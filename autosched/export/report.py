@@ -17,7 +17,7 @@ from typing import Any
 from autosched.core.atomic_write import write_atomically
 from autosched.core.errors import UsageError
 from autosched.core.records import Source
-from autosched.core.report import StrategyRow, TuneReport, where_time_went
+from autosched.core.report import FoundSchedule, StrategyRow, TuneReport, where_time_went
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.plan import make_plan
 from autosched.search.heuristics.sequential import SEQUENTIAL, SEQUENTIAL_WIDE
@@ -38,9 +38,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class StrategyCells:
-    """One line of the strategy table, as text; ``marks`` holds ``kept``, ``baseline``, both or neither."""
+    """One line of the strategy table, as text; ``marks`` are ``kept``, ``baseline``, both or none; ``others`` found that schedule too."""
 
     name: str
+    others: str
     marks: tuple[str, ...]
     predicted: str
     measured: str
@@ -163,16 +164,13 @@ def _section(bundle: Bundle, shape: int, shapes: int) -> Section:
 
     report = bundle.evidence.report
     failed = [row for row in report.strategies if row.failure is not None]
-    timed = [row for row in report.strategies if row.failure is None]
-    # The same schedule found twice stands beside itself; the kept one comes first of equals.
-    timed.sort(key=lambda row: (row.measured_us or float("inf"), row.name != report.chosen))
     inputs = ", ".join(f"{list(bundle.program.graph.values[value].spec.shape)}" for value in bundle.program.graph.inputs)
     return Section(
         title=f"inputs {inputs}" if shapes > 1 else "",
         verdict=report.verdict,
         pill=_pill(report),
         tiles=_tiles(bundle),
-        strategies=tuple(_strategy(row, report) for row in timed),
+        strategies=tuple(_strategy(found, report) for found in report.schedules() if found.row.failure is None),
         failures=tuple((row.name, str(row.failure.kind), row.failure.detail) for row in failed if row.failure is not None),
         operators=_operators(bundle),
         left_out=max(0, len(bundle.program.graph) - MOST_OPERATORS),
@@ -221,9 +219,11 @@ def _tiles(bundle: Bundle) -> tuple[Tile, ...]:
     return tuple(tiles)
 
 
-def _strategy(row: StrategyRow, report: TuneReport) -> StrategyCells:
+def _strategy(found: FoundSchedule, report: TuneReport) -> StrategyCells:
+    row = found.row
     return StrategyCells(
         name=row.name,
+        others=", ".join(found.others),
         marks=(*(("kept",) if row.name == report.chosen else ()), *(("baseline",) if row.is_baseline else ())),
         predicted=_ms(row.predicted_us),
         measured=_ms(row.measured_us),

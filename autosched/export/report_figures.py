@@ -37,8 +37,9 @@ class NamedFigure:
 
 def figures(bundle: Bundle, shape: int = 0) -> list[NamedFigure]:
     """Those figures of one bundle for which it holds data; ``shape`` keeps the places of several bundles apart."""
+    report = bundle.evidence.report
     made = {
-        "strategies": strategies_figure(bundle.evidence.report.strategies, bundle.evidence.report.chosen),
+        "strategies": strategies_figure([found.row for found in report.schedules()], report.chosen),
         "timeline": timeline_figure(bundle),
         "scatter": scatter_figure(bundle),
     }

@@ -18,7 +18,7 @@ from autosched.pipeline.budget import budget_for
 from autosched.pipeline.bundles import check, read, trace
 from autosched.pipeline.cache import remember
 from autosched.pipeline.call_times import bench_paused
-from autosched.pipeline.request import check_request, folder_of, moved_note, where_to_measure
+from autosched.pipeline.request import check_request, folder_of, moved_note, names_of_strategies, where_to_measure
 from autosched.pipeline.result import Tuned, check_writable
 from autosched.pipeline.shapes import TunedShapes, tune_shapes
 
@@ -120,7 +120,7 @@ def compare(
     budget_s: float | None = None,
     seed: int = 0,
     *,
-    strategies: Sequence[str] | None = None,
+    strategies: str | Sequence[str] | None = None,
     rewrite: bool = True,
     lowering: str | None = None,
     compiled: bool = True,
@@ -133,18 +133,19 @@ def compare(
     """Measure every strategy and baseline side by side in one run: nothing is left out, so it may take longer than its budget.
 
     Args:
-        strategies: names to compare; ``None`` for all that suit an unattended run, and the device loop.
+        strategies: names to compare, or one; ``None`` for all that suit an unattended run, and the device loop.
         lowering: as for :func:`tune`; where none is named, the table is that of the lowering that ``tune`` would keep.
         compiled: whether to time ``torch.compile`` too, in its own process.
 
-    The other arguments and the errors are those of :func:`tune`; an unknown strategy raises ``UnknownName``.
+    The other arguments and the errors are those of :func:`tune`; an unknown strategy raises ``UnknownName``. The report's ``summary()`` is
+    the table as text; no schedule is kept.
     """
     from autosched.pipeline.options import Options
 
     require_call("compare", model, example_inputs, example_kwargs)
     check_seed(seed)
     budget = budget_for(effort, budget_s)
-    chosen = tuple(strategies) if strategies is not None else None
+    chosen = names_of_strategies(strategies)
     options = Options(
         str(device),
         effort,

@@ -17,10 +17,10 @@ from autosched.core.records import Engine
 from autosched.core.schedule import Schedule, sequential
 from autosched.device.base import Session
 from autosched.device.registry import AUTO
-from autosched.device.timing import beyond_noise, is_unstable, noise_floor_pct, paired_ratio, summarize
+from autosched.device.timing import is_unstable, noise_floor_pct, paired_ratio, summarize
 from autosched.pipeline.baselines import eager_externals
 from autosched.pipeline.bundles import chosen, open_here
-from autosched.pipeline.judge import RESTLESS_PCT, Times, interleave
+from autosched.pipeline.judge import CHANGED_PACE, RESTLESS_PCT, Times, claimable, interleave
 from autosched.pipeline.native import ready_lanes
 from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.kernels import random_inputs
@@ -39,7 +39,8 @@ class BenchResult:
     """``autosched bench``: medians in microseconds, measured in interleaved rounds. ``ci_us`` belongs to ``tuned_us``.
 
     ``speedup_vs_sequential`` and its interval come from paired rounds; ``beyond_noise`` and ``eager_beyond_noise`` say whether anything may
-    be claimed of it and of ``speedup_vs_eager``. ``tuned_when_made_us`` is what the tuning job measured.
+    be claimed of it and of ``speedup_vs_eager``. ``tuned_when_made_us`` is what the tuning job measured. ``restless``: the machine changed
+    its pace meanwhile, so that times by themselves say nothing; what may be claimed of ratios still may.
     """
 
     file: str
@@ -59,6 +60,7 @@ class BenchResult:
     shape: str = ""
     beyond_noise: bool = False
     eager_beyond_noise: bool | None = None
+    restless: bool = False
 
     def summary(self) -> str:
         """For people."""
@@ -71,7 +73,9 @@ class BenchResult:
         if self.eager_us is not None:
             said = f"tuned is {self.speedup_vs_eager:.3f}x{unless(self.eager_beyond_noise is not False)}"
             lines.append(f"  as it comes (eager): {self.eager_us:,.0f} us; {said}")
-        if self.tuned_when_made_us is not None:
+        if self.restless:
+            lines.append(f"  {CHANGED_PACE}")
+        elif self.tuned_when_made_us is not None:
             change = 100 * (self.tuned_us / self.tuned_when_made_us - 1)
             lines.append(f"  when tuned it took {self.tuned_when_made_us:,.0f} us; today {change:+.1f} %")
         return "\n".join(lines)
@@ -153,21 +157,31 @@ def _bench(
     if not times.columns.get(_TUNED):
         raise IncompatibleArtifact(os.fspath(path), [f"it does not run here: {times.failures.get(_TUNED, 'no time was taken')}"])
     rivals = [name for name, _ in others if times.columns.get(name)] + ([_TUNED] if len(others) < len(widths) else [])
+    if not rivals:
+        failed = ", ".join(f"{name}: {times.failures.get(name, 'no time was taken')}" for name, _ in others)
+        raise IncompatibleArtifact(os.fspath(path), [f"no sequential schedule runs here to compare it with ({failed})"])
     return stated(path, bundle, times, rivals, eager)
 
 
 def stated(path: str | os.PathLike[str], bundle: Bundle, times: Times, rivals: Sequence[str], eager: str | None) -> BenchResult:
-    """What may be said of ``times``; ``rivals`` are the sequential schedules in them, ``eager`` the model as it comes."""
+    """What may be said of ``times``; ``rivals`` are the sequential schedules in them, ``eager`` the model as it comes.
+
+    Raises:
+        UnstableMeasurement: if nothing may be: the machine changed its pace, and no ratio can be claimed in spite of it.
+    """
     tuned = summarize(times.columns[_TUNED])
     noise = noise_floor_pct(times.columns[_TUNED], times.again)
-    if is_unstable(times.columns[_TUNED], limit_pct=RESTLESS_PCT):
-        raise UnstableMeasurement(
-            f"the tuned schedule varied too much from round to round (A/A floor {noise:.0f} %); stop other work and try again"
-        )
+    restless = is_unstable(times.columns[_TUNED], limit_pct=RESTLESS_PCT)
     best = min(rivals, key=lambda name: float(np.median(times.columns[name])))
     ratio = paired_ratio(times.columns[best], times.columns[_TUNED])
     against_eager = paired_ratio(times.columns[eager], times.columns[_TUNED]) if eager is not None else None
     eager_us = float(np.median(times.columns[eager])) if eager is not None else None
+    beyond = claimable(ratio, noise, restless=restless)
+    eager_beyond = claimable(against_eager, noise, restless=restless) if against_eager is not None else None
+    if restless and not (beyond or eager_beyond):
+        raise UnstableMeasurement(
+            f"the tuned schedule varied too much from round to round (A/A floor {noise:.0f} %); stop other work and try again"
+        )
     report = bundle.evidence.report
     return BenchResult(
         file=os.fspath(path),
@@ -185,8 +199,9 @@ def stated(path: str | os.PathLike[str], bundle: Bundle, times: Times, rivals: S
         noise_floor_pct=noise,
         tuned_when_made_us=next((row.measured_us for row in report.strategies if row.name == report.chosen), None),
         shape=describe_shape(bundle.program),
-        beyond_noise=beyond_noise(ratio, noise),
-        eager_beyond_noise=beyond_noise(against_eager, noise) if against_eager is not None else None,
+        beyond_noise=beyond,
+        eager_beyond_noise=eager_beyond,
+        restless=restless,
     )
 
 

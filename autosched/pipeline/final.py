@@ -88,8 +88,8 @@ def decide(
     field = Field(_admitted(run, proved, ranking), failures, tuple(externals))
     run.progress.stage("final comparison", run.timetable.left_s())
     times = _compared(run, field)
-    if not times.columns.get(field.static[0]):
-        raise NoFeasibleCandidate(f"the sequential schedule cannot be timed: {_listed({**failures, **times.failures})}")
+    if not any(times.columns.get(name) for name in field.static):
+        raise NoFeasibleCandidate(f"no sequential schedule can be timed: {_listed({**failures, **times.failures})}")
     run.progress.stage("duel of the two best", run.timetable.left_s())
     judgement = _judged(run, field, times)
     run.progress.stage("trace and memory", run.timetable.left_s())
@@ -123,6 +123,7 @@ def _compared(run: Run, field: Field) -> Times:
         deadline=timetable.end_s - after_s,
         progress=run.progress,
         anchor=field.static[0],
+        stand_ins=field.static[1:],
     )
     run.ledger.measurements += sum(len(column) for column in times.columns.values())
     run.ledger.failures += len(times.failures)

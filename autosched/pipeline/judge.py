@@ -22,6 +22,8 @@ LEAST_DUEL = 15
 """The same of the duel of the two best."""
 RESTLESS_PCT = 25.0
 """A median whose interval is wider than this to either side supports no statement."""
+CHANGED_PACE = "The machine changed its pace meanwhile; what is said of ratios is of single rounds, in which that cancels."
+"""What to say where ratios are claimed and times by themselves say nothing."""
 
 
 class External:
@@ -72,12 +74,14 @@ def interleave(
     deadline: float,
     progress: Progress,
     anchor: str,
+    stand_ins: Sequence[str] = (),
 ) -> Times:
     """Time everything in rounds until ``rounds`` are done or ``deadline`` (``time.monotonic``) has passed, but at least seven.
 
     ``anchor`` names the schedule that is run twice in every round: its two columns are the A/A test. Between two looks at the clock are
     four rounds, or fewer where not so many are left until ``deadline``. Where ``schedules`` fail together and none of them does alone,
-    the first ones go on.
+    the first ones go on. Where the anchor itself fails, the first of ``stand_ins`` that is left takes its place, and the rounds begin anew:
+    the A/A test must be of the rounds that the times are of. Where none is left, that is the end.
     """
     alive = dict(schedules)
     columns: dict[str, list[float]] = {name: [] for name in [*alive, *(item.name for item in externals)]}
@@ -96,7 +100,11 @@ def interleave(
                 alive.pop(name, None)
                 columns.pop(name, None)
             if anchor not in alive:
-                break
+                left = [name for name in stand_ins if name in alive]
+                if not left:
+                    break
+                anchor, again, done, begin_s = left[0], [], 0, time.monotonic()
+                columns = {name: [] for name in columns}
             continue
         *first, repeated = answer
         for name, column in zip(names, first, strict=True):
@@ -136,6 +144,16 @@ def _find_culprits(session: Session, alive: dict[str, Schedule], anchor: str, wh
             found[name] = answer
     others = [name for name in alive if name != anchor]
     return found or {name: whole for name in others[len(others) // 2 :] or [anchor]}
+
+
+def claimable(ratio: Ratio, noise_pct: float, *, restless: bool) -> bool:
+    """Whether a difference may be claimed of paired rounds: it is beyond their A/A floor, and where the machine changed its pace
+    (``restless``), so that times by themselves say nothing, that floor is narrow.
+
+    >>> claimable(Ratio(0.6, 0.5, 0.7, 40), 20.0, restless=True), claimable(Ratio(0.6, 0.5, 0.7, 40), 30.0, restless=True)
+    (True, False)
+    """
+    return beyond_noise(ratio, noise_pct) and not (restless and noise_pct > RESTLESS_PCT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +233,8 @@ def judge(
         noise = noise_floor_pct(fought.base_us, fought.again_us)
         restless = is_unstable(fought.base_us, limit_pct=RESTLESS_PCT)
         result = paired_ratio(fought.candidate_us, fought.base_us)
-        wins = result.ratio < 1.0 and beyond_noise(result, noise)
-        unstable = restless and not (wins and noise <= RESTLESS_PCT)
+        wins = result.ratio < 1.0 and claimable(result, noise, restless=restless)
+        unstable = restless and not wins
         if unstable:
             why = f"the machine was too noisy to tell (best candidate {best}: {_faster(result.ratio)})"
         elif wins:
@@ -231,7 +249,7 @@ def judge(
     if not_searched not in (base, chosen):
         said += _against(times, chosen, not_searched, floor)
     if restless and not unstable:
-        said += " The machine changed its pace meanwhile; what is said of ratios is of single rounds, in which that cancels."
+        said += f" {CHANGED_PACE}"
     return Judgement(chosen, said, ratio, noise, restless, unstable)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,23 @@ def check_request(
         read_card(cost_model)
     if not device.startswith(PREFIX):
         device_named(device)
+
+
+def names_of_strategies(given: object) -> tuple[str, ...] | None:
+    """The names that ``compare`` was given, one by itself or several; whether there are such strategies is looked at elsewhere.
+
+    Raises:
+        UsageError: if they are no names.
+
+    >>> names_of_strategies("beam"), names_of_strategies(["sequential", "beam"])
+    (('beam',), ('sequential', 'beam'))
+    """
+    if given is None:
+        return None
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError(f"strategies is {given!r}; expected a list of names, such as ['sequential', 'beam'], or None for all")
+    return names
 
 
 def folder_of(cost_model: str | os.PathLike[str] | None) -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autosched.core.errors import UsageError
 from autosched.core.program import ConstantSource
-from autosched.core.report import RESTLESS, TuneReport, where_time_went
+from autosched.core.report import TuneReport
 from autosched.export.bundle import encode_bundle, make_bundle, write_bundle
 from autosched.pipeline.options import Options, Outcome
 from autosched.runtime.bundle.format import Bundle, Evidence, OperatorTimes
@@ -62,23 +62,8 @@ class Tuned:
         return self.report
 
     def summary(self) -> str:
-        """The verdict, a line for each strategy and what there is to know besides, as text."""
-        rows = sorted(self.report.strategies, key=lambda row: (row.measured_us is None, row.measured_us or 0.0))
-        lines = [f"{self.report.model} on {self.report.device.name}: {self.report.verdict}"]
-        lines += [f"  lowering {row.sentence()}" for row in self.report.lowerings]
-        for row in rows:
-            if row.failure is not None:
-                lines.append(f"  {row.name:<20} {row.failure.kind}: {row.failure.detail}")
-            elif row.measured_us is not None:
-                lines.append(
-                    f"  {row.name:<20} {row.measured_us:12,.1f} us measured  {row.speedup_vs_best_baseline:.3f}x over the best baseline"
-                )
-        lines += [f"  note: {note}" for note in self.report.notes]
-        if spent := where_time_went(self.report.stages):
-            lines.append(f"  where the time went: {spent}")
-        if self.report.unstable:
-            lines.append(f"  {RESTLESS}")
-        return "\n".join(lines)
+        """The verdict, a line for each schedule and baseline, and what there is to know besides, as text."""
+        return self.report.summary()
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

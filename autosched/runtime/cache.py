@@ -11,12 +11,12 @@ import hashlib
 import os
 import threading
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from autosched.core.callers import warn_caller
 from autosched.core.errors import ArtifactCorrupt, AutoschedError
 from autosched.core.likeness import structure_key
 from autosched.core.records import DeviceKey, SoftwareKey
@@ -116,7 +116,7 @@ def warn_once(cause: str, message: str) -> None:
         if cause in _warned:
             return
         _warned.add(cause)
-    warnings.warn(f"autosched: {message}", CacheWarning, stacklevel=3)
+    warn_caller(f"autosched: {message}", CacheWarning)
 
 
 def _digest(item: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
+from autosched.core.callers import warn_caller
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.core.standing_aside import as_they_came
 from autosched.runtime.prepared import Prepared, Runner
@@ -203,7 +203,7 @@ class LoadedModel:
         if self._in_place and not self._strict:
             name = type(self.model).__name__
             reason = "the schedule is bound to this process and this very model; load the bundle for the copy, too"
-            warnings.warn(f"autosched leaves a copy of {name} without a schedule: {reason}", FallbackWarning, stacklevel=2)
+            warn_caller(f"autosched leaves a copy of {name} without a schedule: {reason}", FallbackWarning)
             # Of the copy, which has no forward of its own yet.
             return getattr, (self.model, "forward")
         raise UsageError(
@@ -318,7 +318,7 @@ class LoadedModel:
             first = kind not in self._warned
             self._warned.add(kind)
         if first:
-            warnings.warn(f"autosched runs {type(self.model).__name__} without a schedule: {reason}", FallbackWarning, stacklevel=4)
+            warn_caller(f"autosched runs {type(self.model).__name__} without a schedule: {reason}", FallbackWarning)
 
 
 def _shape_report(slot: Slot) -> ShapeReport:

@@ -7,13 +7,13 @@ the tuning stack, and nothing touches CUDA unless the model is there.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
+from autosched.core.callers import warn_caller
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
 from autosched.core.program import ConstantSource
@@ -155,7 +155,7 @@ def _unchecked(kind: str) -> tuple[str, ...]:
 
 
 def _warn(model: torch.nn.Module, reason: str) -> None:
-    warnings.warn(f"autosched runs {type(model).__name__} without a schedule: {reason}", FallbackWarning, stacklevel=4)
+    warn_caller(f"autosched runs {type(model).__name__} without a schedule: {reason}", FallbackWarning)
 
 
 def _as_it_came(model: torch.nn.Module, reason: str, facts: _Facts) -> LoadedModel:

@@ -63,6 +63,43 @@ def test_nothing_is_stated_of_times_that_no_statement_can_be_made_of() -> None:
         stated("a.autosched", two_branches_bundle(TwoBranches()), restless, ["sequential 1 wide"], "eager_1")
 
 
+def changing_pace(sequential_us: float, eager_us: float, again: float) -> Times:
+    """The first half of the rounds at a fourth of the pace, whatever runs."""
+    taken = times(1000.0, sequential_us, eager_us, again)
+    for column in (*taken.columns.values(), taken.again):
+        column[:20] = [4.0 * time_us for time_us in column[:20]]
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("sequential_us", "eager_us", "rivals", "claimed"),
+    [
+        (1500.0, 3000.0, ["sequential 1 wide"], (True, True)),
+        (1010.0, 3000.0, ["sequential 1 wide"], (False, True)),
+        (700.0, 1010.0, ["sequential 1 wide"], (True, False)),
+        (1500.0, 3000.0, ["tuned"], (False, True)),  # the sequential schedule was kept
+    ],
+)
+def test_a_change_of_pace_that_cancels_within_each_round_hides_no_difference(
+    sequential_us: float, eager_us: float, rivals: list[str], claimed: tuple[bool, bool]
+) -> None:
+    found = stated("a.autosched", two_branches_bundle(TwoBranches()), changing_pace(sequential_us, eager_us, 1.02), rivals, "eager_1")
+    assert found.restless
+    assert (found.beyond_noise, found.eager_beyond_noise) == claimed
+    said = found.summary()
+    assert "changed its pace" in said
+    # A median of two paces is no time to hold against that of another day.
+    assert "today" not in said
+    assert not stated("a.autosched", two_branches_bundle(TwoBranches()), times(1000.0, 1500.0, 3000.0, 1.0), rivals, None).restless
+
+
+@pytest.mark.parametrize(("sequential_us", "eager_us", "again"), [(1010.0, 1010.0, 1.02), (3000.0, 3000.0, 1.4)])
+def test_a_change_of_pace_that_no_ratio_stands_out_of_leaves_nothing_to_state(sequential_us: float, eager_us: float, again: float) -> None:
+    taken = changing_pace(sequential_us, eager_us, again)
+    with pytest.raises(UnstableMeasurement, match="stop other work"):
+        stated("a.autosched", two_branches_bundle(TwoBranches()), taken, ["sequential 1 wide"], "eager_1")
+
+
 @pytest.mark.parametrize(("rounds", "asked", "seconds"), [(None, ROUNDS, 300.0), (30, 30, 3600.0)])
 def test_nobody_who_asked_for_no_rounds_waits_longer_than_five_minutes(
     rounds: int | None, asked: int, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

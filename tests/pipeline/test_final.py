@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from autosched.core.errors import NoFeasibleCandidate
+from autosched.core.progress import Silent
 from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, Samples, ScheduleRecord
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.datasets.facts import device_facts
 from autosched.device.base import Comparison
+from autosched.pipeline import final
 from autosched.pipeline.candidates import Candidate
-from autosched.pipeline.final import Field, _judged, disturbance_note
+from autosched.pipeline.final import Field, _judged, decide, disturbance_note
 from autosched.pipeline.judge import Times
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.proving import Entry
@@ -88,3 +91,40 @@ def test_a_candidate_that_dies_in_the_duel_does_not_take_the_next_one_with_it(
     assert session.duels == [SCHEDULES[name] for name in duels]
     assert set(field.failures) == set(broken) - {"sequential"}
     assert ("boom" in judgement.verdict) == (chosen == "sequential")
+
+
+STATIC = {"sequential": sequential(GRAPH), "sequential_wide": sequential(GRAPH, width=2)}
+
+
+@pytest.mark.parametrize(
+    ("dead", "chosen"), [((), "sequential_wide"), (("sequential",), "sequential_wide"), (("sequential_wide",), "sequential")]
+)
+def test_one_sequential_schedule_that_runs_is_enough_for_a_verdict(
+    dead: tuple[str, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = compared(dead, monkeypatch)
+    assert kept.chosen == chosen
+    assert ("boom" in str(kept.failures.values())) == bool(dead)
+
+
+def test_without_any_that_runs_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NoFeasibleCandidate, match="no sequential schedule can be timed: sequential, sequential_wide: crash, boom"):
+        compared(tuple(STATIC), monkeypatch)
+
+
+def compared(dead: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The choice and the failures of a final comparison in which the ``dead`` fail."""
+    times_us = {STATIC["sequential"]: 1000.0, STATIC["sequential_wide"]: 900.0}
+    broken = [STATIC[name] for name in dead]
+    session = SessionDouble(lambda item: Failure(FailureKind.CRASH, "boom") if item in broken else times_us[item], noise=0.001)
+    entries = [Entry((Candidate(name, True, item, name, 1.0),), Comparison(True, 0.0, True)) for name, item in STATIC.items()]
+    options = SimpleNamespace(budget=SimpleNamespace(total_s=60.0, final_rounds=10), seed=0, refine=False)
+    references = SimpleNamespace(answer=None, outputs=((),))
+    run: Any = SimpleNamespace(session=session, graph=GRAPH, options=options, progress=Silent(), captured=None, references=references)
+    run.timetable, run.ledger = Timetable.starting(60.0), Ledger()
+    monkeypatch.setattr(
+        final, "_outcome", lambda _run, _costs, _field, times, judgement: SimpleNamespace(chosen=judgement.chosen, failures=times.failures)
+    )
+    rivals: Any = SimpleNamespace(ready=lambda captured, answer: [])
+    costs: Any = None
+    return decide(run, costs, entries, [], {}, rivals)

@@ -184,6 +184,35 @@ def test_a_session_that_fails_everywhere_ends_the_comparison() -> None:
     assert set(times.failures) == {"sequential", "beam"}
 
 
+class Dying(SessionDouble):
+    """From its call ``last`` on, the sequential schedule fails."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__(lambda schedule: {SEQUENTIAL: 1000.0, WIDE: 900.0, SPREAD: 700.0}[schedule], noise=0.01)
+        self.left = last
+
+    def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+        self.left -= 1
+        if SEQUENTIAL in schedules and self.left < 0:
+            return Failure(FailureKind.CRASH, "boom")
+        return super().paired(schedules, rounds=rounds)
+
+
+@pytest.mark.parametrize("last", [0, 1, 5])
+def test_where_the_anchor_dies_another_sequential_schedule_is_the_a_a_test_of_all_rounds(last: int) -> None:
+    named = [("sequential", SEQUENTIAL), ("sequential_wide", WIDE), ("beam", SPREAD)]
+    times = interleave(
+        Dying(last), named, [External("eager", lambda: 2000.0)], rounds=40, deadline=time.monotonic() + 60, progress=Silent(),
+        anchor="sequential", stand_ins=["sequential_wide"],
+    )  # fmt: skip
+    assert set(times.failures) == {"sequential"}
+    assert times.anchor == "sequential_wide"
+    assert {name: len(column) for name, column in times.columns.items()} == {"sequential_wide": 40, "beam": 40, "eager": 40}
+    assert len(times.again) == 40
+    assert all(800.0 < time_us < 1000.0 for time_us in times.again)
+    assert judge(times, [], ["sequential", "sequential_wide"], ["eager"], None).chosen == "sequential_wide"
+
+
 class Narrow(SessionDouble):
     """Has room for ``most`` schedules at a time."""
 

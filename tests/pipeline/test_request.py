@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import autosched
-from autosched.core.errors import ArtifactError, AutoschedError, UsageError
-from autosched.pipeline import compare
+from autosched.core.errors import ArtifactError, AutoschedError, UnknownName, UnsupportedGraph, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +32,7 @@ def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"cost_model": 3}, "cost_model is 3"),
     ],
 )
-@pytest.mark.parametrize("run", [autosched.tune, compare])
+@pytest.mark.parametrize("run", [autosched.tune, autosched.compare])
 def test_a_value_that_cannot_be_is_named(run: Any, given: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         run(torch.nn.ReLU(), (torch.ones(2),), device="cpu", **given)
@@ -44,3 +43,23 @@ def test_a_cost_model_may_be_named_by_text(tmp_path: Path) -> None:
         with pytest.raises(AutoschedError, match="none") as raised:
             autosched.tune(torch.nn.ReLU(), (torch.ones(2),), device="cpu", cost_model=folder)
         assert isinstance(raised.value, UsageError | ArtifactError)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ("bean", UnknownName, "'bean'"),
+        (["sequential", "bean"], UnknownName, "'bean'"),
+        (3, UsageError, "strategies is 3; expected a list of names"),
+        (["beam", 3], UsageError, "expected a list of names"),
+    ],
+)
+def test_a_strategy_that_there_is_not_is_named_whole(given: object, error: type[AutoschedError], words: str) -> None:
+    options: dict[str, Any] = {"strategies": given, "lowering": "rewritten"}
+    with pytest.raises(error, match=words):
+        autosched.compare(torch.nn.ReLU(), (torch.ones(2),), device="cpu", **options)
+
+
+def test_one_strategy_may_be_named_by_itself() -> None:
+    with pytest.raises(UnsupportedGraph, match="captured first"):
+        autosched.compare(torch.nn.ReLU(), (torch.ones(2),), device="cpu", strategies="beam", lowering="rewritten", compiled=False)

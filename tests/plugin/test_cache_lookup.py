@@ -206,3 +206,36 @@ def test_what_is_not_a_model_or_not_an_option_is_said() -> None:
         autosched.compile(Mlp().eval(), args, tune="hard")
     with pytest.raises(UsageError, match="the model is on cpu"):
         autosched.compile(Mlp().eval(), args, device="cuda")
+
+
+class Recurrent(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part, self.head = part, nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.part(x)[0])
+        return found
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_parts_that_no_backend_is_asked_for_are_told_before_the_first_call(kind: type[nn.Module]) -> None:
+    model, x = Recurrent(kind(8, 8)).eval(), torch.randn(5, 2, 8)
+    with pytest.warns(FallbackWarning, match=f"traces no {kind.__name__}.*example inputs") as said:
+        run = autosched.compile(model)
+    assert [item.filename for item in said] == [__file__]
+    require_same(run(x), model(x))
+    assert plugin.reports() == []
+    with pytest.raises(UnsupportedGraph, match=kind.__name__):
+        autosched.compile(model, strict=True)
+    # As the message says.
+    assert autosched.compile(model, (x,), strict=True).report().operators > 1
+
+
+def test_where_dynamo_traces_them_nothing_is_said() -> None:
+    from torch._dynamo import config
+
+    model, x = Recurrent(nn.LSTM(8, 8)).eval(), torch.randn(5, 2, 8)
+    with config.patch(allow_rnn=True):
+        require_same(autosched.compile(model, strict=True)(x), model(x))
+    assert len(plugin.reports()) == 1

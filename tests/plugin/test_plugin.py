@@ -193,6 +193,17 @@ def test_random_numbers_are_not_scheduled() -> None:
     assert (made == 0).any()
 
 
+@pytest.mark.parametrize("kind", [Mlp, Broken])
+@pytest.mark.parametrize("case", ["gradients", "autocast"])
+def test_a_warning_points_at_the_call_and_not_at_the_models_code_or_ours(case: str, kind: type[nn.Module]) -> None:
+    run = compiled(kind().eval())
+    args, _ = inputs_of(kind())
+    gradients, autocast = case == "gradients", case == "autocast"
+    with torch.set_grad_enabled(gradients), torch.autocast("cpu", torch.bfloat16, enabled=autocast), pytest.warns(FallbackWarning) as said:
+        run(*args)
+    assert {item.filename for item in said} == {__file__}
+
+
 def test_outputs_of_one_call_are_not_touched_by_the_next() -> None:
     model = Mlp().eval()
     args, _ = inputs_of(model)

@@ -37,6 +37,9 @@ _ATTRIBUTES = {
 _CLOCK_KHZ = 13  # an attribute too, and no part of a device key: it only says how long a kernel that counts cycles takes
 _FASTEST_MHZ = 4000.0
 
+# The functions of Python take a GPU unless they are told otherwise.
+_OR_CPU = "or use --device cpu (in Python device='cpu')"
+
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
@@ -73,7 +76,7 @@ def gpu_count() -> int:
     library = _driver()
     count = ctypes.c_int()
     if (code := library.cuInit(0)) != 0:
-        raise DeviceMissing(f"the NVIDIA driver does not start (cuInit gave error {code}); check 'nvidia-smi', or use --device cpu")
+        raise DeviceMissing(f"the NVIDIA driver does not start (cuInit gave error {code}); check 'nvidia-smi', {_OR_CPU}")
     library.cuDeviceGetCount(ctypes.byref(count))
     return count.value
 
@@ -88,7 +91,7 @@ def gpu_facts(index: int = 0) -> GpuFacts:
     """
     library, count = _driver(), gpu_count()
     if count == 0:
-        raise DeviceMissing("the NVIDIA driver sees 0 GPUs; expected at least 1. Check CUDA_VISIBLE_DEVICES, or use --device cpu")
+        raise DeviceMissing(f"the NVIDIA driver sees 0 GPUs; expected at least 1. Check CUDA_VISIBLE_DEVICES, {_OR_CPU}")
     if index >= count:
         known = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
         raise UsageError(
@@ -124,7 +127,7 @@ def pci_bus_id(index: int = 0) -> str:
     place = ctypes.create_string_buffer(32)
     library.cuDeviceGet(ctypes.byref(handle), index)
     if (code := library.cuDeviceGetPCIBusId(place, 32, handle)) != 0:
-        raise DeviceMissing(f"the NVIDIA driver does not say where GPU {index} is (error {code}); check 'nvidia-smi', or use --device cpu")
+        raise DeviceMissing(f"the NVIDIA driver does not say where GPU {index} is (error {code}); check 'nvidia-smi', {_OR_CPU}")
     return place.value.decode()
 
 
@@ -152,7 +155,7 @@ def require_cuda_build() -> None:
     if torch.version.cuda is None:
         raise DeviceMissing(
             f"torch {torch.__version__} is built without CUDA; install a CUDA build of it (and an NVIDIA driver), "
-            "or use --device cpu; 'autosched doctor' says what else is missing"
+            f"{_OR_CPU}; 'autosched doctor' says what else is missing"
         )
     gpu_facts()
 
@@ -162,7 +165,7 @@ def _driver() -> Any:
     try:
         return ctypes.CDLL(name)
     except OSError as error:
-        raise DeviceMissing(f"CUDA: there is no NVIDIA driver here ({name} cannot be loaded); install one, or use --device cpu") from error
+        raise DeviceMissing(f"CUDA: there is no NVIDIA driver here ({name} cannot be loaded); install one, {_OR_CPU}") from error
 
 
 def cuda_device_key(index: int = 0) -> DeviceKey:

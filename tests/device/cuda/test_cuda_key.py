@@ -42,7 +42,7 @@ def test_everything_imports_and_nothing_touches_cuda() -> None:
 
 @no_cuda
 def test_without_cuda_the_device_says_what_is_missing_and_what_to_do() -> None:
-    with pytest.raises(DeviceMissing, match=r"built without CUDA; install .* or use --device cpu"):
+    with pytest.raises(DeviceMissing, match=r"built without CUDA; install .* or use --device cpu \(in Python device='cpu'\)"):
         DEVICES.get("cuda")()
     with pytest.raises(DeviceError, match="reaches no CUDA device"):
         TorchStreams()

@@ -1,0 +1,42 @@
+"""Which models are of one family: a cost model is judged by families that it was not trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import autosched.datasets
+from autosched.datasets.splits import family_of
+
+SHIPPED = sorted(path.parent for path in (Path(autosched.datasets.__file__).parent / "data").glob("*/about.json"))
+
+
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        ("torchvision:mnasnet0_5", "mnasnet"),
+        ("timm:nasnetalarge", "nasnet"),
+        ("timm:pnasnet5large", "nasnet"),
+        ("transformers:distilbert", "bert"),
+        ("timm:legacy_seresnext50_32x4d", "resnext"),
+        ("torchvision:wide_resnet50_2", "resnet"),
+        ("torchvision:vit_b_16", "vit"),
+        ("transformers:t5", "t5"),
+        ("mine:flan_t5", "t5"),
+        ("mine:net5", "net"),
+        ("mine:unet512", "unet"),
+        ("mine:gravity", "gravity"),
+    ],
+)
+def test_a_name_within_another_word_is_no_family(model: str, family: str) -> None:
+    assert family_of(model) == family
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
+def test_runs_that_ship_are_of_the_family_that_they_say(folder: Path) -> None:
+    for table in ("solo", "pairs", "groups", "schedules", "graphs"):
+        named = pd.read_parquet(folder / table)[["model", "family"]].drop_duplicates()
+        assert len(named) > 5
+        assert list(named["family"]) == [family_of(model) for model in named["model"]]
