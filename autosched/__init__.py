@@ -1,8 +1,7 @@
 """autosched decides when and where each operator of a PyTorch model runs.
 
 ``tune`` measures and searches, ``compare`` shows every strategy beside the others, ``load`` runs a result, ``compile`` finds it in the
-cache by itself. Importing this package loads
-neither the tuning stack nor CUDA.
+cache by itself. Importing this package loads neither the tuning stack nor CUDA.
 """
 
 from pathlib import Path as _Path
