@@ -60,6 +60,7 @@ class Library:
     finish: Callable[..., Any]
     run_here: Callable[..., Any]
     resume: Callable[..., Any]
+    forget: Callable[..., Any]
     team: Callable[..., Any]
     stop: Callable[..., Any]
     abandon: Callable[..., Any]

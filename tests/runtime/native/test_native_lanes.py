@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from tests.conformance.graphs import random_placement, random_program
 from tests.conformance.lanes_suite import random_schedule
 from tests.conformance.probes import with_hook
 from tests.conformance.programs import branches_program
+from tests.conformance.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -275,11 +278,45 @@ def test_ctrl_c_ends_a_run(lane_count: int, one_team: bool, monkeypatch: pytest.
     try:
         executor = LaneExecutor(probed, make_plan(graph, schedule))
         assert executor.one_team is one_team
+        inputs = random_inputs(bound.program, 0)
+        held = [weakref.ref(tensor) for tensor in inputs]
         with pytest.raises(KeyboardInterrupt):
-            executor.run(random_inputs(bound.program, 0))
+            executor.run(inputs)
     finally:
         signal.signal(signal.SIGINT, before)
     assert ran == []
+    del inputs
+    gc.collect()
+    # A server whose time limits are signals would keep the tensors of every request that met one.
+    assert wait_until(lambda: not any(tensor() is not None for tensor in held), 5)
+
+
+def test_a_run_whose_beginning_is_interrupted_is_given_back() -> None:
+    library = native_library()
+    assert library is not None
+    begun: list[int] = []
+
+    def begin(program: int, place: int, *rest: object) -> None:
+        library.begin(program, place, *rest)
+        begun.append(ctypes.c_int64.from_address(place).value)
+        raise KeyboardInterrupt
+
+    deleted: list[int] = []
+
+    def delete(run: int) -> None:
+        deleted.append(run)
+        library.delete_run(run)
+
+    bound = bind(*branches_program())
+    graph = bound.program.graph
+    plan = make_plan(graph, random_placement(random.Random(0), graph, 2))
+    native = NativePlan(library, bound, [plan.of_lane(lane) for lane in range(2)], 0.0)._of_lanes
+    native._library = dataclasses.replace(library, begin=begin, delete_run=delete)
+    inputs = random_inputs(bound.program, 0)
+    with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
+        native.run(inputs, None, LanePool())
+    gc.collect()
+    assert begun == deleted != []
 
 
 @pytest.mark.parametrize("one_team", [True, False])
