@@ -9,14 +9,37 @@ import os
 import tempfile
 from pathlib import Path
 
-from autosched.core.forks import RenewedLock
+from autosched.core.forks import RenewedLock, outlive_forks
 from autosched.core.scratch import Scratch
 
 _log = logging.getLogger(__name__)
 
 _LOCKS = "locks"  # Inductor's own
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # asked for each time
 _lock = RenewedLock()
-_own: list[Scratch] = []
+
+
+class _Own:
+    """The folder that this process has given Inductor, if any; a forked one gives it another, for this one goes with this process."""
+
+    def __init__(self) -> None:
+        self.scratch: Scratch | None = None
+        self._instead_of = ""
+        outlive_forks(self)
+
+    def use(self, scratch: Scratch, instead_of: Path) -> None:
+        """From now on Inductor writes into ``scratch``."""
+        self.scratch, self._instead_of = scratch, str(instead_of)
+        os.environ[_FOLDER] = str(scratch.path)
+
+    def after_fork(self) -> None:
+        """Back to what was there."""
+        if self.scratch is not None and os.environ.get(_FOLDER) == str(self.scratch.path):
+            os.environ[_FOLDER] = self._instead_of
+        self.scratch = None
+
+
+_own = _Own()
 
 
 def compilers_write_into(folder: Path) -> None:
@@ -45,13 +68,11 @@ def let_inductor_write() -> None:
     """Give Inductor a folder of this process's own where it may not write into its cache, with a link to each file that is there.
 
     It locks what it looks for, even what it finds, and so it fails in a cache that can only be read: one that was filled when an image was
-    built, and belongs to root. The variable of the environment that names its cache is what it asks each time.
+    built, and belongs to root.
     """
-    folder = inductor_folder()
-    if folder is None or _may_write(folder):
-        return
     with _lock.lock:
-        if any(folder == scratch.path for scratch in _own):
+        folder = inductor_folder()
+        if folder is None or _may_write(folder):
             return
         try:
             scratch = Scratch()
@@ -59,8 +80,7 @@ def let_inductor_write() -> None:
             _log.info("Inductor cannot write into %s, and there is no other place: %s", folder, error)
             return
         _link(folder, scratch.path)
-        _own.append(scratch)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch.path)
+        _own.use(scratch, folder)
         _log.info("Inductor cannot write into %s; what is there is used, and what is new is gone with this process", folder)
 
 

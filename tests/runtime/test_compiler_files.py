@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from autosched.core import forks
 from autosched.core.variants import Lowering
 from autosched.runtime import compiler_files
 from autosched.runtime.compiler_files import inductor_folder, let_inductor_write
@@ -27,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "ab" / "made.so").write_bytes(b"code")
     (folder / "locks" / "made.lock").touch()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    monkeypatch.setattr(compiler_files, "_own", [])
+    monkeypatch.setattr(compiler_files, "_own", compiler_files._Own())
     usual = os.access
 
     def access(path: os.PathLike[str] | str, mode: int) -> bool:
@@ -37,8 +38,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     yield folder
     folder.chmod(stat.S_IRWXU)
-    for scratch in compiler_files._own:
-        scratch.close()
+    if compiler_files._own.scratch is not None:
+        compiler_files._own.scratch.close()
 
 
 def test_what_is_there_is_found_and_the_rest_is_written_elsewhere(cache: Path) -> None:
@@ -52,6 +53,19 @@ def test_what_is_there_is_found_and_the_rest_is_written_elsewhere(cache: Path) -
     let_inductor_write()
     assert inductor_folder() == mine
     assert [path.name for path in (cache / "ab").iterdir()] == ["made.so"]
+
+
+def test_a_forked_process_has_a_folder_of_its_own(cache: Path) -> None:
+    let_inductor_write()
+    of_parent, scratch = inductor_folder(), compiler_files._own.scratch
+    assert scratch is not None
+    forks.tell_all()
+    let_inductor_write()
+    mine = inductor_folder()
+    assert mine is not None
+    assert mine not in (cache, of_parent)
+    assert (mine / "ab" / "made.so").read_bytes() == b"code"
+    scratch.close()
 
 
 def test_a_folder_that_can_be_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
