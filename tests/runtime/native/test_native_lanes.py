@@ -291,34 +291,6 @@ def test_ctrl_c_ends_a_run(lane_count: int, one_team: bool, monkeypatch: pytest.
     assert wait_until(lambda: not any(tensor() is not None for tensor in held), 5)
 
 
-def test_a_run_whose_beginning_is_interrupted_is_given_back() -> None:
-    library = native_library()
-    assert library is not None
-    begun: list[int] = []
-
-    def begin(program: int, place: int, *rest: object) -> None:
-        library.begin(program, place, *rest)
-        begun.append(ctypes.c_int64.from_address(place).value)
-        raise KeyboardInterrupt
-
-    deleted: list[int] = []
-
-    def delete(run: int) -> None:
-        deleted.append(run)
-        library.delete_run(run)
-
-    bound = bind(*branches_program())
-    graph = bound.program.graph
-    plan = make_plan(graph, random_placement(random.Random(0), graph, 2))
-    native = NativePlan(library, bound, [plan.of_lane(lane) for lane in range(2)], 0.0)._of_lanes
-    native._library = dataclasses.replace(library, begin=begin, delete_run=delete)
-    inputs = random_inputs(bound.program, 0)
-    with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
-        native.run(inputs, None, LanePool())
-    gc.collect()
-    assert begun == deleted != []
-
-
 @pytest.mark.parametrize("one_team", [True, False])
 def test_a_missing_wait_shows_when_its_producer_is_held_back(one_team: bool) -> None:
     library = native_library()
