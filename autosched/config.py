@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 from autosched.core.errors import UsageError
@@ -138,13 +140,27 @@ def _limit_s(name: str, default_s: float) -> float:
 
 
 def cache_dir() -> Path:
-    """Where finished measurements and tuned schedules are kept: ``AUTOSCHED_CACHE``, else the platform's cache folder."""
+    """Where finished measurements and tuned schedules are kept: ``AUTOSCHED_CACHE``, else the platform's cache folder.
+
+    A user without a home folder, as a container's may be, has one of his own among temporary files.
+
+    Raises:
+        UsageError: if the variable begins with a home folder that there is not.
+    """
     chosen = os.environ.get("AUTOSCHED_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError:
+            raise UsageError(f"AUTOSCHED_CACHE is {chosen!r}, and no such home folder is known here; expected an absolute path") from None
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("autosched", appauthor=False))
+    # Releases differ in what they make of a home folder that is not there: an error, or a folder called "~".
+    with contextlib.suppress(RuntimeError):
+        usual = Path(platformdirs.user_cache_dir("autosched", appauthor=False))
+        if usual.is_absolute():
+            return usual
+    return Path(tempfile.gettempdir()) / f"autosched-{os.getuid()}"
 
 
 def schedules_dir() -> Path:

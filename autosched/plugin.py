@@ -8,7 +8,6 @@ warning; where gradients are wanted, always.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autosched.compile_options import CompileOptions, parse_options
 from autosched.core.callers import warn_caller
 from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
+from autosched.core.forks import RenewedLock
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ class ScheduledGraph:
         self._graph = graph
         self._inputs = inputs
         self._options = options
-        self._lock = threading.Lock()  # of the two tables below, held for no longer than a look
+        self._lock = RenewedLock()  # of the two tables below, held for no longer than a look
         self._recipes: dict[Shapes, Recipe | _Refusal] = {}
         self._bound: OrderedDict[tuple[Shapes, tuple[int, ...]], _Bound] = OrderedDict()
         self._warned: set[str] = set()
@@ -130,7 +130,7 @@ class ScheduledGraph:
         """One for each set of shapes and parameters."""
         from autosched.runtime.guard import LoadReport
 
-        with self._lock:
+        with self._lock.lock:
             refused = [LoadReport(False, recipe.reason) for recipe in self._recipes.values() if isinstance(recipe, _Refusal)]
             return refused + [bound.model.report() for bound in self._bound.values()]
 
@@ -155,7 +155,7 @@ class ScheduledGraph:
             if isinstance(recipe, _Refusal):
                 return None
             bound = _Bound(self._verified(model, recipe, given), tuple(static))
-            with self._lock:
+            with self._lock.lock:
                 self._bound[key] = bound
                 if len(self._bound) > MAX_BOUND:
                     self._bound.popitem(last=False)
@@ -183,7 +183,7 @@ class ScheduledGraph:
             if self._options.strict:
                 raise
             recipe = self._refuse(f"{type(error).__name__}: {error}")
-        with self._lock:
+        with self._lock.lock:
             self._recipes[shapes] = recipe
         return recipe
 

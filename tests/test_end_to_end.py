@@ -16,6 +16,7 @@ import torch
 import autosched
 from autosched import pipeline, zoo
 from autosched.config import cache_dir
+from autosched.core.errors import UsageError
 from tests.conformance.command import run
 from tests.conformance.waiting import wait_until
 
@@ -137,3 +138,24 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_not_the_job(
 def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "here"))
     assert cache_dir() == tmp_path / "here"
+
+
+@pytest.mark.parametrize("unknown", [RuntimeError("no home"), "~/.cache/autosched"], ids=["an error", "a folder called ~"])
+def test_a_user_without_a_home_folder_has_a_cache_all_the_same(
+    unknown: RuntimeError | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usual(*args: object, **options: object) -> str:
+        if isinstance(unknown, RuntimeError):
+            raise unknown
+        return unknown
+
+    monkeypatch.delenv("AUTOSCHED_CACHE")
+    monkeypatch.setattr("platformdirs.user_cache_dir", usual)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cache_dir() == tmp_path / f"autosched-{os.getuid()}"
+
+
+def test_a_cache_in_a_home_folder_that_is_not_there_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", "~nobody-of-that-name/cache")
+    with pytest.raises(UsageError, match="AUTOSCHED_CACHE is '~nobody-of-that-name/cache'"):
+        cache_dir()

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-_tracing = threading.RLock()
+from autosched.core.forks import RenewedLock
+
+_tracing = RenewedLock(threading.RLock)
 _IN_BRACKETS = re.compile(r"\['?([^'\]]+)'?\]")
 
 
@@ -72,7 +74,7 @@ def alone() -> Iterator[None]:
     from torch._dynamo import convert_frame
 
     # Ours second everywhere: Dynamo's may be held already, by whoever compiles a model that calls another.
-    with getattr(convert_frame, "compile_lock", _tracing), _tracing:
+    with getattr(convert_frame, "compile_lock", _tracing.lock), _tracing.lock:
         yield
 
 

@@ -7,14 +7,15 @@ here, and kept. A finished decoder may be used by all threads.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, TypeVar
 
 import msgspec
 
+from autosched.core.forks import RenewedLock
+
 T = TypeVar("T")
 
-_lock = threading.Lock()
+_lock = RenewedLock()
 _made: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
@@ -23,7 +24,7 @@ def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
     # Looked up without the lock first: once made, it stays.
     found = _made.get(kind)
     if found is None:
-        with _lock:
+        with _lock.lock:
             found = _made.get(kind)
             if found is None:
                 found = _made[kind] = msgspec.json.Decoder(kind)

@@ -91,7 +91,7 @@ class ChildProcess:
         self._answers = answers
         self._buffer = bytearray()
         self._log = _Log(log)
-        self._finalizer = weakref.finalize(self, _end, self._process, self._stdin, answers, self._log)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._stdin, answers, self._log, os.getpid())
 
     @property
     def pid(self) -> int:
@@ -246,13 +246,17 @@ class _Log:
             os.close(self._descriptor)
 
 
-def _end(process: subprocess.Popen[bytes], stdin: object, answers: int, log: _Log) -> None:
-    # The group first: once the leader is reaped, its number may mean somebody else.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _end(process: subprocess.Popen[bytes], stdin: object, answers: int, log: _Log, owner: int) -> None:
+    # A process that was forked has this object too, and not the child.
+    ours = os.getpid() == owner
+    if ours:
+        # The group first: once the leader is reaped, its number may mean somebody else.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         stdin.close()  # type: ignore[attr-defined]
-    process.wait()
+    if ours:
+        process.wait()
     with contextlib.suppress(OSError):
         os.close(answers)
     log.finish()

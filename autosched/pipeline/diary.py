@@ -129,7 +129,11 @@ class Diary:
     def finish(self) -> None:
         """The job is done: the next one begins anew."""
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:
+                # The job has its result.
+                _log.warning("%s cannot be removed (%s); the next such job would go on from it", self.path, error)
 
     def _read(self, path: Path) -> None:
         sound = 0

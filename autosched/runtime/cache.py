@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 
 from autosched.core.callers import warn_caller
 from autosched.core.errors import ArtifactCorrupt, AutoschedError
+from autosched.core.forks import RenewedLock
 from autosched.core.likeness import structure_key
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.bundle.format import Bundle, read_bundle
@@ -25,7 +25,7 @@ from autosched.runtime.bundle.format import Bundle, read_bundle
 SUFFIX = ".autosched"
 STRUCTURE = "structure"  # in a bundle's environment: the model's key, which does not depend on how it was cut into operators
 
-_lock = threading.Lock()
+_lock = RenewedLock()
 _warned: set[str] = set()
 
 
@@ -112,7 +112,7 @@ def _set_aside(path: Path, why: str) -> None:
 
 def warn_once(cause: str, message: str) -> None:
     """Warn with ``message`` unless this process has warned of ``cause`` before."""
-    with _lock:
+    with _lock.lock:
         if cause in _warned:
             return
         _warned.add(cause)

@@ -1,4 +1,4 @@
-"""What a fork takes away: OpenMP's threads, the threads of lanes, and whoever held a lock. A forked process runs what was loaded before.
+"""What a fork takes away of OpenMP's, beside what ``core.forks`` sees to. A forked process runs what was loaded before.
 
 GNU's OpenMP, which PyTorch brings on Linux, keeps the threads of one parallel region for the next, and a forked process waits forever for
 those that it does not have. It lets them go if it is asked to before the fork (OpenMP 5.0, section 3.2.44); the next region starts new
@@ -9,41 +9,26 @@ from __future__ import annotations
 
 import ctypes
 import os
-import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+
+from autosched.core import forks
 
 _MAPS = Path("/proc/self/maps")
 _SOFT = 1  # omp_pause_soft: threads go, the values of their variables may stay
 
 
-class OutlivesFork(Protocol):
-    """Something with threads or locks."""
-
-    def after_fork(self) -> None:
-        """Forget threads that are gone, and locks that nobody will give back. Called in the new process, which has one thread."""
-
-
-_alive: weakref.WeakSet[OutlivesFork] = weakref.WeakSet()
-
-
-def outlive_forks(thing: OutlivesFork) -> None:
-    """From now on ``thing`` is told of forks, for as long as it lives."""
+def outlive_forks(thing: forks.OutlivesFork) -> None:
+    """From now on ``thing`` is told of forks, for as long as it lives, and OpenMP is told before them."""
     _register()
-    _alive.add(thing)
+    forks.outlive_forks(thing)
 
 
 @lru_cache(maxsize=1)
 def _register() -> None:
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=rest_openmp, after_in_child=_tell_all)
-
-
-def _tell_all() -> None:
-    for thing in list(_alive):
-        thing.after_fork()
+        os.register_at_fork(before=rest_openmp)
 
 
 def rest_openmp() -> None:

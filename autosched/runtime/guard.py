@@ -16,6 +16,7 @@ from torch.utils._device import DeviceContext
 
 from autosched.core.callers import warn_caller
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
+from autosched.core.forks import RenewedLock
 from autosched.core.standing_aside import as_they_came
 from autosched.runtime.prepared import Prepared, Runner
 from autosched.runtime.shape_table import Refused, ShapeTable, Slot
@@ -144,7 +145,7 @@ class LoadedModel:
         self.__signature__ = self._signature
         vars(self).update({name: getattr(self._forward, name) for name in _OF_A_FUNCTION if hasattr(self._forward, name)})
         self._running = _Running()
-        self._notes = threading.Lock()
+        self._notes = RenewedLock()
         self._aside: dict[str, int] = {}
         self._warned: set[str] = set()
 
@@ -312,7 +313,7 @@ class LoadedModel:
         return self._as_it_came(args, kwargs)
 
     def _warn(self, kind: str, reason: str) -> None:
-        with self._notes:
+        with self._notes.lock:
             if reason in self._aside or len(self._aside) < _MAX_REASONS:
                 self._aside[reason] = self._aside.get(reason, 0) + 1
             first = kind not in self._warned

@@ -111,7 +111,7 @@ class Prepared:
         """
         if self.writes is None:
             return self._run(tensors)
-        with self.writes.turn:
+        with self.writes.turn.lock:
             # A model that is found changed may have other buffers; it must be found before anything is written to them.
             if reason := self._follow():
                 return reason

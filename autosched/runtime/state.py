@@ -14,18 +14,19 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autosched.core.errors import IncompatibleArtifact
+from autosched.core.forks import RenewedLock
 from autosched.core.program import ConstantSource, Program
 from autosched.core.watch import Watch
 from autosched.runtime.trees import flatten_inputs, objects_given, output_tensors, packed_outputs, unflatten_inputs
 
-_locks: weakref.WeakKeyDictionary[torch.nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
+_turns: weakref.WeakKeyDictionary[torch.nn.Module, RenewedLock] = weakref.WeakKeyDictionary()
+_making = RenewedLock()
 
 
-def turn_of(model: torch.nn.Module) -> threading.RLock:
+def turn_of(model: torch.nn.Module) -> RenewedLock:
     """Held by whoever reads the state of ``model`` and writes it back: all its schedules share the one state."""
-    with _making:
-        return _locks.setdefault(model, threading.RLock())
+    with _making.lock:
+        return _turns.setdefault(model, RenewedLock(threading.RLock))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ def ask(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]
     """
     given = len(program.given)
     copies = [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device).copy_(item) for item in inputs[:given]]
-    with turn_of(model):
+    with turn_of(model).lock:
         holders = holders_of(program, model)
         began = [holder.now() for holder in holders]
         kept = Kept(holders, ())

@@ -413,6 +413,21 @@ def test_no_child_survives_its_parent(how: signal.Signals) -> None:
         shutil.rmtree(folder)
 
 
+def test_a_forked_process_that_ends_leaves_its_parents_measuring_process_at_work() -> None:
+    forks = """
+import os
+forked = os.fork()
+if forked == 0:
+    sys.exit(0)
+assert os.waitpid(forked, 0) == (forked, 0)
+time.sleep(0.2)
+print(session.worker_pid, flush=True)
+"""
+    parent, pid, _ = run_parent(forks)
+    still_there, errors = parent.communicate(timeout=120)
+    assert still_there.split() == [str(pid)], errors
+
+
 def test_a_parent_that_forgets_to_close_leaves_nothing() -> None:
     parent, pid, folder = run_parent("")
     _, errors = parent.communicate(timeout=120)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -146,6 +148,20 @@ def test_a_diary_that_cannot_be_written_costs_a_warning_only(tmp_path: Path, cap
         diary.add({"key": (1.0,)}, {})
     assert diary.times_us == {"key": [1.0]}
     assert "AUTOSCHED_CACHE" in caplog.text
+
+
+def test_a_disk_that_can_no_longer_be_written_does_not_cost_a_job_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with Diary(tmp_path / "diary.jsonl", "question") as diary:
+        diary.add({"key": (1.0,)}, {})
+        with monkeypatch.context() as broken, caplog.at_level(logging.WARNING):
+            broken.setattr(Path, "unlink", refuse)
+            diary.finish()
+    assert "cannot be removed" in caplog.text
 
 
 def test_a_second_job_at_the_same_time_has_no_diary(tmp_path: Path) -> None:

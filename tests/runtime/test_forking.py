@@ -5,17 +5,27 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from autosched.capture import dynamo
+from autosched.core import decoding, forks
 from autosched.core.errors import AutoschedError
 from autosched.export.bundle import encode_bundle
-from autosched.runtime import forking
+from autosched.runtime import cache, forking, state
+from autosched.runtime.guard import FallbackWarning
+from autosched.runtime.inductor import cpp_kernels
 from autosched.runtime.load import load
+from autosched.runtime.state import turn_of
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
+from tests.conformance.stateful import Recurrent, bundle_bytes, example, made
 
 needs_fork = pytest.mark.skipif(sys.platform != "linux", reason="forks, and PyTorch brings GNU's OpenMP")
 
@@ -101,7 +111,7 @@ def test_after_a_fork_nothing_waits_for_calls_of_the_parent() -> None:
     slot._lock.acquire()
     table._lock.acquire()
     slot.users = 1
-    forking._tell_all()
+    forks.tell_all()
     answers: list[torch.Tensor] = []
     caller = threading.Thread(target=lambda: answers.append(fast(*args, **kwargs)["sum"]), daemon=True)
     caller.start()
@@ -109,6 +119,117 @@ def test_after_a_fork_nothing_waits_for_calls_of_the_parent() -> None:
     assert len(answers) == 1
     assert torch.equal(answers[0], expected)
     assert slot.users == 0
+
+
+def _held_for_ever(lock: AbstractContextManager[object]) -> None:
+    """Take a lock on a thread that ends without giving it back, as one does that a forked process does not have."""
+    taker = threading.Thread(target=lock.__enter__)
+    taker.start()
+    taker.join()
+
+
+def _opens(lock: Any) -> bool:
+    if found := lock.acquire(blocking=False):
+        lock.release()
+    return bool(found)
+
+
+def _ends(work: Callable[[], object]) -> bool:
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(20)
+    return not worker.is_alive()
+
+
+def test_after_a_fork_a_model_with_state_does_not_wait_for_its_turn() -> None:
+    model, x = made(Recurrent), example()
+    fast = load(bundle_bytes(model, (x,)), model, strict=True)
+    _held_for_ever(turn_of(model).lock)
+    forks.tell_all()
+    answers: list[torch.Tensor] = []
+    assert _ends(lambda: answers.append(fast(x)))
+    model.reset()
+    assert torch.allclose(answers[0], fast(x))
+
+
+def test_after_a_fork_a_call_that_steps_aside_does_not_wait_to_note_it() -> None:
+    model, x = made(Recurrent), example()
+    fast = load(bundle_bytes(model, (x,)), model)
+    _held_for_ever(fast._notes.lock)
+    forks.tell_all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        assert _ends(lambda: fast(x.double().float().requires_grad_()))
+    assert len(fast.report().stepped_aside) == 1
+
+
+def test_after_a_fork_nothing_is_left_that_only_a_thread_of_the_parent_could_open() -> None:
+    locks = [decoding._lock, cache._lock, state._making, cpp_kernels._patching, dynamo._tracing]
+    before = [renewed.lock for renewed in locks]
+    try:
+        for lock in before:
+            _held_for_ever(lock)
+        forks.tell_all()
+        assert all(_opens(renewed.lock) for renewed in locks)
+        assert not any(_opens(lock) for lock in before)
+    finally:
+        for renewed in locks:
+            renewed.lock = renewed._kind()
+
+
+def test_a_block_that_was_forked_in_ends_in_both_processes() -> None:
+    renewed = forks.RenewedLock(threading.RLock)
+    with renewed.lock:
+        forks.tell_all()
+        with renewed.lock:
+            pass
+    with renewed.lock:
+        pass
+
+
+_BUSY_STATE = """
+import os, sys, threading, time, warnings
+import torch
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks beside threads
+sys.path.insert(0, sys.argv[1])
+import autosched
+from tests.conformance.stateful import Recurrent, bundle_bytes, example, made
+
+torch.set_num_threads(1)
+model, x = made(Recurrent), example()
+data = bundle_bytes(model, (x,))
+fast = autosched.load(data, model, strict=True)
+inside, go_on = threading.Event(), threading.Event()
+runner = fast._table.slots[0].prepared.runner
+
+def slow(inputs):
+    inside.set()
+    assert go_on.wait(60)
+    return runner(inputs)
+
+fast._table.slots[0].prepared.runner = slow
+busy = threading.Thread(target=fast, args=(x,))
+busy.start()
+assert inside.wait(60)
+child = os.fork()
+if child == 0:
+    fast._table.slots[0].prepared.runner = runner
+    threading.Timer(30, os._exit, [3]).start()
+    fast(x)
+    os._exit(0)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+go_on.set()
+busy.join()
+assert status == 0, status
+print("all answered")
+"""
+
+
+@needs_fork
+def test_a_process_forked_during_a_call_of_a_model_with_state_answers() -> None:
+    root = Path(__file__).resolve().parents[2]
+    said = subprocess.run([sys.executable, "-P", "-c", _BUSY_STATE, str(root)], capture_output=True, text=True, timeout=200, check=False)
+    assert said.stdout == "all answered\n", said.stderr
 
 
 def test_a_schedule_on_cuda_is_refused_after_a_fork_and_given_back_by_nobody() -> None:

@@ -214,7 +214,7 @@ def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _S
 def _described(module: ModuleType, arguments: tuple[int, ...], answers: Answers) -> Compiled | Refused:
     path = getattr(module, "__file__", None)
     try:
-        source = Path(path or "").read_text()
+        source = Path(path or "").read_text(encoding="utf-8")
     except OSError as error:
         return Refused(f"the module that Inductor wrote cannot be read: {error}")
     namespace = dict(vars(module))

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from autosched.core.forks import RenewedLock
+
 _HOLDS_LOCK = "kernel({}); Py_RETURN_NONE;"
 # A lambda: its arguments are parsed before its body runs. The guard takes the lock back also when the kernel throws.
 _RELEASES_LOCK = (
@@ -32,7 +34,7 @@ _DIVIDES_INTEGERS = ("floor_divide_integral(", "remainder_integral(", "mod(")
 # The function that the binding calls; its name is a setting of PyTorch's binding cache, the same for all kernels.
 _SIGNATURE = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(([^()]*)\)\s*\{')
 
-_patching = threading.RLock()
+_patching = RenewedLock(threading.RLock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def kernels_release_gil() -> Iterator[bool]:
         Whether it takes effect; ``False`` where this PyTorch writes its bindings in another way: kernels are right there, and run one
         at a time.
     """
-    with _patching:
+    with _patching.lock:
         cache = _binding_cache()
         if cache is None:
             yield False

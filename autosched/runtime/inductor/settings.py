@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from autosched.runtime.compiler_files import let_inductor_write
 from autosched.runtime.host_key import numerics_key
 
 _log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ def settings_digest(kind: str) -> str:
     Args:
         kind: ``cpu`` or ``cuda``.
     """
+    let_inductor_write()
     try:
         import torch._functorch.config as functorch_config
         import torch._inductor.config as inductor_config

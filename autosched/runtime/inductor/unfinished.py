@@ -14,12 +14,14 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from autosched.runtime.compiler_files import inductor_folder
+
 _HEADER = struct.Struct("<4s36xQ10xHHH")  # of a 64-bit ELF file: magic, offset of the section headers, their size and number
 
 
 def remove_unfinished() -> list[Path]:
     """Remove libraries that are not whole and that no process of this user has open; returns those. On Linux only, elsewhere nothing."""
-    folder = _cache_folder()
+    folder = inductor_folder()
     if folder is None or not sys.platform.startswith("linux"):
         return []
     broken = [path for path in folder.glob("*/*.so") if not is_whole(path)]
@@ -45,15 +47,6 @@ def is_whole(path: Path) -> bool:
         return False
     magic, offset, each, count, _ = _HEADER.unpack_from(start)
     return bool(magic == b"\x7fELF" and offset + each * count <= bytes_there)
-
-
-def _cache_folder() -> Path | None:
-    try:
-        from torch._inductor.runtime.cache_dir_utils import cache_dir
-    except ImportError:
-        return None
-    folder = Path(cache_dir())
-    return folder if folder.is_dir() else None
 
 
 def _open_files(paths: Iterable[Path]) -> set[Path]:

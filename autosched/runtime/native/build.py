@@ -60,6 +60,7 @@ class Library:
     finish: Callable[..., Any]
     run_here: Callable[..., Any]
     resume: Callable[..., Any]
+    forget: Callable[..., Any]
     team: Callable[..., Any]
     stop: Callable[..., Any]
     abandon: Callable[..., Any]
@@ -186,7 +187,7 @@ def _made(folder: Path, limit_s: float) -> Path | str:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not private_folder(folder):
-            return f"others may write into {folder}, and what is built there is run"
+            return f"{folder} belongs to somebody else, or others may write into it, and what is built there is run"
         with FileLock(folder / ".lock", timeout=limit_s):
             return _find(folder) or _compiled(folder, deadline)
     except Timeout:
@@ -251,7 +252,7 @@ def _find(folder: Path) -> Path | None:
 @lru_cache(maxsize=1)
 def _key() -> str:
     """Digest of what is built and of the PyTorch it is built for. The compiler is not in it: where it was built it may since be gone."""
-    sources = [path.read_text() for path in sorted(_SOURCE.parent.iterdir()) if path.suffix in (".cpp", ".h")]
+    sources = [path.read_text(encoding="utf-8") for path in sorted(_SOURCE.parent.iterdir()) if path.suffix in (".cpp", ".h")]
     told = [*sources, *_COMPILE, *_LINK, str(torch.__version__), str(torch.version.git_version), str(_new_strings())]
     return hashlib.sha256("\n".join([*told, sys.platform, platform.machine()]).encode()).hexdigest()[:24]
 

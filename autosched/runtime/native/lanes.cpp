@@ -57,9 +57,14 @@ void compile(const c10::OperatorHandle&, Stack* stack) {
   stack->push_back(address_of(read_program(reader, given[4].toTensorVector())));
 }
 
+// What a call returns to Python an interrupt may take away, before anything there refers to it. So nobody is given a run that he alone
+// knows of: its address is written where Python's object for it looks, or it stays here, with the thread that walks it.
+thread_local std::vector<Run*> paused;
+
 void begin(const c10::OperatorHandle&, Stack* stack) {
-  auto given = taken(*stack, 3);
-  stack->push_back(address_of(begin_run(at_address<Program>(given[0]), given[1].toTensorList(), given[2])));
+  auto given = taken(*stack, 4);
+  auto run = begin_run(at_address<Program>(given[0]), given[2].toTensorList(), given[3]);
+  at_address<int64_t>(given[1]) = reinterpret_cast<intptr_t>(run.release());
 }
 
 void walk(const c10::OperatorHandle&, Stack* stack) {
@@ -78,19 +83,38 @@ void finish(const c10::OperatorHandle&, Stack* stack) {
   stack->push_back(IValue(finish_run(at_address<Run>(given[0]))));
 }
 
-// All of a run by the calling thread and its team: the outputs, and 0 or what is to be resumed.
-void run_here(const c10::OperatorHandle&, Stack* stack) {
-  auto given = taken(*stack, 3);
-  auto run = begin_run(at_address<Program>(given[0]), given[1].toTensorList(), given[2]);
+void walk_here(std::unique_ptr<Run> run, Stack* stack) {
   const auto outcome = walk_phases(*run);
   const bool ended = outcome == Outcome::Ended || outcome == Outcome::Late;
   stack->push_back(ended ? IValue(finish_run(*run)) : IValue(c10::List<at::Tensor>()));
-  stack->push_back(outcome == Outcome::Paused ? address_of(std::move(run)) : IValue(static_cast<int64_t>(outcome)));
+  stack->push_back(IValue(static_cast<int64_t>(outcome)));
+  if (outcome == Outcome::Paused) paused.push_back(run.release());
+}
+
+// The run that paused last on this thread, if it is one of that program.
+std::unique_ptr<Run> take_paused(const IValue& program) {
+  if (paused.empty() || &paused.back()->program != &at_address<Program>(program)) return nullptr;
+  std::unique_ptr<Run> run(paused.back());
+  paused.pop_back();
+  return run;
+}
+
+// All of a run by the calling thread and its team: the outputs, and how it went.
+void run_here(const c10::OperatorHandle&, Stack* stack) {
+  auto given = taken(*stack, 3);
+  walk_here(begin_run(at_address<Program>(given[0]), given[1].toTensorList(), given[2]), stack);
 }
 
 void resume(const c10::OperatorHandle&, Stack* stack) {
   auto given = taken(*stack, 1);
-  stack->push_back(IValue(static_cast<int64_t>(walk_phases(at_address<Run>(given[0])))));
+  auto run = take_paused(given[0]);
+  TORCH_CHECK(run != nullptr, "a native run was resumed that has not paused");
+  walk_here(std::move(run), stack);
+}
+
+void forget(const c10::OperatorHandle&, Stack* stack) {
+  auto given = taken(*stack, 1);
+  take_paused(given[0]);
 }
 
 void team(const c10::OperatorHandle&, Stack* stack) {
@@ -142,11 +166,12 @@ void delete_watch(const c10::OperatorHandle&, Stack* stack) {
 TORCH_LIBRARY(autosched_lanes, library) {
   using torch::CppFunction;
   library.def("compile(int[] code, float[] reals, str[] texts, Tensor[] dtypes, Tensor[] constants) -> int", CppFunction::makeFromBoxedFunction<&compile>());
-  library.def("begin(int program, Tensor[] inputs, Tensor? trace) -> int", CppFunction::makeFromBoxedFunction<&begin>());
+  library.def("begin(int program, int place, Tensor[] inputs, Tensor? trace) -> ()", CppFunction::makeFromBoxedFunction<&begin>());
   library.def("walk(int run, int lane) -> bool", CppFunction::makeFromBoxedFunction<&walk>());
   library.def("finish(int run) -> Tensor[]", CppFunction::makeFromBoxedFunction<&finish>());
   library.def("run_here(int program, Tensor[] inputs, Tensor? trace) -> (Tensor[], int)", CppFunction::makeFromBoxedFunction<&run_here>());
-  library.def("resume(int run) -> int", CppFunction::makeFromBoxedFunction<&resume>());
+  library.def("resume(int program) -> (Tensor[], int)", CppFunction::makeFromBoxedFunction<&resume>());
+  library.def("forget(int program) -> ()", CppFunction::makeFromBoxedFunction<&forget>());
   library.def("team(int threads) -> int", CppFunction::makeFromBoxedFunction<&team>());
   library.def("stop(int run) -> ()", CppFunction::makeFromBoxedFunction<&stop>());
   library.def("abandon(int run) -> ()", CppFunction::makeFromBoxedFunction<&abandon>());

@@ -8,6 +8,7 @@ or fewer threads come than lanes there are, lanes have threads of their own, tho
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 import weakref
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 # A lane that waits has the core of a team's thread, which would spin there if it had nothing to walk.
 TEAM_SPIN_US = 2000.0
-# The numbers of native/walk.h; any other is the address of a run that goes on.
+# The numbers of native/walk.h.
 _FORSAKEN, _DESERTED, _ENDED, _PAUSED, _LATE = -2, -1, 0, 1, 2
 
 
@@ -89,7 +90,7 @@ class NativeProgram:
             BaseException: what the first failing operator raised; the other lanes have stopped by then.
         """
         if self._threaded:
-            return self._on_threads(_Run(self._library, self._library.begin(self._handle, inputs, times)), pool)
+            return self._on_threads(_Run(self._library, self._handle, inputs, times), pool)
         if self._lanes == 1:
             return self._here(inputs, times)
         with pool.turn:
@@ -97,12 +98,18 @@ class NativeProgram:
 
     def _here(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None) -> list[torch.Tensor]:
         outputs: list[torch.Tensor]
-        outputs, outcome = self._library.run_here(self._handle, inputs, times)
-        if not _FORSAKEN <= outcome <= _LATE:
-            run = _Run(self._library, outcome)
-            outputs, outcome = run.finished(run.resume), run.outcome
-        elif outcome < _ENDED:
-            raise Deserted(midway=outcome == _FORSAKEN)
+        try:
+            outputs, outcome = self._library.run_here(self._handle, inputs, times)
+            # It comes back to Python now and then, so that signals are heard.
+            begun = outcome == _PAUSED
+            while outcome == _PAUSED:
+                outputs, outcome = self._library.resume(self._handle)
+        except BaseException:
+            # An interrupt is heard just when the run has paused.
+            self._library.forget(self._handle)
+            raise
+        if outcome < _ENDED:
+            raise Deserted(midway=begun or outcome == _FORSAKEN)
         self.late = outcome == _LATE
         return outputs
 
@@ -222,14 +229,21 @@ def team_comes(library: Library, threads: int) -> bool:
 
 
 class _Run:
-    """One run; its memory is given back with the last reference, which every lane has while it may still look at it."""
+    """One run on threads; its memory is given back with the last reference, which every lane has while it may still look at it.
 
-    __slots__ = ("_handle", "_library", "outcome")
+    Args:
+        program: handle of what is run.
+        inputs, times: as for :meth:`NativeProgram.run`.
+    """
 
-    def __init__(self, library: Library, handle: int) -> None:
+    __slots__ = ("_handle", "_library", "_place")
+
+    def __init__(self, library: Library, program: int, inputs: Sequence[torch.Tensor], times: torch.Tensor | None) -> None:
         self._library = library
-        self._handle = handle
-        self.outcome = _PAUSED
+        # Not what the call returns: an interrupt that came meanwhile takes that away.
+        self._place = ctypes.c_int64(0)
+        library.begin(program, ctypes.addressof(self._place), inputs, times)
+        self._handle = self._place.value
 
     def finished(self, go_on: Callable[[], None]) -> list[torch.Tensor]:
         """What it makes, once ``go_on`` has returned."""
@@ -239,17 +253,6 @@ class _Run:
         except BaseException:
             self.abandon()
             raise
-
-    def resume(self) -> None:
-        """Walk all lanes to their ends. It comes back to Python now and then, so that signals are heard.
-
-        Raises:
-            Deserted: as ``NativeProgram.run``.
-        """
-        while self.outcome == _PAUSED:
-            self.outcome = self._library.resume(self._handle)
-        if self.outcome < _ENDED:
-            raise Deserted(midway=True)
 
     def walk(self, lane: int) -> None:
         """Walk one lane, which has a thread of its own, to its end; comes back now and then as well."""
@@ -270,7 +273,9 @@ class _Run:
         self._library.abandon(self._handle)
 
     def __del__(self) -> None:
-        self._library.delete_run(self._handle)
+        place = getattr(self, "_place", None)
+        if place is not None and place.value:
+            self._library.delete_run(place.value)
 
 
 class _NativeSignals(Signals):

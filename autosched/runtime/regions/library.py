@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from autosched.config import regions_dir
+from autosched.core.forks import RenewedLock
 from autosched.core.graph import Operator
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
@@ -74,7 +75,7 @@ class RegionLibrary:
         self._tried: dict[str, str] = {}  # what is wrong with cuDNN's fused kernels, by the operator's signature
         self._settings: str | None = None
         self._refusals: dict[tuple[int, int, Variant], RegionRefusal] = {}
-        self._lock = threading.RLock()
+        self._lock = RenewedLock(threading.RLock)
         self.compiled = 0
         self.reused = 0
         self.processes = 1
@@ -98,7 +99,7 @@ class RegionLibrary:
     def kernel(self, operator: int, width: int, variant: int) -> Kernel | Refused:
         """The callable of an operator in a variant other than ``CALLS``, compiled if need be."""
         asked = operator, width, variant
-        with self._lock:
+        with self._lock.lock:
             if asked not in self._kernels:
                 self._kernels[asked] = self._kernel(*asked)
             found = self._kernels[asked]
@@ -139,7 +140,7 @@ class RegionLibrary:
             workers: how many of them; by default as many as ``regions.pool.worker_count`` says. 1: none, and nothing is done.
         """
         end_s = math.inf if limit_s is None else time.monotonic() + limit_s
-        with self._lock:
+        with self._lock.lock:
             new = [item for item in dict.fromkeys(wanted) if item[2] not in UNCOMPILED and item not in self._kernels]
             if not new or self._stopped or self._compiler_missing() or not self._settings_digest():
                 return

@@ -1,8 +1,9 @@
 """Compiled code kept on this machine: the text of the module a compiler wrote for a region or a program, by what it was compiled from.
 
 What is kept here is run as code, so it is trusted only where nobody else can have written it: the folder and the file belong to this
-user, nobody else may write them, no link is followed, and the text is what its digest says. Any doubt is a miss, and the region is compiled
-again. Nothing of it ever travels in a bundle.
+user, or to root, who can do anything to this user anyway and fills the folders of images that others serve from; nobody else may write
+them, no link is followed, and the text is what its digest says. Any doubt is a miss, and the region is compiled again. Nothing of it ever
+travels in a bundle.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ MOST_BYTES = 256 << 20
 _MOST_ENTRY_BYTES = 16 << 20
 _NAME = re.compile(r"[0-9a-f]{40}\.json|\.new-.*")
 _HALF_WRITTEN = re.compile(r"\.new-.*")
+_ROOT = 0
 _KEPT_SHARE = 0.8  # of the bytes allowed, after files were removed: so that the next one removes none
 
 
@@ -147,7 +149,7 @@ class RegionStore:
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(handle)
             if not _private(status, stat.S_ISREG) or status.st_size > _MOST_ENTRY_BYTES:
-                _log.info("a kept region does not belong to this user alone and is compiled again: %s", path)
+                _log.info("a kept region does not belong to this user or root alone and is compiled again: %s", path)
                 return None
             with contextlib.suppress(OSError):
                 os.utime(handle)  # it was used: others go first
@@ -163,18 +165,18 @@ def _is_whole(path: Path) -> bool:
 
 
 def private_folder(path: Path) -> bool:
-    """Whether it is a folder of this user's that nobody else may write into."""
+    """Whether it is a folder of this user's or root's that nobody else may write into."""
     return _private(os.stat(path), stat.S_ISDIR)
 
 
 def private_file(path: Path) -> bool:
-    """Whether it is a file of this user's, no link, that nobody else may write."""
+    """Whether it is a file of this user's or root's, no link, that nobody else may write."""
     return _private(os.lstat(path), stat.S_ISREG)
 
 
 def _private(status: os.stat_result, is_kind: object) -> bool:
     kind_fits = is_kind(status.st_mode) if callable(is_kind) else False
-    return bool(kind_fits) and status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return bool(kind_fits) and status.st_uid in (os.getuid(), _ROOT) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _digest(key: str, source: str) -> str:

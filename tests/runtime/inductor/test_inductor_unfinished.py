@@ -92,5 +92,5 @@ def test_what_the_compiler_here_makes_is_whole(tmp_path: Path) -> None:
 
 
 def test_without_a_cache_folder_there_is_nothing_to_remove(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor_unfinished, "_cache_folder", lambda: None)
+    monkeypatch.setattr(inductor_unfinished, "inductor_folder", lambda: None)
     assert remove_unfinished() == []

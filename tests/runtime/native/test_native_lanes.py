@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from tests.conformance.graphs import random_placement, random_program
 from tests.conformance.lanes_suite import random_schedule
 from tests.conformance.probes import with_hook
 from tests.conformance.programs import branches_program
+from tests.conformance.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -275,11 +278,17 @@ def test_ctrl_c_ends_a_run(lane_count: int, one_team: bool, monkeypatch: pytest.
     try:
         executor = LaneExecutor(probed, make_plan(graph, schedule))
         assert executor.one_team is one_team
+        inputs = random_inputs(bound.program, 0)
+        held = [weakref.ref(tensor) for tensor in inputs]
         with pytest.raises(KeyboardInterrupt):
-            executor.run(random_inputs(bound.program, 0))
+            executor.run(inputs)
     finally:
         signal.signal(signal.SIGINT, before)
     assert ran == []
+    del inputs
+    gc.collect()
+    # A server whose time limits are signals would keep the tensors of every request that met one.
+    assert wait_until(lambda: not any(tensor() is not None for tensor in held), 5)
 
 
 @pytest.mark.parametrize("one_team", [True, False])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autosched.runtime.regions import store as region_store
 from autosched.runtime.regions.store import RegionStore
 
 SOURCE = "def call(args):\n    return args\n"
@@ -77,6 +78,16 @@ def test_a_link_is_not_followed(store: RegionStore, tmp_path: Path) -> None:
 def test_a_file_of_somebody_else_is_a_miss(store: RegionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("a", SOURCE)
     monkeypatch.setattr(os, "getuid", lambda: 12_345_678)
+    monkeypatch.setattr(region_store, "_ROOT", 12_345_679)
+    assert store.get("a") is None
+
+
+def test_what_root_has_put_into_an_image_is_read_by_whoever_serves_from_it(store: RegionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put("a", SOURCE)
+    monkeypatch.setattr(region_store, "_ROOT", os.getuid())
+    monkeypatch.setattr(os, "getuid", lambda: 12_345_678)
+    assert store.get("a") == SOURCE
+    only_file(store).chmod(0o664)
     assert store.get("a") is None
 
 
