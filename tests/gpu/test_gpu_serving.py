@@ -125,3 +125,22 @@ def test_a_call_of_another_shape_runs_the_model_as_it_came(spread_bundle: bytes,
         assert_like(loaded(image(3, batch=2)), model, image(3, batch=2))
     assert_like(loaded(image(3)), model, image(3))
     assert loaded.report().calls == 1
+
+
+def test_a_call_that_the_caller_captures_is_the_model_as_it_came_in_that_graph(spread_bundle: bytes, model: torch.nn.Module) -> None:
+    loaded = autosched.load(spread_bundle, model)
+    given, stream = image(1), torch.cuda.Stream()
+    with torch.no_grad():
+        loaded(given)
+        with torch.cuda.stream(stream):
+            model(given)  # libraries must have what they need before a capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with pytest.warns(FallbackWarning, match="captured into a CUDA graph"), torch.cuda.graph(graph, stream=stream):
+            answer = loaded(given)
+    for seed in (1, 2):
+        given.copy_(image(seed))
+        graph.replay()
+        assert_like(answer, model, image(seed))
+    assert_like(loaded(image(3)), model, image(3))
+    assert loaded.report().calls == 2
