@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from pathlib import Path
 
@@ -117,6 +118,21 @@ def test_callers_on_several_streams_and_threads_take_turns(spread: LoadedModel, 
 
     at_once(call, range(4))
     assert wrong == []
+
+
+def test_a_call_after_one_on_a_stream_that_its_library_has_destroyed(spread: LoadedModel) -> None:
+    """Its handle means nothing by then, or another stream."""
+    library, given = torch.cuda.cudart(), image(1)
+    wanted = spread(given)
+    for _ in range(3):
+        handle = ctypes.c_uint64()
+        assert int(library.cudaStreamCreate(ctypes.addressof(handle))) == 0
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+            got = spread(given)
+        torch.cuda.synchronize()
+        assert torch.equal(got, wanted)
+        assert int(library.cudaStreamDestroy(handle.value)) == 0
+    assert torch.equal(spread(given), wanted)
 
 
 def test_a_call_of_another_shape_runs_the_model_as_it_came(spread_bundle: bytes, model: torch.nn.Module) -> None:

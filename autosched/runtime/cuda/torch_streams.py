@@ -61,6 +61,11 @@ class TorchStreams:
             return self.handle(self.current_stream())
         return self._current_handle(self.device.index)
 
+    def lasting(self, stream: Stream) -> bool:
+        """PyTorch's own are never destroyed; one that it was handed is known by its handle, which PyTorch takes for its number."""
+        handle = self.handle(stream)
+        return not handle or handle != int(stream.stream_id)
+
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
         """``torch.cuda.stream``."""
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
@@ -77,6 +82,10 @@ class TorchStreams:
     def wait(self, stream: Stream, event: Event) -> None:
         """``Stream.wait_event``."""
         stream.wait_event(event)
+
+    def await_event(self, event: Event) -> None:
+        """``Event.synchronize``."""
+        event.synchronize()
 
     def elapsed_us(self, start: Event, end: Event) -> float:
         """From milliseconds."""
