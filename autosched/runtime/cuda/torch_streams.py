@@ -148,9 +148,20 @@ class TorchStreams:
             pass
         try:
             torch.cuda.synchronize(self.device)
+            self._end_well()
         except RuntimeError:
             clean = False
         return clean
+
+    @staticmethod
+    def _end_well() -> None:
+        """Capture nothing. The default generator of some versions stays in a capture whose end failed, and refuses random numbers."""
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is empty
+            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_end()
+        graph.reset()
 
     def instantiate(self, graph: Graph) -> None:
         """And so keep that cost out of the first replay."""

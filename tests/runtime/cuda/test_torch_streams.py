@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,40 @@ def test_a_graph_that_was_abandoned_stays_where_the_allocators_look_for_it(monke
     gc.collect()
     assert given_back == ["end", "release"]
     assert alive() is not None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_that_ended_badly_is_followed_by_one_that_ends_well(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """PyTorch 2.11 would keep the default generator in it otherwise, and refuse every random number."""
+    done: list[str] = []
+
+    class Graph:
+        def __init__(self, keep_graph: bool = False) -> None:
+            pass
+
+        def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+            if fails:
+                raise RuntimeError("CUDA error: operation not permitted")
+            done.append("begin")
+
+        def capture_end(self) -> None:
+            warnings.warn("The CUDA Graph is empty.", stacklevel=1)
+            done.append("end")
+
+        def reset(self) -> None:
+            done.append("reset")
+
+    def ended_already(index: int, pool: object) -> None:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended_already, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", ended_already, raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    streams = object.__new__(TorchStreams)
+    streams.device, streams._abandoned = torch.device("cuda", 0), []
+    assert streams.abandon_capture(Graph(), (0, 1)) is not fails
+    assert done == (["reset"] if fails else ["reset", "begin", "end", "reset"])
 
 
 def test_every_name_of_torch_cuda_that_is_used_exists() -> None:
