@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ import torch
 
 import autosched
 from autosched import pipeline, zoo
+from autosched.core.records import Failure
 from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.runtime.cuda.graph import GraphCapturer
+from autosched.runtime.cuda.torch_streams import TorchStreams
 from autosched.runtime.guard import FallbackWarning, LoadedModel
 from autosched.runtime.numerics import compare
 from tests.conformance.graphs import random_placement
@@ -133,6 +137,36 @@ def test_a_call_after_one_on_a_stream_that_its_library_has_destroyed(spread: Loa
         assert torch.equal(got, wanted)
         assert int(library.cudaStreamDestroy(handle.value)) == 0
     assert torch.equal(spread(given), wanted)
+
+
+def test_another_thread_draws_random_numbers_while_a_schedule_is_captured() -> None:
+    backend = TorchStreams()
+    capturer = GraphCapturer(backend)
+    lane = capturer.streams.lane(0)
+    drawn: list[torch.Tensor] = []
+
+    def draw() -> torch.Tensor:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return torch.rand(8, device="cuda")
+
+    def body() -> None:
+        with backend.on(lane):
+            backend.touch()
+        drawn.append(other.submit(draw).result())
+
+    capturer.scratch_pool()
+    torch.cuda.manual_seed(7)
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.get_offset()
+    with ThreadPoolExecutor(1) as other:
+        made = capturer.capture_script([lane], body)
+    assert not isinstance(made, Failure), made.detail
+    torch.cuda.synchronize()
+    assert len(drawn) == 1
+    # Drawn from the generator that everybody seeds.
+    assert (generator.initial_seed(), generator.get_offset() > before) == (7, True)
+    backend.reset(made[0])
+    capturer.close()
 
 
 def test_a_call_of_another_shape_runs_the_model_as_it_came(spread_bundle: bytes, model: torch.nn.Module) -> None:

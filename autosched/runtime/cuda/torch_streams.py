@@ -40,6 +40,7 @@ class TorchStreams:
         index = chosen.index if chosen.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         self._abandoned: list[Graph] = []
+        self._generator = torch.Generator(self.device)
         self._clock_mhz = fastest_clock_mhz(index)
         self._current_handle: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -116,9 +117,19 @@ class TorchStreams:
         """With ``thread_local`` checks: other threads (pinned memory, a server) may allocate meanwhile.
 
         Not ``torch.cuda.graph``, which empties the caching allocator at every entry: too slow for a search.
+
+        Up to some version PyTorch's default generator is in the capture too: no other thread may draw a random number meanwhile, and where
+        the end fails nobody in the process may any more. While the capture begins, one that nobody else has stands in for it; a schedule
+        draws none.
         """
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        generator = torch.cuda.default_generators[self.device.index]
+        everyones = generator.graphsafe_get_state()
+        generator.graphsafe_set_state(self._generator)
+        try:
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        finally:
+            generator.graphsafe_set_state(everyones)
         return graph
 
     def end_capture(self, graph: Graph) -> None:
@@ -148,20 +159,9 @@ class TorchStreams:
             pass
         try:
             torch.cuda.synchronize(self.device)
-            self._end_well()
         except RuntimeError:
             clean = False
         return clean
-
-    @staticmethod
-    def _end_well() -> None:
-        """Capture nothing. The default generator of some versions stays in a capture whose end failed, and refuses random numbers."""
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it is empty
-            graph.capture_begin(capture_error_mode="thread_local")
-            graph.capture_end()
-        graph.reset()
 
     def instantiate(self, graph: Graph) -> None:
         """And so keep that cost out of the first replay."""

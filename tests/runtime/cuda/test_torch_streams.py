@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
-import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -38,37 +38,36 @@ def test_a_graph_that_was_abandoned_stays_where_the_allocators_look_for_it(monke
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_capture_that_ended_badly_is_followed_by_one_that_ends_well(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """PyTorch 2.11 would keep the default generator in it otherwise, and refuse every random number."""
-    done: list[str] = []
+def test_the_default_generator_takes_no_part_in_a_capture(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """PyTorch 2.11 would refuse every random number meanwhile, and for good where the end fails."""
+
+    class Default:
+        state = "everyone's"
+
+        def graphsafe_get_state(self) -> str:
+            return self.state
+
+        def graphsafe_set_state(self, state: str) -> None:
+            self.state = state
 
     class Graph:
         def __init__(self, keep_graph: bool = False) -> None:
             pass
 
         def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+            seen.append(default.state)
             if fails:
                 raise RuntimeError("CUDA error: operation not permitted")
-            done.append("begin")
 
-        def capture_end(self) -> None:
-            warnings.warn("The CUDA Graph is empty.", stacklevel=1)
-            done.append("end")
-
-        def reset(self) -> None:
-            done.append("reset")
-
-    def ended_already(index: int, pool: object) -> None:
-        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
-
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended_already, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_releasePool", ended_already, raising=False)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    default, seen = Default(), []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "default_generators", (default,))
     streams = object.__new__(TorchStreams)
-    streams.device, streams._abandoned = torch.device("cuda", 0), []
-    assert streams.abandon_capture(Graph(), (0, 1)) is not fails
-    assert done == (["reset"] if fails else ["reset", "begin", "end", "reset"])
+    streams.device, streams._generator = torch.device("cuda", 0), "nobody's"  # type: ignore[assignment]
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        streams.begin_capture((0, 1))
+    assert seen == ["nobody's"]
+    assert default.state == "everyone's"
 
 
 def test_every_name_of_torch_cuda_that_is_used_exists() -> None:
