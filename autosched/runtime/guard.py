@@ -349,6 +349,9 @@ def foreign_mode(kind: str) -> str:
         return "a mode that takes the calls of PyTorch's functions is active, which lanes would not see"
     if getattr(forward_ad, "_current_level", -1) >= 0:
         return "forward-mode gradients are on, and a schedule computes none"
+    # A graph of ours is launched from the host, and asking the stream of an earlier call would end the caller's recording.
+    if kind == "cuda" and torch.cuda.is_current_stream_capturing():
+        return "the call is being captured into a CUDA graph of the caller's, and one of these holds no other"
     return ""
 
 

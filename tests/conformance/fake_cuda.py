@@ -73,6 +73,9 @@ class FakeCuda(FakeAllocator):
     def current_stream(self) -> FakeStream:
         return self._current
 
+    def lasting(self, stream: FakeStream) -> bool:
+        return not stream.foreign
+
     @contextlib.contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
         before, self._current = self._current, stream
@@ -85,6 +88,7 @@ class FakeCuda(FakeAllocator):
         return FakeEvent(timing, in_graph)
 
     def record(self, event: FakeEvent, stream: FakeStream) -> None:
+        self._require_there(stream)
         event.recorded = True
         event.source = stream
         event.capture = stream.capture
@@ -135,9 +139,20 @@ class FakeCuda(FakeAllocator):
     def finish(self, stream: FakeStream) -> None:
         if self.lost:
             raise RuntimeError(self.lost)
+        self._require_there(stream)
         if stream.capture is not None:
             self._invalidate(stream.capture, "cudaErrorStreamCaptureUnsupported: a captured stream was synchronised")
         self._ended(stream)
+
+    def await_event(self, event: FakeEvent) -> None:
+        if self.lost:
+            raise RuntimeError(self.lost)
+        self._ended(event.source)
+
+    @staticmethod
+    def _require_there(stream: FakeStream) -> None:
+        if stream.gone:
+            raise RuntimeError("cudaErrorInvalidResourceHandle: the stream was destroyed")
 
     def _ended(self, stream: FakeStream | None) -> None:
         for graph in self._running:

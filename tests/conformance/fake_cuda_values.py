@@ -40,6 +40,8 @@ class FakeStream:
     frontier: frozenset[int] = frozenset()
     joined: bool = True  # whether the origin has waited for everything on it
     clock_us: float = 0.0
+    foreign: bool = False  # another library's
+    gone: bool = False  # destroyed by it
 
 
 @dataclass(eq=False)

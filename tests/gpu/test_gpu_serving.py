@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,10 @@ import torch
 
 import autosched
 from autosched import pipeline, zoo
+from autosched.core.records import Failure
 from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.runtime.cuda.graph import GraphCapturer
+from autosched.runtime.cuda.torch_streams import TorchStreams
 from autosched.runtime.guard import FallbackWarning, LoadedModel
 from autosched.runtime.numerics import compare
 from tests.conformance.graphs import random_placement
@@ -119,9 +124,73 @@ def test_callers_on_several_streams_and_threads_take_turns(spread: LoadedModel, 
     assert wrong == []
 
 
+def test_a_call_after_one_on_a_stream_that_its_library_has_destroyed(spread: LoadedModel) -> None:
+    """Its handle means nothing by then, or another stream."""
+    library, given = torch.cuda.cudart(), image(1)
+    wanted = spread(given)
+    for _ in range(3):
+        handle = ctypes.c_uint64()
+        assert int(library.cudaStreamCreate(ctypes.addressof(handle))) == 0
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+            got = spread(given)
+        torch.cuda.synchronize()
+        assert torch.equal(got, wanted)
+        assert int(library.cudaStreamDestroy(handle.value)) == 0
+    assert torch.equal(spread(given), wanted)
+
+
+def test_another_thread_draws_random_numbers_while_a_schedule_is_captured() -> None:
+    backend = TorchStreams()
+    capturer = GraphCapturer(backend)
+    lane = capturer.streams.lane(0)
+    drawn: list[torch.Tensor] = []
+
+    def draw() -> torch.Tensor:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return torch.rand(8, device="cuda")
+
+    def body() -> None:
+        with backend.on(lane):
+            backend.touch()
+        drawn.append(other.submit(draw).result())
+
+    capturer.scratch_pool()
+    torch.cuda.manual_seed(7)
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.get_offset()
+    with ThreadPoolExecutor(1) as other:
+        made = capturer.capture_script([lane], body)
+    assert not isinstance(made, Failure), made.detail
+    torch.cuda.synchronize()
+    assert len(drawn) == 1
+    # Drawn from the generator that everybody seeds.
+    assert (generator.initial_seed(), generator.get_offset() > before) == (7, True)
+    backend.reset(made[0])
+    capturer.close()
+
+
 def test_a_call_of_another_shape_runs_the_model_as_it_came(spread_bundle: bytes, model: torch.nn.Module) -> None:
     loaded = autosched.load(spread_bundle, model)
     with pytest.warns(FallbackWarning, match="Tune for this shape too"):
         assert_like(loaded(image(3, batch=2)), model, image(3, batch=2))
     assert_like(loaded(image(3)), model, image(3))
     assert loaded.report().calls == 1
+
+
+def test_a_call_that_the_caller_captures_is_the_model_as_it_came_in_that_graph(spread_bundle: bytes, model: torch.nn.Module) -> None:
+    loaded = autosched.load(spread_bundle, model)
+    given, stream = image(1), torch.cuda.Stream()
+    with torch.no_grad():
+        loaded(given)
+        with torch.cuda.stream(stream):
+            model(given)  # libraries must have what they need before a capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with pytest.warns(FallbackWarning, match="captured into a CUDA graph"), torch.cuda.graph(graph, stream=stream):
+            answer = loaded(given)
+    for seed in (1, 2):
+        given.copy_(image(seed))
+        graph.replay()
+        assert_like(answer, model, image(seed))
+    assert_like(loaded(image(3)), model, image(3))
+    assert loaded.report().calls == 2

@@ -149,6 +149,26 @@ def test_autocast_and_function_transforms_step_aside(loaded: LoadedModel, model:
         assert torch.allclose(mapped[1], model(stacked[1], **kwargs)["sum"], atol=1e-5)
 
 
+def test_a_call_that_the_caller_captures_steps_aside(
+    loaded: LoadedModel, strict: LoadedModel, model: TwoBranches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args, kwargs = two_branches_inputs()
+    capturing = True
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    for fast in (loaded, strict):
+        assert fast._table is not None
+        fast._table.kind = "cuda"
+    with torch.no_grad():
+        with pytest.warns(FallbackWarning, match="captured into a CUDA graph"):
+            result = loaded(*args, **kwargs)
+        assert compare(output_tensors(result), output_tensors(model(*args, **kwargs))).bitwise
+        with pytest.raises(AutoschedError, match="captured into a CUDA graph"):
+            strict(*args, **kwargs)
+        capturing = False
+        loaded(*args, **kwargs)
+    assert loaded.report().calls == 1
+
+
 class Doubled(TorchFunctionMode):
     """Who patches what PyTorch's functions answer, as libraries do that quantise or trace."""
 

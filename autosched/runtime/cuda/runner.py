@@ -25,27 +25,41 @@ class ReplayGate:
         self._backend = backend
         self._last: Stream | None = None
         self._last_handle = 0
+        self._lasting = True
+        self._ended: Event | None = None  # of the last call; only where its stream may be gone
 
     def pass_on(self) -> None:
         """Make the current stream wait for whatever stream a graph was launched on last. Call with the lock held."""
         # Nearly every call comes on the stream of the call before.
         handle = self._backend.current_handle()
         last = self._last
-        if last is not None and handle == self._last_handle:
+        if last is not None and handle == self._last_handle and self._lasting:
             return
         current = self._backend.current_stream()
         if last is not None:
-            event = self._backend.new_event()
-            self._backend.record(event, last)
+            event = self._ended
+            if event is None:
+                event = self._backend.new_event()
+                self._backend.record(event, last)
             self._backend.wait(current, event)
         self._last, self._last_handle = current, handle
+        self._lasting, self._ended = self._backend.lasting(current), None
+
+    def passed(self) -> None:
+        """Everything of a call has been launched: note its end on a stream that may be gone before the next. Call with the lock held."""
+        if not self._lasting:
+            self._ended = self._backend.new_event()
+            self._backend.record(self._ended, self._last)
 
     def finish(self) -> None:
         """Wait until the graph launched last has ended. Call with the lock held."""
         if self._last is not None:
             # A device that is lost does not keep memory from being given back.
             with contextlib.suppress(RuntimeError):
-                self._backend.finish(self._last)
+                if self._ended is not None:
+                    self._backend.await_event(self._ended)
+                else:
+                    self._backend.finish(self._last)
 
 
 class GraphRunner:
@@ -100,7 +114,9 @@ class GraphRunner:
             self._gate.pass_on()
             self._backend.copy(self.inputs, [inputs[place] for place in self._fed] if self._callers else inputs)
             self._backend.replay(self._alive())
-            return self._answer(inputs) if self._overwritten else self._backend.clone(self.outputs)
+            made = self._answer(inputs) if self._overwritten else self._backend.clone(self.outputs)
+            self._gate.passed()
+            return made
 
     def _answer(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         made = list(self.outputs)
@@ -118,6 +134,7 @@ class GraphRunner:
             self._gate.pass_on()
             self._backend.copy(self.inputs, inputs)
             self._backend.replay(self._alive())
+            self._gate.passed()
             return self.outputs
 
     def replay(self) -> None:

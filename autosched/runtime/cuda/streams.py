@@ -54,6 +54,9 @@ class StreamBackend(Protocol):
     def current_handle(self) -> int:
         """The identity of the current stream, at less cost than the stream."""
 
+    def lasting(self, stream: Stream) -> bool:
+        """Whether a stream lives as long as the process: another library's may be gone by the next call, its handle another stream's."""
+
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
         """Make ``stream`` current."""
 
@@ -65,6 +68,9 @@ class StreamBackend(Protocol):
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Whatever is launched on ``stream`` from now on runs after ``event``."""
+
+    def await_event(self, event: Event) -> None:
+        """Wait on the host until an event has happened; allowed when :meth:`finish` is."""
 
     def elapsed_us(self, start: Event, end: Event) -> float:
         """Microseconds between two timing events that have happened."""

@@ -40,6 +40,7 @@ class TorchStreams:
         index = chosen.index if chosen.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         self._abandoned: list[Graph] = []
+        self._generator = torch.Generator(self.device)
         self._clock_mhz = fastest_clock_mhz(index)
         self._current_handle: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -61,6 +62,11 @@ class TorchStreams:
             return self.handle(self.current_stream())
         return self._current_handle(self.device.index)
 
+    def lasting(self, stream: Stream) -> bool:
+        """PyTorch's own are never destroyed; one that it was handed is known by its handle, which PyTorch takes for its number."""
+        handle = self.handle(stream)
+        return not handle or handle != int(stream.stream_id)
+
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
         """``torch.cuda.stream``."""
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
@@ -77,6 +83,10 @@ class TorchStreams:
     def wait(self, stream: Stream, event: Event) -> None:
         """``Stream.wait_event``."""
         stream.wait_event(event)
+
+    def await_event(self, event: Event) -> None:
+        """``Event.synchronize``."""
+        event.synchronize()
 
     def elapsed_us(self, start: Event, end: Event) -> float:
         """From milliseconds."""
@@ -107,9 +117,19 @@ class TorchStreams:
         """With ``thread_local`` checks: other threads (pinned memory, a server) may allocate meanwhile.
 
         Not ``torch.cuda.graph``, which empties the caching allocator at every entry: too slow for a search.
+
+        Up to some version PyTorch's default generator is in the capture too: no other thread may draw a random number meanwhile, and where
+        the end fails nobody in the process may any more. While the capture begins, one that nobody else has stands in for it; a schedule
+        draws none.
         """
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        generator = torch.cuda.default_generators[self.device.index]
+        everyones = generator.graphsafe_get_state()
+        generator.graphsafe_set_state(self._generator)
+        try:
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        finally:
+            generator.graphsafe_set_state(everyones)
         return graph
 
     def end_capture(self, graph: Graph) -> None:

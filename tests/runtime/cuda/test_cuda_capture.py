@@ -257,6 +257,37 @@ def test_a_call_on_another_stream_waits_for_the_call_before() -> None:
     assert second.clock_us >= 2 * first.clock_us > 0
 
 
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_call_after_one_on_a_stream_that_is_gone_waits_for_it_all_the_same(reused: bool) -> None:
+    """CUDA hands the handle of a destroyed stream out again; what was launched on it still runs."""
+    graph = diamond()
+    rig = Rig(graph)
+    runner = captured(rig, two_lanes(graph))
+    borrowed, other = rig.cuda.new_stream(0), rig.cuda.new_stream(0)
+    borrowed.foreign = True
+    with rig.cuda.on(borrowed):
+        runner(rig.inputs)
+    borrowed.gone = True
+    if reused:
+        other.handle, other.foreign = borrowed.handle, True
+    with rig.cuda.on(other):
+        runner(rig.inputs)
+    assert other.clock_us >= 2 * borrowed.clock_us > 0
+
+
+def test_a_graph_is_freed_when_its_call_on_a_stream_that_is_gone_has_ended() -> None:
+    graph = diamond()
+    rig = Rig(graph)
+    runner = captured(rig, two_lanes(graph))
+    borrowed = rig.cuda.new_stream(0)
+    borrowed.foreign = True
+    with rig.cuda.on(borrowed):
+        runner.run_static(rig.inputs)
+    borrowed.gone = True
+    runner.close()
+    assert rig.cuda.live_graphs == 0
+
+
 def test_calls_wait_only_where_the_stream_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = diamond()
     rig = Rig(graph)

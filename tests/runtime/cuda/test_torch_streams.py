@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
@@ -34,6 +35,39 @@ def test_a_graph_that_was_abandoned_stays_where_the_allocators_look_for_it(monke
     gc.collect()
     assert given_back == ["end", "release"]
     assert alive() is not None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_default_generator_takes_no_part_in_a_capture(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """PyTorch 2.11 would refuse every random number meanwhile, and for good where the end fails."""
+
+    class Default:
+        state = "everyone's"
+
+        def graphsafe_get_state(self) -> str:
+            return self.state
+
+        def graphsafe_set_state(self, state: str) -> None:
+            self.state = state
+
+    class Graph:
+        def __init__(self, keep_graph: bool = False) -> None:
+            pass
+
+        def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+            seen.append(default.state)
+            if fails:
+                raise RuntimeError("CUDA error: operation not permitted")
+
+    default, seen = Default(), []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "default_generators", (default,))
+    streams = object.__new__(TorchStreams)
+    streams.device, streams._generator = torch.device("cuda", 0), "nobody's"  # type: ignore[assignment]
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        streams.begin_capture((0, 1))
+    assert seen == ["nobody's"]
+    assert default.state == "everyone's"
 
 
 def test_every_name_of_torch_cuda_that_is_used_exists() -> None:
