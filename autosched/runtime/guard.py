@@ -351,7 +351,7 @@ def foreign_mode(kind: str) -> str:
         return "forward-mode gradients are on, and a schedule computes none"
     # A graph of ours is launched from the host, and asking the stream of an earlier call would end the caller's recording.
     if kind == "cuda" and torch.cuda.is_current_stream_capturing():
-        return "the call is being captured into a CUDA graph of the caller's, and one of these holds no other"
+        return "the call is being captured into a CUDA graph of the caller's, which cannot hold the schedule's graph"
     return ""
 
 
