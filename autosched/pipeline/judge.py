@@ -216,7 +216,8 @@ def judge(
         fought: the duel of the :func:`finalists`; ``None`` if there was no candidate.
 
     A candidate must be faster in the duel by more than its A/A floor, with its 95 % interval below 1. On a machine that changes its pace
-    both are of rounds, in which that cancels; where not even the A/A floor is narrow, nothing is kept for it.
+    both are of rounds, in which that cancels, and one that is slower by as much has lost as surely; where not even the A/A floor is narrow,
+    nothing is said of it.
     """
     best, base = finalists(times, candidates, static)
     outside = [name for name in externals if times.columns.get(name)]
@@ -233,8 +234,9 @@ def judge(
         noise = noise_floor_pct(fought.base_us, fought.again_us)
         restless = is_unstable(fought.base_us, limit_pct=RESTLESS_PCT)
         result = paired_ratio(fought.candidate_us, fought.base_us)
-        wins = result.ratio < 1.0 and claimable(result, noise, restless=restless)
-        unstable = restless and not wins
+        certain = claimable(result, noise, restless=restless)
+        wins = certain and result.ratio < 1.0
+        unstable = restless and not certain
         if unstable:
             why = f"the machine was too noisy to tell (best candidate {best}: {_faster(result.ratio)})"
         elif wins:
