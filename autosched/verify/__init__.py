@@ -1,1 +1,1 @@
-"""Proof that a schedule is right, and that it is faster."""
+"""Proof that a schedule is right."""
