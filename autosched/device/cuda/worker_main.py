@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -30,9 +28,6 @@ from autosched.runtime.cuda.torch_streams import TorchStreams
 from autosched.runtime.float32 import full_float32
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.regions.library import region_library
-
-# Several times the L2 cache of any GPU of compute capability 9.0 or 10.0.
-_FLUSH_BYTES = 256 << 20
 
 
 class _Builder:
@@ -101,14 +96,7 @@ class _Builder:
             draw=lambda seed: random_inputs(program, seed, device),
             exact=_with_full_float32,
             bindings=bindings,
-            flushing=functools.partial(_flushing, device),
         )
-
-
-@contextlib.contextmanager
-def _flushing(device: torch.device) -> Iterator[Callable[[], object]]:
-    """Memory that displaces the L2 cache when it is filled; held no longer than cold times are taken."""
-    yield torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device).zero_
 
 
 def _with_full_float32(run: Callable[[], list[Tensor]]) -> list[Tensor]:
