@@ -34,7 +34,7 @@ from autosched.device.cuda.messages import (
 from autosched.device.cuda.pairs import measure_pair
 from autosched.device.cuda.profile import profile_operator
 from autosched.device.cuda.repeating import not_repeatable, unrepeatable
-from autosched.device.cuda.stress import stress_schedule
+from autosched.device.cuda.stress import stress_plan
 from autosched.device.variants import columns_of, compile_regions, prepare_regions
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import (
@@ -274,9 +274,8 @@ class CudaService:
             yield wrap_answer(_captured(bench, captured))
         elif (stressed := unwrap(request, StressedBody)) is not None:
             sets = [bench.draw(stressed.seed + place) for place in range(3)]
-            outcomes = stress_schedule(
-                bench.measurer, stressed.schedule, stressed.delay_sets, sets, replays=stressed.replays, seed=stressed.seed
-            )
+            plan = make_plan(bench.measurer.graph, stressed.schedule)
+            outcomes = stress_plan(bench.measurer, plan, stressed.delay_sets, sets, replays=stressed.replays, seed=stressed.seed)
             for index, outcome in enumerate(outcomes):
                 failed = isinstance(outcome, Failure)
                 yield wrap_answer(StressedResult(index, None, outcome) if failed else StressedResult(index, outcome))  # type: ignore[arg-type]

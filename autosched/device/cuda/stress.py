@@ -1,4 +1,4 @@
-"""Replaying one schedule under conditions that make a race visible: delays put into it, unused memory poisoned, inputs changing.
+"""Replaying one plan under conditions that make a race visible: delays put into it, unused memory poisoned, inputs changing.
 
 A graph that passes proves nothing by itself; the delays decide what can be seen. Which to inject is
 ``autosched.verify.race_stress``'s business; here they are captured and replayed.
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from autosched.core.graph import ValueRole
 from autosched.core.records import Failure
-from autosched.core.schedule import Schedule
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.cuda.lanes import CaptureOptions
 from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.cuda.streams import Tensor
-from autosched.runtime.plan import FreeRule, Plan, make_plan
+from autosched.runtime.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +34,6 @@ class StressOutcome:
     mismatches: int
 
 
-def stress_schedule(
-    measurer: CudaMeasurer,
-    schedule: Schedule,
-    delay_sets: Sequence[DelaySet],
-    input_sets: Sequence[Sequence[Tensor]],
-    *,
-    replays: int,
-    seed: int,
-    rule: FreeRule = FreeRule.VECTOR_CLOCK,
-) -> Iterator[StressOutcome | Failure]:
-    """For each delay set, capture the schedule with it and replay it ``replays`` times on changing inputs."""
-    yield from stress_plan(measurer, make_plan(measurer.graph, schedule, rule), delay_sets, input_sets, replays=replays, seed=seed)
-
-
 def stress_plan(
     measurer: CudaMeasurer,
     plan: Plan,
@@ -58,7 +43,10 @@ def stress_plan(
     replays: int,
     seed: int,
 ) -> Iterator[StressOutcome | Failure]:
-    """As :func:`stress_schedule`, for a plan: also one that is wrong on purpose."""
+    """For each delay set, capture the plan with it and replay it ``replays`` times on changing inputs.
+
+    A plan and no schedule: tests have one that is wrong on purpose.
+    """
     rng = random.Random(seed)
     references = [measurer.reference(inputs, plan) for inputs in input_sets]
     for delay_set in delay_sets:
