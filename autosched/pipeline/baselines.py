@@ -131,8 +131,7 @@ class Rivals:
         return External(name, baseline.round_us, baseline.max_abs_error)
 
     def _cuda_externals(self, captured: Captured, model: ModelCall | None) -> list[External]:
-        # The sequential CUDA graph of the same operators is a schedule of ours already.
-        wanted = [kind for kind in BaselineKind if kind is not BaselineKind.CUDA_GRAPH and (self._compiled or kind is BaselineKind.EAGER)]
+        wanted = list(BaselineKind) if self._compiled else [BaselineKind.EAGER]
         settings = current_settings(index_of(self._device) or 0, self._device.key)
         found: list[External] = []
         for kind in wanted:

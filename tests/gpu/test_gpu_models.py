@@ -132,13 +132,10 @@ def test_every_operator_has_a_profile(opened: Opened) -> None:
     assert all(isinstance(item, OperatorProfile) and item.kernels for item in heavy)
 
 
-@pytest.mark.parametrize("kind", [BaselineKind.EAGER, BaselineKind.CUDA_GRAPH])
-def test_baselines_compute_the_same(opened: Opened, kind: BaselineKind) -> None:
-    if rehearsing() and kind is BaselineKind.CUDA_GRAPH:
-        pytest.skip("cannot be rehearsed: it is captured by PyTorch's own interface")
+def test_the_eager_baseline_computes_the_same(opened: Opened) -> None:
     if not rehearsing() and opened.name != zoo_name(MODELS[-1]):
         pytest.skip("one model is enough for what does not depend on the model")
-    with open_baseline(opened.program, opened.constants, kind) as baseline:
+    with open_baseline(opened.program, opened.constants, BaselineKind.EAGER) as baseline:
         prepared = baseline.prepare()
         assert not isinstance(prepared, Failure), prepared
         assert prepared.max_abs_error == 0.0

@@ -98,7 +98,7 @@ class BaselineService:
             args, kwargs = map_tensors(lambda tensor: tensor.to(self._device), (args, kwargs))
             self._channel.beat(-1)
         else:
-            module = bound_callable(bound) if kind in (BaselineKind.EAGER, BaselineKind.CUDA_GRAPH) else program_module(bound)
+            module = bound_callable(bound) if kind is BaselineKind.EAGER else program_module(bound)
             wanted = [tensor.clone() for tensor in bound.run(self._inputs)]
         begin = time.monotonic()
         self._timed = TimedBaseline(backend, module, args, kind, kwargs)

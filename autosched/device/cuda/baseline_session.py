@@ -43,7 +43,7 @@ class CudaBaseline:
         settings: of this process.
         seed: of the inputs.
         timeout_s: how long compiling may take.
-        model: what the compiler should see; the sequential CUDA graph is always one of the program.
+        model: what the compiler should see.
         module: of the process; tests give another.
     """
 
@@ -61,7 +61,7 @@ class CudaBaseline:
     ) -> None:
         self.kind = kind
         self.why_not_model = "" if model is not None else "no other process can build the model"
-        self._model = model if kind is not BaselineKind.CUDA_GRAPH else None
+        self._model = model
         self._worker = Worker(module, timeout_s=timeout_s, start_timeout_s=PREPARE_TIMEOUT_S)
         program_file = self._worker.folder / "program.json"
         program_file.write_bytes(encode_program(program))
