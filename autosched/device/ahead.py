@@ -13,7 +13,6 @@ import torch
 from autosched.core.decoding import decode_json
 from autosched.core.errors import WorkerLost
 from autosched.core.program import Program
-from autosched.core.program_json import encode_program
 from autosched.core.variants import Lowering
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_messages import Broken, ExtraAnswer, ExtraRequest
@@ -83,13 +82,9 @@ def compile_ahead(
     workers = [Worker(MODULE, timeout_s=2 * limit_s + _GRACE_S) for _ in shares]
     end_s = time.monotonic() + limit_s
     try:
-        folder = workers[0].folder
-        program_file = folder / "program.json"
-        program_file.write_bytes(encode_program(source))
-        tensors = {str(value): tensor.detach().cpu() for value, tensor in constants.items()}
-        constants_file = workers[0].write_tensors("constants.safetensors", tensors)
+        files = workers[0].write_program(source, constants)
         home, numerics = str(torch.device(device)), numerics_key(torch.device(device).type)
-        bodies = [AheadBody(str(program_file), str(constants_file), home, share, lowering.value, numerics) for share in shares]
+        bodies = [AheadBody(*files, home, share, lowering.value, numerics) for share in shares]
         for worker in workers:
             # By this thread: it is what the process ends with.
             worker.start()

@@ -12,12 +12,11 @@ import torch
 from autosched.core.decoding import decode_json
 from autosched.core.errors import UsageError
 from autosched.core.program import Program
-from autosched.core.program_json import decode_program
 from autosched.core.variants import Lowering
 from autosched.device.ahead import AHEAD, AheadBody, AheadResult
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import Answer, ExtraAnswer, ExtraRequest, Request
-from autosched.device.worker_tensors import read_tensors
+from autosched.device.worker_tensors import read_program
 from autosched.runtime.compiler_files import compilers_write_into
 from autosched.runtime.host_key import apply_numerics
 from autosched.runtime.inductor.bind import Refused, forms_of, record
@@ -34,11 +33,10 @@ def handle(request: Request) -> Iterator[Answer]:
 
 def _compiled(body: AheadBody) -> str:
     compilers_write_into(Path(body.program_file).parent)
-    program = decode_program(Path(body.program_file).read_bytes())
     home = torch.device(body.device)
     if home.type == "cuda":
         torch.cuda.set_device(home)
-    constants = {int(name): tensor.to(home) for name, tensor in read_tensors(Path(body.constants_file)).items()}
+    program, constants = read_program(body.program_file, body.constants_file, home)
     apply_numerics(body.numerics)
     why = ""
     for in_place in forms_of(program):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from autosched.config import compile_workers, region_limit_s
 from autosched.core.errors import DeviceError
 from autosched.core.program import Program
-from autosched.core.program_json import encode_program
 from autosched.core.records import Engine, Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, violations
 from autosched.device.base import Comparison, Group, Limits, Pair
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     import torch
 
 _MODULE = "autosched.device.worker_main"
-_NO_ANSWER = Failure(FailureKind.CRASH, "the measuring process gave no answer for this one")
+NO_ANSWER = Failure(FailureKind.CRASH, "the measuring process gave no answer for this one")
 
 _Record = TypeVar("_Record")
 _RecordOut = TypeVar("_RecordOut", covariant=True)
@@ -153,7 +152,7 @@ class CpuSession:
                         found[answer.operator][answer.width] = answer.record if answer.record is not None else answer.failure
                     elif isinstance(answer, Broken):
                         broken = answer.failure
-                return [[item if item is not None else broken or _NO_ANSWER for item in row] for row in found]
+                return [[item if item is not None else broken or NO_ANSWER for item in row] for row in found]
             except WorkerDied as death:
                 if 0 <= death.item < count:
                     for operator in self._broken_with(death.item, found):
@@ -291,15 +290,15 @@ class CpuSession:
                         results.update({place: answer.failure for place in pending if place not in results})
                     elif isinstance(answer, kind):
                         outcome = answer.record if answer.record is not None else answer.failure
-                        results[pending[answer.index]] = outcome if outcome is not None else _NO_ANSWER
-                results.update({place: _NO_ANSWER for place in pending if place not in results})
+                        results[pending[answer.index]] = outcome if outcome is not None else NO_ANSWER
+                results.update({place: NO_ANSWER for place in pending if place not in results})
             except WorkerDied as death:
                 if 0 <= death.item < len(pending):
                     results.setdefault(pending[death.item], death.failure)
         return [results[place] for place in range(count)]
 
     def _single(self, request: LimitsRequest | PairedRequest | CompareRequest) -> Answer | Failure:
-        failure = _NO_ANSWER
+        failure = NO_ANSWER
         for _ in range(2):
             try:
                 answers = list(self._ask(request))
@@ -309,26 +308,23 @@ class CpuSession:
                 if failure.kind is FailureKind.CRASH:
                     continue
                 return failure
-            return answers[-1] if answers else _NO_ANSWER
+            return answers[-1] if answers else NO_ANSWER
         return failure
 
-    def _ask(
-        self,
-        request: Measurement,
-    ) -> Iterator[Answer]:
+    def _ask(self, request: Measurement) -> Iterator[Answer]:
+        self._prepare()
+        return self._worker.ask(request)
+
+    def _prepare(self) -> None:
         if self._closed:
             raise DeviceError("the session is closed; open the device again")
         if self._constants is not None:
             self._write_program(self._constants)
             self._constants = None
-        return self._worker.ask(request)
 
     def _write_program(self, constants: Mapping[int, torch.Tensor]) -> None:
-        program_file = self._worker.folder / "program.json"
-        program_file.write_bytes(encode_program(self._program))
-        constants_file = self._worker.write_tensors("constants.safetensors", {str(value): tensor for value, tensor in constants.items()})
-        opening = OpenRequest(str(program_file), str(constants_file), self._seed, numerics_key("cpu"), engine_here() is Engine.NATIVE)
-        self._worker.opens_with([opening])
+        files = self._worker.write_program(self._program, constants)
+        self._worker.opens_with([OpenRequest(*files, self._seed, numerics_key("cpu"), engine_here() is Engine.NATIVE)])
 
     def _next_seed(self) -> int:
         self._requests += 1
@@ -338,7 +334,7 @@ class CpuSession:
 def _failure(answer: Answer | Failure) -> Failure:
     if isinstance(answer, Failure):
         return answer
-    return answer.failure if isinstance(answer, Broken) else _NO_ANSWER
+    return answer.failure if isinstance(answer, Broken) else NO_ANSWER
 
 
 def _reason(answer: Answer | Failure) -> str:

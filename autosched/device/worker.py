@@ -15,6 +15,8 @@ import torch
 from safetensors import SafetensorError
 
 from autosched.core.errors import ScratchFull, WorkerLost
+from autosched.core.program import Program
+from autosched.core.program_json import encode_program
 from autosched.core.records import Failure
 from autosched.core.scratch import Scratch, remove_abandoned_folders
 from autosched.device.worker_messages import Answer, Broken, Done, Ready, Request, pack, read_answer
@@ -43,8 +45,7 @@ class Worker:
     Args:
         module: module whose ``main()`` is the process.
         timeout_s: how long it may show no progress before it is ended; progress is an answer, or one timed block.
-        opening: requests that a fresh process is sent before anything else.
-        start_timeout_s: the same while it imports what it needs and answers ``opening``.
+        start_timeout_s: the same while it imports what it needs and answers what it :meth:`opens_with`.
         plugin: a Python file that the process runs first; tests inject faults with it.
     """
 
@@ -53,14 +54,13 @@ class Worker:
         module: str,
         *,
         timeout_s: float,
-        opening: Sequence[Request] = (),
         start_timeout_s: float = 120.0,
         plugin: Path | None = None,
     ) -> None:
         self._module = module
         self._timeout_s = timeout_s
         self._start_timeout_s = start_timeout_s
-        self._opening = tuple(opening)
+        self._opening: tuple[Request, ...] = ()
         self._plugin = plugin
         self._folder: Scratch | None = None
         self._child: ChildProcess | None = None
@@ -132,6 +132,18 @@ class Worker:
                 "Make room there, or set TMPDIR to a folder that has it."
             ) from error
         return path
+
+    def write_program(self, program: Program, constants: Mapping[int, torch.Tensor]) -> tuple[str, str]:
+        """Put a program, and the tensor of each of its bindings by value index, where the process can read them; returns the two files.
+
+        Raises:
+            ScratchFull: as :meth:`write_tensors`.
+        """
+        program_file = self.folder / "program.json"
+        program_file.write_bytes(encode_program(program))
+        # A user's model may be on the GPU.
+        tensors = {str(value): tensor.detach().cpu() for value, tensor in constants.items()}
+        return str(program_file), str(self.write_tensors("constants.safetensors", tensors))
 
     def stop(self) -> None:
         """End the process although another thread waits for its answer, which then gets :class:`WorkerDied`."""

@@ -20,7 +20,7 @@ from autosched.core.variants import Lowering
 from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, Request, RoundAnswer, RoundRequest
-from autosched.device.worker_tensors import read_tensors
+from autosched.device.worker_tensors import read_in_order, read_tensors
 from autosched.runtime.compiler_files import compilers_write_into
 from autosched.runtime.float32 import rounded_as
 from autosched.runtime.host_key import apply_numerics
@@ -158,8 +158,7 @@ def load_call(request: CompileRequest) -> tuple[torch.nn.Module, tuple[Any, ...]
     tensors = read_tensors(Path(request.tensors_file))
     leaves = [_leaf(item, tensors) for item in request.leaves]
     args, kwargs = call_of(request.tree, leaves)
-    references = read_tensors(Path(request.references_file))
-    return model, args, kwargs, [references[str(place)] for place in range(len(references))]
+    return model, args, kwargs, read_in_order(request.references_file)
 
 
 def _load_model(request: CompileRequest) -> torch.nn.Module:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import torch
 
 from autosched.core.errors import DeviceError, UsageError
-from autosched.core.program_json import decode_program
 from autosched.core.records import Engine, Failure
 from autosched.device.cpu_groups import measure_groups
 from autosched.device.cpu_measure import CpuMeasurer
@@ -40,7 +38,7 @@ from autosched.device.worker_messages import (
     SoloAnswer,
     SoloRequest,
 )
-from autosched.device.worker_tensors import read_tensors
+from autosched.device.worker_tensors import read_in_order, read_program
 from autosched.runtime.host_key import apply_numerics, compiler_key, cpu_device_key
 from autosched.runtime.kernels import BoundProgram, random_inputs
 from autosched.runtime.native.build import do_without, native_library
@@ -102,8 +100,7 @@ class _Service:
             # Before weights are packed: their layout is that of a precision.
             apply_numerics(request.numerics)
         _settle_lanes(request.native_lanes)
-        program = decode_program(Path(request.program_file).read_bytes())
-        constants = {int(name): tensor for name, tensor in read_tensors(Path(request.constants_file)).items()}
+        program, constants = read_program(request.program_file, request.constants_file)
         self._channel.beat(-1)
         regions = region_library(program, torch.device("cpu"), cpu_device_key(), compiler_key())
         programs = WidePrograms(program, constants, lambda bound: _with_plugin(bound, self._channel.plugin), regions)
@@ -122,8 +119,7 @@ class _Service:
             yield ScheduleAnswer(index, record, failure)
 
     def _compare(self, measurer: CpuMeasurer, request: CompareRequest) -> Answer:
-        inputs = [_in_order(read_tensors(Path(path))) for path in request.inputs_files]
-        references = [_in_order(read_tensors(Path(path))) for path in request.references_files]
+        inputs, references = ([read_in_order(path) for path in paths] for paths in (request.inputs_files, request.references_files))
         try:
             result = measurer.compare(request.schedule, inputs, references)
         except Exception as error:
@@ -137,10 +133,6 @@ def _settle_lanes(native: bool) -> None:
         do_without("the job began without them")
     elif native_library() is None:
         raise DeviceError("the native lanes that this job began with cannot be loaded any more; start it again")
-
-
-def _in_order(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    return [tensors[str(place)] for place in range(len(tensors))]
 
 
 def _with_plugin(bound: BoundProgram, plugin: ModuleType | None) -> BoundProgram:

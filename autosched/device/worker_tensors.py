@@ -1,4 +1,4 @@
-"""Tensors in a file between processes: strides kept, shared memory written once, nothing pickled."""
+"""Tensors in a file between processes, and programs with theirs: strides kept, shared memory written once, nothing pickled."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from autosched.core.decoding import decode_json
+from autosched.core.program import Program
+from autosched.core.program_json import decode_program
 from autosched.runtime.bundle.tensor_bytes import from_stored, to_stored
 
 
@@ -55,6 +57,18 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         flats = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
         views = decode_json(file.metadata()["views"], dict[str, _View])
     return {name: _cut(flats[view.flat], view) for name, view in views.items()}
+
+
+def read_in_order(path: str) -> list[torch.Tensor]:
+    """As :func:`read_tensors`, of tensors that were written under their places in a list."""
+    tensors = read_tensors(Path(path))
+    return [tensors[str(place)] for place in range(len(tensors))]
+
+
+def read_program(program_file: str, constants_file: str, device: torch.device | str = "cpu") -> tuple[Program, dict[int, torch.Tensor]]:
+    """What ``Worker.write_program`` wrote: a program, and the tensor of each of its bindings on ``device``, by value index."""
+    program = decode_program(Path(program_file).read_bytes())
+    return program, {int(name): tensor.to(device) for name, tensor in read_tensors(Path(constants_file)).items()}
 
 
 def _cut(flat: torch.Tensor, view: _View) -> torch.Tensor:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from autosched.core.errors import UsageError
-from autosched.core.program_json import decode_program
 from autosched.device.cuda.baselines import BaselineKind, TimedBaseline, program_module
 from autosched.device.cuda.messages import BaselineBody, BaselineResult, SettingsBody, unwrap, wrap_answer
 from autosched.device.cuda.settings import apply_settings, require_gpu
@@ -25,7 +23,7 @@ from autosched.device.worker_messages import (
     RoundAnswer,
     RoundRequest,
 )
-from autosched.device.worker_tensors import read_tensors
+from autosched.device.worker_tensors import read_program
 from autosched.runtime.cuda.streams import StreamBackend
 from autosched.runtime.cuda.torch_streams import TorchStreams
 from autosched.runtime.inductor.bind import source_of
@@ -76,8 +74,7 @@ class BaselineService:
     def _open(self, request: OpenRequest) -> None:
         if self._device.startswith("cuda"):
             torch.cuda.set_device(self._device)
-        program = decode_program(Path(request.program_file).read_bytes())
-        constants = {int(name): tensor.to(self._device) for name, tensor in read_tensors(Path(request.constants_file)).items()}
+        program, constants = read_program(request.program_file, request.constants_file, self._device)
         self._channel.beat(-1)
         if program.source:
             # What other ways of running are measured on is the operators, not what a compiler has made of them already.

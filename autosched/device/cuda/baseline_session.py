@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autosched.core.errors import DeviceError
 from autosched.core.program import Program
-from autosched.core.program_json import encode_program
 from autosched.core.records import Failure, FailureKind
 from autosched.device.compiled_baseline import ModelSource, compile_request
 from autosched.device.cuda.baselines import BaselineKind
@@ -63,11 +62,8 @@ class CudaBaseline:
         self.why_not_model = "" if model is not None else "no other process can build the model"
         self._model = model
         self._worker = Worker(module, timeout_s=timeout_s, start_timeout_s=PREPARE_TIMEOUT_S)
-        program_file = self._worker.folder / "program.json"
-        program_file.write_bytes(encode_program(program))
-        tensors = {str(value): tensor.cpu() for value, tensor in constants.items()}
-        constants_file = self._worker.write_tensors("constants.safetensors", tensors)
-        self._worker.opens_with([wrap_request(settings), OpenRequest(str(program_file), str(constants_file), seed)])
+        files = self._worker.write_program(program, constants)
+        self._worker.opens_with([wrap_request(settings), OpenRequest(*files, seed)])
 
     def prepare(self) -> BaselineResult | Failure:
         """Compile or capture; call once, before the first round.

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -60,7 +59,7 @@ from autosched.device.worker_messages import (
     SoloAnswer,
     SoloRequest,
 )
-from autosched.device.worker_tensors import read_tensors
+from autosched.device.worker_tensors import read_in_order
 from autosched.runtime.cuda.bindings import GraphBindings
 from autosched.runtime.cuda.failures import failure_of
 from autosched.runtime.cuda.lanes import CaptureOptions
@@ -199,8 +198,7 @@ class CudaService:
                 times = measurer.paired(request.schedules, request.rounds, request.seed)
                 yield wrap_answer(FailedResult(times)) if isinstance(times, Failure) else PairedAnswer(tuple(tuple(row) for row in times))
             case CompareRequest():
-                inputs = [_in_order(read_tensors(Path(path))) for path in request.inputs_files]
-                references = [_in_order(read_tensors(Path(path))) for path in request.references_files]
+                inputs, references = ([read_in_order(path) for path in paths] for paths in (request.inputs_files, request.references_files))
                 yield self.compare(request.schedule, inputs, references)
             case ExtraRequest():
                 yield from self._extra(self._bench, request)
@@ -310,7 +308,3 @@ def _captured(bench: Bench, body: CapturedBody) -> CapturedResult:
     runner.close()
     bench.measurer.backend.release_cached()
     return CapturedResult(graph)
-
-
-def _in_order(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    return [tensors[str(place)] for place in range(len(tensors))]

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from autosched.core.errors import DeviceError
 from autosched.core.program import Program
-from autosched.core.program_json import encode_program
-from autosched.core.records import Failure, FailureKind
+from autosched.core.records import Failure
 from autosched.core.schedule import Schedule
 from autosched.device.base import Limits
-from autosched.device.cpu_session import CpuSession
+from autosched.device.cpu_session import NO_ANSWER, CpuSession
 from autosched.device.cuda.limits import MOST_LANES
 from autosched.device.cuda.messages import (
     CapturedBody,
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     import torch
 
 MODULE = "autosched.device.cuda.worker_main"
-_NO_ANSWER = Failure(FailureKind.CRASH, "the measuring process gave no answer for this one")
 _GRACE_S = 5.0
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -76,9 +73,8 @@ class CudaSession(CpuSession):
     request: one ``Failure``, and the job goes on.
 
     Args:
-        program, constants: as in ``Device.open``; constants are CPU tensors.
+        program, constants: as in ``Device.open``.
         timeout_s: how long the process may show no progress.
-        device_index: which visible GPU.
         settings: what the process sets before it binds the program.
         module, plugin: for tests.
         worker: a process that was started early, in the place of a new one.
@@ -125,7 +121,7 @@ class CudaSession(CpuSession):
         if isinstance(found, Failure):
             return found
         result = found[-1] if found else CapturedResult()
-        return result.graph if result.graph is not None else result.failure or _NO_ANSWER
+        return result.graph if result.graph is not None else result.failure or NO_ANSWER
 
     def stressed(self, schedule: Schedule, delay_sets: Sequence[DelaySet], *, replays: int) -> list[StressOutcome | Failure]:
         """Replay ``schedule`` under each delay set, see ``verify.race_stress``."""
@@ -136,8 +132,8 @@ class CudaSession(CpuSession):
             return [answers] * len(delay_sets)
         found: dict[int, StressOutcome | Failure] = {}
         for item in answers:
-            found[item.index] = item.outcome if item.outcome is not None else item.failure or _NO_ANSWER
-        return [found.get(place, _NO_ANSWER) for place in range(len(delay_sets))]
+            found[item.index] = item.outcome if item.outcome is not None else item.failure or NO_ANSWER
+        return [found.get(place, NO_ANSWER) for place in range(len(delay_sets))]
 
     def profiles(self) -> list[OperatorProfile | Failure]:
         """What every operator launches, by operator; operators of one signature share a profile."""
@@ -149,8 +145,8 @@ class CudaSession(CpuSession):
         while pending := tuple(index for index in first.values() if index not in found):
             try:
                 for item in self._extra_answers(ProfilesBody(pending), ProfileResult):
-                    found[item.operator] = item.profile if item.profile is not None else item.failure or _NO_ANSWER
-                found.update({index: _NO_ANSWER for index in pending if index not in found})
+                    found[item.operator] = item.profile if item.profile is not None else item.failure or NO_ANSWER
+                found.update({index: NO_ANSWER for index in pending if index not in found})
             except WorkerDied as death:
                 if death.item in pending:
                     found.setdefault(death.item, death.failure)
@@ -176,13 +172,6 @@ class CudaSession(CpuSession):
         self._prepare()
         return self._filtered(self._worker.ask(request))
 
-    def _prepare(self) -> None:
-        if self._closed:
-            raise DeviceError("the session is closed; open the device again")
-        if self._constants is not None:
-            self._write_program(self._constants)
-            self._constants = None
-
     def _filtered(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         tainted = False
         for answer in answers:
@@ -207,8 +196,5 @@ class CudaSession(CpuSession):
             time.sleep(0.01)
 
     def _write_program(self, constants: Mapping[int, torch.Tensor]) -> None:
-        program_file = self._worker.folder / "program.json"
-        program_file.write_bytes(encode_program(self._program))
-        tensors = {str(value): tensor.cpu() for value, tensor in constants.items()}
-        constants_file = self._worker.write_tensors("constants.safetensors", tensors)
-        self._worker.opens_with([wrap_request(self._settings), OpenRequest(str(program_file), str(constants_file), self._seed)])
+        files = self._worker.write_program(self._program, constants)
+        self._worker.opens_with([wrap_request(self._settings), OpenRequest(*files, self._seed)])

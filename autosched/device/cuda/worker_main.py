@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
 from autosched.core.errors import UnsupportedGraph
-from autosched.core.program_json import decode_program
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.messages import SettingsBody
 from autosched.device.cuda.meter import GpuMeter
@@ -18,7 +16,7 @@ from autosched.device.cuda.service import Bench, CudaService
 from autosched.device.cuda.settings import apply_settings, require_gpu
 from autosched.device.worker_child import COMPILE_S, Channel
 from autosched.device.worker_messages import OpenRequest
-from autosched.device.worker_tensors import read_tensors
+from autosched.device.worker_tensors import read_program
 from autosched.runtime.audit import audit_run
 from autosched.runtime.cuda.bindings import open_bindings
 from autosched.runtime.cuda.graph import GraphCapturer
@@ -54,9 +52,7 @@ class _Builder:
         device = backend.device
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        program = decode_program(Path(request.program_file).read_bytes())
-        beat(-1)
-        constants = {int(name): tensor.to(device) for name, tensor in read_tensors(Path(request.constants_file)).items()}
+        program, constants = read_program(request.program_file, request.constants_file, device)
         beat(-1)
         with self._channel.working(COMPILE_S if program.source else 0.0):
             bound = bind(program, constants, device)
