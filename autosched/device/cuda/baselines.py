@@ -8,7 +8,6 @@ nor Python are on their clock: that favours them, and compares device time with 
 from __future__ import annotations
 
 import enum
-import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,11 +15,10 @@ from typing import Any
 import torch
 
 from autosched.core.errors import UsageError
-from autosched.core.program import Argument, Call, Many, Ref
 from autosched.core.variants import Lowering
 from autosched.device.cuda.waking import Waker
-from autosched.runtime.calls import literal, resolve
 from autosched.runtime.cuda.streams import StreamBackend, Tensor
+from autosched.runtime.inductor.common import add_calls
 from autosched.runtime.inductor.modes import mode_options
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.trees import output_tensors, renewed_calls
@@ -66,34 +64,15 @@ def program_module(bound: BoundProgram) -> torch.fx.GraphModule:
     """The program as a module that a compiler can read: one node for each call, constants as buffers. It returns a list of tensors."""
     graph = torch.fx.Graph()
     program = bound.program
-    made: dict[int, Any] = {value: graph.placeholder(f"input_{value}") for value in program.graph.inputs}
+    made = {value: graph.placeholder(f"input_{value}") for value in program.graph.inputs}
     root = torch.nn.Module()
     for value, tensor in enumerate(bound.constants):
         if tensor is not None:
             root.register_buffer(f"constant_{value}", tensor)
             made[value] = graph.get_attr(f"constant_{value}")
-    for item in program.graph.operators:
-        for call in item.calls:
-            _add_call(graph, call, made, bound.device)
+    add_calls(graph, made, (call for item in program.graph.operators for call in item.calls), bound.device)
     graph.output([made[value] for value in program.graph.outputs])
     return torch.fx.GraphModule(root, graph)
-
-
-def _add_call(graph: torch.fx.Graph, call: Call, made: dict[int, Any], device: torch.device) -> None:
-    def real(argument: Argument) -> Any:
-        if isinstance(argument, Ref):
-            return made[argument.value]
-        if isinstance(argument, Many):
-            return [real(item) for item in argument.items]
-        return literal(argument, device)
-
-    function: Any = resolve(call.target)
-    result = graph.call_function(function, tuple(real(item) for item in call.args), {name: real(item) for name, item in call.kwargs})
-    returns = function._schema.returns
-    single = len(returns) == 1 and not isinstance(returns[0].type, torch.ListType)
-    for position, value in enumerate(call.outputs):
-        if value >= 0:
-            made[value] = result if single else graph.call_function(operator.getitem, (result, position))
 
 
 class TimedBaseline:
