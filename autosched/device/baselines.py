@@ -65,23 +65,36 @@ class EagerBaseline:
         return taken_us
 
     def _calls_us(self, calls: int) -> float:
-        model, waiting = self._model, renewed_calls(self._args, self._kwargs, calls)
-        if self._restore is not None:
-            return sum(self._restored_us(call, self._restore) for call in waiting) / calls
-        start_ns = time.perf_counter_ns()
-        while waiting:
-            args, kwargs = waiting.pop()
-            model(*args, **kwargs)
-        return max(1, time.perf_counter_ns() - start_ns) / (1000.0 * calls)
+        return calls_us(self._model, renewed_calls(self._args, self._kwargs, calls), self._restore)
 
-    def _restored_us(self, call: tuple[tuple[Any, ...], dict[str, Any]], restore: Callable[[], None]) -> float:
-        args, kwargs = call
-        start_ns = time.perf_counter_ns()
+
+def calls_us(
+    run: Callable[..., Any], waiting: list[tuple[tuple[Any, ...], dict[str, Any]]], restore: Callable[[], None] | None = None
+) -> float:
+    """Mean time of a call, microseconds.
+
+    Args:
+        waiting: the calls; none is left.
+        restore: called after each, untimed.
+    """
+    calls = len(waiting)
+    if restore is None:
+        return _together_us(run, waiting) / calls
+    taken_us = 0.0
+    while waiting:
         try:
-            self._model(*args, **kwargs)
-            return max(1, time.perf_counter_ns() - start_ns) / 1000.0
+            taken_us += _together_us(run, [waiting.pop()])
         finally:
             restore()
+    return taken_us / calls
+
+
+def _together_us(run: Callable[..., Any], waiting: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> float:
+    start_ns = time.perf_counter_ns()
+    while waiting:
+        args, kwargs = waiting.pop()
+        run(*args, **kwargs)
+    return max(1, time.perf_counter_ns() - start_ns) / 1000.0
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from autosched.core.errors import UsageError
 from autosched.core.program import Argument, NonFinite, Ref
 from autosched.core.records import Failure, FailureKind
 from autosched.core.variants import Lowering
+from autosched.device.baselines import calls_us
 from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, Request, RoundAnswer, RoundRequest
@@ -96,7 +97,7 @@ class _Service:
                     made[-1] = map_tensors(lambda tensor: tensor.clone(), made[-1])
                     restore = self._kept.restore
                     restore()
-        self._calls_us = lambda calls: _calls_us(compiled, renewed_calls(args, kwargs, calls), restore)
+        self._calls_us = lambda calls: calls_us(compiled, renewed_calls(args, kwargs, calls), restore)
         outputs = made[-1]
         return outputs
 
@@ -119,24 +120,6 @@ def _other_model(model: torch.nn.Module, args: Any, kwargs: Any, references: lis
         answer = model(*own_args, **own_kwargs)
     # The answer given is in full float32; here it is as the settings are.
     return compare(output_tensors(answer), references, rounded=rounded_as("cpu")).reason
-
-
-def _calls_us(
-    run: Callable[..., Any], waiting: list[tuple[tuple[Any, ...], dict[str, Any]]], restore: Callable[[], None] | None = None
-) -> float:
-    """Mean time of a call, microseconds; ``restore`` is called after each, untimed."""
-    calls = len(waiting)
-    if restore is not None:
-        taken_us = 0.0
-        for call in waiting:
-            taken_us += _calls_us(run, [call])
-            restore()
-        return taken_us / calls
-    start_ns = time.perf_counter_ns()
-    while waiting:
-        args, kwargs = waiting.pop()
-        run(*args, **kwargs)
-    return max(1, time.perf_counter_ns() - start_ns) / (1000.0 * calls)
 
 
 def _missing_compiler() -> str | None:
