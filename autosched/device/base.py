@@ -50,7 +50,7 @@ class Limits:
 
     ``widths`` are ascending and start with 1. ``lanes_matter`` is the argument of ``canonical_key``. ``launch_gap_us`` and
     ``cross_lane_us`` are the device's measured costs between two operators on one lane, and of a wait across lanes;
-    ``concurrent_gap_us`` is what the first of them grows by while another lane is at work. ``native.lanes``: whether a CPU's lanes do
+    ``concurrent_gap_us`` is what the first of them grows by while another lane is at work. ``native_lanes``: whether a CPU's lanes do
     without the interpreter's lock, so that one that waits takes nothing from those that work. ``one_team``: whether a CPU's lanes are
     threads of one team, so that an operator of several threads runs alone: what was launched before it ends first, what comes after it
     begins after it.

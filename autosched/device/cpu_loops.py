@@ -80,22 +80,12 @@ class Loop:
     """One operator, repeated, on its own copy of the value table, so that two lanes never write the same slot."""
 
     def __init__(self, kernel: Kernel, slots: Slots, width: int) -> None:
-        self._kernel = kernel
-        self._slots = slots
+        self.kernel = kernel
+        self.slots = slots
         self.width = width
         self.repeats = 1
         self.start_us = 0.0
         self.end_us = 0.0
-
-    @property
-    def kernel(self) -> Kernel:
-        """What is repeated."""
-        return self._kernel
-
-    @property
-    def slots(self) -> Slots:
-        """What it works on."""
-        return self._slots
 
     def prepare(self) -> None:
         """Give this thread as many threads as the operator may use."""
@@ -104,7 +94,7 @@ class Loop:
 
     def run(self, started: Callable[[], None] | None = None) -> None:
         """Run all repeats and note the times; ``started`` is called once the clock runs."""
-        kernel, slots = self._kernel, self._slots
+        kernel, slots = self.kernel, self.slots
         self.start_us = time.perf_counter_ns() / 1000.0
         if started is not None:
             started()

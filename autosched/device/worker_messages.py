@@ -29,7 +29,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 class OpenRequest(_Message, frozen=True):
     """Bind the program in ``program_file`` to the tensors in ``constants_file``, under settings (``host_key.numerics_key``).
 
-    ``native.lanes``: on a CPU, whether lanes run without the interpreter, as whoever asks will say of what is measured.
+    ``native_lanes``: on a CPU, whether lanes run without the interpreter, as whoever asks will say of what is measured.
     """
 
     program_file: str
