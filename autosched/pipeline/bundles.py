@@ -16,7 +16,7 @@ from autosched.export.trace import write_trace
 from autosched.runtime.bundle.format import Bundle, OperatorTimes, read_bundles
 from autosched.runtime.kernels import gather_constants
 from autosched.runtime.shapes import choose_shapes, describe_shape, shape_name
-from autosched.runtime.verdict import Compatibility, Verdict, check_bundle
+from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Verdict, check_bundle
 
 _TIMEOUT_S = 120.0
 
@@ -109,14 +109,11 @@ def check(
     """Compare a bundle with this machine (``device`` as in :func:`open_here`) and, if given, a model; every shape, or those asked for."""
     bundles = chosen(path, shape, batch)
     verdicts = [verdict_here(bundle, model, device) for bundle in bundles]
-    worst = min((verdict.compatibility for verdict in verdicts), key=_GRAVITY.index)
+    worst = min((verdict.compatibility for verdict in verdicts), key=GRAVEST_FIRST.index)
     lines = dict.fromkeys(line for verdict in verdicts for line in verdict.lines)
     report = bundles[0].evidence.report
     shapes = tuple(describe_shape(bundle.program) for bundle in bundles)
     return CheckResult(os.fspath(path), worst, tuple(lines), report.model, bundles[0].key.graph, report.chosen, shapes)
-
-
-_GRAVITY = (Compatibility.INCOMPATIBLE, Compatibility.DEGRADED, Compatibility.EXACT)
 
 
 def verdict_here(bundle: Bundle, model: torch.nn.Module | None = None, device: str = AUTO) -> Verdict:

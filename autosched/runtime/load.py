@@ -32,12 +32,10 @@ from autosched.runtime.prepared import Prepared
 from autosched.runtime.shape_table import ShapeTable, Slot
 from autosched.runtime.shapes import find_buckets
 from autosched.runtime.shapes_padding import Padding
-from autosched.runtime.verdict import Compatibility, Verdict, check_bundle
+from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Verdict, check_bundle
 from autosched.runtime.weights import modules_with_a_mode
 
 __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "ShapeReport", "load"]
-
-_RANK = (Compatibility.INCOMPATIBLE, Compatibility.DEGRADED, Compatibility.EXACT)
 
 
 def load(
@@ -139,7 +137,7 @@ class _Facts:
             schedule=printable(first.evidence.report.chosen),
             operators=max(len(bundle.program.graph) for bundle in self.bundles),
             lanes=max(bundle.schedule.lanes for bundle in self.bundles),
-            verdict=next((str(item) for item in _RANK if item in found), ""),
+            verdict=next((str(item) for item in GRAVEST_FIRST if item in found), ""),
             differences=tuple(lines),
             notes=_unchecked(first.key.device.kind) if not reason else (),
         )

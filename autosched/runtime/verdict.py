@@ -29,6 +29,9 @@ class Compatibility(enum.StrEnum):
     INCOMPATIBLE = "incompatible"
 
 
+GRAVEST_FIRST = (Compatibility.INCOMPATIBLE, Compatibility.DEGRADED, Compatibility.EXACT)
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One field that differs, and what it means for the bundle."""
@@ -48,9 +51,6 @@ class Verdict:
     def lines(self) -> tuple[str, ...]:
         """One printable line for each differing field."""
         return tuple(difference.line for difference in self.differences)
-
-
-_RANK = {Compatibility.INCOMPATIBLE: 0, Compatibility.DEGRADED: 1, Compatibility.EXACT: 2}
 
 
 def check_bundle(
@@ -80,7 +80,7 @@ def check_bundle(
     found += [Difference(Compatibility.INCOMPATIBLE, line) for line in _custom_operators(bundle.program)]
     if model is not None:
         found += _model_differences(bundle.program, model)
-    found.sort(key=lambda difference: _RANK[difference.compatibility])
+    found.sort(key=lambda difference: GRAVEST_FIRST.index(difference.compatibility))
     found = [Difference(item.compatibility, printable(item.line)) for item in found]
     worst = found[0].compatibility if found else Compatibility.EXACT
     return Verdict(worst, tuple(found))
