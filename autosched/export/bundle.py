@@ -19,6 +19,7 @@ import autosched
 from autosched.core.atomic_write import write_atomically
 from autosched.core.errors import UsageError
 from autosched.core.program import Program
+from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.schedule import Schedule
 from autosched.runtime.bundle.format import (
@@ -38,7 +39,6 @@ from autosched.runtime.bundle.format import (
     Manifest,
     ShapeKey,
     model_fingerprint,
-    program_to_json,
     read_bundles,
     schema_for,
     shape_file,
@@ -104,7 +104,7 @@ def encode_bundle(bundle: Bundle, *more: Bundle) -> bytes:
     for index, item in enumerate(shapes):
         _require_finite(item)
         files[shape_file(index, EVIDENCE)] = msgspec.json.encode(item.evidence, order="sorted")
-        files[shape_file(index, PROGRAM)] = program_to_json(item.program)
+        files[shape_file(index, PROGRAM)] = encode_program(item.program)
         files[shape_file(index, SCHEDULE)] = item.schedule.to_json()
     entries = {name: FileEntry(hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()}
     keys = tuple(ShapeKey(item.key.graph, item.key.model) for item in shapes)

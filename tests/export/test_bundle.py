@@ -18,11 +18,12 @@ import pytest
 import torch
 
 from autosched.core.errors import ArtifactCorrupt, IllegalSchedule, UsageError
+from autosched.core.program_json import encode_program
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.export import bundle as writer
 from autosched.export.bundle import encode_bundle, write_bundle
-from autosched.runtime.bundle.format import Bundle, ManifestOne, migrate, program_to_json, read_bundle, read_bundles
+from autosched.runtime.bundle.format import Bundle, ManifestOne, migrate, read_bundle, read_bundles
 from autosched.runtime.inductor.modes import Mode, mode_of
 from autosched.runtime.kernels import bind, gather_constants
 from autosched.runtime.numerics import compare
@@ -204,7 +205,7 @@ def test_a_mode_of_inductors_raises_the_schema_and_its_golden_bundle_says_which(
             found: int = json.loads(archive.read("manifest.json"))["schema"]
         return found
 
-    source = program_to_json(bundle.program).decode()
+    source = encode_program(bundle.program).decode()
     assert schema(lowering="inductor", source=source) == 2
     assert schema(lowering="max_autotune", source=source) == 4
     assert schema(lowering="inductor", source=source, frozen=True) == 4

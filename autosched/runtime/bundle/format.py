@@ -52,7 +52,6 @@ from autosched.runtime.bundle.values import (
     ShapeKey,
     migrate,
     model_fingerprint,
-    program_to_json,
     schema_for,
     shape_file,
 )
@@ -65,7 +64,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EVIDENCE", "FORMAT", "LITERALS", "MANIFEST", "MAX_SHAPES", "PER_SHAPE", "PROGRAM", "SCHEDULE", "SCHEMA",
     "Bundle", "BundleKey", "CreatedBy", "Evidence", "FileEntry", "HostKey", "Manifest", "ManifestOne", "OperatorTimes", "ShapeKey",
-    "label_of", "migrate", "model_fingerprint", "printable", "program_to_json", "read_bundle", "read_bundles", "schema_for", "shape_file",
+    "label_of", "migrate", "model_fingerprint", "printable", "read_bundle", "read_bundles", "schema_for", "shape_file",
 ]  # fmt: skip
 
 _MIB = 2**20

@@ -11,7 +11,6 @@ import msgspec
 
 from autosched.core.graph import OpGraph
 from autosched.core.program import ConstantSource, Program
-from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.report import TuneReport
 from autosched.core.schedule import Schedule
@@ -212,8 +211,3 @@ def model_fingerprint(program: Program) -> str:
         if binding.source is not ConstantSource.LITERAL
     ]
     return hashlib.sha256(msgspec.json.encode(sorted(rows))).hexdigest()
-
-
-def program_to_json(program: Program) -> bytes:
-    """Canonical bytes of ``program.json``."""
-    return encode_program(program)
