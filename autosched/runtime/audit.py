@@ -14,6 +14,7 @@ import torch
 from autosched.core.graph import Operator, OpGraph, ValueRole
 from autosched.runtime.calls import Slots
 from autosched.runtime.kernels import BoundProgram, dtype_name
+from autosched.runtime.workspace import storage_of
 
 
 def audit_run(bound: BoundProgram, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:
@@ -66,13 +67,6 @@ def _version(tensor: object) -> int:
     return tensor._version if isinstance(tensor, torch.Tensor) and not tensor.is_inference() else -1
 
 
-def _home(tensor: torch.Tensor) -> Hashable:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return "opaque", id(tensor)
-
-
 class _Memory:
     """Which declared storage lives in which real one, while it lives."""
 
@@ -85,7 +79,7 @@ class _Memory:
             self._members.setdefault(value.storage, []).append(value.index)
             # Constants may share memory (tied weights); nothing changes them, so sharing is harmless.
             if slots[value.index] is not None:
-                self._settle(value.storage, _home(slots[value.index]))
+                self._settle(value.storage, storage_of(slots[value.index]))
         kept = {self._graph.values[value].storage for value in self._graph.outputs}
         self._last: dict[int, list[int]] = {}
         for storage, uses in self._graph.storage_uses.items():
@@ -105,7 +99,7 @@ class _Memory:
                     f"operator {operator.name} makes {list(tensor.shape)} {dtype_name(tensor.dtype)} as value {index}; "
                     f"the graph says {list(value.spec.shape)} {value.spec.dtype}"
                 )
-            real = _home(tensor)
+            real = storage_of(tensor)
             known = self._real.get(value.storage)
             if known is None and real in self._taken:
                 found.append(f"operator {operator.name} makes value {index} as a view of older memory and the graph does not say so")

@@ -26,7 +26,7 @@ from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.prepared import Bound, ChangedMeanwhile, Overwriting, Prepared, Runner
 from autosched.runtime.regions.library import RegionLibrary, region_library
-from autosched.runtime.state import Asked, OtherBuffers, ask, version_of, whole_answer
+from autosched.runtime.state import Asked, OtherBuffers, ask, copies_of, version_of, whole_answer
 from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.trees import output_tensors
 from autosched.runtime.weights import ModelWatch
@@ -196,7 +196,7 @@ class Binder:
         if lies:
             raise IncompatibleArtifact(label, [printable(line) for line in lies[:5]])
         # Copies: a schedule may overwrite what it is given.
-        made = runner(_copies(inputs))
+        made = runner(copies_of(inputs))
         worst = self._agree(bundle, bound, made, inputs, answer, in_order)
         if all(_is_telling(program, item) for item in program.inputs):
             return worst
@@ -207,7 +207,7 @@ class Binder:
         except Exception:
             # Inputs unlike the example's may be beyond the model itself.
             return worst
-        return max(worst, self._agree(bundle, bound, runner(_copies(others)), others, answer))
+        return max(worst, self._agree(bundle, bound, runner(copies_of(others)), others, answer))
 
     def _agree(
         self,
@@ -255,10 +255,6 @@ _Tensors = dict[str, tuple[torch.Tensor, int]]
 
 def _same(one: tuple[torch.Tensor, int] | None, other: tuple[torch.Tensor, int] | None) -> bool:
     return one is not None and other is not None and one[0] is other[0] and one[1] == other[1]
-
-
-def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device).copy_(item) for item in tensors]
 
 
 def _is_telling(program: Program, item: InputSpec) -> bool:

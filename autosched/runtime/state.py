@@ -183,7 +183,7 @@ def ask(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]
         Exception: whatever the model raises.
     """
     given = len(program.given)
-    copies = [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device).copy_(item) for item in inputs[:given]]
+    copies = copies_of(inputs[:given])
     with turn_of(model).lock:
         holders = holders_of(program, model)
         began = [holder.now() for holder in holders]
@@ -217,6 +217,11 @@ def ask(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]
             finally:
                 kept.restore()
     return answer, written, Asked(tuple(replaced), shares)
+
+
+def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies with the strides of ``tensors``."""
+    return [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device).copy_(item) for item in tensors]
 
 
 def whole_answer(program: Program, outputs: Sequence[torch.Tensor]) -> Any:

@@ -35,16 +35,17 @@ def peak_live_bytes(graph: OpGraph, plan: Plan, elsewhere: Container[int] = ()) 
 
 def unshared_bytes(held: Iterable[object], given: Iterable[torch.Tensor]) -> int:
     """Bytes of the tensors in ``held`` whose memory is not that of a tensor in ``given``: weights packed or folded ahead of time."""
-    known = {_home(tensor) for tensor in given}
+    known = {storage_of(tensor) for tensor in given}
     total = 0
     for tensor in held:
-        if isinstance(tensor, torch.Tensor) and (home := _home(tensor)) not in known:
+        if isinstance(tensor, torch.Tensor) and (home := storage_of(tensor)) not in known:
             known.add(home)
             total += tensor.numel() * tensor.element_size()
     return total
 
 
-def _home(tensor: torch.Tensor) -> Hashable:
+def storage_of(tensor: torch.Tensor) -> Hashable:
+    """What is equal for two tensors that share memory while both live, and for no others."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
