@@ -44,6 +44,7 @@ from autosched.core.specs import spec_of
 from autosched.core.variants import WHOLE, Lowering, Variant
 from autosched.runtime.inductor import compile as inductor_compile
 from autosched.runtime.inductor import kept as inductor_kept
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.inductor.modes import Mode
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.regions import compile as region_compile
@@ -182,7 +183,7 @@ def whole_text(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs:
             inputs = [_fake(spec_of(tensor)) for tensor in random_inputs(captured.program, 0)]
         writes = [here.program.writes[chain.write] for chain in chains_of(here.program)]
         compiled = inductor_compile.compile_whole(BoundProgram(here.program, _DEVICE, (), constants), inputs, mode, writes)
-    if isinstance(compiled, inductor_compile.Refused):
+    if isinstance(compiled, Refused):
         raise SystemExit(f"{name}: {compiled.reason}")
     title = _plain(name) if mode.lowering is Lowering.INDUCTOR else f"{_plain(name)}_{mode.lowering}"
     return Text(title, _without_comments(compiled.source))

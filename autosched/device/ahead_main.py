@@ -19,7 +19,8 @@ from autosched.device.worker_messages import Answer, ExtraAnswer, ExtraRequest, 
 from autosched.device.worker_tensors import read_program
 from autosched.runtime.compiler_files import compilers_write_into
 from autosched.runtime.host_key import apply_numerics
-from autosched.runtime.inductor.bind import Refused, forms_of, record
+from autosched.runtime.inductor.bind import forms_of, record
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.inductor.modes import Mode
 
 

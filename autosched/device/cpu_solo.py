@@ -16,10 +16,10 @@ from autosched.device.cpu_measure import MOST_RUNS, SHORTEST_BLOCK_US, CpuMeasur
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel, Slots
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.plan import make_plan
-from autosched.runtime.regions.compile import Refused
 
 
 def measure_solo(

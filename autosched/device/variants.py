@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from autosched.core.records import Failure, SoloRecord
 from autosched.device.worker_messages import PrepareRegionsRequest, RegionAnswer, RegionsPrepared, RegionsRequest, SoloRequest
-from autosched.runtime.regions.compile import Refused
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.regions.library import RegionLibrary
 
 NO_TIME = "there was no time left to compile it"

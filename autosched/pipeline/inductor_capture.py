@@ -27,7 +27,8 @@ from autosched.core.in_place import is_copy
 from autosched.core.program import Program, Ref
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import full_float32, rounded_as
-from autosched.runtime.inductor.bind import Recording, Refused, bound_of, first_difference, forms_of, record
+from autosched.runtime.inductor.bind import Recording, bound_of, first_difference, forms_of, record
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.inductor.modes import PLAIN, Mode
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare

@@ -18,9 +18,9 @@ from autosched.core.in_place import Chain
 from autosched.core.program import Program
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.in_place import in_place
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.kernels import BoundProgram, bind
 from autosched.runtime.plan import Plan
-from autosched.runtime.regions.compile import Refused
 from autosched.runtime.regions.library import RegionLibrary
 
 

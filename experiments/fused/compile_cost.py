@@ -110,8 +110,9 @@ def inductor_turn(model: str, kind: str, program_file: Path) -> dict[str, Any]:
 
     from autosched import zoo
     from autosched.core.program_json import decode_program, encode_program
-    from autosched.pipeline.inductor_capture import Refused, capture_inductor
+    from autosched.pipeline.inductor_capture import capture_inductor
     from autosched.runtime.inductor import kept as inductor_kept
+    from autosched.runtime.inductor.common import Refused
     from autosched.runtime.kernels import bind, gather_constants
 
     loaded = zoo.load(model)

@@ -14,8 +14,9 @@ from autosched.core.variants import Lowering, Variant
 from autosched.device import variants
 from autosched.device.variants import compile_regions
 from autosched.device.worker_messages import RegionsRequest
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.regions import library as regions
-from autosched.runtime.regions.compile import Code, Refused
+from autosched.runtime.regions.compile import Code
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.store import RegionStore
 

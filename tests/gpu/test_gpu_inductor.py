@@ -21,7 +21,7 @@ from autosched.runtime.cuda.audit import audit_graph
 from autosched.runtime.cuda.lanes import CaptureOptions
 from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.in_place import granted, in_place
-from autosched.runtime.inductor.bind import Refused
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.inductor.modes import Mode
 from autosched.runtime.kernels import bind
 from autosched.runtime.plan import make_plan

@@ -20,9 +20,9 @@ from autosched.runtime.cuda.audit import audit_graph
 from autosched.runtime.cuda.captured import NodeKind
 from autosched.runtime.cuda.lanes import CaptureOptions
 from autosched.runtime.cuda.runner import GraphRunner
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
-from autosched.runtime.regions.compile import Refused
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.store import RegionStore
 from tests.conformance.graphs import random_placement

@@ -24,7 +24,8 @@ from autosched.runtime.guard import FallbackWarning
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.inductor import bind as inductor_bind
 from autosched.runtime.inductor import compile as inductor_compile
-from autosched.runtime.inductor.bind import Recording, Refused
+from autosched.runtime.inductor.bind import Recording
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor

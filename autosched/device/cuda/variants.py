@@ -15,9 +15,9 @@ from autosched.runtime.calls import Kernel
 from autosched.runtime.cuda.graph import GraphCapturer
 from autosched.runtime.cuda.lanes import Launchable, Slots
 from autosched.runtime.in_place import granted, in_place
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan, make_plan
-from autosched.runtime.regions.compile import Refused
 from autosched.runtime.regions.library import RegionLibrary
 
 

@@ -31,7 +31,8 @@ from autosched.core.specs import spec_of
 from autosched.runtime.audit import audit_run
 from autosched.runtime.bundle.program_check import check_program
 from autosched.runtime.calls import Kernel, Slots
-from autosched.runtime.inductor.compile import Compiled, Refused, compile_whole, returned_of
+from autosched.runtime.inductor.common import Compiled, Refused
+from autosched.runtime.inductor.compile import compile_whole, returned_of
 from autosched.runtime.inductor.instructions import unit_instructions
 from autosched.runtime.inductor.modes import PLAIN, Mode, mode_of
 from autosched.runtime.inductor.source import Kernel as LaunchedKernel
@@ -356,4 +357,4 @@ def _function(unit: Unit, place: Mapping[str, int], namespace: Mapping[str, Any]
         return made
 
 
-__all__ = ["PREPARE", "Recording", "Refused", "bind_recorded", "bound_of", "first_difference", "forms_of", "record", "source_of"]
+__all__ = ["PREPARE", "Recording", "bind_recorded", "bound_of", "first_difference", "forms_of", "record", "source_of"]

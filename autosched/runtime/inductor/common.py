@@ -34,6 +34,13 @@ class Compiled:
     choices: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why Inductor's code is not used: a region then runs call by call, and a program needs another lowering."""
+
+    reason: str
+
+
 def add_calls(graph: torch.fx.Graph, nodes: dict[int, torch.fx.Node], calls: Iterable[Call], device: torch.device) -> None:
     """Append ``calls`` to ``graph``; ``nodes``, by value index, gains a node for each output."""
     for call in calls:

@@ -28,7 +28,7 @@ import torch
 from autosched.core.program import Program, WriteBack
 from autosched.runtime.inductor import kept as inductor_kept
 from autosched.runtime.inductor.choices import Answers, choices_into
-from autosched.runtime.inductor.common import Compiled, add_calls, first_line, known_options, modules_into
+from autosched.runtime.inductor.common import Compiled, Refused, add_calls, first_line, known_options, modules_into
 from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor.modes import PLAIN, Mode, mode_options
 from autosched.runtime.inductor.packed import packing_into
@@ -56,13 +56,6 @@ _FORCED: Mapping[str, object] = {
 }
 # Code found in Inductor's own cache tells nothing of what was chosen on the way to it, nor heeds what is to be chosen.
 _AUTOTUNED: Mapping[str, object] = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a program cannot be taken apart into Inductor's launches; another lowering is to be used."""
-
-    reason: str
 
 
 @dataclass
@@ -219,6 +212,3 @@ def _described(module: ModuleType, arguments: tuple[int, ...], answers: Answers)
         return Refused(f"the module that Inductor wrote cannot be read: {error}")
     namespace = dict(vars(module))
     return Compiled(source, namespace, inductor_kept.tensor_names(namespace), arguments, answers.given)
-
-
-__all__ = ["Compiled", "Refused", "compile_whole", "returned_of"]

@@ -3,7 +3,7 @@
 The interfaces are private and were the same in PyTorch 2.11 to 2.15: ``torch._inductor.standalone_compile``, and
 ``PyCodeCache.load_by_key_path``, through which every generated module is loaded. The module's ``call`` is what runs: the wrapper that
 ``standalone_compile`` returns does the same around gradients and aliases that a region does not have, and costs as much as a small
-operator. What is absent here, or comes out otherwise than the calls themselves, is a :class:`Refused` with a reason, never an exception.
+operator. What is absent here, or comes out otherwise than the calls themselves, is a ``Refused`` with a reason, never an exception.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autosched.core.variants import Variant
 from autosched.runtime.calls import compile_call
 from autosched.runtime.examples import example_of, same_strides
 from autosched.runtime.float32 import rounded_as
-from autosched.runtime.inductor.common import add_calls, first_line, known_options, modules_into
+from autosched.runtime.inductor.common import Refused, add_calls, first_line, known_options, modules_into
 from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor.unfinished import remove_unfinished
 from autosched.runtime.numerics import compare
@@ -68,13 +68,6 @@ _OF_VARIANT: Mapping[Variant, Mapping[str, object]] = {
     },
     Variant.TEMPLATES: {"max_autotune": True, "max_autotune_gemm_backends": "TRITON", "max_autotune_conv_backends": "TRITON"},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a region runs call by call."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

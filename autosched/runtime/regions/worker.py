@@ -105,7 +105,8 @@ class _Compiler:
 
     def compile(self, job: Job) -> Result:
         from autosched.core.variants import Variant
-        from autosched.runtime.regions.compile import Refused, compile_piece
+        from autosched.runtime.inductor.common import Refused
+        from autosched.runtime.regions.compile import compile_piece
 
         graph = self._program.graph
         piece = self._pieces_of(graph.operators[job.operator], graph)[job.piece]

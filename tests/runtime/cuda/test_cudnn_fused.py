@@ -18,12 +18,12 @@ from autosched.core.program import Call
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.cuda import cudnn_fused
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.kernels import bind
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions import library as regions
 from autosched.runtime.regions import pieces as region_pieces
-from autosched.runtime.regions.compile import Refused
 from autosched.runtime.regions.library import RegionLibrary, region_library
 from autosched.runtime.regions.pieces import has_variants, variants_of
 

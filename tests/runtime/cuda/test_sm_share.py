@@ -13,9 +13,9 @@ from autosched.capture.export import Captured, capture
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.calls import Slots
 from autosched.runtime.cuda import sm_share
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.regions import compile as region_compile
 from autosched.runtime.regions import library as regions
-from autosched.runtime.regions.compile import Refused
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pieces import variants_of
 

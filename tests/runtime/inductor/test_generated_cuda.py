@@ -21,7 +21,7 @@ from autosched.device.cuda.screen import require_capturable
 from autosched.runtime.in_place import granted, in_place
 from autosched.runtime.inductor import bind as inductor_bind
 from autosched.runtime.inductor.bind import Recording, bound_of, record, source_of
-from autosched.runtime.inductor.compile import Compiled
+from autosched.runtime.inductor.common import Compiled
 from autosched.runtime.inductor.source import Kind, Module, read_module
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare

@@ -24,7 +24,8 @@ from autosched.device.worker_tensors import read_tensors, write_tensors
 from autosched.runtime.inductor import compile as inductor_compile
 from autosched.runtime.inductor import kept as inductor_kept
 from autosched.runtime.inductor.bind import Recording, bound_of, record
-from autosched.runtime.inductor.compile import Compiled, compile_whole
+from autosched.runtime.inductor.common import Compiled
+from autosched.runtime.inductor.compile import compile_whole
 from autosched.runtime.inductor.modes import Mode
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.regions.store import RegionStore

@@ -12,8 +12,8 @@ import torch
 from autosched.core.graph import EdgeKind
 from autosched.core.program import Program
 from autosched.runtime.inductor import bind as inductor_bind
-from autosched.runtime.inductor.bind import Recording, Refused, bound_of, record
-from autosched.runtime.inductor.compile import Compiled
+from autosched.runtime.inductor.bind import Recording, bound_of, record
+from autosched.runtime.inductor.common import Compiled, Refused
 from autosched.runtime.inductor.source import Kind, Unrecognised, read_module
 from tests.conformance.graphs import Recorder
 from tests.conformance.programs import assert_same_in_any_order

@@ -22,13 +22,13 @@ from autosched.capture.export import Captured, capture
 from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule, sequential
 from autosched.core.variants import Lowering, Variant
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions import library as regions
 from autosched.runtime.regions import pool as region_pool
 from autosched.runtime.regions import worker as region_worker
-from autosched.runtime.regions.compile import Refused
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pool import compile_apart, worker_count
 from autosched.runtime.regions.store import RegionStore

@@ -14,6 +14,7 @@ from autosched.capture.export import Captured, capture
 from autosched.core.records import Engine
 from autosched.core.schedule import Schedule, canonical_key, sequential
 from autosched.core.variants import Lowering, Variant, variant_signature
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import Expect, RunKernel, instructions_of
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor
@@ -21,7 +22,6 @@ from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions import compile as region_compile
 from autosched.runtime.regions import library as regions_module
-from autosched.runtime.regions.compile import Refused
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pieces import piece_digest, pieces_of
 from autosched.runtime.regions.store import RegionStore
