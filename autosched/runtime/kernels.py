@@ -241,13 +241,16 @@ def compile_operator(
         for value in call.outputs
         if value >= 0 and value not in kept and program.graph.values[value].role in (ValueRole.INTERNAL, ValueRole.INTERMEDIATE)
     )
-    if len(calls) == 1 and not scratch:
-        return calls[0]
+    return calls[0] if len(calls) == 1 and not scratch else in_turn(calls, scratch)
+
+
+def in_turn(steps: Sequence[Kernel], scratch: Sequence[int]) -> Kernel:
+    """One callable of several, which empties the ``scratch`` slots at its end."""
 
     def run(slots: Slots) -> None:
-        for call in calls:
-            call(slots)
+        for step in steps:
+            step(slots)
         for value in scratch:
             slots[value] = None
 
-    return carrying_all(run, calls, Release(scratch))
+    return carrying_all(run, steps, Release(scratch))

@@ -29,13 +29,14 @@ from autosched.core.variants import Lowering, Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.cuda import cudnn_fused, sm_share
 from autosched.runtime.host_key import numerics_key
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.inductor.instructions import region_instructions
 from autosched.runtime.inductor.settings import settings_digest
 from autosched.runtime.inductor.source import Unrecognised
-from autosched.runtime.instructions import Release, carrying, carrying_all
-from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.instructions import carrying
+from autosched.runtime.kernels import BoundProgram, in_turn
 from autosched.runtime.plan import Plan
-from autosched.runtime.regions.compile import Code, Entry, Refused, aligned, compile_piece, load_source, missing_compiler
+from autosched.runtime.regions.compile import Code, Entry, aligned, compile_piece, load_source, missing_compiler
 from autosched.runtime.regions.pieces import UNCOMPILED, WITH_VARIANTS, Piece, piece_digest, pieces_of, variants_of
 from autosched.runtime.regions.pool import Made, compile_apart, worker_count
 from autosched.runtime.regions.store import RegionStore
@@ -327,12 +328,4 @@ def _joined(steps: list[Kernel], operator: Operator) -> Kernel:
     if len(steps) == 1:
         return steps[0]
     kept = set(operator.writes)
-    scratch = tuple(value for call in operator.calls for value in call.outputs if value >= 0 and value not in kept)
-
-    def run(slots: Slots) -> None:
-        for step in steps:
-            step(slots)
-        for value in scratch:
-            slots[value] = None
-
-    return carrying_all(run, steps, Release(scratch))
+    return in_turn(steps, tuple(value for call in operator.calls for value in call.outputs if value >= 0 and value not in kept))
