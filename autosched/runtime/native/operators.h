@@ -31,6 +31,7 @@ std::vector<Caller> make_callers(std::index_sequence<Counts...>) {
 // null pointers behind its own. It never looks at them, and its caller is who takes arguments off the stack in every calling convention
 // that these lanes run under (System V x86-64, section 3.2.3; AArch64 procedure call standard, section 6.8).
 constexpr size_t kExactPointers = 128;
+constexpr size_t kManyPointers = 256;
 
 void run_kernel(const Instruction& todo, std::vector<IValue>& slots) {
   static const std::vector<Caller> callers = make_callers(std::make_index_sequence<kExactPointers + 1>());
@@ -39,7 +40,7 @@ void run_kernel(const Instruction& todo, std::vector<IValue>& slots) {
   for (size_t place = 0; place < count; ++place) pointers[place] = slots[todo.slots[place]].toTensor().mutable_data_ptr();
   if (count <= kExactPointers) return callers[count](todo.function, pointers);
   std::fill(pointers + count, pointers + kMostPointers, nullptr);
-  (count <= kMostPointers / 4 ? call_given<kMostPointers / 4> : call_given<kMostPointers>)(todo.function, pointers);
+  (count <= kManyPointers ? call_given<kManyPointers> : call_given<kMostPointers>)(todo.function, pointers);
 }
 
 void push(const Argument& argument, const std::vector<IValue>& slots, Stack& stack) {
