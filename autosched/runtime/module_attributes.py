@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autosched.runtime.attribute_contents import AttributeContents
-from autosched.runtime.attribute_reach import Place
+from autosched.runtime.attribute_reach import END, Place
 
 Entry = tuple[dict[str, Any], str]
 """A dictionary, and one of its keys."""
@@ -22,7 +22,6 @@ _attributes_of = attrgetter("__dict__")
 _training_of = attrgetter("training")
 _training_entry = itemgetter("training")
 _values_of = dict.values
-_END = object()
 _PLAIN = (type(None), bool, int, float, str, tuple)
 _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
@@ -145,12 +144,12 @@ class Items:
     def different(self) -> list[str]:
         """Names of those that are."""
         entries = zip(self._tables, self._keys, self.values, strict=True)
-        return [key for table, key, old in entries if table.get(key, _END) is not old]
+        return [key for table, key, old in entries if table.get(key, END) is not old]
 
     def left(self) -> list[Entry]:
         """Those that hold what they held."""
         entries = zip(self._tables, self._keys, self.values, strict=True)
-        return [(table, key) for table, key, old in entries if table.get(key, _END) is old]
+        return [(table, key) for table, key, old in entries if table.get(key, END) is old]
 
 
 class Entries:
@@ -165,12 +164,12 @@ class Entries:
     def accept(self) -> None:
         """Take what is there now for what was."""
         # The end is marked: an entry too few meets the mark, one too many is met by it.
-        self._held = [*chain.from_iterable(map(_values_of, self.tables)), _END]
+        self._held = [*chain.from_iterable(map(_values_of, self.tables)), END]
         self._names = [*chain.from_iterable(self.tables)]
 
     def changed(self) -> bool:
         """Whether any is another, under another name, or gone, or there is one more."""
         if not self.tables:
             return False
-        values = chain(chain.from_iterable(map(_values_of, self.tables)), (_END,))
+        values = chain(chain.from_iterable(map(_values_of, self.tables)), (END,))
         return not all(map(is_, values, self._held)) or [*chain.from_iterable(self.tables)] != self._names
