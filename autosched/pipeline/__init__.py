@@ -18,7 +18,7 @@ from autosched.pipeline.budget import budget_for
 from autosched.pipeline.bundles import check, read, trace
 from autosched.pipeline.cache import remember
 from autosched.pipeline.call_times import bench_paused
-from autosched.pipeline.request import check_request, folder_of, moved_note, names_of_strategies, where_to_measure
+from autosched.pipeline.request import TUNED, check_request, folder_of, moved_note, names_of_strategies, where_to_measure
 from autosched.pipeline.result import Tuned, check_writable
 from autosched.pipeline.shapes import TunedShapes, tune_shapes
 
@@ -154,7 +154,7 @@ def compare(
         Lowering.REWRITTEN,
         False,
         chosen,
-        chosen is None or "tuned" in chosen,
+        chosen is None or TUNED in chosen,
         compiled,
         name or type(model).__name__,
         None,

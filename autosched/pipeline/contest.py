@@ -32,7 +32,7 @@ from autosched.pipeline.adopting import fastest_mode
 from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.budget import SOLO_SHARE
 from autosched.pipeline.granularity import COMPILED, Considered
-from autosched.pipeline.job import Job, require_strategies
+from autosched.pipeline.job import Job
 from autosched.pipeline.left_out import LeftOut, after
 from autosched.pipeline.lowering_duel import DUEL_SHARE, duels
 from autosched.pipeline.measuring import Ledger
@@ -43,6 +43,7 @@ from autosched.pipeline.preparing import NotHad, Prepared, compiling_needs_s, pr
 from autosched.pipeline.qualification import Qualified, contenders, enter, qualify, why_dropped
 from autosched.pipeline.references import Yardstick
 from autosched.pipeline.replaying import open_device
+from autosched.pipeline.request import require_strategies
 
 LEAST_COMPILE_S = 5.0
 """Starting a compiler takes about this long: with less left, nothing comes of it."""
@@ -97,7 +98,7 @@ def run_contest(
     Raises:
         AutoschedError: as ``Job.run``, if no lowering comes through; the error of the first that failed.
     """
-    require_strategies(options)
+    require_strategies(options.strategies)
     device = open_device(options.device)
     if options.fresh:
         # Once, at the start: what qualification measures is for the jobs after it.

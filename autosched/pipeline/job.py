@@ -39,8 +39,9 @@ from autosched.pipeline.original import Original
 from autosched.pipeline.preparing import NotHad, Prepared, prepare
 from autosched.pipeline.proving import OUT_OF_TIME, STATIC, Prover
 from autosched.pipeline.references import Yardstick
-from autosched.pipeline.refine import TUNED, Refined, refine
+from autosched.pipeline.refine import Refined, refine
 from autosched.pipeline.replaying import open_device, recording_of
+from autosched.pipeline.request import TUNED, require_strategies
 from autosched.pipeline.run import Costs, Run
 from autosched.pipeline.timetable import LEAST_ROWS, Timetable
 from autosched.pipeline.variants import measure_variants
@@ -92,7 +93,7 @@ class Job:
         # A missing device and a misspelt strategy are said before a minute is spent on capture.
         device = self._given.device if self._given is not None else open_device(options.device)
         model = choose_model(device.key, engine_of(device), options.cost_model)
-        require_strategies(options)
+        require_strategies(options.strategies)
         with contextlib.ExitStack() as stack:
             prepared = self._given
             if prepared is None:
@@ -154,17 +155,6 @@ def _write_back_note(program: Program) -> str:
         rest = "the rest" if in_place else "it"
         said += f"; schedules are timed making {rest} anew, and no time includes what a call does to write that back"
     return said
-
-
-def require_strategies(options: Options) -> None:
-    """Find out before a minute is spent on capture that a strategy is misspelt.
-
-    Raises:
-        UnknownName: naming it.
-    """
-    for name in options.strategies or ():
-        if name != TUNED:
-            STRATEGIES.get(name)
 
 
 def _measured(run: Run, journal: Journal) -> Costs:

@@ -22,6 +22,7 @@ from autosched.pipeline.diary import Diary, KeptBench
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.proving import Entry, Prover
+from autosched.pipeline.request import TUNED
 from autosched.pipeline.timetable import Pace, Timetable
 from autosched.pipeline.variants import MOST_TRIED, VariantTimes, try_variants
 from autosched.search.correction import Trace
@@ -32,7 +33,6 @@ from autosched.search.portfolio import Proposal
 from autosched.search.problem import Problem
 from autosched.search.strategy import SearchContext
 
-TUNED = "tuned"
 _TRACE_ROUNDS = 5
 # Rounds in which the best of the loop and the best of the study meet.
 _MATCH_ROUNDS = 8

@@ -22,6 +22,9 @@ from autosched.search.strategy import STRATEGIES
 if TYPE_CHECKING:
     import torch
 
+TUNED = "tuned"
+"""The device loop, where strategies are named."""
+
 
 def check_request(
     device: str,
@@ -42,13 +45,22 @@ def check_request(
     budget_for(effort, budget_s)
     if lowering not in (None, AUTO):
         lowering_named(str(lowering))
-    for name in strategies or ():
-        if name != "tuned":
-            STRATEGIES.get(name)
+    require_strategies(strategies)
     if cost_model is not None:
         read_card(cost_model)
     if not device.startswith(PREFIX):
         device_named(device)
+
+
+def require_strategies(names: Sequence[str] | None) -> None:
+    """Find out before a minute is spent on capture that a strategy is misspelt.
+
+    Raises:
+        UnknownName: naming it.
+    """
+    for name in names or ():
+        if name != TUNED:
+            STRATEGIES.get(name)
 
 
 def names_of_strategies(given: object) -> tuple[str, ...] | None:
