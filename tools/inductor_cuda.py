@@ -199,7 +199,7 @@ def region_texts(
     for title, piece in distinct_regions(captured.program, variant).items():
         with pretend_h200():
             found = _region_text(piece, captured.program, variant)
-        if isinstance(found, region_compile.Refused):
+        if isinstance(found, Refused):
             refused.append(f"{title}: {found.reason}")
         else:
             texts.append(Text(f"{_plain(name)}_{title}_{variant.name.lower()}", _without_comments(found)))
@@ -221,7 +221,7 @@ def distinct_regions(program: Program, variant: Variant) -> dict[str, Any]:
     return found
 
 
-def _region_text(piece: Any, program: Program, variant: Variant) -> str | region_compile.Refused:
+def _region_text(piece: Any, program: Program, variant: Variant) -> str | Refused:
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
@@ -231,9 +231,9 @@ def _region_text(piece: Any, program: Program, variant: Variant) -> str | region
     try:
         region_compile._compile(module, examples, seen, "cuda", 1, variant)
     except Exception as error:
-        return region_compile.Refused(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return Refused(f"{type(error).__name__}: {str(error).splitlines()[0]}")
     if len(seen) != 1:
-        return region_compile.Refused(f"Inductor wrote {len(seen)} modules; expected one")
+        return Refused(f"Inductor wrote {len(seen)} modules; expected one")
     return Path(str(seen[0].__file__)).read_text()
 
 

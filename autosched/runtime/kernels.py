@@ -244,7 +244,7 @@ def compile_operator(
     return calls[0] if len(calls) == 1 and not scratch else in_turn(calls, scratch)
 
 
-def in_turn(steps: Sequence[Kernel], scratch: Sequence[int]) -> Kernel:
+def in_turn(steps: Sequence[Kernel], scratch: tuple[int, ...]) -> Kernel:
     """One callable of several, which empties the ``scratch`` slots at its end."""
 
     def run(slots: Slots) -> None:

@@ -21,7 +21,7 @@ from autosched.device.cuda.screen import require_capturable
 from autosched.runtime.in_place import granted, in_place
 from autosched.runtime.inductor import bind as inductor_bind
 from autosched.runtime.inductor.bind import Recording, bound_of, record, source_of
-from autosched.runtime.inductor.common import Compiled
+from autosched.runtime.inductor.common import Compiled, Refused
 from autosched.runtime.inductor.source import Kind, Module, read_module
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
@@ -377,7 +377,7 @@ def test_a_kept_region_launches_on_the_stream_of_the_moment(version: str, monkey
     monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", lambda index: index)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     code = region_compile.load_source(source, "test")
-    assert not isinstance(code, region_compile.Refused), code.reason
+    assert not isinstance(code, Refused), code.reason
     entry = code.entry
     model, (x,) = nets.epilogue()
     weight, bias = model.linear.weight.detach(), model.linear.bias.detach()

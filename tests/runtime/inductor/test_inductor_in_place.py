@@ -22,6 +22,7 @@ from autosched.pipeline.inductor_capture import lower_inductor
 from autosched.runtime.in_place import granted, in_place
 from autosched.runtime.inductor import bind as inductor_bind
 from autosched.runtime.inductor.bind import Recording, bind_recorded, bound_of, forms_of, record
+from autosched.runtime.inductor.common import Refused
 from autosched.runtime.inductor.source import Unrecognised, read_module
 from autosched.runtime.inductor.units import Overwritten, make_units
 from autosched.runtime.kernels import bind, random_inputs
@@ -198,12 +199,12 @@ def test_a_model_that_changes_nothing_is_compiled_once(monkeypatch: pytest.Monke
     captured = capture(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval(), (torch.randn(2, 4),), lowering=Lowering.ATEN)
     asked: list[bool] = []
 
-    def refused(*given: object, in_place: bool) -> inductor_bind.Refused:
+    def refused(*given: object, in_place: bool) -> Refused:
         asked.append(in_place)
-        return inductor_bind.Refused("no")
+        return Refused("no")
 
     monkeypatch.setattr(inductor_capture, "record", refused)
-    assert isinstance(lower_inductor(captured, CPU), inductor_bind.Refused)
+    assert isinstance(lower_inductor(captured, CPU), Refused)
     assert asked == [False]
 
 
