@@ -42,6 +42,7 @@ _WARM_UPS = 2
 # a core from whatever is timed next.
 TEAM_SPIN_S = 0.008
 _MOST_PREPARED = 256
+_TRACED_RUNS = 5
 # One run of half a millisecond is at the mercy of every interrupt; the mean over ten milliseconds is not.
 SHORTEST_BLOCK_US = 10_000.0
 MOST_RUNS = 50
@@ -312,14 +313,14 @@ class CpuMeasurer:
     def _once_us(self, executor: LaneExecutor) -> float:
         return self._block_us(executor, 1)
 
-    def _traced(self, executor: LaneExecutor, *, runs: int = 5) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _traced(self, executor: LaneExecutor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         # The run of median length, whole: a median of each operator's times would show a timeline that never happened.
         found: list[Trace] = []
-        for _ in range(runs):
+        for _ in range(_TRACED_RUNS):
             trace = Trace(len(self.graph))
             executor.run(self.inputs, trace)
             found.append(trace)
-        chosen = sorted(found, key=lambda item: item.finish_ns - item.begin_ns)[runs // 2]
+        chosen = sorted(found, key=lambda item: item.finish_ns - item.begin_ns)[_TRACED_RUNS // 2]
         begin = chosen.begin_ns
         return tuple((at - begin) / 1000.0 for at in chosen.start_ns), tuple((at - begin) / 1000.0 for at in chosen.end_ns)
 

@@ -40,7 +40,6 @@ class CudaBaseline:
         program, constants: as in ``Device.open``.
         kind: what to time.
         settings: of this process.
-        seed: of the inputs.
         timeout_s: how long compiling may take.
         model: what the compiler should see.
         module: of the process; tests give another.
@@ -53,7 +52,6 @@ class CudaBaseline:
         kind: BaselineKind,
         settings: SettingsBody,
         *,
-        seed: int = 0,
         timeout_s: float = PREPARE_TIMEOUT_S,
         model: ModelCall | None = None,
         module: str = MODULE,
@@ -63,7 +61,7 @@ class CudaBaseline:
         self._model = model
         self._worker = Worker(module, timeout_s=timeout_s, start_timeout_s=PREPARE_TIMEOUT_S)
         files = self._worker.write_program(program, constants)
-        self._worker.opens_with([wrap_request(settings), OpenRequest(*files, seed)])
+        self._worker.opens_with([wrap_request(settings), OpenRequest(*files, seed=0)])
 
     def prepare(self) -> BaselineResult | Failure:
         """Compile or capture; call once, before the first round.
@@ -88,9 +86,9 @@ class CudaBaseline:
             return result
         return _failure(answer)
 
-    def round_us(self, min_block_us: float = 0.0) -> float | Failure:
+    def round_us(self) -> float | Failure:
         """Time of one run in microseconds, the mean over a block."""
-        answer = self._single(RoundRequest(min_block_us))
+        answer = self._single(RoundRequest(0.0))
         return answer.time_us if isinstance(answer, RoundAnswer) else _failure(answer)
 
     def close(self) -> None:

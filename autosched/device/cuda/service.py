@@ -109,7 +109,6 @@ class CudaService:
         build: opens a program; called at the ``OpenRequest``.
         settings: applies the parent's settings; called before.
         beat: told the item worked on.
-        die: ends the process, leaving its argument as last words.
     """
 
     def __init__(
@@ -117,9 +116,7 @@ class CudaService:
         build: Callable[[OpenRequest], Bench],
         settings: Callable[[SettingsBody], None],
         beat: Callable[[int], None],
-        die: Callable[[str], None] = end_process,
     ) -> None:
-        self._die = die
         self._build = build
         self._settings = settings
         self._beat = beat
@@ -159,7 +156,7 @@ class CudaService:
         try:
             self._bench.measurer.backend.synchronize()
         except Exception as lost:
-            self._die(f"the device is lost to this process: {error or lost}")
+            end_process(f"the device is lost to this process: {error or lost}")
 
     def _answers(self, request: Request) -> Iterator[Answer]:
         if isinstance(request, ExtraRequest) and (settings := unwrap(request, SettingsBody)) is not None:
