@@ -16,5 +16,5 @@ def ready_lanes(kind: str, progress: Progress) -> str:
         return ""
     if not obstacle():
         progress.stage("compiling the native lanes")
-    reason = build_native().reason
+    reason = build_native()
     return f"lanes are threads of Python, which share its lock: {reason}" if reason and "AUTOSCHED_NATIVE" not in reason else ""

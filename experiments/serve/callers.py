@@ -123,7 +123,7 @@ def main() -> None:
     models, repeats, calls = arguments.models or list(MODELS), arguments.repeats, arguments.calls
     if arguments.smoke:
         models, repeats, calls = ["tower:12"], 1, 4
-    if reason := build_native().reason:
+    if reason := build_native():
         print(f"no native lanes here: {reason}")
     cases = [measure(name, repeats, calls) for name in models]
     for case in cases:

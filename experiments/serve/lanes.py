@@ -174,7 +174,7 @@ def main() -> None:
     models, rounds = arguments.models or list(MODELS), arguments.rounds
     if arguments.smoke:
         models, rounds = ["tower:30"], 3
-    if reason := build_native().reason:
+    if reason := build_native():
         print(f"no native lanes here: {reason}")
     cases = [measure(name, rounds) for name in models]
     for case in cases:

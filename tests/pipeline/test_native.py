@@ -13,7 +13,6 @@ from autosched.device.cpu import CpuDevice
 from autosched.pipeline import native
 from autosched.pipeline.measuring import cost_table
 from autosched.pipeline.native import ready_lanes
-from autosched.runtime.native.build import Built
 from tests.conformance.programs import branches_program
 
 
@@ -28,7 +27,7 @@ class _Told(Silent):
 def test_building_is_a_stage_and_a_failure_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "native_library", lambda: None)
     monkeypatch.setattr(native, "obstacle", lambda: "")
-    monkeypatch.setattr(native, "build_native", lambda: Built("g++ failed: no such header"))
+    monkeypatch.setattr(native, "build_native", lambda: "g++ failed: no such header")
     told = _Told()
     assert ready_lanes("cpu", told) == "lanes are threads of Python, which share its lock: g++ failed: no such header"
     assert told.stages == ["compiling the native lanes"]

@@ -45,6 +45,7 @@ _COMPILE = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-pipe", "-c")
 _LINK = ("-shared", "-ltorch_cpu", "-lc10")
 _FALLBACKS = ("g++", "clang++", "c++")
 _NAMESPACE = "autosched_lanes"
+_SWITCHED_OFF = "switched off by AUTOSCHED_NATIVE=0"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,14 +73,6 @@ class Library:
     unchanged: Callable[[int], int]
     writes: Callable[[int], int]
     written: int
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """``reason`` says why there is nothing to load; empty if there is. ``build_s``: seconds spent on waiting for it here."""
-
-    reason: str
-    build_s: float = 0.0
 
 
 class _State:
@@ -123,11 +116,14 @@ def engine_to_come() -> Engine:
     return Engine.PYTHON if native_library() is None and obstacle() else Engine.NATIVE
 
 
-def build_native(limit_s: float = BUILD_LIMIT_S) -> Built:
-    """Have the native lanes ready: at once if they were built before, else in the time of a compiler. Other processes wait for one."""
+def build_native(limit_s: float = BUILD_LIMIT_S) -> str:
+    """Have the native lanes ready: at once if they were built before, else in the time of a compiler. Other processes wait for one.
+
+    Returns:
+        Why there are none; empty if there are.
+    """
     if not native_lanes_wanted():
-        return Built("switched off by AUTOSCHED_NATIVE=0")
-    begin = time.monotonic()
+        return _SWITCHED_OFF
     with _state.lock:
         if native_library() is None and not _state.refused:
             path = _made(native_dir(), limit_s)
@@ -136,7 +132,7 @@ def build_native(limit_s: float = BUILD_LIMIT_S) -> Built:
             else:
                 _state.refused = path
                 _log.info("lanes are threads of Python: %s", path)
-        return Built(_state.refused, time.monotonic() - begin)
+        return _state.refused
 
 
 def do_without(reason: str) -> None:
@@ -148,7 +144,7 @@ def do_without(reason: str) -> None:
 def obstacle() -> str:
     """Why native lanes cannot be built here, as far as can be told without trying; empty if nothing is in the way."""
     if not native_lanes_wanted():
-        return "switched off by AUTOSCHED_NATIVE=0"
+        return _SWITCHED_OFF
     if _state.refused:
         return _state.refused
     if sys.platform != "linux":

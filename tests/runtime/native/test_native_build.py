@@ -40,13 +40,13 @@ def _compiler(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_is_built_once_and_found_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _compiler(fresh, "echo built > $out", monkeypatch)
-    assert build_native().reason == ""
+    assert build_native() == ""
     assert len(calls.read_text().splitlines()) == 2  # compiled, and linked
     (made,) = native_dir().glob("*.so")
     assert made.read_text() == "built\n"
     assert [item.path for item in cache_folder.items() if item.kind is cache_folder.Kind.NATIVE] == [made]
     monkeypatch.setattr(native_build, "_state", native_build._State())
-    assert build_native().reason == ""
+    assert build_native() == ""
     assert len(calls.read_text().splitlines()) == 2
 
 
@@ -66,20 +66,20 @@ def test_what_is_damaged_or_others_may_write_is_not_loaded(fresh: Path, monkeypa
     native_dir().chmod(0o777)
     assert native_build._find(native_dir()) is None
     monkeypatch.setattr(native_build, "_state", native_build._State())
-    assert "others may write" in build_native().reason
+    assert "others may write" in build_native()
 
 
 def test_a_failing_compiler_is_a_reason_and_is_not_asked_twice(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _compiler(fresh, "echo 'lanes.cpp:3: error: no such header'; exit 1", monkeypatch)
-    assert "error: no such header" in build_native().reason
-    assert "error: no such header" in build_native().reason
+    assert "error: no such header" in build_native()
+    assert "error: no such header" in build_native()
     assert calls.read_text() == "called\n"
     assert engine_here() is Engine.PYTHON
 
 
 def test_a_compiler_that_does_not_end_is_ended(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _compiler(fresh, f"sleep 600 & echo $! > {fresh}/child; wait", monkeypatch)
-    assert "after its time was over" in build_native(limit_s=2.0).reason
+    assert "after its time was over" in build_native(limit_s=2.0)
     # All that it had started has ended with it.
     child = int((fresh / "child").read_text())
     deadline = time.monotonic() + 60
@@ -91,18 +91,15 @@ def test_a_compiler_that_does_not_end_is_ended(fresh: Path, monkeypatch: pytest.
 def test_without_a_compiler_and_switched_off_there_is_a_reason(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(fresh))
     monkeypatch.delenv("CXX", raising=False)
-    assert "no C++ compiler" in build_native().reason
+    assert "no C++ compiler" in build_native()
     monkeypatch.setenv("AUTOSCHED_NATIVE", "0")
-    assert "AUTOSCHED_NATIVE=0" in build_native().reason
+    assert "AUTOSCHED_NATIVE=0" in build_native()
     assert native_library() is None
 
 
 def test_processes_that_build_at_the_same_time_build_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _compiler(fresh, "sleep 1; echo built > $out", monkeypatch)
-    code = (
-        "from autosched.runtime.native import build as n; n._load = lambda path: None; "
-        "reason = n.build_native().reason; assert not reason, reason"
-    )
+    code = "from autosched.runtime.native import build as n; n._load = lambda path: None; why = n.build_native(); assert not why, why"
     both = [subprocess.Popen([sys.executable, "-P", "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for process in both:
         _, said = process.communicate(timeout=200)
