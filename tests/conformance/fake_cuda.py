@@ -29,7 +29,7 @@ from tests.conformance.fake_cuda_values import PAGE, CaptureError, FakeCapture, 
 
 
 class FakeCuda(FakeAllocator):
-    """:class:`~autosched.runtime.cuda.streams.StreamBackend` and :class:`~autosched.runtime.cuda.graph.GraphReader` in one.
+    """:class:`~autosched.runtime.cuda.streams.StreamBackend` and :class:`~autosched.runtime.cuda.lanes.GraphReader` in one.
 
     Args:
         memory_limit: bytes it can hand out.

@@ -115,7 +115,7 @@ def _dotted(version: int) -> str:
 
 
 class GraphBindings:
-    """:class:`~autosched.runtime.cuda.graph.GraphReader` over the driver, and more about kernels."""
+    """:class:`~autosched.runtime.cuda.lanes.GraphReader` over the driver, and more about kernels."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
