@@ -128,7 +128,6 @@ class _FreeTracker:
     """Which storages may be dropped, lane by lane, as operators are launched."""
 
     def __init__(self, graph: OpGraph, schedule: Schedule, rule: FreeRule) -> None:
-        self._graph = graph
         self._schedule = schedule
         self._rule = rule
         self._last: dict[int, int] = {}
