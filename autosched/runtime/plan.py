@@ -167,14 +167,14 @@ class _FreeTracker:
         freed: list[int] = []
         kept: list[int] = []
         for storage in self._pending.get(lane, ()):
-            if self._rule is FreeRule.LAST_LAUNCH or self._absorbed(storage, index, lane, clock, position):
+            if self._rule is FreeRule.LAST_LAUNCH or self._absorbed(storage, lane, clock, position):
                 freed += self._members.get(storage, [])
             else:
                 kept.append(storage)
         self._pending[lane] = kept
         return tuple(sorted(freed))
 
-    def _absorbed(self, storage: int, index: int, lane: int, clock: list[int], position: dict[int, int]) -> bool:
+    def _absorbed(self, storage: int, lane: int, clock: list[int], position: dict[int, int]) -> bool:
         for user in self._uses[storage]:
             user_lane = self._schedule.lane[user]
             # The operator just launched on this lane counts: whatever follows on the lane runs after it.
