@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from autosched.capture.arguments import refs_in
+from autosched.core.extents import storage_of
 
 
 def written_values(op: OpOverload[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[int, ...]:
@@ -22,17 +23,7 @@ def written_values(op: OpOverload[..., Any], args: Sequence[object], kwargs: Map
     return tuple(found)
 
 
-def storage_identity(tensor: torch.Tensor) -> int | None:
-    """A number equal for tensors that share memory while both live; None for opaque layouts, which never share."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
 def shared_with(output: torch.Tensor, given: Iterator[tuple[int, torch.Tensor]]) -> int | None:
     """Value id of the first of ``given`` that shares its memory with ``output``, or None."""
-    identity = storage_identity(output)
-    if identity is None:
-        return None
-    return next((value for value, tensor in given if storage_identity(tensor) == identity), None)
+    storage = storage_of(output)
+    return next((value for value, tensor in given if storage_of(tensor) == storage), None)

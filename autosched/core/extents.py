@@ -1,9 +1,9 @@
-"""Which tensors share bytes: by the addresses they reach from, to, and not by storage, of which two may begin in one array of NumPy's."""
+"""Which tensors share bytes: by the addresses they reach from, to, as two storages may begin in one array of NumPy's; and by storage."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from itertools import accumulate
 
 import torch
@@ -19,6 +19,15 @@ def extent_of(tensor: torch.Tensor) -> Extent:
     start = tensor.data_ptr()
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + reach * tensor.element_size()
+
+
+def storage_of(tensor: torch.Tensor) -> Hashable:
+    """What is equal for two tensors of one storage while both live, and for no others."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        # Opaque layouts have no storage to name.
+        return "opaque", id(tensor)
 
 
 def overlap(first: Extent, second: Extent) -> bool:

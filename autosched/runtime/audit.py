@@ -11,10 +11,10 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
+from autosched.core.extents import storage_of
 from autosched.core.graph import Operator, OpGraph, ValueRole
 from autosched.runtime.calls import Slots
 from autosched.runtime.kernels import BoundProgram, dtype_name
-from autosched.runtime.workspace import storage_of
 
 
 def audit_run(bound: BoundProgram, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:

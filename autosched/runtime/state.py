@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autosched.core.errors import IncompatibleArtifact
+from autosched.core.extents import storage_of
 from autosched.core.forks import RenewedLock
 from autosched.core.program import ConstantSource, Program
 from autosched.core.watch import Watch
@@ -208,7 +209,7 @@ def ask(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]
                         raise _unlike("it leaves no strided tensor where it had one")
                     ends.append(end)
                     replaced.append(end is not begin)
-                if any(_home(one) == _home(other) for one, other in combinations(ends, 2)):
+                if any(storage_of(one) == storage_of(other) for one, other in combinations(ends, 2)):
                     raise _unlike("two of the tensors that it changes share memory after a call")
                 shares = tuple(_share(tensor, ends) for tensor in output_tensors(answer))
                 # What is returned may be what is given back its contents now.
@@ -241,7 +242,7 @@ def _share(tensor: torch.Tensor, ends: Sequence[torch.Tensor]) -> Share | None:
     if tensor.layout is not torch.strided:
         return None
     for index, end in enumerate(ends):
-        if _home(end) != _home(tensor):
+        if storage_of(end) != storage_of(tensor):
             continue
         if tensor.dtype != end.dtype or tensor.is_conj() != end.is_conj() or tensor.is_neg() != end.is_neg():
             raise _unlike("it returns what it changed under another dtype")
@@ -254,10 +255,6 @@ def version_of(tensor: torch.Tensor) -> int:
     """How often PyTorch has counted an in-place change of it."""
     # Tensors made in inference mode have no counter.
     return -1 if tensor.is_inference() else tensor._version
-
-
-def _home(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _unlike(what: str) -> IncompatibleArtifact:

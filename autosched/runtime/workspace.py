@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable
+from collections.abc import Container, Iterable
 
 import torch
 
+from autosched.core.extents import storage_of
 from autosched.core.graph import OpGraph, ValueRole
 from autosched.runtime.plan import Plan
 
@@ -42,12 +43,3 @@ def unshared_bytes(held: Iterable[object], given: Iterable[torch.Tensor]) -> int
             known.add(home)
             total += tensor.numel() * tensor.element_size()
     return total
-
-
-def storage_of(tensor: torch.Tensor) -> Hashable:
-    """What is equal for two tensors that share memory while both live, and for no others."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        # Opaque layouts have no storage to name.
-        return "opaque", id(tensor)
