@@ -77,7 +77,6 @@ class Collected:
     groups: int
     failures: int
     disturbed: int
-    spent_s: float
     finished: bool
 
 
@@ -118,8 +117,7 @@ def collect_model(
         keep_disturbed: keep what other processes disturbed, instead of leaving it for a later run.
         progress: told what, how many are done, of how many.
     """
-    started = clock()
-    deadline = started + budget_s
+    deadline = clock() + budget_s
     paired = tuple(pair_widths or widths)
     job = _Job(graph, measurer, store, scope, model, tuple(widths), paired, rng, clock, deadline, launches or {}, keep_disturbed, progress)
     with Journal.open(store.folder / "failures.jsonl", Scope(scope.device, scope.software)) as failures:
@@ -130,7 +128,7 @@ def collect_model(
         added_pairs, pairs_done = job.pairs(failures, times, max_pairs, uncertainty, probes)
         job.deadline = deadline
         added_groups, groups_done = job.groups(times, max_groups)
-    return Collected(added_solo, added_pairs, added_groups, job.failed, job.disturbed, clock() - started, pairs_done and groups_done)
+    return Collected(added_solo, added_pairs, added_groups, job.failed, job.disturbed, pairs_done and groups_done)
 
 
 @dataclass(slots=True)

@@ -22,8 +22,6 @@ class Evaluator:
         from autosched.search.compiled import fluid as compiled
 
         self._compiled = compiled
-        self.problem = problem
-        self.lanes = lanes
         self.evaluations = 0
         count = problem.count
         self._arrays = problem.arrays

@@ -80,7 +80,6 @@ class CompiledBaseline:
         self.name = f"compiled_{threads}" if lowering is Lowering.INDUCTOR else f"{lowering}_{threads}"
         self._lowering = lowering
         self.max_abs_error: float | None = None
-        self.compile_s: float | None = None
         self._source = source
         self._model = model
         self._args = tuple(args)
@@ -92,14 +91,14 @@ class CompiledBaseline:
         self._worker = Worker(_MODULE, timeout_s=timeout_s, plugin=plugin)
 
     def prepare(self) -> Failure | None:
-        """Compile now rather than at the first round. Afterwards ``max_abs_error`` and ``compile_s`` (seconds) are known."""
+        """Compile now rather than at the first round. Afterwards ``max_abs_error`` is known."""
         if self._failure is None and self.max_abs_error is None:
             answer = self._ask_compile()
             if self._source is not None and self._model is not None and _may_be_the_source(answer):
                 self._source = None
                 answer = self._ask_compile()
             if isinstance(answer, CompileAnswer):
-                self.max_abs_error, self.compile_s = answer.max_abs_error, answer.compile_s
+                self.max_abs_error = answer.max_abs_error
             else:
                 self._fail(answer)
         return self._failure

@@ -248,10 +248,9 @@ class CompareAnswer(_Message, frozen=True):
 
 
 class CompileAnswer(_Message, frozen=True):
-    """Largest absolute error against the references, and seconds the compiler took."""
+    """Largest absolute error against the references."""
 
     max_abs_error: float
-    compile_s: float
 
 
 class RoundAnswer(_Message, frozen=True):

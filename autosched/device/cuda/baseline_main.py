@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -97,10 +96,8 @@ class BaselineService:
         else:
             module = bound_callable(bound) if kind is BaselineKind.EAGER else program_module(bound)
             wanted = [tensor.clone() for tensor in bound.run(self._inputs)]
-        begin = time.monotonic()
         self._timed = TimedBaseline(backend, module, args, kind, kwargs)
-        prepare_s = time.monotonic() - begin
-        return BaselineResult(_distance(self._timed.outputs, wanted), prepare_s, self._timed.peak_bytes, call is not None)
+        return BaselineResult(_distance(self._timed.outputs, wanted), self._timed.peak_bytes, call is not None)
 
 
 def bound_callable(bound: BoundProgram) -> Any:

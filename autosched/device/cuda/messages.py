@@ -92,12 +92,10 @@ class BaselineBody(_Body, frozen=True):
 class BaselineResult(_Body, frozen=True):
     """Largest absolute difference from the model's own answer or, without a model, from the program itself.
 
-    ``prepare_s`` are seconds of compiling and capturing, ``peak_memory_bytes`` of one run, see ``TimedBaseline``; ``of_model`` says what
-    was prepared.
+    ``peak_memory_bytes`` are of one run, see ``TimedBaseline``; ``of_model`` says what was prepared.
     """
 
     max_abs_error: float
-    prepare_s: float
     peak_memory_bytes: int
     of_model: bool = False
 
@@ -109,9 +107,7 @@ class FailedResult(_Body, frozen=True):
 
 
 class TaintedResult(_Body, frozen=True):
-    """The process answered, and should be replaced before the next request."""
-
-    reason: str
+    """The process answered, and should be replaced before the next request: a capture in it could not be ended in order."""
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)

@@ -134,17 +134,14 @@ class CudaService:
         except Exception as error:
             self._require_device(error)
             # Whoever serves us turns the exception into the last answer, so this must come before.
-            if reason := self._taint():
-                yield wrap_answer(TaintedResult(reason))
+            if self._is_tainted():
+                yield wrap_answer(TaintedResult())
             raise
-        if troubled and (reason := self._taint()):
-            yield wrap_answer(TaintedResult(reason))
+        if troubled and self._is_tainted():
+            yield wrap_answer(TaintedResult())
 
-    def _taint(self) -> str:
-        bench = self._bench
-        if bench is None:
-            return ""
-        return "a capture could not be ended in order" if bench.measurer.capturer.tainted else ""
+    def _is_tainted(self) -> bool:
+        return self._bench is not None and self._bench.measurer.capturer.tainted
 
     def _require_device(self, error: Exception | None = None) -> None:
         """End this process if the device is lost to it: after an illegal access, say, every later call gives the same error.
