@@ -24,7 +24,7 @@ class GraphSession(Stressable, Protocol):
     def captured(self, schedule: Schedule, rule: FreeRule = FreeRule.VECTOR_CLOCK) -> CapturedGraph | Failure:
         """Capture ``schedule`` and describe its nodes, edges and memory."""
 
-    def profiles(self) -> list[OperatorProfile | Failure]:
+    def profiles(self, *, cold: bool = True) -> list[OperatorProfile | Failure]:
         """What every operator launches, by operator."""
 
 
@@ -77,7 +77,7 @@ def launch_facts(session: Session, graph: OpGraph) -> dict[str, LaunchFacts]:
     if not isinstance(session, GraphSession):
         return {}
     found: dict[str, LaunchFacts] = {}
-    for operator, profile in zip(graph.operators, session.profiles(), strict=True):
+    for operator, profile in zip(graph.operators, session.profiles(cold=False), strict=True):
         if isinstance(profile, Failure) or (longest := profile.longest) is None:
             continue
         found[operator.signature] = LaunchFacts(

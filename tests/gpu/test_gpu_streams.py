@@ -165,16 +165,6 @@ def test_every_way_of_running_gives_the_same_bits(rig: Rig, rule: FreeRule) -> N
     rig.close()
 
 
-def test_what_is_freed_by_vector_clocks_takes_no_more_memory_than_holding_all(rig: Rig) -> None:
-    for seed in range(4):
-        schedule = spread(rig, seed)
-        tight, loose = (rig.capture(make_plan(rig.program.graph, schedule, rule)) for rule in (FreeRule.VECTOR_CLOCK, FreeRule.HOLD_ALL))
-        assert 0 < tight.peak_bytes <= loose.peak_bytes
-        tight.close()
-        loose.close()
-    rig.close()
-
-
 def test_the_captured_graph_passes_the_audit_and_has_the_nodes_of_one_stream(rig: Rig) -> None:
     bindings(rig)
     graph = rig.program.graph
@@ -374,7 +364,7 @@ def test_the_profiler_describes_the_same_kernels_as_the_graph(rig: Rig) -> None:
     if without_gpu():
         pytest.skip("the emulator has no CUPTI")
     # The first two are a product and an elementwise operator; a library may choose another product for another stream's workspace.
-    by_graph, by_profiler = (profile_operator(rig.measurer, 1, bindings=source) for source in (bindings(rig), None))
+    by_graph, by_profiler = (profile_operator(rig.measurer, 1, bindings=source, flush=None) for source in (bindings(rig), None))
     assert isinstance(by_graph, OperatorProfile), by_graph
     assert isinstance(by_profiler, OperatorProfile), by_profiler
     if not by_profiler.kernels:
@@ -384,7 +374,7 @@ def test_the_profiler_describes_the_same_kernels_as_the_graph(rig: Rig) -> None:
     # A profiler counts those that the driver and itself take, and what is allotted is a multiple of eight.
     more = [theirs.registers - mine.registers for mine, theirs in zip(by_graph.kernels, by_profiler.kernels, strict=True)]
     assert all(0 <= count <= 16 for count in more), more
-    product = profile_operator(rig.measurer, 0, bindings=None)
+    product = profile_operator(rig.measurer, 0, bindings=None, flush=None)
     assert isinstance(product, OperatorProfile), product
     assert product.kernels
 

@@ -54,9 +54,16 @@ class StressedBody(_Body, frozen=True):
 
 
 class ProfilesBody(_Body, frozen=True):
-    """Profile these operators."""
+    """Profile one operator of each signature among ``operators``."""
 
     operators: tuple[int, ...]
+    cold: bool
+
+
+class MemoryBody(_Body, frozen=True):
+    """Peak memory of ``schedule`` under each rule of freeing, and of the eager program."""
+
+    schedule: Schedule
 
 
 class CapturedResult(_Body, frozen=True):
@@ -80,6 +87,14 @@ class ProfileResult(_Body, frozen=True):
     operator: int
     profile: OperatorProfile | None = None
     failure: Failure | None = None
+
+
+class MemoryResult(_Body, frozen=True):
+    """Peak bytes of intermediates and outputs: with vector-clock frees, with none, and of the eager program on one stream."""
+
+    vector_clock_bytes: int
+    hold_all_bytes: int
+    eager_bytes: int
 
 
 class BaselineBody(_Body, frozen=True):

@@ -1,4 +1,4 @@
-"""What each operator launches: its kernels with grid, block, registers, shared memory and residency.
+"""What each operator launches: its kernels with grid, block, registers, shared memory, residency and waves; time warm and cold.
 
 First source: the kernel nodes of a small captured graph, read through cuda-bindings. Second, where those are missing: PyTorch's
 profiler around one run. Neither looks at kernel names: a graph, or a profile, of one operator holds that operator's kernels only.
@@ -6,8 +6,11 @@ profiler around one run. Neither looks at kernel names: a graph, or a profile, o
 
 from __future__ import annotations
 
+import enum
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -16,13 +19,40 @@ from autosched.core.records import Failure
 from autosched.core.scratch import Scratch
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.cuda.bindings import GraphBindings, KernelNode
+from autosched.runtime.cuda.captured import NodeKind
+
+_COLD_COPIES = 5
+
+
+class ProfileSource(enum.StrEnum):
+    """Where the kernels were read."""
+
+    GRAPH = "graph"
+    PROFILER = "profiler"
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorProfile:
-    """What one operator launches on one device: its kernels, in launch order."""
+    """One operator signature on one device.
 
+    Args:
+        operator: index of the operator profiled; others of the same signature are alike.
+        kernels: in launch order.
+        other_nodes: copies and fills among its nodes.
+        flops, bytes_read, bytes_written: as in ``Operator``.
+        warm_us, cold_us: time alone with its data in the L2 cache where it fits, and after other data has displaced it; 0 if not measured.
+    """
+
+    signature: str
+    operator: int
     kernels: tuple[KernelNode, ...]
+    other_nodes: int
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    warm_us: float
+    cold_us: float
+    source: ProfileSource
 
     @property
     def longest(self) -> KernelNode | None:
@@ -30,26 +60,72 @@ class OperatorProfile:
         return max(self.kernels, key=lambda kernel: kernel.blocks * kernel.threads, default=None)
 
 
-def profile_operator(measurer: CudaMeasurer, operator: int, *, bindings: GraphBindings | None) -> OperatorProfile | Failure:
+def profile_operator(
+    measurer: CudaMeasurer, operator: int, *, bindings: GraphBindings | None, flush: Callable[[], object] | None
+) -> OperatorProfile | Failure:
     """Profile one operator.
 
     Args:
         bindings: the first source; None for the second.
+        flush: launches something that displaces the L2 cache; None to skip the cold time.
     """
     read = _kernels_of_graph(measurer, operator, bindings) if bindings is not None else _kernels_of_profiler(measurer, operator)
-    return read if isinstance(read, Failure) else OperatorProfile(read)
+    if isinstance(read, Failure):
+        return read
+    warm = measurer.solo_us(operator)
+    if isinstance(warm, Failure):
+        return warm
+    cold = cold_us(measurer, operator, flush) if flush is not None else 0.0
+    if isinstance(cold, Failure):
+        return cold
+    kernels, others = read
+    item = measurer.graph.operators[operator]
+    source = ProfileSource.GRAPH if bindings is not None else ProfileSource.PROFILER
+    return OperatorProfile(item.signature, operator, kernels, others, item.flops, item.bytes_read, item.bytes_written, warm, cold, source)
 
 
-def _kernels_of_graph(measurer: CudaMeasurer, operator: int, bindings: GraphBindings) -> tuple[KernelNode, ...] | Failure:
+def cold_us(measurer: CudaMeasurer, operator: int, flush: Callable[[], object]) -> float | Failure:
+    """Time of one operator right after ``flush``: the median over a few, less what two adjacent time stamps are apart."""
+    backend = measurer.backend
+    stream = measurer.capturer.streams.lane(0)
+    stamps: list[tuple[Any, Any]] = []
+
+    def body() -> None:
+        stamps.clear()
+        slots = measurer.values()
+        with backend.on(stream):
+            for turn in range(2 * _COLD_COPIES):
+                flush()
+                start, end = (backend.new_event(timing=True, in_graph=True) for _ in range(2))
+                backend.record(start, stream)
+                if turn % 2:
+                    measurer.program.kernels[operator](slots)
+                backend.record(end, stream)
+                stamps.append((start, end))
+
+    measurer.values()
+    made = measurer.capturer.capture_script([stream], body)
+    if isinstance(made, Failure):
+        return made
+    for _ in range(2):
+        measurer.replay(made[0])
+    times = [backend.elapsed_us(start, end) for start, end in stamps]
+    backend.reset(made[0])
+    return max(0.0, median(times[1::2]) - median(times[0::2]))
+
+
+def _kernels_of_graph(measurer: CudaMeasurer, operator: int, bindings: GraphBindings) -> tuple[tuple[KernelNode, ...], int] | Failure:
     chain = measurer.chain([(operator, 1)])
     if isinstance(chain, Failure):
         return chain
     kernels = bindings.kernels(chain.graph)
+    nodes, _ = bindings.read(chain.graph)
+    others = sum(kind in (NodeKind.MEMCPY, NodeKind.MEMSET, NodeKind.OTHER) for _, kind in nodes)
     measurer.release(chain)
-    return kernels
+    return kernels, others
 
 
-def _kernels_of_profiler(measurer: CudaMeasurer, operator: int) -> tuple[KernelNode, ...]:
+def _kernels_of_profiler(measurer: CudaMeasurer, operator: int) -> tuple[tuple[KernelNode, ...], int]:
     slots = measurer.values()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.inference_mode(), torch.profiler.profile(activities=activities) as profiler:
@@ -63,15 +139,20 @@ def _kernels_of_profiler(measurer: CudaMeasurer, operator: int) -> tuple[KernelN
     return read_trace(events)
 
 
-def read_trace(events: list[dict[str, Any]]) -> tuple[KernelNode, ...]:
-    """The kernels in a Chrome trace of PyTorch's profiler, in order.
+def read_trace(events: list[dict[str, Any]]) -> tuple[tuple[KernelNode, ...], int]:
+    """Kernels and the number of copies and fills in a Chrome trace of PyTorch's profiler.
 
     The trace gives static and dynamic shared memory as one sum, and neither local memory nor clusters; what it calls blocks per SM
     is the grid over the multiprocessors, so residency is known only where a newer profiler tells it, else 0.
     """
     kernels: list[KernelNode] = []
-    launched = (item for item in events if item.get("ph") == "X" and item.get("cat") == "kernel")
-    for event in sorted(launched, key=lambda item: float(item.get("ts", 0))):
+    others = 0
+    for event in sorted((item for item in events if item.get("ph") == "X"), key=lambda item: float(item.get("ts", 0))):
+        category = str(event.get("cat", ""))
+        if category in ("gpu_memcpy", "gpu_memset"):
+            others += 1
+        if category != "kernel":
+            continue
         arguments = event.get("args", {})
         grid, block = (tuple(int(size) for size in arguments.get(name, (1, 1, 1))) for name in ("grid", "block"))
         kernels.append(
@@ -87,7 +168,7 @@ def read_trace(events: list[dict[str, Any]]) -> tuple[KernelNode, ...]:
                 priority=0,
             )
         )
-    return tuple(kernels)
+    return tuple(kernels), others
 
 
 def _resident(arguments: dict[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ import torch
 
 from autosched.core.errors import UsageError
 from autosched.core.records import Failure, FailureKind
-from autosched.core.schedule import Schedule
+from autosched.core.schedule import Schedule, sequential
 from autosched.device.base import Comparison
 from autosched.device.cuda.groups import measure_group
 from autosched.device.cuda.limits import measure_costs
@@ -21,6 +22,8 @@ from autosched.device.cuda.messages import (
     CapturedBody,
     CapturedResult,
     FailedResult,
+    MemoryBody,
+    MemoryResult,
     ProfileResult,
     ProfilesBody,
     SettingsBody,
@@ -67,7 +70,7 @@ from autosched.runtime.cuda.streams import Tensor
 from autosched.runtime.float32 import rounded_as
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.numerics import compare
-from autosched.runtime.plan import Plan, make_plan
+from autosched.runtime.plan import FreeRule, Plan, make_plan
 from autosched.runtime.rounding import coarsest_of
 
 _TIMED = (LimitsRequest, SoloRequest, PairsRequest, GroupsRequest, SchedulesRequest, PairedRequest)
@@ -92,6 +95,7 @@ class Bench:
         draw: inputs on the device for a seed.
         exact: calls a function with reduced float32 precision (TF32) off; None where that makes no difference.
         bindings: None where cuda-bindings is missing.
+        flushing: gives, for as long as it is open, something that launches what displaces the L2 cache.
     """
 
     measurer: CudaMeasurer
@@ -100,6 +104,7 @@ class Bench:
     draw: Callable[[int], list[Tensor]]
     exact: Callable[[Callable[[], list[Tensor]]], list[Tensor]] | None = None
     bindings: GraphBindings | None = None
+    flushing: Callable[[], AbstractContextManager[Callable[[], object]]] | None = None
 
 
 class CudaService:
@@ -274,18 +279,23 @@ class CudaService:
             bench.measurer.load_inputs(bench.inputs)
         elif (profiles := unwrap(request, ProfilesBody)) is not None:
             yield from self._profiles(bench, profiles)
+        elif (memory := unwrap(request, MemoryBody)) is not None:
+            yield wrap_answer(_memory(bench, memory.schedule))
         else:
             raise UsageError(f"the measuring process of the CUDA device cannot answer {request.name}")
 
     def _profiles(self, bench: Bench, body: ProfilesBody) -> Iterator[Answer]:
-        for operator in body.operators:
-            self._beat(operator)
-            try:
-                made = profile_operator(bench.measurer, operator, bindings=bench.bindings)
-            except Exception as error:
-                made = describe(error)
-            failed = isinstance(made, Failure)
-            yield wrap_answer(ProfileResult(operator, None, made) if failed else ProfileResult(operator, made))  # type: ignore[arg-type]
+        # They hold times, too.
+        bench.measurer.wake()
+        with bench.flushing() if body.cold and bench.flushing is not None else nullcontext() as flush:
+            for operator in body.operators:
+                self._beat(operator)
+                try:
+                    made = profile_operator(bench.measurer, operator, bindings=bench.bindings, flush=flush)
+                except Exception as error:
+                    made = describe(error)
+                failed = isinstance(made, Failure)
+                yield wrap_answer(ProfileResult(operator, None, made) if failed else ProfileResult(operator, made))  # type: ignore[arg-type]
 
 
 def _compiled(measurer: CudaMeasurer, plan: Plan) -> bool:
@@ -302,3 +312,22 @@ def _captured(bench: Bench, body: CapturedBody) -> CapturedResult:
     runner.close()
     bench.measurer.backend.release_cached()
     return CapturedResult(graph)
+
+
+def _memory(bench: Bench, schedule: Schedule) -> MemoryResult:
+    peaks: list[int] = []
+    for rule in (FreeRule.VECTOR_CLOCK, FreeRule.HOLD_ALL):
+        runner = bench.measurer.capture(schedule, rule=rule, private=True)
+        if isinstance(runner, Failure):
+            raise RuntimeError(runner.detail)
+        peaks.append(runner.peak_bytes)
+        runner.close()
+    measurer = bench.measurer
+    alone = measurer.capture(sequential(measurer.graph), private=True)
+    if isinstance(alone, Failure):
+        raise RuntimeError(alone.detail)
+    # What an eager program holds is what one stream holds: it frees each value after its last reader, in program order.
+    eager = alone.peak_bytes
+    alone.close()
+    measurer.backend.release_cached()
+    return MemoryResult(peaks[0], peaks[1], eager)

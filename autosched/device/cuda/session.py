@@ -21,6 +21,8 @@ from autosched.device.cuda.messages import (
     CapturedBody,
     CapturedResult,
     FailedResult,
+    MemoryBody,
+    MemoryResult,
     ProfileResult,
     ProfilesBody,
     SettingsBody,
@@ -135,7 +137,7 @@ class CudaSession(CpuSession):
             found[item.index] = item.outcome if item.outcome is not None else item.failure or NO_ANSWER
         return [found.get(place, NO_ANSWER) for place in range(len(delay_sets))]
 
-    def profiles(self) -> list[OperatorProfile | Failure]:
+    def profiles(self, *, cold: bool = True) -> list[OperatorProfile | Failure]:
         """What every operator launches, by operator; operators of one signature share a profile."""
         operators = self._program.graph.operators
         first: dict[str, int] = {}
@@ -144,7 +146,7 @@ class CudaSession(CpuSession):
         found: dict[int, OperatorProfile | Failure] = {}
         while pending := tuple(index for index in first.values() if index not in found):
             try:
-                for item in self._extra_answers(ProfilesBody(pending), ProfileResult):
+                for item in self._extra_answers(ProfilesBody(pending, cold), ProfileResult):
                     found[item.operator] = item.profile if item.profile is not None else item.failure or NO_ANSWER
                 found.update({index: NO_ANSWER for index in pending if index not in found})
             except WorkerDied as death:
@@ -153,6 +155,13 @@ class CudaSession(CpuSession):
             except _Refused as refused:
                 found.update({index: refused.failure for index in pending if index not in found})
         return [found[first[operator.signature]] for operator in operators]
+
+    def memory(self, schedule: Schedule) -> MemoryResult | Failure:
+        """Peak memory with vector-clock frees, with none, and of the eager program; bytes."""
+        found = self._extra(MemoryBody(schedule), MemoryResult)
+        if isinstance(found, Failure):
+            return found
+        return found[-1] if found else NO_ANSWER
 
     def _extra(self, body: msgspec.Struct, kind: type[_T]) -> list[_T] | Failure:
         try:

@@ -192,9 +192,15 @@ def test_stress_through_the_process(session: CudaSession, graph: OpGraph) -> Non
 
 def test_profiles_cover_every_operator_or_say_why_not(session: CudaSession, graph: OpGraph) -> None:
     # No bindings and no profiler on the double: the second source finds no kernels, and says so by an empty list.
-    found = session.profiles()
+    found = session.profiles(cold=False)
     assert len(found) == len(graph)
     assert all(isinstance(item, (OperatorProfile, Failure)) for item in found)
+
+
+def test_memory_by_rule(session: CudaSession, graph: OpGraph) -> None:
+    result = session.memory(random_schedule(random.Random(4), graph, 3))
+    assert not isinstance(result, Failure)
+    assert 0 < result.eager_bytes <= result.vector_clock_bytes <= result.hold_all_bytes
 
 
 @pytest.mark.slow

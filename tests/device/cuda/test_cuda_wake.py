@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autosched.core.records import Failure
+from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import make_schedule, sequential
 from autosched.device.cuda import service
 from autosched.device.cuda.baselines import BaselineKind, TimedBaseline
 from autosched.device.cuda.measure import CudaMeasurer
-from autosched.device.worker_messages import OpenRequest, SoloRequest
+from autosched.device.cuda.messages import ProfilesBody, wrap_request
+from autosched.device.worker_messages import OpenRequest
 from autosched.runtime.cuda.graph import GraphCapturer
 from tests.conformance.cpu_cuda import CpuCuda
 from tests.conformance.fake_cuda import FakeCapture, FakeCuda
@@ -124,8 +125,8 @@ def test_our_own_kernels_are_loaded_before_they_are_captured(*, warmed: bool) ->
     assert cuda.captured["touch"][-1]
 
 
-def test_a_device_is_woken_before_operators_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process that was started for it, nothing was timed before."""
+def test_a_device_is_woken_before_operators_are_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile holds times; in a process that was started for it, nothing was timed before."""
     cuda, graph = Watched(), diamond()
     program = FakeProgram(cuda, graph)
     measurer = CudaMeasurer(GraphCapturer(cuda), program, graph, program.inputs(1))
@@ -133,11 +134,11 @@ def test_a_device_is_woken_before_operators_are_timed(monkeypatch: pytest.Monkey
     answers = service.CudaService(lambda request: bench, lambda body: None, lambda item: None)
     woken: list[bool] = []
 
-    def solo(*_: object) -> list[tuple[int, object]]:
+    def profile(*_: object, **__: object) -> Failure:
         woken.append(any(time_us >= 1e5 for time_us in cuda.slept_us))
-        return []
+        return Failure(FailureKind.CRASH, "not asked")
 
-    monkeypatch.setattr(measurer, "solo", solo)
+    monkeypatch.setattr(service, "profile_operator", profile)
     list(answers.handle(OpenRequest("", "", 0)))
-    list(answers.handle(SoloRequest((1,), 1, (), 0)))
+    list(answers.handle(wrap_request(ProfilesBody((0,), False))))
     assert woken == [True]

@@ -17,7 +17,7 @@ from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Many, Ref
 from autosched.device.cuda.baselines import BaselineKind, compile_options, program_module
-from autosched.device.cuda.profile import OperatorProfile, read_trace
+from autosched.device.cuda.profile import OperatorProfile, ProfileSource, read_trace
 from autosched.device.cuda.screen import require_capturable, synchronising_operators
 from autosched.device.cuda.settings import apply_settings, current_settings
 from autosched.runtime.cuda.graph import GraphCapturer
@@ -37,12 +37,14 @@ def test_a_profiler_trace_is_read_without_looking_at_names() -> None:
         {"ph": "X", "cat": "cpu_op", "ts": 1, "name": "aten::mm"},
         {"ph": "M", "name": "process_name"},
     ]
-    kernels = read_trace(json.loads(json.dumps(events)))
+    kernels, others = read_trace(json.loads(json.dumps(events)))
+    assert others == 1
     assert [item.resident_blocks for item in kernels] == [0, 8]  # "blocks per SM" is not residency
     assert kernels[0].blocks == 4
     assert kernels[0].dynamic_shared_bytes == 2048
-    assert OperatorProfile(kernels).longest is kernels[0]
-    assert OperatorProfile(()).longest is None
+    profile = OperatorProfile("s", 0, kernels, others, 1, 2, 3, 4.0, 5.0, ProfileSource.PROFILER)
+    assert profile.longest is kernels[0]
+    assert OperatorProfile("s", 0, (), 0, 1, 2, 3, 4.0, 5.0, ProfileSource.GRAPH).longest is None
 
 
 def one_call(target: str, *args: object, dtypes: tuple[str, ...] = ("float32", "float32")) -> OpGraph:
