@@ -2,7 +2,7 @@
 
 A sequential schedule of those launches is that baseline, within noise; whatever lanes gain is on top of the best that PyTorch does.
 A call of compiled code also checks guards, one for each parameter, which a schedule does not pay for. Of a small model that is most of the
-time, and which mode is faster says little of their kernels: both are taken apart there, and the rounds of their orders decide.
+time, and which mode is faster says little of the kernels: two are taken apart there, and the rounds of their orders decide.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ _MARGIN = 0.01
 _ROUNDS = 9
 
 _MOSTLY_GUARDS_US = 1000.0
-"""Up to here the guards may be most of a compiled call: with 27 embedding tables they took 0.1 to 0.3 ms around kernels of 0.03 to 0.04."""
+"""Up to here most of a compiled call may be guards: of DeepFM, with 64 embedding tables on two cores of an EPYC, kernels of 0.03 ms were
+0.1 to 0.4 ms of a call (``experiments/results/cpu_amd_epyc_avx512_32k_2/autosched_deepfm.json``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """The mode of the fastest compiled baseline, and a sentence that says what they take.
+    """Which modes to take apart, and a sentence that says what the compiled baselines take.
 
     Args:
-        measured: whether any of them ran.
-        beside: the mode that Inductor has without asking, where the times say nothing of the kernels and it is to be tried as well.
+        lowerings: the mode of the fastest; where that one's time says little of its kernels, the fastest of the other kind as well, of
+            Inductor's defaults and the modes that time kernels.
+        measured: whether any of the baselines ran.
     """
 
-    lowering: Lowering
+    lowerings: tuple[Lowering, ...]
     why: str
     measured: bool = True
-    beside: Lowering | None = None
 
 
 def fastest_mode(baselines: Sequence[External]) -> Adopted:
-    """Time those of ``baselines`` that are compiled, in rounds, and say whose mode is the one to use; Inductor's defaults if none runs."""
+    """Time those of ``baselines`` that are compiled, in rounds, and say whose modes are to be used; Inductor's defaults if none runs."""
     columns: dict[str, list[float]] = {item.name: [] for item in baselines if item.name in MODE_OF}
     running = [item for item in baselines if item.name in columns]
     for _ in range(_ROUNDS):
@@ -60,11 +61,15 @@ def fastest_mode(baselines: Sequence[External]) -> Adopted:
                 columns[item.name].append(taken)
     medians = {name: float(np.median(times)) for name, times in columns.items()}
     if not medians:
-        return Adopted(Lowering.INDUCTOR, "no compiled baseline runs here", measured=False)
+        return Adopted((Lowering.INDUCTOR,), "no compiled baseline runs here", measured=False)
     best = min(medians, key=lambda name: medians[name])
     plain = next((name for name in medians if MODE_OF[name] is Lowering.INDUCTOR), None)
     if plain is not None and medians[plain] <= medians[best] * (1.0 + _MARGIN):
         best = plain
     others = ", ".join(f"{name} {time_us:,.0f} us" for name, time_us in medians.items() if name != best)
     why = f"{best} is the fastest of torch.compile's ways here: {medians[best]:,.0f} us" + (f"; {others}" if others else "")
-    return Adopted(MODE_OF[best], why, beside=Lowering.INDUCTOR if plain not in (None, best) and medians[best] <= _MOSTLY_GUARDS_US else None)
+    chosen = [best]
+    if medians[best] <= _MOSTLY_GUARDS_US:
+        other_kind = [name for name in medians if (name == plain) != (best == plain)]
+        chosen += sorted(other_kind, key=lambda name: medians[name])[:1]
+    return Adopted(tuple(MODE_OF[name] for name in chosen), why)
