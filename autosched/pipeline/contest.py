@@ -209,7 +209,8 @@ def _adopted(
     What no baseline has compiled gets the compilers' share of the budget.
     """
     captured = ready[0].captured
-    fastest = fastest_mode(rivals.ready(captured, yardstick.of(captured.program).answer))
+    compiled = rivals.ready(captured, yardstick.of(captured.program).answer)
+    fastest = fastest_mode(compiled, guarded=ready[0].device.key.kind == "cpu")
     had: list[Prepared] = []
     for lowering in dict.fromkeys((*fastest.lowerings, Lowering.INDUCTOR)):
         if had and lowering not in fastest.lowerings:
