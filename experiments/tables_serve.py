@@ -12,9 +12,9 @@ from experiments.tables_recorded import NOT_YET
 
 
 def serve_table(folder: Path) -> str:
-    """Load times, the guard's cost for each call, and the executor's for each operator; a note where a file is absent."""
-    parts = [_load(folder / "load.json"), _calls(folder / "overhead.json")]
-    return "\n\n".join(parts) if any(part != NOT_YET for part in parts) else NOT_YET
+    """Load times, the guard's cost for each call, and the executor's for each operator: as much of it as is recorded, or a note."""
+    parts = [part for part in (_load(folder / "load.json"), _calls(folder / "overhead.json")) if part != NOT_YET]
+    return "\n\n".join(parts) or NOT_YET
 
 
 def _load(path: Path) -> str:

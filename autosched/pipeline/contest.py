@@ -6,8 +6,8 @@ first where half is known to be too little for the other. A region of ``fused``
 that is not begun in time stays calls; Inductor's code for the whole model is compiled in processes that are ended when their time is over,
 and not begun where it cannot be done in it (see ``attempts``). Nothing is begun with less than ``LEAST_COMPILE_S`` left, and its capture
 and the start of its process must fit into the share too.
-Where compiled baselines are measured, Inductor's code is made after them, once, in the mode of the fastest (see ``adopting``); like the
-baselines themselves it is not in the budget then, and ``fused`` has the whole share.
+Where compiled baselines are measured, Inductor's code is made after them, in the mode of the fastest (``adopting`` says when in two); like
+the baselines themselves it is not in the budget then, and ``fused`` has the whole share.
 Everything after that goes to the contenders (see ``qualification``), normally one; where compiling took longer than its share, the job
 still has a tenth of its budget for them, and a quarter if it ends within a tenth after it.
 """
@@ -205,16 +205,21 @@ def _adopted(
     course: _Course,
     options: Options,
 ) -> list[Prepared]:
-    """Inductor's code in the mode of the fastest compiled baseline, or in its defaults where that cannot be had; nothing if neither can.
+    """Inductor's code in the modes that are to be taken apart, or in its defaults where none of them can be had; nothing if those neither.
 
     What no baseline has compiled gets the compilers' share of the budget.
     """
     captured = ready[0].captured
-    fastest = fastest_mode(rivals.ready(captured, yardstick.of(captured.program).answer))
-    for lowering in dict.fromkeys((fastest.lowering, Lowering.INDUCTOR)):
+    compiled = rivals.ready(captured, yardstick.of(captured.program).answer)
+    fastest = fastest_mode(compiled, guarded=ready[0].device.key.kind == "cpu")
+    had: list[Prepared] = []
+    for lowering in dict.fromkeys((*fastest.lowerings, Lowering.INDUCTOR)):
+        if had and lowering not in fastest.lowerings:
+            course.note(lowering.value, outcome=LoweringOutcome.DROPPED, why=fastest.why)
+            break
         course.rows.setdefault(lowering.value, LoweringRow(lowering.value, LoweringOutcome.SKIPPED))
         # Compiling what a baseline has compiled before takes no longer than that did.
-        known = fastest.measured and lowering is fastest.lowering
+        known = fastest.measured and lowering in fastest.lowerings
         with rivals.compile_time.turn() as most_s:
             limit_s = most_s if known else min(most_s, options.budget.compile_share * options.budget.total_s)
             try:
@@ -229,10 +234,8 @@ def _adopted(
             continue
         stack.callback(found.session.close)
         course.note(lowering.value, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
-        if lowering is not Lowering.INDUCTOR:
-            course.note(Lowering.INDUCTOR, outcome=LoweringOutcome.DROPPED, why=fastest.why)
-        return [found]
-    return []
+        had.append(found)
+    return had
 
 
 def _fitting(lowerings: Sequence[Lowering], left_s: float, original: Original, device: Device) -> int:

@@ -58,14 +58,14 @@ def test_the_compiled_rival_is_prepared_once_and_stands_in_the_kept_report(
 ) -> None:
     made: list[str] = []
 
-    rivals(monkeypatch, {Lowering.INDUCTOR: 80.0, Lowering.MAX_AUTOTUNE: 90.0}, made)
+    rivals(monkeypatch, {Lowering.INDUCTOR: 8e3, Lowering.MAX_AUTOTUNE: 9e3}, made)
     report = compare(Bench(rewritten=Speed(105.0, lanes_us=60.0), fused=Speed(500.0), inductor=Speed(100.0)), Branches(), compiled=True)
     assert made == ["inductor compiled", "inductor prepared", "max_autotune compiled", "max_autotune prepared"] + ["closed"] * 2
     assert report.lowering == "rewritten"
     found = {row.name: row for row in report.strategies}
     assert found["torch_compile"].is_baseline
     assert found["max_autotune"].is_baseline
-    assert found["torch_compile"].measured_us == pytest.approx(80.0)
+    assert found["torch_compile"].measured_us == pytest.approx(8e3)
     budgeted = {stage.name: stage.in_budget for stage in report.stages}
     assert not budgeted["baseline torch_compile"]
     assert not budgeted["baseline max_autotune"]
@@ -92,7 +92,7 @@ def test_a_rival_must_answer_what_the_model_returns_and_not_what_its_graph_gives
     compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[list[Any]] = []
-    rivals(monkeypatch, {Lowering.INDUCTOR: 80.0, Lowering.MAX_AUTOTUNE: 90.0}, [], answers)
+    rivals(monkeypatch, {Lowering.INDUCTOR: 8e3, Lowering.MAX_AUTOTUNE: 9e3}, [], answers)
     compare(Bench(rewritten=Speed(105.0), fused=Speed(500.0), inductor=Speed(100.0)), Counting(), compiled=True)
     assert answers == [[(8, 8), (8, 8)]] * 2
 
@@ -100,16 +100,32 @@ def test_a_rival_must_answer_what_the_model_returns_and_not_what_its_graph_gives
 def test_the_mode_of_the_fastest_rival_takes_the_place_of_inductors_defaults(
     compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, [])
+    rivals(monkeypatch, {Lowering.INDUCTOR: 10e3, Lowering.MAX_AUTOTUNE: 7e3}, [])
     bench = Bench(rewritten=Speed(300.0), fused=Speed(300.0), inductor=Speed(100.0), max_autotune=Speed(70.0))
     report = compare(bench, compiled=True)
     found = rows(report)
     assert report.lowering == "max_autotune"
     assert found["max_autotune"].outcome is LoweringOutcome.KEPT
     assert found["inductor"].outcome is LoweringOutcome.DROPPED
-    assert "max_autotune is the fastest of torch.compile's ways here: 70 us; torch_compile 100 us" in found["inductor"].why
+    assert "max_autotune is the fastest of torch.compile's ways here: 7,000 us; torch_compile 10,000 us" in found["inductor"].why
     # Compiled once, in the right mode.
     assert list(bench.sessions) == ["rewritten", "fused", "max_autotune"]
+    assert all(session.closed for session in bench.sessions.values())
+
+
+@pytest.mark.parametrize(("inductor_us", "max_autotune_us", "kept"), [(100.0, 70.0, "max_autotune"), (60.0, 70.0, "inductor")])
+def test_of_a_small_model_the_orders_of_two_modes_decide_and_not_their_compiled_calls(
+    compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch, inductor_us: float, max_autotune_us: float, kept: str
+) -> None:
+    rivals(monkeypatch, {Lowering.INDUCTOR: 400.0, Lowering.MAX_AUTOTUNE: 500.0}, [])
+    bench = Bench(rewritten=Speed(300.0), fused=Speed(300.0), inductor=Speed(inductor_us), max_autotune=Speed(max_autotune_us))
+    report = compare(bench, compiled=True)
+    found = rows(report)
+    assert report.lowering == kept
+    assert {name: found[name].sequential_us for name in ("inductor", "max_autotune")} == pytest.approx(
+        {"inductor": inductor_us, "max_autotune": max_autotune_us}, rel=1e-3
+    )
+    assert list(bench.sessions) == ["rewritten", "fused", "inductor", "max_autotune"]
     assert all(session.closed for session in bench.sessions.values())
 
 
@@ -117,7 +133,7 @@ def test_the_mode_of_the_fastest_rival_takes_the_place_of_inductors_defaults(
 def test_where_that_mode_cannot_be_had_inductors_defaults_stay(
     compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch, answer: str | AutoschedError
 ) -> None:
-    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, [])
+    rivals(monkeypatch, {Lowering.INDUCTOR: 10e3, Lowering.MAX_AUTOTUNE: 7e3}, [])
     bench = Bench(rewritten=Speed(300.0), fused=Speed(300.0), inductor=Speed(100.0))
     report = compare(bench, compiled=True, refuse={"max_autotune": answer})
     found = rows(report)
@@ -129,7 +145,7 @@ def test_where_that_mode_cannot_be_had_inductors_defaults_stay(
 def test_what_a_baseline_has_compiled_is_there_however_short_the_budget(
     compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 170.0}, [])
+    rivals(monkeypatch, {Lowering.INDUCTOR: 10e3, Lowering.MAX_AUTOTUNE: 17e3}, [])
     bench = Bench(rewritten=Speed(300.0), inductor=Speed(100.0))
     report = compare(bench, compiled=True, budget_s=2.0)
     assert report.lowering == "inductor"
@@ -143,7 +159,7 @@ def test_what_a_baseline_has_compiled_is_there_however_short_the_budget(
 def test_inductors_code_stands_in_where_nothing_else_can_be_had(
     compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, [])
+    rivals(monkeypatch, {Lowering.INDUCTOR: 10e3, Lowering.MAX_AUTOTUNE: 7e3}, [])
     refused: dict[str, str | AutoschedError] = {name: UnsupportedGraph(name) for name in ("rewritten", "fused")}
     report = compare(Bench(inductor=Speed(100.0)), compiled=True, refuse=refused)
     assert report.lowering == "inductor"
@@ -151,7 +167,7 @@ def test_inductors_code_stands_in_where_nothing_else_can_be_had(
 
 def test_without_compiled_rivals_there_is_nothing_to_adopt(compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    rivals(monkeypatch, {Lowering.INDUCTOR: 100.0, Lowering.MAX_AUTOTUNE: 70.0}, made)
+    rivals(monkeypatch, {Lowering.INDUCTOR: 10e3, Lowering.MAX_AUTOTUNE: 7e3}, made)
     report = compare(Bench(rewritten=Speed(300.0), fused=Speed(300.0), inductor=Speed(100.0)), compiled=False)
     assert made == []
     assert [row.lowering for row in report.lowerings] == ["rewritten", "fused", "inductor"]
