@@ -16,6 +16,7 @@ import torch
 from autosched.core.callers import warn_caller
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
+from autosched.core.from_outside import let_through
 from autosched.core.program import ConstantSource
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.core.standing_aside import as_they_came
@@ -262,6 +263,7 @@ class _Preparer:
         except AutoschedError:
             raise
         except Exception as error:
+            let_through(error)
             reason = f"{type(error).__name__}: {printable(str(error))}"
             raise IncompatibleArtifact(self._label, [f"its schedule cannot run on this model here: {reason}"]) from error
         return prepared

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from autosched.core.errors import AutoschedError, HalfWritten
+from autosched.core.from_outside import let_through
 from autosched.core.program import Program
 from autosched.runtime.kernels import Begun
 from autosched.runtime.unrest import Unrest
@@ -202,6 +203,7 @@ class Prepared:
             with torch.no_grad():
                 return runner(tensors)
         except OPERATOR_ERRORS as error:
+            let_through(error)
             return error
 
     def _harmless(self, change: Change) -> bool:
@@ -217,6 +219,7 @@ class Prepared:
         except ChangedMeanwhile:
             raise
         except Exception as error:
+            let_through(error)
             raise NoLongerFits(f"the model was changed and its schedule no longer fits: {error}") from error
 
     def _take(self, bound: Bound) -> None:

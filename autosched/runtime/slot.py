@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from autosched.core.errors import AutoschedError, HalfWritten
+from autosched.core.from_outside import let_through
 from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import answer_maker
 from autosched.runtime.prepared import OPERATOR_ERRORS, ChangedMeanwhile, NoLongerFits, Prepared
@@ -103,6 +104,7 @@ class Slot:
             except NoLongerFits as error:
                 return self._retire("model", str(error), error.__cause__)
             except OPERATOR_ERRORS as error:
+                let_through(error)
                 what = str(error) if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}"
                 return self._retire("prepare", f"the schedule for {self.label} is not used: {what}", error)
             if isinstance(outcome, str):
@@ -116,7 +118,8 @@ class Slot:
         with self._lock:
             try:
                 return not self.refused and not self.ready().follow() and asked(self.ready())
-            except (NoLongerFits, *OPERATOR_ERRORS):
+            except (NoLongerFits, *OPERATOR_ERRORS) as error:
+                let_through(error)
                 # The next call that is run tells of it.
                 return False
 
