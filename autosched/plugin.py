@@ -18,6 +18,7 @@ from autosched.compile_options import CompileOptions, parse_options
 from autosched.core.callers import warn_caller
 from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
 from autosched.core.forks import RenewedLock
+from autosched.core.from_outside import let_through
 
 if TYPE_CHECKING:
     import torch
@@ -179,6 +180,7 @@ class ScheduledGraph:
                 raise
             recipe = self._refuse(str(error))
         except Exception as error:
+            let_through(error)
             # A plugin must not break a model that runs without it, whatever it stumbled over.
             if self._options.strict:
                 raise

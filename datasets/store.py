@@ -174,7 +174,7 @@ class Store:
         write_atomically(place, content)
 
     def _read(self, table: str, part: Path, columns: list[str] | None = None) -> list[dict[str, Any]] | None:
-        """The cells of a part, or None after putting a damaged one aside.
+        """The cells of a part, or None: after putting a damaged one aside, or where this process lacks what reading takes.
 
         Raises:
             IncompatibleArtifact: written by a newer schema.
@@ -195,9 +195,14 @@ class Store:
             if metadata.get(b"autosched.table", b"").decode() != table:
                 _put_aside(part, f"it is not a part of table {table}")
                 return None
-            cells = cast(list[dict[str, Any]], file.read(columns=columns if version == SCHEMA else None).to_pylist())
-        except (pa.ArrowException, OSError, ValueError) as error:
+            # No threads: parts are small, and where there are no more threads to be had, Arrow fails for want of them.
+            cells = cast(list[dict[str, Any]], file.read(columns=columns if version == SCHEMA else None, use_threads=False).to_pylist())
+        except (OSError, ValueError) as error:
             _put_aside(part, str(error))
+            return None
+        except (pa.ArrowException, MemoryError) as error:
+            # Of this process, not of the part, whose bytes are what was written.
+            logger.warning("%s cannot be read now (%s); it stays where it is, and this process does without it", part, error)
             return None
         return [upgraded(table, version, SCHEMA, row) for row in cells]
 

@@ -8,6 +8,7 @@ The only file that reads Dynamo's private marks.
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from autosched.core.forks import RenewedLock
+from autosched.core.forks import RenewedLock, outlive_forks
 
 _tracing = RenewedLock(threading.RLock)
 _IN_BRACKETS = re.compile(r"\['?([^'\]]+)'?\]")
@@ -66,6 +67,25 @@ def gives_gradients(graph: torch.fx.GraphModule) -> bool:
     values = [node.meta.get("example_value", node.meta.get("val")) for node in returned]
     # Nothing known of an output: assume the worst.
     return any(value is None or getattr(value, "requires_grad", False) for value in values)
+
+
+class _DynamosLock:
+    """Dynamo's own, which is held for ever in a process that was forked while another thread of its parent's was compiling."""
+
+    def after_fork(self) -> None:
+        """Put another in its place, unless it is free, or held by the thread that forked, which gives it back."""
+        convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+        lock = getattr(convert_frame, "compile_lock", None)
+        if convert_frame is None or lock is None:
+            return
+        if lock.acquire(blocking=False):
+            lock.release()
+        else:
+            vars(convert_frame)["compile_lock"] = threading.RLock()
+
+
+_dynamos_lock = _DynamosLock()
+outlive_forks(_dynamos_lock)
 
 
 @contextmanager

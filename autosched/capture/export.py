@@ -33,6 +33,7 @@ from autosched.capture.screen import (
 from autosched.capture.structure import structure_of
 from autosched.core.containers import pack_call
 from autosched.core.errors import UnsupportedGraph, UsageError
+from autosched.core.from_outside import let_through
 from autosched.core.namedtuples import register_namedtuples
 from autosched.core.program import Program
 from autosched.core.specs import spec_of
@@ -122,6 +123,7 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     except UnsupportedGraph:
         raise
     except Exception as error:  # Whatever the user's model raises is the user's to read.
+        let_through(error)
         raise explain_export_failure(error) from error
 
 

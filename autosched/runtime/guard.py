@@ -19,7 +19,8 @@ from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.core.forks import RenewedLock
 from autosched.core.standing_aside import as_they_came
 from autosched.runtime.prepared import Prepared, Runner
-from autosched.runtime.shape_table import Refused, ShapeTable, Slot
+from autosched.runtime.shape_table import ShapeTable
+from autosched.runtime.slot import Refused, Slot
 from autosched.runtime.write_back import TENSOR_TYPES, normal
 
 __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "Prepared", "Runner", "ShapeReport", "foreign_mode"]

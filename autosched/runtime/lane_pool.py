@@ -186,9 +186,16 @@ class LanePool:
     def _provide(self, threads: int) -> None:
         while len(self._queues) < threads:
             queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-            self._queues.append(queue)
             # Daemon: a sleeping lane must never keep a process alive.
-            threading.Thread(target=_serve, args=(queue,), name=f"autosched-lane-{len(self._queues)}", daemon=True).start()
+            thread = threading.Thread(target=_serve, args=(queue,), name=f"autosched-lane-{len(self._queues) + 1}", daemon=True)
+            try:
+                thread.start()
+            except BaseException:
+                # There may be no more threads; or it has come to life, and only this one was interrupted.
+                queue.put(None)
+                raise
+            # Not before: nobody would take what the next run puts there.
+            self._queues.append(queue)
 
 
 class _LaneTask:

@@ -16,6 +16,7 @@ import torch
 from autosched.core.callers import warn_caller
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
+from autosched.core.from_outside import let_through
 from autosched.core.program import ConstantSource
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.core.standing_aside import as_they_came
@@ -26,12 +27,14 @@ from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.current_device import current_index
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, ShapeReport
 from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.key_order import KeyOrders
 from autosched.runtime.lane_choice import for_engine
 from autosched.runtime.native.build import build_native, native_library, obstacle
 from autosched.runtime.prepared import Prepared
-from autosched.runtime.shape_table import ShapeTable, Slot
+from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.shapes import find_buckets
 from autosched.runtime.shapes_padding import Padding
+from autosched.runtime.slot import Slot
 from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Verdict, check_bundle
 from autosched.runtime.weights import modules_with_a_mode
 
@@ -210,7 +213,7 @@ def _open(
         if not fits:
             slot.refused = f"the schedule does not fit here: {'; '.join(verdict.lines)}"
         slots.append(slot)
-    return ShapeTable(slots, device, max_shapes=max_shapes, padding=padding)
+    return ShapeTable(slots, device, max_shapes=max_shapes, padding=padding, orders=KeyOrders(model))
 
 
 def _part_that_fits(bundle: Bundle, host: tuple[DeviceKey, SoftwareKey], model: torch.nn.Module) -> str:
@@ -258,6 +261,7 @@ class _Preparer:
         except AutoschedError:
             raise
         except Exception as error:
+            let_through(error)
             reason = f"{type(error).__name__}: {printable(str(error))}"
             raise IncompatibleArtifact(self._label, [f"its schedule cannot run on this model here: {reason}"]) from error
         return prepared

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from autosched.core.errors import AutoschedError, HalfWritten
+from autosched.core.from_outside import let_through
 from autosched.core.program import Program
 from autosched.runtime.kernels import Begun
 from autosched.runtime.unrest import Unrest
@@ -113,7 +114,7 @@ class Prepared:
             return self._run(tensors)
         with self.writes.turn.lock:
             # A model that is found changed may have other buffers; it must be found before anything is written to them.
-            if reason := self._follow():
+            if reason := self.follow():
                 return reason
             writes = self.writes
             inputs = writes.inputs(tensors)
@@ -124,14 +125,14 @@ class Prepared:
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | str:
         if not self.late_watch:
-            return self._follow() or self._launch(tensors)
+            return self.follow() or self._launch(tensors)
         outcome = self._launch(tensors)
         change = self.watch.change()
         if change is Change.NONE:
             return outcome
         if self._harmless(change) and not isinstance(outcome, Exception):
             return outcome
-        return self._follow() or self._launch(tensors)
+        return self.follow() or self._launch(tensors)
 
     def _overwrite(self, overwriting: Overwriting, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception:
         """Run it; what an operator raised, if nothing was changed by then.
@@ -150,6 +151,29 @@ class Prepared:
                 "run, because it would change that part twice. Reset the model's state."
             ) from outcome
         return outcome
+
+    def follow(self) -> str:
+        """Keep up with changes of the model; why the schedule may not run, or nothing.
+
+        Raises:
+            NoLongerFits, ChangedMeanwhile: as :meth:`run`.
+        """
+        change = self.watch.change()
+        if change is Change.NONE or self._harmless(change):
+            if self._unrest.any:
+                self._unrest.calm()
+            return ""
+        if change is Change.MODE:
+            return _MODE
+        if change is Change.HOOKS:
+            return _HOOKS
+        if self._unrest.leaves():
+            return _UNREST.format(what=self.watch.what_changed() or "its weights")
+        before = self.watch
+        self._rebind(verify=change is Change.STRUCTURE)
+        if change is Change.STRUCTURE:
+            self.watch.learn(before)
+        return ""
 
     @property
     def copied_back_bytes(self) -> int:
@@ -179,26 +203,8 @@ class Prepared:
             with torch.no_grad():
                 return runner(tensors)
         except OPERATOR_ERRORS as error:
+            let_through(error)
             return error
-
-    def _follow(self) -> str:
-        """Keep up with changes of the model; why the schedule may not run, or nothing."""
-        change = self.watch.change()
-        if change is Change.NONE or self._harmless(change):
-            if self._unrest.any:
-                self._unrest.calm()
-            return ""
-        if change is Change.MODE:
-            return _MODE
-        if change is Change.HOOKS:
-            return _HOOKS
-        if self._unrest.leaves():
-            return _UNREST.format(what=self.watch.what_changed() or "its weights")
-        before = self.watch
-        self._rebind(verify=change is Change.STRUCTURE)
-        if change is Change.STRUCTURE:
-            self.watch.learn(before)
-        return ""
 
     def _harmless(self, change: Change) -> bool:
         if change is not Change.CONTENT or self.program.prologue:
@@ -213,6 +219,7 @@ class Prepared:
         except ChangedMeanwhile:
             raise
         except Exception as error:
+            let_through(error)
             raise NoLongerFits(f"the model was changed and its schedule no longer fits: {error}") from error
 
     def _take(self, bound: Bound) -> None:

@@ -9,154 +9,24 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from autosched.core.errors import AutoschedError, HalfWritten, InputMismatch
-from autosched.core.program import Program, Ref
-from autosched.runtime.call_form import CallReader, answer_maker, expected_key, leaf_key
+from autosched.core.errors import InputMismatch
+from autosched.runtime.call_form import CallReader, expected_key, leaf_key
 from autosched.runtime.forking import outlive_forks
-from autosched.runtime.prepared import OPERATOR_ERRORS, ChangedMeanwhile, NoLongerFits, Prepared
+from autosched.runtime.key_order import KeyOrders, in_captured_order
+from autosched.runtime.prepared import Prepared
 from autosched.runtime.quick_check import QuickCheck, quick_check
-from autosched.runtime.shapes import describe_shape
 from autosched.runtime.shapes_padding import Padding
-from autosched.runtime.trees import as_captured, flatten_inputs, numbered, objects_given, returns_given, unflatten_outputs
+from autosched.runtime.slot import Refused, Slot
+from autosched.runtime.trees import as_captured, flatten_inputs, numbered
 
 # Each that says no takes a little time; modes of the caller's thread make one of their own, as shapes do.
 _MOST_KNOWN = 8
-# A server that puts new weights in place under traffic is done after a few calls; a model that changes itself at each call never is.
-_MOST_UNSETTLED = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a call may not run on a schedule. ``kind`` groups reasons that warn once together."""
-
-    kind: str
-    reason: str
-    error: Exception | None = None
-
-
-class Slot:
-    """One shape: its program, and its schedule once that is ready.
-
-    Args:
-        program: what it was captured as.
-        prepare: binds and verifies the schedule; raises what says why it may not run.
-    """
-
-    def __init__(self, program: Program, prepare: Callable[[], Prepared]) -> None:
-        self.program = program
-        self.label = describe_shape(program)
-        self.prepared: Prepared | None = None
-        self.refused = ""
-        self.calls = 0
-        self.users = 0  # guarded by the table
-        self.max_abs_error = 0.0
-        self.answer = answer_maker(program)
-        self.returns_given = returns_given(program)
-        self.order = _reading_order(program)
-        values = program.graph.values
-        self.strides = [values[index].spec.strides for index in program.given]
-        targets = {item.target for item in program.writes}
-        self.changed = frozenset(place for place, value in enumerate(program.given) if value in targets)
-        self._prepare = prepare
-        self._lock = threading.Lock()
-        self._of_parent: Prepared | None = None
-        self.given_up = False  # for what the model was, which it may cease to be
-        self._unsettled = 0  # comparisons in a row during which the model was changed
-
-    def answer_to(self, outputs: Sequence[torch.Tensor], given: Mapping[int, Any]) -> Any:
-        """The model's answer to a call with such objects in it (``objects_of``), of which some may come back changed."""
-        return unflatten_outputs(self.program, outputs, given)
-
-    def objects_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[int, Any]:
-        """What of the call is to come back itself, where there may be anything (``returns_given``).
-
-        Raises:
-            InputMismatch: as ``trees.objects_given``.
-        """
-        return objects_given(self.program, args, kwargs)
-
-    def ready(self) -> Prepared:
-        """The schedule, made ready if it is not; whatever ``prepare`` raises. Under the slot's lock."""
-        if self.prepared is None:
-            self.prepared = self._prepare()
-            self.max_abs_error = self.prepared.max_abs_error
-        return self.prepared
-
-    def warm(self) -> None:
-        """Make it ready now; whatever ``prepare`` raises."""
-        with self._lock:
-            self.ready()
-
-    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | Refused:
-        """Outputs, or what an operator raised, or why the schedule may not run."""
-        with self._lock:
-            prepared = self.prepared
-            try:
-                if prepared is None:
-                    if self.refused:
-                        return Refused("retired", self.refused)
-                    prepared = self.ready()
-                outcome = prepared.run(tensors)
-                self._unsettled = 0
-            except HalfWritten:
-                raise
-            except ChangedMeanwhile as error:
-                self._unsettled += 1
-                if self._unsettled > _MOST_UNSETTLED:
-                    return self._retire("model", str(error), error)
-                return Refused("model", str(error), error)
-            except NoLongerFits as error:
-                return self._retire("model", str(error), error.__cause__)
-            except OPERATOR_ERRORS as error:
-                what = str(error) if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}"
-                return self._retire("prepare", f"the schedule for {self.label} is not used: {what}", error)
-            if isinstance(outcome, str):
-                return Refused("model", outcome)
-            if not isinstance(outcome, Exception):
-                self.calls += 1
-            return outcome
-
-    def refresh(self) -> Refused | None:
-        """Read all parameters again, if the schedule is ready or was given up for a change; why it may not run any more, or nothing."""
-        with self._lock:
-            try:
-                if self.prepared is not None:
-                    self.prepared.refresh()
-                elif self.given_up:
-                    self.ready()
-                    self.refused, self.given_up = "", False
-            except ChangedMeanwhile:
-                return None
-            except NoLongerFits as error:
-                return self._retire("model", str(error), error.__cause__)
-            except AutoschedError as error:
-                return self._retire("model", f"the model was changed and its schedule no longer fits: {error}", error)
-            return None
-
-    def retire(self, reason: str) -> None:
-        """Never run it again."""
-        with self._lock:
-            self._retire("failure", reason, None)
-
-    def after_fork(self, *, usable: bool) -> None:
-        """Forget the calls of the parent's other threads; where not ``usable``, its schedule as well, which must not be given back here."""
-        self._lock = threading.Lock()
-        self.users = 0
-        if not usable:
-            self._of_parent, self.prepared, self.given_up = self.prepared, None, False
-            self.refused = "it was loaded before this process was forked, and CUDA does not outlive a fork; load in each process"
-
-    def _retire(self, kind: str, reason: str, error: BaseException | None) -> Refused:
-        self.refused = reason
-        self.prepared = None
-        self.given_up = kind == "model"
-        return Refused(kind, reason, error if isinstance(error, Exception) else None)
 
 
 @dataclass(slots=True)
@@ -240,10 +110,20 @@ class ShapeTable:
         device: where inputs must be.
         max_shapes: how many schedules are kept ready at most; the one used longest ago goes first.
         padding: how calls of other shapes are padded, if they are.
+        orders: of dictionaries' keys, if other ones than those of tuning may be tried.
     """
 
-    def __init__(self, slots: Sequence[Slot], device: torch.device, *, max_shapes: int, padding: Padding | None = None) -> None:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        device: torch.device,
+        *,
+        max_shapes: int,
+        padding: Padding | None = None,
+        orders: KeyOrders | None = None,
+    ) -> None:
         self.slots = tuple(slots)
+        self._orders = orders
         self.device = device
         # A device makes this anew each time it is asked.
         self.kind: str = device.type
@@ -276,7 +156,7 @@ class ShapeTable:
                 found = self._look_up(args, kwargs)
                 if found is not None:
                     break
-        found = found or self._search(args, kwargs)
+        found = found or self._in_another_order(args, kwargs) or self._search(args, kwargs)
         if found.slot.returns_given:
             found.given = found.slot.objects_of(args, kwargs) if found.objects is None else numbered(found.objects)
         return found
@@ -350,6 +230,22 @@ class ShapeTable:
                 return found
         return None
 
+    def _in_another_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found | None:
+        """As :meth:`_look_up`, of a call whose dictionaries have their keys in an order that makes no difference to the model."""
+        orders = self._orders
+        for program in self._examples if orders is not None else ():
+            ordered = in_captured_order(program, args, kwargs)
+            found = self._look_up(*ordered) if ordered is not None else None
+            if found is None or orders is None:
+                continue
+            self._borrow(found.slot)
+            try:
+                if found.slot.says(lambda prepared: not orders.matters(prepared, args, kwargs)):
+                    return found
+            finally:
+                self._give_back(found.slot)
+        return None
+
     def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
         """The general way: containers that only the tree walk knows, sizes that may be padded, and the words for what does not fit."""
         first: InputMismatch | None = None
@@ -370,12 +266,6 @@ class ShapeTable:
             raise first
         labels = "; ".join(slot.label for slot in self.slots)
         raise InputMismatch(f"{first} There are schedules for {len(self.slots)} shapes: {labels}.{why}") from first
-
-
-def _reading_order(program: Program) -> list[int]:
-    """Place among the call's leaves of each input that the caller gives."""
-    place = {leaf.value: index for index, leaf in enumerate(program.input_leaves) if isinstance(leaf, Ref)}
-    return [place[value] for value in program.given]
 
 
 def _close(dropped: Sequence[Prepared]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from autosched.core.errors import IncompatibleArtifact
+from autosched.core.from_outside import let_through
 from autosched.core.program import Program, Ref
 from autosched.runtime.agreement import models_answer, require_agreement
 from autosched.runtime.call_form import CallReader, expected_key, leaf_key
@@ -103,6 +104,7 @@ class Padding:
             try:
                 answer = models_answer(program, model, kept)
             except Exception as error:
+                let_through(error)
                 raise IncompatibleArtifact(label, [f"padding: the model takes no call of size {size} ({type(error).__name__})"]) from error
             for rows in (self._padded(kept, size, bucket), full, self._far(full, size)):
                 try:
@@ -145,5 +147,6 @@ def _drawn(program: Program, model: torch.nn.Module, seed: int, device: torch.de
     """Inputs on which the model answers with numbers, where it answers to random ones at all: a mask may hide all there is."""
     try:
         return telling_inputs(program, seed, device, lambda tensors: models_answer(program, model, tensors))[0]
-    except Exception:
+    except Exception as error:
+        let_through(error)
         return random_inputs(program, seed, device)

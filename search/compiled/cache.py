@@ -91,4 +91,11 @@ def _folder_cache() -> Function:
     class FolderCache(FunctionCache):
         _impl_class = FolderImplementation
 
+        def save_overload(self, sig: Any, data: Any) -> None:
+            try:
+                super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+            except OSError as error:
+                # A full disk, say. The code is compiled, and only the next process has to do it again.
+                logger.info("compiled code is not kept on disk: %s", error)
+
     return FolderCache

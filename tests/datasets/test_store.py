@@ -84,6 +84,22 @@ def foreign_part(folder: Path, table: pa.Table) -> None:
     (folder / f"part-{hashlib.sha256(buffer.getvalue()).hexdigest()}.parquet").write_bytes(buffer.getvalue())
 
 
+@pytest.mark.parametrize("lack", [pa.ArrowException("Unknown error: Failed to launch worker thread"), MemoryError()])
+def test_a_part_that_this_process_cannot_read_stays(
+    store: Store, lack: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise lack
+
+    before = sorted(store.folder.rglob("*.parquet*"))
+    with monkeypatch.context() as full, caplog.at_level(logging.WARNING):
+        full.setattr(pq, "ParquetFile", refuse)
+        assert Store.open(store.folder).solo() == []
+    assert "stays where it is" in caplog.text
+    assert sorted(store.folder.rglob("*.parquet*")) == before
+    assert len(Store.open(store.folder).solo()) > 0
+
+
 def test_a_newer_schema_is_refused_by_name(store: Store) -> None:
     schema = arrow_schema("pairs").with_metadata({"autosched.table": "pairs", "autosched.schema": "99"})
     foreign_part(store.folder / "pairs", schema.empty_table())

@@ -177,6 +177,27 @@ def test_after_a_fork_nothing_is_left_that_only_a_thread_of_the_parent_could_ope
             renewed.lock = renewed._kind()
 
 
+def test_after_a_fork_nobody_waits_for_a_compilation_of_the_parents() -> None:
+    convert_frame = pytest.importorskip("torch._dynamo.convert_frame")
+    before = convert_frame.compile_lock
+
+    def traces() -> None:
+        with dynamo.alone():
+            pass
+
+    try:
+        with before:
+            forks.tell_all()
+            # Whoever forks within it gives it back in both processes.
+            assert convert_frame.compile_lock is before
+        _held_for_ever(before)
+        forks.tell_all()
+        assert _ends(traces)
+        assert not _opens(before)
+    finally:
+        convert_frame.compile_lock = threading.RLock()
+
+
 def test_a_block_that_was_forked_in_ends_in_both_processes() -> None:
     renewed = forks.RenewedLock(threading.RLock)
     with renewed.lock:

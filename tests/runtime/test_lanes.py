@@ -96,6 +96,26 @@ def test_threads_end_with_the_pool() -> None:
         assert not thread.is_alive()
 
 
+def test_a_lane_that_cannot_be_started_is_started_for_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's limit of processes counts threads, and may be reached for a moment only."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool, ran = LanePool(), list[int]()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            pool.run(ran.append, 2, Signals(2), 0)
+    assert not ran
+    caller = threading.Thread(target=pool.run, args=(ran.append, 2, Signals(2), 0), daemon=True)
+    caller.start()
+    caller.join(20)
+    assert sorted(ran) == [0, 1]
+    assert not caller.is_alive()
+    pool.close()
+
+
 def test_a_caller_that_is_interrupted_again_and_again_leaves_no_lane_at_work() -> None:
     class Interrupted(Signals):
         left = 3

@@ -72,6 +72,19 @@ def test_a_numba_with_another_cache_compiles_in_memory(monkeypatch: pytest.Monke
     assert "not kept on disk" in caplog.text
 
 
+def test_a_full_disk_costs_only_that_nothing_is_kept(tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    (parts / "__init__.py").write_text("")
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))\n"
+    (parts / "cache.py").write_text((FOLDER / "cache.py").read_text())
+    (parts / "low.py").write_text(limited + LOW.format(constant="1.0"))
+    (parts / "high.py").write_text(HIGH)
+    kept = {"NUMBA_CACHE_DIR": str(tmp_path / "kept")}
+    assert ask(tmp_path, **kept) == [20.0, 0, 0]
+    assert ask(tmp_path, **kept) == [20.0, 0, 0]
+
+
 def test_a_fault_of_the_cache_that_is_not_about_folders_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("something else")

@@ -64,7 +64,8 @@ def read_file(path: Path) -> bytes:
         if status.st_size > MAX_BUNDLE_BYTES:
             raise ArtifactCorrupt(str(path), f"{status.st_size} bytes; a bundle has at most {MAX_BUNDLE_BYTES}")
         with path.open("rb") as file:
-            return file.read(MAX_BUNDLE_BYTES + 1)
+            # No more than that: Python sets aside as much memory as it is told to read at most.
+            return file.read(status.st_size)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UsageError(f"cannot read {path}: {why}. Name a file written by 'autosched tune'.") from error

@@ -23,6 +23,7 @@ import msgspec
 import torch
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, InvalidGraph
+from autosched.core.from_outside import let_through
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
 from autosched.core.in_place import Chain, Manner, chains_of, copy_target, is_copy
 from autosched.core.program import Argument, Call, Program, Ref, WriteBack
@@ -99,6 +100,7 @@ def record(
     except InvalidGraph as error:
         return Refused(f"the launches of the code Inductor wrote do not form a graph: {error}")
     except Exception as error:
+        let_through(error)
         return Refused(f"the launches of the code Inductor wrote do not run one by one: {type(error).__name__}: {error}")
     whole = bound_of(recording, bound.program, constants, home)
     _, lies = audit_run(whole, random_inputs(recording.program, _SEED, home))

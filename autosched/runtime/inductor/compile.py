@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from autosched.core.from_outside import let_through
 from autosched.core.program import Program, WriteBack
 from autosched.runtime.inductor import kept as inductor_kept
 from autosched.runtime.inductor.choices import Answers, choices_into
@@ -99,6 +100,7 @@ def _compiled(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode, o
     try:
         module, arguments = _graph_module(bound, constants, overwriting, freeze=freeze)
     except Exception as error:
+        let_through(error)
         return Refused(f"the program cannot be written as one graph: {first_line(error)}")
     example = [bound.constants[value] for value in arguments if value in set(constants)] + list(inputs)
     seen = _Seen(answers=Answers(mode.choices))
@@ -106,6 +108,7 @@ def _compiled(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode, o
     try:
         _compile(module, example, seen, mode)
     except Exception as error:
+        let_through(error)
         return Refused(f"Inductor could not compile the program: {first_line(error)}")
     if len(seen.inner_inputs) != 1 or len(seen.modules) == 0:
         return Refused(f"Inductor compiled {len(seen.inner_inputs)} graphs into {len(seen.modules)} modules; expected one of each")

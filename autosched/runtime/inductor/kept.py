@@ -23,6 +23,7 @@ import torch
 import autosched
 from autosched.config import regions_dir
 from autosched.core.decoding import decode_json
+from autosched.core.from_outside import let_through
 from autosched.core.program_json import encode_program
 from autosched.runtime.host_key import compiler_key, cpu_device_key
 from autosched.runtime.inductor.common import Compiled, first_line
@@ -131,6 +132,7 @@ def find(key: str, bound: BoundProgram) -> Compiled | None:
         with kernels_release_gil(), torch.inference_mode(False), torch.no_grad():
             exec(compile(kept.source, "<inductor module>", "exec", dont_inherit=True), module.__dict__)
     except Exception as error:
+        let_through(error)
         _log.info("the kept code cannot be loaded, the program is compiled again: %s", first_line(error))
         return None
     namespace = dict(vars(module))
@@ -160,6 +162,7 @@ def keep(keys: Sequence[str], bound: BoundProgram, found: Compiled, leaves: Mapp
         if not all(_same(mine, theirs) for mine, theirs in zip(again, tensors, strict=True)):
             raise ValueError("computed again, a constant is another")
     except Exception as error:
+        let_through(error)
         _log.info("the compiled program is not kept: how its constants come from the model's is not known (%s)", first_line(error))
         return False
     kept = _Kept(found.source, found.takes, found.constants, recipe, tuple(leaves), found.choices)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from autosched.core.from_outside import let_through
 from autosched.runtime.compiler_files import let_inductor_write
 from autosched.runtime.host_key import numerics_key
 
@@ -48,6 +49,7 @@ def settings_digest(kind: str) -> str:
 
             isa = f"{pick_vec_isa()} {inductor_config.cpp.cxx}"
     except Exception as error:
+        let_through(error)
         _log.info("compiled code is not kept: the settings of Inductor cannot be read (%s)", error)
         return ""
     return hashlib.sha256(msgspec.json.encode((numerics_key(kind), inductor, functorch, isa))).hexdigest()[:24]

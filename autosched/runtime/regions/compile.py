@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from autosched.core.from_outside import let_through
 from autosched.core.graph import OpGraph
 from autosched.core.variants import Variant
 from autosched.runtime.calls import compile_call
@@ -98,6 +99,7 @@ def missing_compiler(kind: str) -> str:
 
         compiler = get_cpp_compiler()
     except Exception as error:
+        let_through(error)
         return f"there is no C++ compiler ({type(error).__name__}); install g++ or clang++"
     return "" if shutil.which(compiler) else f"the C++ compiler {compiler} does not exist; install g++ or clang++"
 
@@ -135,6 +137,7 @@ def _compiled(
         module = _graph_module(piece, device)
         _compile(module, examples, seen, device.type, width, variant)
     except Exception as error:
+        let_through(error)
         if _NO_TEMPLATE in f"{error}":
             return Refused("Inductor has no template for it")
         return Refused(f"Inductor could not compile it: {first_line(error)}")
@@ -146,6 +149,7 @@ def _compiled(
         with turn():
             problem = _difference(piece, graph, device, examples, entry)
     except Exception as error:
+        let_through(error)
         return Refused(f"the compiled code does not run: {first_line(error)}")
     return Refused(problem) if problem else Code(source, entry)
 
@@ -180,6 +184,7 @@ def load_source(source: str, name: str) -> Code | Refused:
             exec(compile(source, f"<region {name}>", "exec", dont_inherit=True), module.__dict__)
         entry: Entry = module.__dict__["call"]
     except Exception as error:
+        let_through(error)
         return Refused(f"the kept code cannot be loaded: {first_line(error)}")
     return Code(source, entry)
 

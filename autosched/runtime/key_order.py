@@ -1,0 +1,153 @@
+"""Calls whose dictionaries have their keys in another order than in tuning: the same call, if the model goes by the keys alone.
+
+Nothing promises that it does: a model may as well go through the values in their order. So each order is tried once, on the same tensors as
+the order of tuning: the model must call the same operators on the same operands, one after the other, and return the same. That does not
+depend on what is in the tensors, and so not on weights that are still zero.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autosched.core.from_outside import let_through
+from autosched.core.parts import named_tensors
+from autosched.core.program import Program
+from autosched.core.standing_aside import as_they_came
+from autosched.runtime.kernels import random_inputs
+from autosched.runtime.prepared import OPERATOR_ERRORS, Prepared
+from autosched.runtime.trees import describe_tree, returns_given, unflatten_inputs
+from autosched.runtime.weights import ModelWatch
+
+_SEED = 8_191
+# Of one shape. Each costs two calls of the model; whoever makes up orders shall not have it run for nothing else.
+_MOST_TRIED = 16
+
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class KeyOrders:
+    """Which orders of keys a model was seen not to care about."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._settled: dict[tuple[int, object], tuple[ModelWatch, bool]] = {}
+        self._tried: dict[int, int] = {}
+
+    def matters(self, prepared: Prepared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the model may answer this call otherwise than the same one in the order of ``prepared.program``; tried if need be.
+
+        Args:
+            prepared: fits the model as it is now, and is not used meanwhile. What was seen of a model is forgotten once it is changed.
+            args, kwargs: as :func:`in_captured_order` was given them, when it found something to change.
+        """
+        shape, order = id(prepared.program), _order((args, dict(kwargs)))
+        watch, does = self._settled.get((shape, order), (None, True))
+        if watch is prepared.watch:
+            return does
+        self._tried[shape] = self._tried.get(shape, 0) + 1
+        if self._tried[shape] > _MOST_TRIED:
+            return True
+        does = self._differs(prepared, args, kwargs)
+        self._settled[shape, order] = prepared.watch, does
+        return does
+
+    def _differs(self, prepared: Prepared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        program, model = prepared.program, self._model
+        inputs = random_inputs(program, _SEED, prepared.device)
+        captured = unflatten_inputs(program, inputs)
+        known = [*(tensor for named in named_tensors(model).values() for tensor in named.values()), *inputs]
+        try:
+            with as_they_came(model), torch.no_grad():
+                return _seen(model, captured, known) != _seen(model, _like((args, dict(kwargs)), captured), known)
+        except OPERATOR_ERRORS as error:
+            let_through(error)
+            return True
+
+
+def in_captured_order(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call | None:
+    """The call with every dictionary in the order of keys that ``program`` was captured with; ``None`` if there is nothing to change.
+
+    Nor is anything done for a model that changes what it is given, or returns it: a trial would, too.
+    """
+    by_position, by_name = _arguments(program.input_tree)
+    if len(args) != len(by_position) or kwargs.keys() != by_name.keys() or program.writes or returns_given(program):
+        return None
+    ordered = tuple(map(_ordered, by_position, args)), {name: _ordered(node, kwargs[name]) for name, node in by_name.items()}
+    return ordered if _order(ordered) != _order((args, {name: kwargs[name] for name in by_name})) else None
+
+
+@lru_cache(maxsize=256)
+def _arguments(input_tree: str) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    args, kwargs = json.loads(input_tree)[1]["children_spec"]
+    return args["children_spec"], dict(zip(json.loads(kwargs["context"]), kwargs["children_spec"], strict=True))
+
+
+def _ordered(node: Mapping[str, Any], item: Any) -> Any:
+    """``item`` as ``node`` has it; what is of another kind, or has other keys, as it is."""
+    children = node["children_spec"]
+    if node["type"] == "builtins.dict" and type(item) is dict:
+        keys = json.loads(node["context"])
+        if item.keys() == set(keys):
+            return {key: _ordered(child, item[key]) for key, child in zip(keys, children, strict=True)}
+    if node["type"] == f"builtins.{type(item).__name__}" and type(item) in (list, tuple) and len(item) == len(children):
+        return type(item)(map(_ordered, children, item))
+    return item
+
+
+def _order(item: Any) -> object:
+    """The keys of all dictionaries within, in their order."""
+    if type(item) is dict:
+        return tuple([(key, _order(value)) for key, value in item.items()])
+    return tuple(map(_order, item)) if type(item) in (list, tuple) else None
+
+
+def _like(model: Any, item: Any) -> Any:
+    """What is in ``item``, in the order of keys of ``model``, which differs in nothing else."""
+    if type(item) is dict:
+        return {key: _like(value, item[key]) for key, value in model.items()}
+    return type(item)(map(_like, model, item)) if type(item) in (list, tuple) else item
+
+
+def _seen(model: torch.nn.Module, call: _Call, known: Sequence[torch.Tensor]) -> object:
+    """What the model calls, and what it returns, to be compared with another call on the same tensors.
+
+    Args:
+        known: tensors that were there before: its own, and those of the call.
+    """
+    args, kwargs = call
+    with _Calls(known) as calls:
+        answer = model(*args, **kwargs)
+    leaves, tree = describe_tree(answer)
+    return calls.made, tree, [calls.name(leaf) for leaf in leaves]
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operator with its operands: tensors by which they are, everything else by what it is."""
+
+    def __init__(self, known: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made: list[object] = []
+        self._names: dict[int, object] = {id(tensor): ("known", place) for place, tensor in enumerate(known)}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        leaves, tree = pytree.tree_flatten((args, kwargs or {}))
+        place = len(self.made)
+        self.made.append((str(func), [self.name(leaf) for leaf in leaves], str(tree)))
+        out = func(*args, **(kwargs or {}))
+        for number, leaf in enumerate(pytree.tree_leaves(out)):
+            # What is changed in place is still what it was: the order of the calls says the rest.
+            if isinstance(leaf, torch.Tensor) and not any(leaf is given for given in leaves):
+                # Another tensor, which is gone, may have been where this one is now.
+                self._names[id(leaf)] = place, number
+        return out
+
+    def name(self, item: Any) -> object:
+        """What stands for ``item``; for a tensor that comes from nowhere that was seen, what is equal to nothing."""
+        return self._names.get(id(item), object()) if isinstance(item, torch.Tensor) else repr(item)

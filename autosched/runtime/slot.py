@@ -1,0 +1,166 @@
+"""One shape that a loaded model has a schedule for: made ready once, run by one thread at a time, and given up where it no longer fits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autosched.core.errors import AutoschedError, HalfWritten
+from autosched.core.from_outside import let_through
+from autosched.core.program import Program, Ref
+from autosched.runtime.call_form import answer_maker
+from autosched.runtime.prepared import OPERATOR_ERRORS, ChangedMeanwhile, NoLongerFits, Prepared
+from autosched.runtime.shapes import describe_shape
+from autosched.runtime.trees import objects_given, returns_given, unflatten_outputs
+
+# A server that puts new weights in place under traffic is done after a few calls; a model that changes itself at each call never is.
+_MOST_UNSETTLED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a call may not run on a schedule. ``kind`` groups reasons that warn once together."""
+
+    kind: str
+    reason: str
+    error: Exception | None = None
+
+
+class Slot:
+    """One shape: its program, and its schedule once that is ready.
+
+    Args:
+        program: what it was captured as.
+        prepare: binds and verifies the schedule; raises what says why it may not run.
+    """
+
+    def __init__(self, program: Program, prepare: Callable[[], Prepared]) -> None:
+        self.program = program
+        self.label = describe_shape(program)
+        self.prepared: Prepared | None = None
+        self.refused = ""
+        self.calls = 0
+        self.users = 0  # guarded by the table
+        self.max_abs_error = 0.0
+        self.answer = answer_maker(program)
+        self.returns_given = returns_given(program)
+        self.order = _reading_order(program)
+        values = program.graph.values
+        self.strides = [values[index].spec.strides for index in program.given]
+        targets = {item.target for item in program.writes}
+        self.changed = frozenset(place for place, value in enumerate(program.given) if value in targets)
+        self._prepare = prepare
+        self._lock = threading.Lock()
+        self._of_parent: Prepared | None = None
+        self.given_up = False  # for what the model was, which it may cease to be
+        self._unsettled = 0  # comparisons in a row during which the model was changed
+
+    def answer_to(self, outputs: Sequence[torch.Tensor], given: Mapping[int, Any]) -> Any:
+        """The model's answer to a call with such objects in it (``objects_of``), of which some may come back changed."""
+        return unflatten_outputs(self.program, outputs, given)
+
+    def objects_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[int, Any]:
+        """What of the call is to come back itself, where there may be anything (``returns_given``).
+
+        Raises:
+            InputMismatch: as ``trees.objects_given``.
+        """
+        return objects_given(self.program, args, kwargs)
+
+    def ready(self) -> Prepared:
+        """The schedule, made ready if it is not; whatever ``prepare`` raises. Under the slot's lock."""
+        if self.prepared is None:
+            self.prepared = self._prepare()
+            self.max_abs_error = self.prepared.max_abs_error
+        return self.prepared
+
+    def warm(self) -> None:
+        """Make it ready now; whatever ``prepare`` raises."""
+        with self._lock:
+            self.ready()
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | Refused:
+        """Outputs, or what an operator raised, or why the schedule may not run."""
+        with self._lock:
+            prepared = self.prepared
+            try:
+                if prepared is None:
+                    if self.refused:
+                        return Refused("retired", self.refused)
+                    prepared = self.ready()
+                outcome = prepared.run(tensors)
+                self._unsettled = 0
+            except HalfWritten:
+                raise
+            except ChangedMeanwhile as error:
+                self._unsettled += 1
+                if self._unsettled > _MOST_UNSETTLED:
+                    return self._retire("model", str(error), error)
+                return Refused("model", str(error), error)
+            except NoLongerFits as error:
+                return self._retire("model", str(error), error.__cause__)
+            except OPERATOR_ERRORS as error:
+                let_through(error)
+                what = str(error) if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}"
+                return self._retire("prepare", f"the schedule for {self.label} is not used: {what}", error)
+            if isinstance(outcome, str):
+                return Refused("model", outcome)
+            if not isinstance(outcome, Exception):
+                self.calls += 1
+            return outcome
+
+    def says(self, asked: Callable[[Prepared], bool]) -> bool:
+        """Whether the schedule may run on the model as it is now, and ``asked`` says yes of it."""
+        with self._lock:
+            try:
+                return not self.refused and not self.ready().follow() and asked(self.ready())
+            except (NoLongerFits, *OPERATOR_ERRORS) as error:
+                let_through(error)
+                # The next call that is run tells of it.
+                return False
+
+    def refresh(self) -> Refused | None:
+        """Read all parameters again, if the schedule is ready or was given up for a change; why it may not run any more, or nothing."""
+        with self._lock:
+            try:
+                if self.prepared is not None:
+                    self.prepared.refresh()
+                elif self.given_up:
+                    self.ready()
+                    self.refused, self.given_up = "", False
+            except ChangedMeanwhile:
+                return None
+            except NoLongerFits as error:
+                return self._retire("model", str(error), error.__cause__)
+            except AutoschedError as error:
+                return self._retire("model", f"the model was changed and its schedule no longer fits: {error}", error)
+            return None
+
+    def retire(self, reason: str) -> None:
+        """Never run it again."""
+        with self._lock:
+            self._retire("failure", reason, None)
+
+    def after_fork(self, *, usable: bool) -> None:
+        """Forget the calls of the parent's other threads; where not ``usable``, its schedule as well, which must not be given back here."""
+        self._lock = threading.Lock()
+        self.users = 0
+        if not usable:
+            self._of_parent, self.prepared, self.given_up = self.prepared, None, False
+            self.refused = "it was loaded before this process was forked, and CUDA does not outlive a fork; load in each process"
+
+    def _retire(self, kind: str, reason: str, error: BaseException | None) -> Refused:
+        self.refused = reason
+        self.prepared = None
+        self.given_up = kind == "model"
+        return Refused(kind, reason, error if isinstance(error, Exception) else None)
+
+
+def _reading_order(program: Program) -> list[int]:
+    """Place among the call's leaves of each input that the caller gives."""
+    place = {leaf.value: index for index, leaf in enumerate(program.input_leaves) if isinstance(leaf, Ref)}
+    return [place[value] for value in program.given]

@@ -1,0 +1,81 @@
+"""A signal whose handler raises, while a model is loaded or called: its exception is the caller's, and costs no schedule."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autosched.runtime.load import load
+from tests.conformance.stateful import bundle_bytes
+
+
+class Expired(RuntimeError):
+    """A request has had its time: of a kind that operators raise, too."""
+
+
+class Late(nn.Module):
+    """Its time is over in the call ``strikes`` calls from now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.clock = [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock[0] -= 1
+        if self.clock[0] == 0:
+            signal.raise_signal(signal.SIGUSR1)
+        return torch.relu(self.layer(x))
+
+
+@pytest.fixture
+def model() -> Iterator[Late]:
+    def expire(number: int, frame: object) -> None:
+        raise Expired
+
+    before = signal.signal(signal.SIGUSR1, expire)
+    yield Late().eval()
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exception_of_a_signal_comes_out_of_load(model: Late, strict: bool) -> None:
+    x = torch.randn(2, 4)
+    data = bundle_bytes(model, (x,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.clock[0] = 1
+        with pytest.raises(Expired):
+            load(data, model, strict=strict)
+        assert load(data, model, strict=strict).report().scheduled
+
+
+def test_an_exception_of_a_signal_at_the_first_call_costs_no_schedule(model: Late) -> None:
+    x = torch.randn(2, 4)
+    fast = load(bundle_bytes(model, (x,)), model, prepare="first-use")
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        model.clock[0] = 1
+        with pytest.raises(Expired):
+            fast(x)
+        torch.testing.assert_close(fast(x), model(x))
+    assert fast.report().calls == 1
+
+
+def test_an_exception_of_a_signal_after_a_change_of_the_model_costs_no_schedule(model: Late) -> None:
+    x = torch.randn(2, 4)
+    fast = load(bundle_bytes(model, (x,)), model)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        fast(x)
+        model.layer = nn.Linear(4, 3).eval()
+        model.clock[0] = 1
+        with pytest.raises(Expired):
+            fast(x)
+        torch.testing.assert_close(fast(x), model(x))
+    assert fast.report().calls == 2
