@@ -68,7 +68,8 @@ def measure_solo(
         for signature, indices in alike.items():
             record = None
             if signature in shared:
-                record = SoloRecord(variant_signature(signature, variant), width, summarize(shared[signature].tolist()), load)
+                samples = summarize(shared[signature].tolist())
+                record = SoloRecord(variant_signature(signature, variant), width, samples, load, engine=executors[place].engine)
             for index in indices:
                 if index not in skip:
                     failure = failures.get((index, place))

@@ -22,8 +22,6 @@ from autosched.costmodel.persist import load_model
 from autosched.costmodel.trained import TrainedModel
 from autosched.datasets.audit import Audit, audit
 from autosched.datasets.collect import Collected, collect_model
-from autosched.datasets.facts import device_facts
-from autosched.datasets.journal import Scope
 from autosched.datasets.schema import ScopeRow
 from autosched.datasets.session_measurer import SessionMeasurer
 from autosched.datasets.store import Store
@@ -33,6 +31,7 @@ from autosched.pipeline.graph_proofs import launch_facts
 from autosched.pipeline.native import ready_lanes
 from autosched.pipeline.replaying import StoreRecording
 from autosched.pipeline.schedule_runs import measure_schedules
+from autosched.pipeline.scope import scope_row
 
 _TIMEOUT_S = 120.0
 _REPEATS = 9
@@ -129,7 +128,6 @@ def collect(
     model = load_model(Path(cost_model)) if cost_model is not None else None
     opened = device_named(device)
     lanes_note = ready_lanes(opened.key.kind, told)
-    scope = scope_row(opened)
     store = _store_at(Path(folder))
     left_out: list[str] = [lanes_note] if lanes_note else []
     unfinished: list[str] = []
@@ -150,7 +148,7 @@ def collect(
         session = opened.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)
         try:
             # Starts the worker, so that its start is not taken from this model's share.
-            _ = session.limits
+            scope = scope_row(opened, session.limits)
             share_s = max(deadline - time.monotonic(), 0.0) / (len(subjects) - index)
             done = collect_graph(
                 session, captured.program.graph, store, scope, name=subject.name, aims=wanted, model=model, budget_s=share_s, seed=seed,
@@ -169,11 +167,6 @@ def _store_at(folder: Path) -> Store:
         return Store.create(folder)
     except OSError as error:
         raise UsageError(f"cannot write runs to {folder}: {error.strerror}. Name a folder that is writable, or can be made.") from error
-
-
-def scope_row(device: Device) -> ScopeRow:
-    """A device with its software, as a row."""
-    return ScopeRow(Scope(device.key, device.software).digest, device.key, device.software, device_facts(device.key))
 
 
 def collect_graph(

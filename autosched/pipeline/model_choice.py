@@ -21,7 +21,6 @@ from autosched.costmodel.persist import load_model, read_card
 from autosched.costmodel.table import pairs_that_meet
 from autosched.costmodel.trained import Card, TrainedModel
 from autosched.device.base import Device
-from autosched.pipeline.memory import device_digest
 from autosched.pipeline.replaying import recording_of
 from autosched.runtime.native.build import engine_to_come
 
@@ -95,7 +94,7 @@ def model_in_use(key: DeviceKey, engine: Engine | None) -> Judged:
     """Which model :func:`choose_model` takes where none is named, from the cards alone: no model is read, and no library loaded."""
     refused: list[str] = []
     settled = False
-    for folder in (cost_models_dir() / device_digest(key), *_shipped(key, engine)):
+    for folder in (cost_models_dir() / key.digest, *_shipped(key, engine)):
         if not (folder / "manifest.json").is_file():
             continue
         try:
@@ -169,7 +168,7 @@ class _About(msgspec.Struct, frozen=True):
 
 def _is_of(folder: Path, key: DeviceKey) -> bool:
     """Whether a model is of this very device: a card has names alone, and virtual machines give processors of several generations one."""
-    if folder.name == device_digest(key):
+    if folder.name == key.digest:
         return True
     try:
         return decode_json((folder.parent / "about.json").read_bytes(), _About).device == key

@@ -17,21 +17,20 @@ from autosched.costmodel.train import DEFAULT_KINDS, Training
 from autosched.costmodel.train import train as train_model
 from autosched.datasets.store import Store
 from autosched.device.registry import device_named
-from autosched.pipeline.memory import device_digest
 from autosched.pipeline.model_choice import Judged, engine_of, judged_at, model_in_use
 from autosched.pipeline.schedule_errors import schedule_errors
 
 
 def places_of(device: str) -> tuple[Path, Path]:
     """Where tuning jobs on ``device`` leave their runs, and where they look for a cost model."""
-    digest = device_digest(device_named(device).key)
+    digest = device_named(device).key.digest
     return runs_dir() / digest, cost_models_dir() / digest
 
 
 def model_of(device: str) -> Path:
     """The folder of the cost model that tuning on ``device`` reads; where it would take the prior, the place of an installed one."""
     found = device_named(device)
-    return model_in_use(found.key, engine_of(found)).folder or cost_models_dir() / device_digest(found.key)
+    return model_in_use(found.key, engine_of(found)).folder or cost_models_dir() / found.key.digest
 
 
 def judged_on(device: str, folder: Path) -> tuple[Judged, Judged]:

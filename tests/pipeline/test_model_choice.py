@@ -24,7 +24,6 @@ from autosched.costmodel.trained import Card, TrainedModel
 from autosched.datasets.facts import DeviceFacts
 from autosched.datasets.synthetic import synthetic_store
 from autosched.pipeline import model_choice
-from autosched.pipeline.memory import device_digest
 from autosched.pipeline.model_choice import ChosenModel, choose_model, judged_at, model_in_use, prediction_note
 from tests.conformance.programs import branches_program
 
@@ -66,7 +65,7 @@ def test_without_a_model_the_prior_answers_and_says_so() -> None:
 
 
 def test_the_model_trained_on_this_machine_is_found(tmp_path: Path) -> None:
-    write_model(cost_models_dir() / device_digest(KEY), tmp_path / "runs")
+    write_model(cost_models_dir() / KEY.digest, tmp_path / "runs")
     chosen = choose_model(KEY, None)
     assert chosen.model is not None
     assert chosen.name == "xgboost"
@@ -74,12 +73,12 @@ def test_the_model_trained_on_this_machine_is_found(tmp_path: Path) -> None:
     assert choose_model(dataclasses.replace(KEY, name="another"), None).model is None
     # Processors of several generations have one name.
     alike = dataclasses.replace(KEY, details=(("vector", "narrow"),))
-    assert "of a device of this name" in choose_model(alike, None, cost_models_dir() / device_digest(KEY)).why
+    assert "of a device of this name" in choose_model(alike, None, cost_models_dir() / KEY.digest).why
 
 
 @pytest.mark.parametrize(("kind", "simulated", "words"), [("analytic", 0, "gate"), ("xgboost", 5, "simulated")])
 def test_a_model_that_must_not_be_used_is_not(tmp_path: Path, kind: str, simulated: int, words: str) -> None:
-    write_model(cost_models_dir() / device_digest(KEY), tmp_path / "runs", kind=kind, simulated=simulated)
+    write_model(cost_models_dir() / KEY.digest, tmp_path / "runs", kind=kind, simulated=simulated)
     chosen = choose_model(KEY, None)
     assert chosen.model is None
     assert words in chosen.why
@@ -93,7 +92,7 @@ def test_a_model_of_another_kind_of_device_is_not_used(tmp_path: Path) -> None:
 
 
 def test_a_damaged_cached_model_is_passed_over_and_a_named_one_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = cost_models_dir() / device_digest(KEY)
+    folder = cost_models_dir() / KEY.digest
     write_model(folder, tmp_path / "runs")
     (folder / "card.json").write_bytes(b"{")
     assert choose_model(KEY, None).model is None
@@ -104,7 +103,7 @@ def test_a_damaged_cached_model_is_passed_over_and_a_named_one_is_an_error(tmp_p
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_runs_on_lanes_of_another_kind_say_nothing_of_these(tmp_path: Path, installed: bool) -> None:
-    folder = cost_models_dir() / device_digest(CPU) if installed else tmp_path / "model"
+    folder = cost_models_dir() / CPU.digest if installed else tmp_path / "model"
     write_model(folder, tmp_path / "runs", device=CPU, engine=Engine.PYTHON)
     explicit = None if installed else folder
     refused = choose_model(CPU, Engine.NATIVE, explicit)
@@ -115,12 +114,12 @@ def test_runs_on_lanes_of_another_kind_say_nothing_of_these(tmp_path: Path, inst
 
 
 def test_a_model_that_does_not_say_what_ran_its_lanes_is_used(tmp_path: Path) -> None:
-    write_model(cost_models_dir() / device_digest(CPU), tmp_path / "runs", device=CPU)
+    write_model(cost_models_dir() / CPU.digest, tmp_path / "runs", device=CPU)
     assert choose_model(CPU, Engine.NATIVE).name == "xgboost"
 
 
 def test_a_device_of_which_too_little_is_known_is_not_settled(tmp_path: Path) -> None:
-    folder = cost_models_dir() / device_digest(CPU)
+    folder = cost_models_dir() / CPU.digest
     write_model(folder, tmp_path / "runs", kind="analytic", device=CPU, judged=False)
     assert not model_in_use(CPU, Engine.NATIVE).settled
     write_model(folder, tmp_path / "more", kind="analytic", device=CPU)
