@@ -163,11 +163,13 @@ def test_every_column_of_an_evaluation_is_explained() -> None:
     assert {heading.removesuffix(" %") for heading in _METRICS} <= explained
 
 
-@pytest.mark.parametrize(("kept", "code"), [(0, 3), (5, 0)])
+@pytest.mark.parametrize(("before", "kept", "disturbed", "code"), [(0, 0, 12, 3), (500, 0, 12, 3), (0, 5, 12, 0), (500, 0, 0, 0)])
 def test_a_collection_of_which_nothing_was_kept_ends_as_unstable(
-    kept: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    before: int, kept: int, disturbed: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = collecting.CollectResult(str(tmp_path), "cpu", ("autosched:toy",), (), (), kept, 0, 0, 0, 0, 12, None, ())
+    result = collecting.CollectResult(
+        str(tmp_path), "cpu", ("autosched:toy",), (), (), before + kept, 0, 0, 0, 0, kept, disturbed, 0, None, ()
+    )
     monkeypatch.setattr(collecting, "collect", lambda subjects, folder, **options: result)
     assert run("collect", "autosched:toy", "-o", str(tmp_path / "runs")) == code
-    assert ("nothing was kept" in capsys.readouterr().err) == (code == 3)
+    assert ("nothing of this run was kept" in capsys.readouterr().err) == (code == 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -63,10 +64,20 @@ class Aims:
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """What became of the measurements of one run, over all models."""
+
+    kept: int = 0
+    disturbed: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CollectResult:
     """``autosched collect``: rows in the store afterwards, and what an audit says of them.
 
-    ``unfinished`` are models whose aims the time did not suffice for: the same command goes on with them.
+    ``unfinished`` are models whose aims the time did not suffice for: the same command goes on with them. ``kept``, ``disturbed`` and
+    ``failures`` are measurements of this run.
     """
 
     store: str
@@ -79,7 +90,9 @@ class CollectResult:
     group_rows: int
     schedule_rows: int
     usable_pairs: int
+    kept: int
     disturbed: int
+    failures: int
     noise_floor_pct: float | None
     findings: tuple[str, ...]
 
@@ -93,6 +106,11 @@ class CollectResult:
         ]
         if self.disturbed:
             lines.append(f"  {self.disturbed} measurements were disturbed: other processes had the cores")
+        if self.failures:
+            lines.append(
+                f"  {self.failures} measurements failed: {self.store}/failures.jsonl has the operators and pairs among them, with the "
+                "reasons; they are not tried again"
+            )
         if self.unfinished:
             lines.append(f"  there was no time for {', '.join(self.unfinished)}: run the command again to continue")
         return "\n".join([*lines, *(f"  {line}" for line in (*self.left_out, *self.findings))])
@@ -131,7 +149,7 @@ def collect(
     store = _store_at(Path(folder))
     left_out: list[str] = [lanes_note] if lanes_note else []
     unfinished: list[str] = []
-    disturbed = 0
+    total = Totals()
     deadline = time.monotonic() + budget_s
     for index, subject in enumerate(subjects):
         if index and time.monotonic() >= deadline:
@@ -156,10 +174,10 @@ def collect(
             )  # fmt: skip
         finally:
             session.close()
-        disturbed += done.disturbed
+        total = Totals(total.kept + done.kept, total.disturbed + done.disturbed, total.failures + done.failures)
         if not done.finished:
             unfinished.append(subject.name)
-    return _result(store, opened, subjects, left_out, unfinished, disturbed)
+    return _result(store, opened, subjects, left_out, unfinished, total)
 
 
 def _store_at(folder: Path) -> Store:
@@ -206,12 +224,12 @@ def collect_graph(
         progress=lambda what, done, total: progress.update(done=done, total=total, incumbent=what),
     )
     left_s = budget_s - (time.monotonic() - began)
-    timed = {(row.kernel.signature, row.kernel.width) for row in store.solo() if row.scope == scope.scope}
-    if aims.schedules and all((operator.signature, 1) in timed for operator in graph.operators):
+    alone = {(row.kernel.signature, row.kernel.width) for row in store.solo() if row.scope == scope.scope}
+    if aims.schedules and all((operator.signature, 1) in alone for operator in graph.operators):
         recording = StoreRecording(store, scope.scope)
         problem = recording.problem(graph, model, limits=session.limits)
         predictor = model.name if model is not None else "analytic"
-        measure_schedules(
+        timed = measure_schedules(
             session,
             problem,
             store,
@@ -223,11 +241,13 @@ def collect_graph(
             rng=rng,
             keep_disturbed=keep_disturbed,
         )
+        finished = done.finished and timed.finished
+        done = dataclasses.replace(done, schedules=timed.added, disturbed=done.disturbed + timed.disturbed, finished=finished)
     return done
 
 
 def _result(
-    store: Store, device: Device, subjects: Sequence[Subject], left_out: Sequence[str], unfinished: Sequence[str], disturbed: int
+    store: Store, device: Device, subjects: Sequence[Subject], left_out: Sequence[str], unfinished: Sequence[str], total: Totals
 ) -> CollectResult:
     found: Audit = audit(store)
     pairs = store.pairs()
@@ -243,7 +263,9 @@ def _result(
         group_rows=len(store.groups()),
         schedule_rows=len(store.schedules()),
         usable_pairs=len(pairs) - len(found.excluded & {row.key for row in pairs}),
-        disturbed=disturbed,
+        kept=total.kept,
+        disturbed=total.disturbed,
+        failures=total.failures,
         noise_floor_pct=noise if np.isfinite(noise) else None,
         findings=tuple(found.lines()),
     )
