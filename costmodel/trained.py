@@ -36,6 +36,8 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         held_out: metrics on held-out rows by model, baselines beside.
         seed: of the training.
         curve: held-out errors against the number of measured pairs.
+        origins: model families of the training rows of each device, by the digest of its key, of which several share a name; empty from
+            before cards said so.
     """
 
     devices: tuple[str, ...]
@@ -49,6 +51,7 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
     curve: tuple[CurvePoint, ...] = ()
     engine: Engine | None = None
+    origins: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
     def markdown(self) -> str:
         """The card as a page of text."""

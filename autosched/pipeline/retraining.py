@@ -70,6 +70,8 @@ def train(
 def evaluate(model: str | os.PathLike[str], folder: str | os.PathLike[str], *, seed: int = 0) -> Evaluation:
     """What a trained model is worth on a store of runs: on pairs, groups and whole schedules."""
     store, trained = Store.open(Path(folder)), load_model(Path(model))
-    schedules = schedule_errors(store, {trained.name: lambda family: trained})
-    found = evaluate_model(trained, pair_set(store), store, seed=seed)
+    pairs = pair_set(store)
+    # What ran on other lanes than the pairs is none of the model's business.
+    schedules = schedule_errors(store, {trained.name: lambda family: trained}, scopes={row.scope for row in pairs.scopes})
+    found = evaluate_model(trained, pairs, store, seed=seed)
     return dataclasses.replace(found, schedules=schedules, folder=os.fspath(model))

@@ -46,6 +46,7 @@ def write_model(
     device: DeviceKey = KEY,
     engine: Engine | None = None,
     judged: bool = True,
+    origins: tuple[DeviceKey, ...] = (),
 ) -> None:
     """A model fitted on simulated runs; what its card claims is up to the test."""
     pairs = pair_set(synthetic_store(scratch, families=("alpha", "beta"), kernels=6, pairs=20))
@@ -53,7 +54,11 @@ def write_model(
     model.fit(pairs.query, pairs.labels, rng=np.random.default_rng(0))
     decision = GateDecision(kind, "made by a test", "nothing")
     held_out = {"constant": measure(pairs.labels, model.predict(pairs.query))} if judged else {}
-    card = Card((device.name,), (device.kind,), ("alpha", "beta"), len(pairs), simulated, None, decision, held_out, 0, engine=engine)
+    families = ("alpha", "beta")
+    learned = {key.digest: families for key in origins}
+    card = Card(
+        (device.name,), (device.kind,), families, len(pairs), simulated, None, decision, held_out, 0, engine=engine, origins=learned
+    )
     save_model(TrainedModel(model, None, card), folder)
 
 
@@ -74,6 +79,22 @@ def test_the_model_trained_on_this_machine_is_found(tmp_path: Path) -> None:
     # Processors of several generations have one name.
     alike = dataclasses.replace(KEY, details=(("vector", "narrow"),))
     assert "of a device of this name" in choose_model(alike, None, cost_models_dir() / KEY.digest).why
+
+
+def test_a_model_is_of_the_devices_whose_runs_it_learned_from_wherever_it_was_installed(tmp_path: Path) -> None:
+    alike = dataclasses.replace(CPU, details=(("cores", "64"),))
+    installed = cost_models_dir() / CPU.digest
+    for kind in ("xgboost", "analytic"):
+        for origins, words, settled in (
+            ((CPU,), "pairs of this device", True),
+            ((alike,), "pairs of a device of this name", False),
+            ((CPU, alike), "pairs of this device and others", False),
+        ):
+            write_model(installed, tmp_path / kind / words, kind=kind, device=CPU, origins=origins)
+            found = model_in_use(CPU, Engine.NATIVE) if kind == "xgboost" else judged_at(installed, CPU, Engine.NATIVE)
+            assert words in found.why
+            # That nothing learned is good enough on another device says nothing of this one.
+            assert found.settled == (settled and kind == "analytic")
 
 
 @pytest.mark.parametrize(("kind", "simulated", "words"), [("analytic", 0, "gate"), ("xgboost", 5, "simulated")])
@@ -151,6 +172,20 @@ def test_what_was_found_out_on_a_device_is_not_overruled_by_another_of_its_name(
     other = model_in_use(third, Engine.NATIVE)
     assert "a device of this name" in other.why
     assert not other.settled
+
+
+def test_what_was_trained_and_refused_here_is_not_overruled_by_a_shipped_model_of_another_device(shipped: Path, tmp_path: Path) -> None:
+    installed = cost_models_dir() / CPU.digest
+    other = dataclasses.replace(CPU, details=(("cores", "2"), ("vector", "narrow")))
+    ship(shipped, "a_other", tmp_path, other)
+    write_model(installed, tmp_path / "few", kind="analytic", device=CPU, judged=False)
+    assert model_in_use(CPU, Engine.NATIVE).folder == shipped / "a_other" / "model"
+    write_model(installed, tmp_path / "enough", kind="analytic", device=CPU)
+    assert model_in_use(CPU, Engine.NATIVE).folder is None
+    assert model_in_use(CPU, Engine.NATIVE).settled
+    # One that ships for this very device was made of more runs.
+    ship(shipped, "b_own", tmp_path, CPU)
+    assert model_in_use(CPU, Engine.NATIVE).folder == shipped / "b_own" / "model"
 
 
 def test_a_shipped_model_of_other_lanes_gives_way_to_one_of_these(shipped: Path, tmp_path: Path) -> None:
