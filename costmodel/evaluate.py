@@ -138,7 +138,7 @@ def evaluate(model: TrainedModel, pairs: PairSet, store: Store, *, seed: int) ->
         by_family={name: _on(pairs, own, np.flatnonzero(families == name)) for name in sorted(set(families.tolist()))},
         by_class=_by_class(pairs, own),
         calibration=_calibration(pairs, own),
-        importance=permutation_importance(model.inner, pairs, seed=seed),
+        importance=permutation_importance(model.inner, replace(pairs, query=model.as_trained(pairs.query)), seed=seed),
         composition=composition(model, pairs, store.groups()),
         curve=model.card.curve,
     )

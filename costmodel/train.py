@@ -232,6 +232,7 @@ def _finish(
         curve=curve,
         engine=pairs.engine,
         origins={digest: tuple(sorted(families)) for digest, families in sorted(origins.items())},
+        facts=tuple(dict.fromkeys((*pairs.query.devices, *(before.facts if before is not None else ())))),
     )
     inner = model.model if isinstance(model, _Unchanged) else model
     return TrainedModel(inner, calibrate(rows.prediction, rows.labels) if rows is not None else None, card)

@@ -429,3 +429,27 @@ def test_a_folder_that_cannot_be_made_is_named_before_anything_is_fitted(tmp_pat
         check_replaceable(tmp_path / "file" / "model")
     check_replaceable(tmp_path / "new" / "model")
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_what_one_graph_reaches_of_a_device_does_not_make_its_operators_look_greedier_than_in_training(
+    store: Store, tmp_path: Path
+) -> None:
+    """A device that states no rates is known by what the operators reach: those of one graph by less than those of all."""
+    blind = Store.create(tmp_path)
+    facts = [dataclasses.replace(row, facts=dataclasses.replace(row.facts, peak_gflops=0.0, bandwidth_gb_s=0.0)) for row in store.scopes()]
+    blind.append([*facts, *store.solo(), *store.pairs()])
+    pairs = pair_set(blind)
+    model = train(pairs, seed=0, kinds=("xgboost",), curve=False).model
+    assert model.card.facts == pairs.query.devices
+    [device] = pairs.query.devices
+    least = dataclasses.replace(device, peak_gflops=device.peak_gflops / 20, bandwidth_gb_s=device.bandwidth_gb_s / 20)
+    of_a_graph = dataclasses.replace(pairs.query, devices=(least,))
+    assert not np.array_equal(model.inner.predict(of_a_graph).slowdown_last, model.inner.predict(pairs.query).slowdown_last)
+    np.testing.assert_array_equal(model.predict(of_a_graph).slowdown_last, model.predict(pairs.query).slowdown_last)
+    # What reaches more says so, and of another device nothing is known.
+    most = dataclasses.replace(device, peak_gflops=device.peak_gflops * 2)
+    other = dataclasses.replace(least, cache_bytes=1)
+    for item in (most, other):
+        assert model.as_trained(dataclasses.replace(pairs.query, devices=(item,))).devices == (item,)
+    save_model(model, tmp_path / "model")
+    assert load_model(tmp_path / "model").card == model.card
