@@ -361,6 +361,17 @@ def test_pairs_on_lanes_of_python_are_left_out_beside_those_on_native_lanes(
     assert train(both, seed=0, kinds=("xgboost",), curve=False).model.card.engine is Engine.NATIVE
 
 
+def test_groups_of_operators_that_disturb_nobody_lack_cores_all_the_same(store: Store, tmp_path: Path) -> None:
+    groups = [dataclasses.replace(row, scope=Engine.NATIVE.value) for row in store.groups()]
+    cpu = on_a_cpu(store, tmp_path, Engine.NATIVE)
+    cpu.append(groups)
+    pairs = pair_set(cpu)
+    two_cores = tuple(dataclasses.replace(device, units=2) for device in pairs.query.devices)
+    pairs = dataclasses.replace(pairs, query=dataclasses.replace(pairs.query, devices=two_cores))
+    for row in composition(NoInterference(), pairs, groups):
+        assert row.no_interference_mape_pct == row.model_mape_pct
+
+
 def test_devices_of_one_name_keep_their_kernels_apart(tmp_path: Path) -> None:
     """Two machines, or two versions on one, whose equal operators take other times."""
     one = synthetic_store(tmp_path / "one", families=("alpha", "beta"), kernels=6, pairs=30)
