@@ -31,7 +31,7 @@ from autosched.pipeline.diary import Diary, question_of
 from autosched.pipeline.final import decide
 from autosched.pipeline.graph_proofs import audit_note, launch_facts
 from autosched.pipeline.left_out import LeftOut
-from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
+from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo, undisturbed
 from autosched.pipeline.memory import Measured, forget_measurements, open_journal
 from autosched.pipeline.model_choice import choose_model, engine_of, prediction_note
 from autosched.pipeline.options import Options, Outcome
@@ -193,7 +193,7 @@ def _measured(run: Run, journal: Journal) -> Costs:
     table = cost_table(session, graph, run.device.key, solo, pairs, launches, run.model.model)
     if variants is not None:
         table = dataclasses.replace(table, variant=variants.best)
-    ledger.notes.append(prediction_note(run.model, graph, table, pairs))
+    ledger.notes.append(prediction_note(run.model, graph, table, [pair for pair in pairs if undisturbed(pair, facts)]))
     if note := _write_back_note(run.captured.program):
         ledger.notes.append(note)
     wanted = demands(graph, launches, facts)
