@@ -71,6 +71,10 @@ class Totals:
     disturbed: int = 0
     failures: int = 0
 
+    def with_those_of(self, done: Collected) -> Totals:
+        """These, and one model's."""
+        return Totals(self.kept + done.kept, self.disturbed + done.disturbed, self.failures + done.failures)
+
 
 @dataclass(frozen=True, slots=True)
 class CollectResult:
@@ -167,6 +171,7 @@ def collect(
         try:
             # Starts the worker, so that its start is not taken from this model's share.
             scope = scope_row(opened, session.limits)
+            left_out += _on_other_lanes(subject, scope, opened)
             share_s = max(deadline - time.monotonic(), 0.0) / (len(subjects) - index)
             done = collect_graph(
                 session, captured.program.graph, store, scope, name=subject.name, aims=wanted, model=model, budget_s=share_s, seed=seed,
@@ -174,10 +179,17 @@ def collect(
             )  # fmt: skip
         finally:
             session.close()
-        total = Totals(total.kept + done.kept, total.disturbed + done.disturbed, total.failures + done.failures)
+        total = total.with_those_of(done)
         if not done.finished:
             unfinished.append(subject.name)
     return _result(store, opened, subjects, left_out, unfinished, total)
+
+
+def _on_other_lanes(subject: Subject, scope: ScopeRow, device: Device) -> list[str]:
+    if scope.software == device.software:
+        return []
+    why = f"{subject.name} has an operator that native lanes do not take, so it was measured on lanes of Python"
+    return [f"{why}: training leaves its runs out beside those on native lanes"]
 
 
 def _store_at(folder: Path) -> Store:

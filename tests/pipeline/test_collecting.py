@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from autosched.core.errors import UsageError
-from autosched.core.records import Contamination, Failure, Samples, ScheduleRecord, SoloRecord
+from autosched.core.records import Contamination, Engine, Failure, Samples, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.datasets.collect import Collected
+from autosched.datasets.schema import ScopeRow
 from autosched.datasets.store import Store
 from autosched.pipeline import collecting
 from autosched.pipeline.collecting import Subject, collect
@@ -77,6 +78,27 @@ def test_what_became_of_a_run_is_added_up_and_said(tmp_path: Path, monkeypatch: 
     assert (found.kept, found.disturbed, found.failures, found.unfinished) == (24, 10, 8, ("a", "b"))
     assert "10 measurements were disturbed" in found.summary()
     assert f"8 measurements failed: {tmp_path / 'runs'}/failures.jsonl" in found.summary()
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_a_model_on_lanes_of_python_beside_native_ones_is_named(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Native(Device):
+        software = Device.software.on(engine)
+
+    scopes: list[ScopeRow] = []
+
+    def collect_graph(session: object, graph: object, store: object, scope: ScopeRow, **_: object) -> Collected:
+        scopes.append(scope)
+        return Collected(1, 1, 0, 0, 0, 0.1, finished=True)
+
+    monkeypatch.setattr(collecting, "collect_graph", collect_graph)
+    monkeypatch.setattr(collecting, "device_named", lambda name: Native())
+    monkeypatch.setattr(collecting, "ready_lanes", lambda kind, progress: "")
+    monkeypatch.setattr(collecting, "capture", lambda *_, **__: SimpleNamespace(program=PROGRAM, constants={}))
+    found = collect([Subject("a", TwoBranches(), (), {})], tmp_path / "runs", device="cpu", budget_s=60.0)
+    # The double's lanes are Python's.
+    assert [scope.software.engine for scope in scopes] == [Engine.PYTHON]
+    assert any("a has an operator that native lanes do not take" in line for line in found.left_out) == (engine is Engine.NATIVE)
 
 
 class Schedules(SessionDouble):
