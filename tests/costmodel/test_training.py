@@ -97,6 +97,17 @@ def test_one_family_is_held_out_by_kernel_with_a_warning(pairs: PairSet, caplog:
     assert "one model family" in caplog.text
 
 
+def test_families_of_few_pairs_are_named_because_they_count_as_much_as_the_others(pairs: PairSet, caplog: pytest.LogCaptureFixture) -> None:
+    families = np.asarray(pairs.labels.family)
+    rows = np.concatenate([np.flatnonzero(families != "beta"), np.flatnonzero(families == "beta")[:7]])
+    with caplog.at_level(logging.WARNING):
+        train(some_of(pairs, rows), seed=0, kinds=(), curve=False)
+        assert "fewer than 20 pairs: beta (7); collect more of them" in caplog.text
+        caplog.clear()
+        train(pairs, seed=0, kinds=(), curve=False)
+    assert "fewer than" not in caplog.text
+
+
 def noise_only(pairs: PairSet) -> PairSet:
     rng = np.random.default_rng(5)
     count = len(pairs)
