@@ -162,12 +162,10 @@ class TrainedModel:
 
 def _highest(device: DeviceFacts, known: DeviceFacts) -> DeviceFacts:
     """``device`` with the higher of both peaks, if it is the same device."""
-    peaks = {
-        "peak_gflops": max(device.peak_gflops, known.peak_gflops),
-        "bandwidth_gb_s": max(device.bandwidth_gb_s, known.bandwidth_gb_s),
-    }
-    found = replace(device, **peaks)
-    return found if found == replace(known, **peaks) else device
+    gflops = max(device.peak_gflops, known.peak_gflops)
+    bandwidth = max(device.bandwidth_gb_s, known.bandwidth_gb_s)
+    found = replace(device, peak_gflops=gflops, bandwidth_gb_s=bandwidth)
+    return found if found == replace(known, peak_gflops=gflops, bandwidth_gb_s=bandwidth) else device
 
 
 def _cells(metrics: Metrics) -> str:
