@@ -71,7 +71,8 @@ def test_a_model_whose_turn_comes_when_the_time_is_up_is_not_begun_but_named(
 
 
 def test_what_became_of_a_run_is_added_up_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "collect_graph", lambda *_, **__: Collected(1, 2, 3, 4, 5, 0.1, finished=False, schedules=6))
+    of_one = SimpleNamespace(kept=12, disturbed=5, failures=4, finished=False)
+    monkeypatch.setattr(collecting, "collect_graph", lambda *_, **__: of_one)
     monkeypatch.setattr(collecting, "device_named", lambda name: Device())
     monkeypatch.setattr(collecting, "capture", lambda *_, **__: SimpleNamespace(program=PROGRAM, constants={}))
     found = collect([Subject(name, TwoBranches(), (), {}) for name in "ab"], tmp_path / "runs", device="cpu", budget_s=60.0)
@@ -87,9 +88,9 @@ def test_a_model_on_lanes_of_python_beside_native_ones_is_named(engine: Engine, 
 
     scopes: list[ScopeRow] = []
 
-    def collect_graph(session: object, graph: object, store: object, scope: ScopeRow, **_: object) -> Collected:
+    def collect_graph(session: object, graph: object, store: object, scope: ScopeRow, **_: object) -> SimpleNamespace:
         scopes.append(scope)
-        return Collected(1, 1, 0, 0, 0, 0.1, finished=True)
+        return SimpleNamespace(kept=2, disturbed=0, failures=0, finished=True)
 
     monkeypatch.setattr(collecting, "collect_graph", collect_graph)
     monkeypatch.setattr(collecting, "device_named", lambda name: Native())
