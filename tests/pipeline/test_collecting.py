@@ -15,7 +15,6 @@ import pytest
 from autosched.core.errors import UsageError
 from autosched.core.records import Contamination, Engine, Failure, Samples, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, canonical_key
-from autosched.datasets.collect import Collected
 from autosched.datasets.schema import ScopeRow
 from autosched.datasets.store import Store
 from autosched.pipeline import collecting
@@ -52,11 +51,11 @@ def test_a_model_whose_turn_comes_when_the_time_is_up_is_not_begun_but_named(
     now_s = 0.0
     asked: list[str] = []
 
-    def collect_graph(*_: object, name: str, **__: object) -> Collected:
+    def collect_graph(*_: object, name: str, **__: object) -> SimpleNamespace:
         nonlocal now_s
         now_s += each_s
         asked.append(name)
-        return Collected(1, 1, 0, 0, 0, each_s, finished=True)
+        return SimpleNamespace(kept=2, disturbed=0, failures=0, finished=True)
 
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     monkeypatch.setattr(collecting, "collect_graph", collect_graph)
