@@ -138,8 +138,8 @@ def evaluate(model: TrainedModel, pairs: PairSet, store: Store, *, seed: int) ->
         by_family={name: _on(pairs, own, np.flatnonzero(families == name)) for name in sorted(set(families.tolist()))},
         by_class=_by_class(pairs, own),
         calibration=_calibration(pairs, own),
-        importance=permutation_importance(model.inner, pairs, seed=seed),
-        composition=composition(model, pairs.query, store.groups(), store),
+        importance=permutation_importance(model.inner, replace(pairs, query=model.as_trained(pairs.query)), seed=seed),
+        composition=composition(model, pairs, store.groups()),
         curve=model.card.curve,
     )
 
@@ -173,17 +173,18 @@ def permutation_importance(model: PairModel, pairs: PairSet, *, seed: int) -> tu
     return tuple(sorted(found, key=lambda item: -item[1]))
 
 
-def predicted_groups(model: PairModel, query: PairQuery, groups: Sequence[GroupRow], store: Store) -> Iterator[PredictedGroup]:
-    """What ``model`` says of the pairs in each group; groups with an operator that ``query`` does not have are passed over."""
+def predicted_groups(model: PairModel, pairs: PairSet, groups: Sequence[GroupRow]) -> Iterator[PredictedGroup]:
+    """What ``model`` says of the pairs in each group that was not disturbed and whose operators are all among the kernels of ``pairs``."""
+    query, left_out = pairs.query, pairs.audit.excluded
     place: dict[tuple[str, str, int], int] = {}
-    scopes = {row.scope: row.facts.name for row in store.scopes()}
     for index, (kernel, device) in enumerate(zip(query.kernels, query.kernel_device.tolist(), strict=True)):
-        place[query.devices[device].name, kernel.signature, kernel.width] = index
+        # Not the device's name, which another one may have, and so have its other software and lanes.
+        place[pairs.scopes[device].scope, kernel.signature, kernel.width] = index
     room = room_of(query.kernels, query.devices, query.kernel_device)
     for row in groups:
         group = row.record
-        keys = [(scopes.get(row.scope, ""), name, width) for name, width in zip(group.signatures, group.widths, strict=True)]
-        if not all(key in place for key in keys):
+        keys = [(row.scope, name, width) for name, width in zip(group.signatures, group.widths, strict=True)]
+        if row.key in left_out or not all(key in place for key in keys):
             continue
         members = np.asarray([place[key] for key in keys], dtype=np.int64)
         size = len(members)
@@ -197,13 +198,18 @@ def predicted_groups(model: PairModel, query: PairQuery, groups: Sequence[GroupR
         yield PredictedGroup(row, alone_us, first, last, room[members])
 
 
-def composition(model: PairModel, query: PairQuery, groups: Sequence[GroupRow], store: Store) -> tuple[Composition, ...]:
+def composition(model: PairModel, pairs: PairSet, groups: Sequence[GroupRow]) -> tuple[Composition, ...]:
     """Predict when the last of each group is done, from its pairs; by size of the group."""
     errors: dict[int, list[tuple[float, ...]]] = {}
-    for group in predicted_groups(model, query, groups, store):
+    for group in predicted_groups(model, pairs, groups):
         truth = group.row.record.together_us
-        guess = float(finish_times(group.alone_us, group.first, group.last, room=group.room).max())
-        rivals = (guess, max(group.alone_us), sum(group.alone_us))
+        # Who disturbs nobody needs room all the same: three operators of a thread each do not run at once on two cores.
+        undisturbed = np.ones_like(group.first)
+        guess, alone = (
+            float(finish_times(group.alone_us, first, last, room=group.room).max())
+            for first, last in ((group.first, group.last), (undisturbed, undisturbed))
+        )
+        rivals = (guess, alone, sum(group.alone_us))
         errors.setdefault(len(group.alone_us), []).append(tuple(abs(value - truth) / truth for value in rivals))
     return tuple(
         Composition(size, len(rows), *(float(np.mean([row[part] for row in rows]) * 100) for part in range(3)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import shlex
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,14 +14,11 @@ from autosched.core.records import Engine
 from autosched.costmodel.model import PairLabels, PairQuery
 from autosched.costmodel.table import pair_variance
 from autosched.datasets.audit import Audit, audit
-from autosched.datasets.facts import DeviceFacts, KernelFacts, with_observed_peaks
-from autosched.datasets.schema import PairRow
+from autosched.datasets.facts import KernelFacts, with_observed_peaks
+from autosched.datasets.schema import PairRow, ScopeRow
 from autosched.datasets.store import Store
 
 logger = logging.getLogger(__name__)
-
-_Usable: TypeAlias = tuple[PairRow, int, int]
-"""A pair, and the places of its kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +31,7 @@ class PairSet:
         audit: what was found in the store.
         simulated: rows that no device measured.
         engine: what ran the lanes of CPUs; ``None`` where there are none.
+        scopes: what each device of the query is, with its software; several may have one name.
     """
 
     query: PairQuery
@@ -42,6 +40,15 @@ class PairSet:
     audit: Audit
     simulated: int
     engine: Engine | None = None
+    scopes: tuple[ScopeRow, ...] = field(kw_only=True)
+
+    @property
+    def origins(self) -> dict[str, tuple[str, ...]]:
+        """The model families of the pairs of each device, by the digest of its key."""
+        found: dict[str, set[str]] = {}
+        for place, family in zip(self.query.kernel_device[self.query.first].tolist(), self.labels.family, strict=True):
+            found.setdefault(self.scopes[place].device.digest, set()).add(family)
+        return {digest: tuple(sorted(families)) for digest, families in sorted(found.items())}
 
     def __len__(self) -> int:
         return len(self.query)
@@ -59,68 +66,73 @@ def pair_set(store: Store) -> PairSet:
     report = audit(store)
     if report.excluded:
         logger.warning("%d rows of %s are left out:\n%s", len(report.excluded), store.folder, "\n".join(report.lines()))
-    devices = {row.scope: row.facts for row in store.scopes()}
     by_scope: dict[str, list[KernelFacts]] = {}
     for row in store.solo():
         if row.key not in report.excluded:
             by_scope.setdefault(row.scope, []).append(row.kernel)
-    facts: list[DeviceFacts] = []
-    kernels: list[KernelFacts] = []
-    kernel_device: list[int] = []
-    place: dict[tuple[str, str, int], int] = {}
-    for scope in sorted(by_scope):
-        for kernel in by_scope[scope]:
-            place[scope, kernel.signature, kernel.width] = len(kernels)
-            kernels.append(kernel)
-            kernel_device.append(len(facts))
-        facts.append(with_observed_peaks(devices[scope], by_scope[scope]))
-    usable: list[_Usable] = []
-    for pair in store.pairs():
-        record = pair.record
-        first, last = (pair.scope, record.first, record.first_width), (pair.scope, record.last, record.last_width)
-        if pair.key not in report.excluded and first in place and last in place:
-            usable.append((pair, place[first], place[last]))
-    usable, engine = _on_one_engine(usable, store)
+    timed = {(scope, kernel.signature, kernel.width) for scope, kernels in by_scope.items() for kernel in kernels}
+    usable = [pair for pair in store.pairs() if pair.key not in report.excluded and {*_kernels_of(pair)} <= timed]
+    scopes, engine = _on_one_engine({pair.scope for pair in usable}, store)
+    if left := sum(pair.scope not in scopes for pair in usable):
+        logger.warning(
+            "%d of %d pairs of %s were measured on lanes of Python and are left out beside those on native lanes",
+            left,
+            len(usable),
+            store.folder,
+        )
+    usable = [pair for pair in usable if pair.scope in scopes]
     if not usable:
         found = "; ".join(line.strip() for line in report.lines()) if store.pairs() else "it has no pairs"
         raise UsageError(
             f"{store.folder} holds no usable pair ({found}); expected measured pairs: "
             f"'autosched collect -o {shlex.quote(str(store.folder))}' adds some on an otherwise idle machine"
         )
-    records = [pair.record for pair, _, _ in usable]
+    records = [pair.record for pair in usable]
     variance = np.asarray([pair_variance(record.count, record.contamination) for record in records])
-    query = PairQuery(
-        tuple(kernels),
-        tuple(facts),
-        np.asarray(kernel_device, dtype=np.int64),
-        np.asarray([first for _, first, _ in usable], dtype=np.int64),
-        np.asarray([last for _, _, last in usable], dtype=np.int64),
-    )
+    names = [scope for scope in sorted(by_scope) if scope in scopes]
+    query = _query(names, scopes, by_scope, usable)
     labels = PairLabels(
         np.asarray([record.slowdown_first for record in records]),
         np.asarray([record.slowdown_last for record in records]),
         np.asarray([record.makespan_ratio for record in records]),
-        tuple(pair.family for pair, _, _ in usable),
+        tuple(pair.family for pair in usable),
         np.clip(variance.min() / variance, 0.05, 1.0),
         np.asarray([record.solo_first_us * max(1, record.repeats_first) for record in records]),
         np.asarray([record.solo_last_us * max(1, record.repeats_last) for record in records]),
     )
     keys = tuple((min(record.first, record.last), max(record.first, record.last)) for record in records)
     simulated = sum(record.source.value == "simulated" for record in records)
-    return PairSet(query, labels, keys, report, simulated, engine)
+    return PairSet(query, labels, keys, report, simulated, engine, scopes=tuple(scopes[scope] for scope in names))
 
 
-def _on_one_engine(usable: list[_Usable], store: Store) -> tuple[list[_Usable], Engine | None]:
-    """Those of one engine, and which: native lanes where any were measured on them; no engine without CPUs."""
-    engines = {row.scope: row.software.engine for row in store.scopes() if row.facts.kind == "cpu"}
-    used = {engines[pair.scope] for pair, _, _ in usable if pair.scope in engines}
-    if len(used) < 2:
-        return usable, next(iter(used), None)
-    kept = [item for item in usable if engines.get(item[0].scope) is not Engine.PYTHON]
-    logger.warning(
-        "%d of %d pairs of %s were measured on lanes of Python and are left out beside those on native lanes",
-        len(usable) - len(kept),
-        len(usable),
-        store.folder,
+def _kernels_of(pair: PairRow) -> tuple[tuple[str, str, int], tuple[str, str, int]]:
+    record = pair.record
+    return (pair.scope, record.first, record.first_width), (pair.scope, record.last, record.last_width)
+
+
+def _query(
+    names: Sequence[str], scopes: Mapping[str, ScopeRow], kernels: Mapping[str, Sequence[KernelFacts]], pairs: Sequence[PairRow]
+) -> PairQuery:
+    """The pairs, with the kernels of the scopes ``names``: what was timed of one says nothing of an equal operator of another."""
+    place: dict[tuple[str, str, int], int] = {}
+    for scope in names:
+        for kernel in kernels[scope]:
+            place[scope, kernel.signature, kernel.width] = len(place)
+    members = [[place[kernel] for kernel in _kernels_of(pair)] for pair in pairs]
+    first, last = np.asarray(members, dtype=np.int64).T
+    return PairQuery(
+        tuple(kernel for scope in names for kernel in kernels[scope]),
+        tuple(with_observed_peaks(scopes[scope].facts, kernels[scope]) for scope in names),
+        np.asarray([device for device, scope in enumerate(names) for _ in kernels[scope]], dtype=np.int64),
+        first,
+        last,
     )
-    return kept, Engine.NATIVE
+
+
+def _on_one_engine(used: Collection[str], store: Store) -> tuple[dict[str, ScopeRow], Engine | None]:
+    """Every scope but CPUs whose lanes another engine ran, and which one it is that stays: the native one if used, none without CPUs."""
+    scopes = {row.scope: row for row in store.scopes()}
+    on_cpus = {name: row.software.engine for name, row in scopes.items() if row.facts.kind == "cpu"}
+    engines = {on_cpus[name] for name in used if name in on_cpus}
+    engine = Engine.NATIVE if Engine.NATIVE in engines else next(iter(engines), None)
+    return {name: row for name, row in scopes.items() if on_cpus.get(name, engine) is engine}, engine

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import reduce
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from autosched.costmodel.design import take, take_prediction
 from autosched.costmodel.gate import GateDecision
 from autosched.costmodel.metrics import CurvePoint, Metrics
 from autosched.costmodel.model import PairLabels, PairModel, PairQuery, Prediction
+from autosched.datasets.facts import DeviceFacts
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,10 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         held_out: metrics on held-out rows by model, baselines beside.
         seed: of the training.
         curve: held-out errors against the number of measured pairs.
+        origins: model families of the training rows of each device, by the digest of its key, of which several share a name; empty from
+            before cards said so.
+        facts: the devices as the features saw them: with the rates that all operators of the training reached where a device states none;
+            empty from before cards said so.
     """
 
     devices: tuple[str, ...]
@@ -49,6 +55,8 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
     curve: tuple[CurvePoint, ...] = ()
     engine: Engine | None = None
+    origins: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    facts: tuple[DeviceFacts, ...] = ()
 
     def markdown(self) -> str:
         """The card as a page of text."""
@@ -122,6 +130,14 @@ class TrainedModel:
             getattr(merged, item.name)[rows] = getattr(learned, item.name)
         return merged
 
+    def as_trained(self, query: PairQuery) -> PairQuery:
+        """The same pairs with the peaks that a device had in training, where those observed among the kernels of ``query`` are lower.
+
+        One graph seldom reaches what all of them together did; its operators would look greedier than equal ones did in training.
+        """
+        known = self.card.facts
+        return replace(query, devices=tuple(device if device in known else reduce(_highest, known, device) for device in query.devices))
+
     def save(self, directory: Path) -> None:
         """See ``persist.save_model``, which adds the manifest.
 
@@ -140,8 +156,16 @@ class TrainedModel:
         raise UsageError("a trained model cannot be loaded without its manifest; use persist.load_model")
 
     def _answer(self, query: PairQuery) -> Prediction:
-        prediction = self.inner.predict(query)
+        prediction = self.inner.predict(self.as_trained(query))
         return self.intervals.apply(prediction) if self.intervals is not None else prediction
+
+
+def _highest(device: DeviceFacts, known: DeviceFacts) -> DeviceFacts:
+    """``device`` with the higher of both peaks, if it is the same device."""
+    gflops = max(device.peak_gflops, known.peak_gflops)
+    bandwidth = max(device.bandwidth_gb_s, known.bandwidth_gb_s)
+    found = replace(device, peak_gflops=gflops, bandwidth_gb_s=bandwidth)
+    return found if found == replace(known, peak_gflops=gflops, bandwidth_gb_s=bandwidth) else device
 
 
 def _cells(metrics: Metrics) -> str:

@@ -33,7 +33,8 @@ class Finding:
 class Audit:
     """What was found, and of how much.
 
-    ``noise_floor_pct`` is the median relative difference of slowdowns between independent repeats of one pair; NaN without repeats.
+    ``noise_floor_pct`` is the median relative difference of slowdowns between independent repeats of one pair, of rows that training does
+    not leave out; NaN without repeats.
     """
 
     solo_rows: int
@@ -67,6 +68,10 @@ def audit(store: Store) -> Audit:
     for pair in pairs:
         for kind in _pair_trouble(pair, alone, facts.get(pair.scope)):
             found[kind].add(pair.key)
+    for group in groups:
+        device = facts.get(group.scope)
+        if device is not None and stolen_share(group.record.contamination, device, sum(group.record.widths)) > DISTURBED:
+            found["contaminated"].add(group.key)
     named = {scope.scope for scope in scopes}
     found["unknown device"].update(row.key for row in solos if row.scope not in named)
     found["unknown device"].update(row.key for row in pairs if row.scope not in named)
@@ -74,9 +79,11 @@ def audit(store: Store) -> Audit:
     for duplicate in _same_numbers(pairs):
         found["duplicates"].update(duplicate)
     findings = tuple(Finding(kind, _DETAIL[kind][0], tuple(sorted(found[kind])), _DETAIL[kind][1]) for kind in _DETAIL if found[kind])
+    left_out = {key for finding in findings if finding.excluded for key in finding.keys}
+    floor_pct = noise_floor_pct([row for row in pairs if row.key not in left_out])
     families = tuple(sorted({row.family for row in solos} | {row.family for row in pairs}))
     devices = tuple(sorted({scope.facts.name for scope in scopes}))
-    return Audit(len(solos), len(pairs), len(groups), families, devices, findings, noise_floor_pct(pairs))
+    return Audit(len(solos), len(pairs), len(groups), families, devices, findings, floor_pct)
 
 
 _DETAIL: dict[str, tuple[str, bool]] = {

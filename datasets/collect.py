@@ -69,7 +69,7 @@ class Collected:
     """What one collection added to the store.
 
     ``disturbed`` measurements were not kept, because other processes had the cores: a later run takes them again.
-    ``finished`` is false where the budget ended it.
+    ``finished`` is false where the budget ended it. ``schedules`` are added by whoever times whole ones as well.
     """
 
     solo: int
@@ -78,6 +78,12 @@ class Collected:
     failures: int
     disturbed: int
     finished: bool
+    schedules: int = 0
+
+    @property
+    def kept(self) -> int:
+        """New rows of all kinds."""
+        return self.solo + self.pairs + self.groups + self.schedules
 
 
 def collect_model(

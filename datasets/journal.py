@@ -23,7 +23,7 @@ from filelock import FileLock
 from autosched.core.atomic_write import write_atomically
 from autosched.core.decoding import decode_json
 from autosched.core.errors import IncompatibleArtifact, UsageError
-from autosched.core.records import DeviceKey, Failure, PairRecord, SoftwareKey, SoloRecord
+from autosched.core.records import DeviceKey, Engine, Failure, PairRecord, SoftwareKey, SoloRecord
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,10 @@ class Scope:
 class Journal:
     """Measurements by content. Not shared between threads; processes each open their own.
 
+    On a CPU they are those of the engine that the scope's software names. A record of another engine answers as long as this journal is
+    open, for whoever asked has it anyway, and is not kept for others; one from before records said what ran them answers only where
+    there was no choice.
+
     A newer answer to the same question replaces the older one. Answers wait in memory until :meth:`flush` or
     :meth:`close`, or until ``batch`` of them have gathered.
     """
@@ -75,6 +79,7 @@ class Journal:
     def __init__(self, path: Path, scope: Scope, *, batch: int = 16) -> None:
         self._path = path
         self._scope = scope.digest
+        self._engine = scope.software.engine if scope.device.kind == "cpu" else None
         self._batch = batch
         self._lock = FileLock(f"{path}.lock")
         self._entries: dict[tuple[str, tuple[str | int, ...]], _Entry] = {}
@@ -197,7 +202,7 @@ class Journal:
                 entry = self._decode(line)
                 if entry is None:
                     damaged.append(line)
-                elif entry.scope == self._scope:
+                elif entry.scope == self._scope and self._of_engine(entry, unsaid=Engine.PYTHON):
                     self._entries[entry.kind, entry.key] = entry
             self._read_to += len(whole)
             if damaged:
@@ -216,9 +221,16 @@ class Journal:
                 f"the {entry.kind} record of {entry.key} cannot be kept: {error}; expected finite numbers: make it a Failure"
             ) from error
         self._entries[entry.kind, entry.key] = entry
+        if not self._of_engine(entry, unsaid=self._engine):
+            return
         self._pending.append(msgspec.json.encode(_Line(_digest(body), msgspec.Raw(body))) + b"\n")
         if len(self._pending) % self._batch == 0:
             self.flush()
+
+    def _of_engine(self, entry: _Entry, *, unsaid: Engine | None) -> bool:
+        """Whether an entry is of the scope's engine; ``unsaid`` is that of a record that does not say."""
+        record = entry.solo or entry.pair
+        return self._engine is None or record is None or (record.engine or unsaid) is self._engine
 
     def _decode(self, line: bytes) -> _Entry | None:
         """The entry of a line, or None if its bytes are not what was written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,10 @@ _FAMILIES = (
 )  # fmt: skip
 # A name as short as T5 is in many a word.
 _SHORT = 3
+# What a function or a file is called whatever model it makes.
+_SAY_NOTHING = frozenset(
+    {"make", "build", "create", "load", "get", "new", "model", "models", "network", "module", "main", "export", "exported", "the", "my"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +35,28 @@ class Fold:
 
 
 def family_of(model: str) -> str:
-    """The family a zoo name belongs to: ``torchvision:resnet50`` -> ``resnet``; an unknown name without its digits.
+    """The family a model's name belongs to: ``torchvision:resnet50`` -> ``resnet``; an unknown one's first word that tells models apart.
 
     The longest of those in the name: MnasNet is no NASNet. What is a family with something before it is of that family
     (``distilbert``, ``pnasnet5large``): one is no test of a model trained on the other. Short ones must begin a word: ``net5`` is no T5.
+    Of a file, its name counts and no folder: models that somebody keeps in one place are not alike. ``make_ranker`` and ``make_reader``
+    are two; where a function's name says nothing, its module's counts.
 
     >>> family_of("timm:hrnet_w18"), family_of("torchvision:inception_v3"), family_of("mine:net2"), family_of("torchvision:mnasnet0_5")
     ('hrnet', 'inception', 'net', 'mnasnet')
+    >>> family_of("/srv/bert/ranker_2.pt2"), family_of("shop:make_reader"), family_of("shop.ranker:make_model")
+    ('ranker', 'reader', 'ranker')
     """
-    name = model.rpartition(":")[2].lower()
-    found = [family for family in _FAMILIES if re.search(family if len(family) > _SHORT else f"(?<![a-z]){family}", name)]
+    if model.endswith(".pt2"):
+        names = [Path(model).stem.lower()]
+    else:
+        module, _, function = model.lower().rpartition(":")
+        names = [function, *reversed(module.split("."))]
+    found = [family for family in _FAMILIES if re.search(family if len(family) > _SHORT else f"(?<![a-z]){family}", names[0])]
     if found:
         return max(found, key=len)
-    return re.split(r"[\d_.\-]", name)[0] or name
+    words = [word for name in names for word in re.split(r"[\d_.\-]+", name) if word]
+    return next((word for word in words if word not in _SAY_NOTHING), names[0])
 
 
 def operator_family(kind: str) -> str:

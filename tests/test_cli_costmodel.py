@@ -156,6 +156,22 @@ def test_no_cell_of_an_evaluation_is_cut_off_in_a_narrow_terminal(runs: Path, tm
         assert ("flatters it" in " ".join(printed.split())) == (name != "analytic")
 
 
+def test_an_evaluation_says_which_families_flatter_the_model(runs: Path, tmp_path: Path) -> None:
+    retraining.train(runs, tmp_path / "model")
+    found = dataclasses.replace(retraining.evaluate(tmp_path / "model", runs), model="xgboost")
+    assert found.seen_families == ("alpha",)
+
+    def printed(**changes: object) -> str:
+        console = Console(width=200, file=io.StringIO(), color_system=None)
+        print_evaluation(dataclasses.replace(found, **changes), console)  # type: ignore[arg-type]
+        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+    assert "every model family here was in its training, which flatters it; its errors on held-out ones are in its card.md" in printed()
+    some = "these model families were in its training: alpha, which flatters it; what counts is the table of unseen ones"
+    assert some in printed(unseen=found.overall, unseen_families=("beta",))
+    assert "flatters" not in printed(unseen=found.overall, seen_families=(), unseen_families=("alpha",))
+
+
 def test_every_column_of_an_evaluation_is_explained() -> None:
     page = (Path(__file__).parents[1] / "docs" / "retrain.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
@@ -163,11 +179,13 @@ def test_every_column_of_an_evaluation_is_explained() -> None:
     assert {heading.removesuffix(" %") for heading in _METRICS} <= explained
 
 
-@pytest.mark.parametrize(("kept", "code"), [(0, 3), (5, 0)])
+@pytest.mark.parametrize(("before", "kept", "disturbed", "code"), [(0, 0, 12, 3), (500, 0, 12, 3), (0, 5, 12, 0), (500, 0, 0, 0)])
 def test_a_collection_of_which_nothing_was_kept_ends_as_unstable(
-    kept: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    before: int, kept: int, disturbed: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = collecting.CollectResult(str(tmp_path), "cpu", ("autosched:toy",), (), (), kept, 0, 0, 0, 0, 12, None, ())
+    result = collecting.CollectResult(
+        str(tmp_path), "cpu", ("autosched:toy",), (), (), before + kept, 0, 0, 0, 0, kept, disturbed, 0, None, ()
+    )
     monkeypatch.setattr(collecting, "collect", lambda subjects, folder, **options: result)
     assert run("collect", "autosched:toy", "-o", str(tmp_path / "runs")) == code
-    assert ("nothing was kept" in capsys.readouterr().err) == (code == 3)
+    assert ("nothing of this run was kept" in capsys.readouterr().err) == (code == 3)

@@ -73,8 +73,8 @@ def collect(
         emit(result)
     else:
         print(result.summary())
-    if result.disturbed and not result.solo_rows:
-        complain("autosched: nothing was kept; stop other work on this machine and run the same command again")
+    if result.disturbed and not result.kept:
+        complain("autosched: nothing of this run was kept; stop other work on this machine and run the same command again")
         raise typer.Exit(3)
 
 
@@ -132,7 +132,7 @@ def whether_used(chosen: str, output: Path, installed: tuple[Judged, Judged] | N
         return f"{chosen} is good enough to be used: autosched tune MODEL --cost-model {output}; {every}"
     own, in_use = installed
     if own.folder is not None:
-        return f"{chosen} is good enough to be used: 'autosched tune' on this device uses it from now on"
+        return f"{chosen} is good enough to be used: 'autosched tune' on this device uses it from now on ({own.why})"
     takes = f"{in_use.name}, {in_use.why}" if in_use.folder is not None else "the analytic prior"
     if chosen == "analytic":
         return f"no learned model is good enough yet: tuning on this device goes on with {takes}; {more}"

@@ -46,8 +46,10 @@ def print_evaluation(found: Evaluation, console: Console) -> None:
         if metrics:
             _print(console, f"{found.model}: {title}", ("model", *_METRICS), [(name, *_cells(row)) for name, row in metrics.items()])
     # The prior was fitted to nothing.
-    if not found.unseen and found.model != "analytic":
-        say(console, "every model family here was in its training, which flatters it; its errors on held-out ones are in its card.md")
+    if found.seen_families and found.model != "analytic":
+        seen = f"these model families were in its training: {', '.join(found.seen_families)}" if found.unseen else ""
+        where = "what counts is the table of unseen ones" if found.unseen else "its errors on held-out ones are in its card.md"
+        say(console, f"{seen or 'every model family here was in its training'}, which flatters it; {where}")
     if found.composition:
         _print(
             console,

@@ -6,7 +6,10 @@ Every record says which device and which source it comes from, so that no simula
 from __future__ import annotations
 
 import enum
+import hashlib
 from dataclasses import dataclass
+
+import msgspec
 
 MAX_SLOWDOWN = 24.0
 """Labels and predictions of slowdowns stop here: below a 24th of its speed an operator is in effect queued behind the other."""
@@ -18,6 +21,13 @@ class Source(enum.StrEnum):
     MEASURED = "measured"  # on the device the record names
     REPLAYED = "replayed"  # a measured record, answered again
     SIMULATED = "simulated"  # computed by a simulator
+
+
+class Engine(enum.StrEnum):
+    """What runs the lanes of a plan on a CPU."""
+
+    NATIVE = "native"  # one call without the interpreter's lock for each lane
+    PYTHON = "python"  # threads of Python, which share that lock
 
 
 class FailureKind(enum.StrEnum):
@@ -71,13 +81,17 @@ class Contamination:
 
 @dataclass(frozen=True, slots=True)
 class SoloRecord:
-    """One operator alone. ``signature`` is ``Operator.signature``; ``width`` as in ``Schedule``."""
+    """One operator alone. ``signature`` is ``Operator.signature``; ``width`` as in ``Schedule``.
+
+    ``engine`` is what ran it on a CPU; ``None`` elsewhere, and in records from before they said so.
+    """
 
     signature: str
     width: int
     samples: Samples
     contamination: Contamination
     source: Source = Source.MEASURED
+    engine: Engine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,8 @@ class PairRecord:
 
     ``slowdown_first`` and ``slowdown_last`` are each one's time beside the other over its time alone (1.0 = undisturbed).
     ``makespan_ratio`` is ``t_ab / (t_a + t_b)``: 0.5 perfect overlap of equals, 1.0 no gain, above 1.0 harmful.
-    ``repeats_first`` and ``repeats_last`` say how often each was repeated in a run to balance their lengths.
+    ``repeats_first`` and ``repeats_last`` say how often each was repeated in a run to balance their lengths. ``engine`` is as in
+    ``SoloRecord``.
     """
 
     first: str
@@ -104,6 +119,7 @@ class PairRecord:
     count: int
     contamination: Contamination
     source: Source = Source.MEASURED
+    engine: Engine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +178,11 @@ class DeviceKey:
     name: str
     details: tuple[tuple[str, str], ...]
 
+    @property
+    def digest(self) -> str:
+        """The device without its software, as a name: 24 hexadecimal digits."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:24]
+
     def differences(self, other: DeviceKey) -> list[str]:
         """One line for each field in which ``other`` differs from this one."""
         mine = {"kind": self.kind, "name": self.name, **dict(self.details)}
@@ -171,13 +192,6 @@ class DeviceKey:
             for field in sorted(mine.keys() | theirs.keys())
             if mine.get(field) != theirs.get(field)
         ]
-
-
-class Engine(enum.StrEnum):
-    """What runs the lanes of a plan on a CPU."""
-
-    NATIVE = "native"  # one call without the interpreter's lock for each lane
-    PYTHON = "python"  # threads of Python, which share that lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +204,11 @@ class SoftwareKey:
     def engine(self) -> Engine:
         """What runs lanes on a CPU with this software; what says nothing is from before there was a choice."""
         return Engine.NATIVE if ("lanes", Engine.NATIVE) in self.versions else Engine.PYTHON
+
+    def on(self, engine: Engine) -> SoftwareKey:
+        """The same versions with lanes run by ``engine``, said only where it is not what it has always been: old keys stay known."""
+        others = tuple(item for item in self.versions if item[0] != "lanes")
+        return SoftwareKey(others if engine is Engine.PYTHON else tuple(sorted((*others, ("lanes", engine.value)))))
 
     def differences(self, other: SoftwareKey) -> list[str]:
         """One line for each differing version."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from autosched.core.records import Failure, GroupRecord
 from autosched.device.base import Group
-from autosched.device.cpu_loops import Loop, alone_and_together, loop_of, one_by_one, run_in_turn
+from autosched.device.cpu_loops import Loop, alone_and_together, loop_of, on_one_engine, one_by_one, run_in_turn
 from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.requests import group_refusal
 from autosched.runtime.calls import Slots
@@ -37,6 +37,7 @@ def measure_groups(
 def _measure(measurer: CpuMeasurer, group: Group, values: Slots, repeats: int, rng: np.random.Generator, index: int) -> GroupRecord:
     widths = tuple(group.width_of(place) for place in range(len(group.operators)))
     loops = [loop_of(measurer, operator, width, values) for operator, width in zip(group.operators, widths, strict=True)]
+    on_one_engine(measurer, loops)
     alone_us, done_us, contamination = alone_and_together(measurer, loops, lambda: _together(measurer, loops), repeats, rng, index)
     counts = tuple(loop.repeats for loop in loops)
     solo_us = np.median(np.array(alone_us), axis=0) / np.array(counts)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from autosched.core.graph import Operator
-from autosched.core.records import Contamination, Failure
+from autosched.core.records import Contamination, Engine, Failure
 from autosched.device.cpu_measure import CpuMeasurer, no_collector
 from autosched.device.native_loops import native_loops
 from autosched.device.worker_child import describe
@@ -84,6 +84,8 @@ class Loop:
         self.slots = slots
         self.width = width
         self.repeats = 1
+        self.engine = Engine.NATIVE
+        """The fastest that may run it."""
         self.start_us = 0.0
         self.end_us = 0.0
 
@@ -125,7 +127,7 @@ def lanes_of(widths: Sequence[int]) -> list[int]:
 def time_alone(measurer: CpuMeasurer, loop: Loop, own_lane: int, lanes: int) -> float:
     """Time of all repeats of one loop on the thread it has in company, microseconds; the other lanes' threads do nothing."""
 
-    if (native := native_loops((loop,), (own_lane,), lanes, measurer.engine)) is not None:
+    if (native := native_loops((loop,), (own_lane,), lanes, _allowed(measurer, (loop,)))) is not None:
         native.run(measurer.pool)
         return loop.length_us()
 
@@ -145,7 +147,7 @@ def run_in_turn(measurer: CpuMeasurer, loops: Sequence[Loop]) -> None:
     """Run all loops at the same time, each begun as soon as the one before it has started."""
     size = len(loops)
     lanes = lanes_of([loop.width for loop in loops])
-    if (native := native_loops(loops, lanes, size, measurer.engine)) is not None:
+    if (native := native_loops(loops, lanes, size, _allowed(measurer, loops))) is not None:
         native.run(measurer.pool)
         return
     # Flags: [0, k) ends of lanes; [k, 2k) a loop is ready; [2k, 3k) it has started.
@@ -167,6 +169,23 @@ def run_in_turn(measurer: CpuMeasurer, loops: Sequence[Loop]) -> None:
 
     with torch.inference_mode():
         measurer.pool.run(task, size, signals, 0)
+
+
+def on_one_engine(measurer: CpuMeasurer, loops: Sequence[Loop]) -> Engine:
+    """Have each of them run alone, too, by what can run all of them together, and say which that is.
+
+    What only Python can call takes its company to lanes of Python; alone on native ones that would look faster than it is beside anything.
+    """
+    lanes = lanes_of([loop.width for loop in loops])
+    found = native_loops(loops, lanes, len(loops), measurer.engine)
+    engine = Engine.PYTHON if found is None else Engine.NATIVE
+    for loop in loops:
+        loop.engine = engine
+    return engine
+
+
+def _allowed(measurer: CpuMeasurer, loops: Sequence[Loop]) -> Engine:
+    return Engine.PYTHON if any(loop.engine is Engine.PYTHON for loop in loops) else measurer.engine
 
 
 def balanced_repeats(*once_us: float) -> tuple[int, ...]:

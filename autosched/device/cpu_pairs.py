@@ -9,7 +9,7 @@ import numpy as np
 from autosched.core.records import Failure, PairRecord
 from autosched.core.variants import variant_signature
 from autosched.device.base import Pair
-from autosched.device.cpu_loops import Loop, alone_and_together, loop_of, one_by_one, run_in_turn
+from autosched.device.cpu_loops import Loop, alone_and_together, loop_of, on_one_engine, one_by_one, run_in_turn
 from autosched.device.cpu_measure import CpuMeasurer
 from autosched.device.pair_labels import Overlap, directional_slowdowns
 from autosched.device.requests import pair_refusal
@@ -37,6 +37,7 @@ def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng
     graph = measurer.graph
     first = loop_of(measurer, pair.first, pair.first_width, values, pair.first_variant)
     last = loop_of(measurer, pair.last, pair.last_width, values, pair.last_variant)
+    engine = on_one_engine(measurer, (first, last))
     alone_us, together, contamination = alone_and_together(
         measurer, (first, last), lambda: _together(measurer, first, last), repeats, rng, index
     )
@@ -59,6 +60,7 @@ def _measure(measurer: CpuMeasurer, pair: Pair, values: Slots, repeats: int, rng
         repeats_last=last.repeats,
         count=len(slowdowns),
         contamination=contamination,
+        engine=engine,
     )
 
 

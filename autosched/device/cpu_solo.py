@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from autosched.core.program import Call, Many, TorchLiteral
 from autosched.core.records import Failure, FailureKind, SoloRecord
 from autosched.core.schedule import sequential
 from autosched.core.variants import Variant, variant_signature
@@ -17,7 +18,8 @@ from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.inductor.common import Refused
-from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.instructions import CallOperator, carrying
+from autosched.runtime.kernels import BoundProgram, dtype_name
 from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.plan import make_plan
 
@@ -68,7 +70,8 @@ def measure_solo(
         for signature, indices in alike.items():
             record = None
             if signature in shared:
-                record = SoloRecord(variant_signature(signature, variant), width, summarize(shared[signature].tolist()), load)
+                samples = summarize(shared[signature].tolist())
+                record = SoloRecord(variant_signature(signature, variant), width, samples, load, engine=executors[place].engine)
             for index in indices:
                 if index not in skip:
                     failure = failures.get((index, place))
@@ -166,4 +169,10 @@ def _stand_in(bound: BoundProgram, index: int) -> Kernel:
         for value, tensor in made:
             slots[value] = tensor
 
-    return run
+    # On native lanes, too: all other operators are to be timed on what they run on without the broken one.
+    return carrying(run, [CallOperator(_ones(value, tensor)) for value, tensor in made])
+
+
+def _ones(value: int, tensor: torch.Tensor) -> Call:
+    dtype = TorchLiteral("dtype", dtype_name(tensor.dtype))
+    return Call("aten::ones.default", (Many(tuple(tensor.shape)),), (("dtype", dtype),), (value,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,6 @@ from autosched.costmodel.persist import load_model
 from autosched.costmodel.trained import TrainedModel
 from autosched.datasets.audit import Audit, audit
 from autosched.datasets.collect import Collected, collect_model
-from autosched.datasets.facts import device_facts
-from autosched.datasets.journal import Scope
 from autosched.datasets.schema import ScopeRow
 from autosched.datasets.session_measurer import SessionMeasurer
 from autosched.datasets.store import Store
@@ -33,6 +32,7 @@ from autosched.pipeline.graph_proofs import launch_facts
 from autosched.pipeline.native import ready_lanes
 from autosched.pipeline.replaying import StoreRecording
 from autosched.pipeline.schedule_runs import measure_schedules
+from autosched.pipeline.scope import scope_row
 
 _TIMEOUT_S = 120.0
 _REPEATS = 9
@@ -64,10 +64,24 @@ class Aims:
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """What became of the measurements of one run, over all models."""
+
+    kept: int = 0
+    disturbed: int = 0
+    failures: int = 0
+
+    def with_those_of(self, done: Collected) -> Totals:
+        """These, and one model's."""
+        return Totals(self.kept + done.kept, self.disturbed + done.disturbed, self.failures + done.failures)
+
+
+@dataclass(frozen=True, slots=True)
 class CollectResult:
     """``autosched collect``: rows in the store afterwards, and what an audit says of them.
 
-    ``unfinished`` are models whose aims the time did not suffice for: the same command goes on with them.
+    ``unfinished`` are models whose aims the time did not suffice for: the same command goes on with them. ``kept``, ``disturbed`` and
+    ``failures`` are measurements of this run.
     """
 
     store: str
@@ -80,7 +94,9 @@ class CollectResult:
     group_rows: int
     schedule_rows: int
     usable_pairs: int
+    kept: int
     disturbed: int
+    failures: int
     noise_floor_pct: float | None
     findings: tuple[str, ...]
 
@@ -94,6 +110,11 @@ class CollectResult:
         ]
         if self.disturbed:
             lines.append(f"  {self.disturbed} measurements were disturbed: other processes had the cores")
+        if self.failures:
+            lines.append(
+                f"  {self.failures} measurements failed: {self.store}/failures.jsonl has the operators and pairs among them, with the "
+                "reasons; they are not tried again"
+            )
         if self.unfinished:
             lines.append(f"  there was no time for {', '.join(self.unfinished)}: run the command again to continue")
         return "\n".join([*lines, *(f"  {line}" for line in (*self.left_out, *self.findings))])
@@ -129,11 +150,10 @@ def collect(
     model = load_model(Path(cost_model)) if cost_model is not None else None
     opened = device_named(device)
     lanes_note = ready_lanes(opened.key.kind, told)
-    scope = scope_row(opened)
     store = _store_at(Path(folder))
     left_out: list[str] = [lanes_note] if lanes_note else []
     unfinished: list[str] = []
-    disturbed = 0
+    total = Totals()
     deadline = time.monotonic() + budget_s
     for index, subject in enumerate(subjects):
         if index and time.monotonic() >= deadline:
@@ -150,7 +170,8 @@ def collect(
         session = opened.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)
         try:
             # Starts the worker, so that its start is not taken from this model's share.
-            _ = session.limits
+            scope = scope_row(opened, session.limits)
+            left_out += _on_other_lanes(subject, scope, opened)
             share_s = max(deadline - time.monotonic(), 0.0) / (len(subjects) - index)
             done = collect_graph(
                 session, captured.program.graph, store, scope, name=subject.name, aims=wanted, model=model, budget_s=share_s, seed=seed,
@@ -158,10 +179,17 @@ def collect(
             )  # fmt: skip
         finally:
             session.close()
-        disturbed += done.disturbed
+        total = total.with_those_of(done)
         if not done.finished:
             unfinished.append(subject.name)
-    return _result(store, opened, subjects, left_out, unfinished, disturbed)
+    return _result(store, opened, subjects, left_out, unfinished, total)
+
+
+def _on_other_lanes(subject: Subject, scope: ScopeRow, device: Device) -> list[str]:
+    if scope.software == device.software:
+        return []
+    why = f"{subject.name} has an operator that native lanes do not take, so it was measured on lanes of Python"
+    return [f"{why}: training leaves its runs out beside those on native lanes"]
 
 
 def _store_at(folder: Path) -> Store:
@@ -169,11 +197,6 @@ def _store_at(folder: Path) -> Store:
         return Store.create(folder)
     except OSError as error:
         raise UsageError(f"cannot write runs to {folder}: {error.strerror}. Name a folder that is writable, or can be made.") from error
-
-
-def scope_row(device: Device) -> ScopeRow:
-    """A device with its software, as a row."""
-    return ScopeRow(Scope(device.key, device.software).digest, device.key, device.software, device_facts(device.key))
 
 
 def collect_graph(
@@ -213,12 +236,12 @@ def collect_graph(
         progress=lambda what, done, total: progress.update(done=done, total=total, incumbent=what),
     )
     left_s = budget_s - (time.monotonic() - began)
-    timed = {(row.kernel.signature, row.kernel.width) for row in store.solo() if row.scope == scope.scope}
-    if aims.schedules and all((operator.signature, 1) in timed for operator in graph.operators):
+    alone = {(row.kernel.signature, row.kernel.width) for row in store.solo() if row.scope == scope.scope}
+    if aims.schedules and all((operator.signature, 1) in alone for operator in graph.operators):
         recording = StoreRecording(store, scope.scope)
         problem = recording.problem(graph, model, limits=session.limits)
         predictor = model.name if model is not None else "analytic"
-        measure_schedules(
+        timed = measure_schedules(
             session,
             problem,
             store,
@@ -230,11 +253,13 @@ def collect_graph(
             rng=rng,
             keep_disturbed=keep_disturbed,
         )
+        finished = done.finished and timed.finished
+        done = dataclasses.replace(done, schedules=timed.added, disturbed=done.disturbed + timed.disturbed, finished=finished)
     return done
 
 
 def _result(
-    store: Store, device: Device, subjects: Sequence[Subject], left_out: Sequence[str], unfinished: Sequence[str], disturbed: int
+    store: Store, device: Device, subjects: Sequence[Subject], left_out: Sequence[str], unfinished: Sequence[str], total: Totals
 ) -> CollectResult:
     found: Audit = audit(store)
     pairs = store.pairs()
@@ -250,7 +275,9 @@ def _result(
         group_rows=len(store.groups()),
         schedule_rows=len(store.schedules()),
         usable_pairs=len(pairs) - len(found.excluded & {row.key for row in pairs}),
-        disturbed=disturbed,
+        kept=total.kept,
+        disturbed=total.disturbed,
+        failures=total.failures,
         noise_floor_pct=noise if np.isfinite(noise) else None,
         findings=tuple(found.lines()),
     )

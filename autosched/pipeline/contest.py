@@ -36,7 +36,7 @@ from autosched.pipeline.job import Job
 from autosched.pipeline.left_out import LeftOut, after
 from autosched.pipeline.lowering_duel import DUEL_SHARE, duels
 from autosched.pipeline.measuring import Ledger
-from autosched.pipeline.memory import open_journal
+from autosched.pipeline.memory import forget_measurements, open_journal
 from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.original import Original
 from autosched.pipeline.preparing import NotHad, Prepared, compiling_needs_s, prepare
@@ -44,6 +44,7 @@ from autosched.pipeline.qualification import Qualified, contenders, enter, quali
 from autosched.pipeline.references import Yardstick
 from autosched.pipeline.replaying import open_device
 from autosched.pipeline.request import require_strategies
+from autosched.pipeline.scope import scope_of
 
 LEAST_COMPILE_S = 5.0
 """Starting a compiler takes about this long: with less left, nothing comes of it."""
@@ -102,7 +103,7 @@ def run_contest(
     device = open_device(options.device)
     if options.fresh:
         # Once, at the start: what qualification measures is for the jobs after it.
-        open_journal(device, fresh=True, private=False).close()
+        forget_measurements(device)
     course = _Course({name: LoweringRow(name, LoweringOutcome.SKIPPED) for name in choice.lowerings})
     with contextlib.ExitStack() as stack:
         rivals = Rivals(model, args, kwargs, device, compiled=options.compiled, source=options.source, progress=progress)
@@ -259,12 +260,12 @@ def _qualified(
     progress.stage("operators alone, in every lowering", max(options.budget.total_s - (time.monotonic() - begin), 0.0))
     entrants = []
     solo_s = SOLO_SHARE * options.budget.total_s / len(ready)
-    with open_journal(device, fresh=False, private=False) as journal:
-        for prepared in ready:
-            try:
+    for prepared in ready:
+        try:
+            with open_journal(scope_of(device, prepared.session.limits), private=False) as journal:
                 entrants.append(enter(prepared, journal, options.budget.solo_rounds, course.ledger, solo_s))
-            except AutoschedError as error:
-                course.failed(prepared.lowering, error)
+        except AutoschedError as error:
+            course.failed(prepared.lowering, error)
     seconds = _QUALIFYING * options.budget.total_s
     timed, failed = qualify(entrants, seconds=seconds, seed=options.seed, ledger=course.ledger, progress=progress)
     for entrant, failure in failed:

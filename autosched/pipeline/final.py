@@ -15,7 +15,6 @@ from autosched.core.schedule import Schedule
 from autosched.datasets.facts import DISTURBED, DeviceFacts, device_facts, stolen_share
 from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.candidates import Candidate
-from autosched.pipeline.collecting import scope_row
 from autosched.pipeline.graph_proofs import stress_capture
 from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
 from autosched.pipeline.left_out import LeftOut
@@ -26,6 +25,7 @@ from autosched.pipeline.references import References
 from autosched.pipeline.replaying import replayed_report
 from autosched.pipeline.rows import best_baseline, strategy_rows
 from autosched.pipeline.run import Costs, Run
+from autosched.pipeline.scope import scope_row
 from autosched.pipeline.timetable import LEAST_ROWS
 from autosched.search.simulate import simulate
 
@@ -242,7 +242,7 @@ def _remember(run: Run, costs: Costs, field: Field, times: Times, report: TuneRe
     """Leave what was measured to the next training of a cost model."""
     if costs.measured is None:
         return
-    name, scope = run.options.name, scope_row(run.device)
+    name, scope = run.options.name, scope_row(run.device, run.session.limits)
     peaks = {row.name: row.peak_memory_bytes for row in report.strategies}
     # What a restless machine said of whole schedules is worth nothing; operators and pairs carry their own disturbance.
     sound = _by_key(field) if quiet else {}

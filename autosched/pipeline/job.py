@@ -20,7 +20,7 @@ from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.core.variants import Lowering
 from autosched.datasets.facts import device_facts
-from autosched.datasets.journal import Journal, Scope
+from autosched.datasets.journal import Journal
 from autosched.device.base import Device
 from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.bounds import lower_bounds
@@ -31,8 +31,8 @@ from autosched.pipeline.diary import Diary, question_of
 from autosched.pipeline.final import decide
 from autosched.pipeline.graph_proofs import audit_note, launch_facts
 from autosched.pipeline.left_out import LeftOut
-from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
-from autosched.pipeline.memory import Measured, open_journal
+from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo, undisturbed
+from autosched.pipeline.memory import Measured, forget_measurements, open_journal
 from autosched.pipeline.model_choice import choose_model, engine_of, prediction_note
 from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.original import Original
@@ -43,6 +43,7 @@ from autosched.pipeline.refine import Refined, refine
 from autosched.pipeline.replaying import open_device, recording_of
 from autosched.pipeline.request import TUNED, require_strategies
 from autosched.pipeline.run import Costs, Run
+from autosched.pipeline.scope import scope_of
 from autosched.pipeline.timetable import LEAST_ROWS, Timetable
 from autosched.pipeline.variants import measure_variants
 from autosched.search.problem import Problem
@@ -92,7 +93,8 @@ class Job:
         options = self._options
         # A missing device and a misspelt strategy are said before a minute is spent on capture.
         device = self._given.device if self._given is not None else open_device(options.device)
-        model = choose_model(device.key, engine_of(device), options.cost_model)
+        engine = engine_of(device)
+        model = choose_model(device.key, engine, options.cost_model)
         require_strategies(options.strategies)
         with contextlib.ExitStack() as stack:
             prepared = self._given
@@ -104,6 +106,9 @@ class Job:
                 rivals = self._own_rivals(device)
                 stack.callback(rivals.close)
             self._ledger.notes += prepared.notes
+            if engine is not None and (ran := scope_of(device, prepared.session.limits).software.engine) is not engine:
+                # Others' lanes are not this program's.
+                model = choose_model(device.key, ran, options.cost_model)
             timetable = Timetable.starting(options.budget.total_s, unbounded=options.complete)
             self._progress.stage("reference outputs", options.budget.total_s)
             references = self._yardstick.of(prepared.captured.program)
@@ -130,8 +135,9 @@ class Job:
 
     def _tuned(self, run: Run, rivals: Rivals) -> Outcome:
         # Whoever gives what is prepared has made the journal as fresh as was asked.
-        fresh = run.options.fresh and self._given is None
-        with open_journal(run.device, fresh=fresh, private=run.recording is not None) as journal, _diary(run) as diary:
+        if run.options.fresh and self._given is None and run.recording is None:
+            forget_measurements(run.device)
+        with open_journal(run.scope, private=run.recording is not None) as journal, _diary(run) as diary:
             costs = _measured(run, journal)
             candidates, failures = _proposed(run, costs.problem)
             found = _refined(run, costs, candidates, diary) if run.options.refine else Refined()
@@ -177,7 +183,7 @@ def _measured(run: Run, journal: Journal) -> Costs:
     table = cost_table(session, graph, run.device.key, solo, pairs, launches, run.model.model)
     if variants is not None:
         table = dataclasses.replace(table, variant=variants.best)
-    ledger.notes.append(prediction_note(run.model, graph, table, pairs))
+    ledger.notes.append(prediction_note(run.model, graph, table, [pair for pair in pairs if undisturbed(pair, facts)]))
     if note := _write_back_note(run.captured.program):
         ledger.notes.append(note)
     wanted = demands(graph, launches, facts)
@@ -265,8 +271,7 @@ def _refined(run: Run, costs: Costs, candidates: Sequence[Candidate], diary: Dia
 
 def _diary(run: Run) -> Diary:
     options = run.options
-    scope = Scope(run.device.key, run.device.software)
-    asked = question_of(run.graph.hash, scope.digest, options.seed, options.budget.search, options.strategies)
+    asked = question_of(run.graph.hash, run.scope.digest, options.seed, options.budget.search, options.strategies)
     path = loops_dir() / f"{asked}.jsonl"
     if options.fresh:
         with contextlib.suppress(OSError):

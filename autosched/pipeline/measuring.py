@@ -125,7 +125,7 @@ def measure_pairs(
 
     if limits.max_lanes > 1 and budget_s > 0:
         # What was measured while others had the cores says nothing; it is measured again.
-        known = {(pair.first, pair.first_width, pair.last, pair.last_width) for pair in held() if _undisturbed(pair, device)}
+        known = {(pair.first, pair.first_width, pair.last, pair.last_width) for pair in held() if undisturbed(pair, device)}
         choices = select_pairs(graph, solo, widths=limits.pair_widths, max_pairs=400, known=known)
         begin_s = time.monotonic()
         done, lot = 0, _FIRST_LOT
@@ -140,7 +140,8 @@ def measure_pairs(
     return held()
 
 
-def _undisturbed(pair: PairRecord, device: DeviceFacts) -> bool:
+def undisturbed(pair: PairRecord, device: DeviceFacts) -> bool:
+    """Whether a pair was timed while nobody else had the cores: others are no part of a cost table."""
     return stolen_share(pair.contamination, device, pair.first_width + pair.last_width) <= DISTURBED
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from autosched.config import measurements_dir, runs_dir
 from autosched.core.errors import AutoschedError
 from autosched.core.graph import OpGraph
-from autosched.core.records import Contamination, DeviceKey, Failure, PairRecord, ScheduleRecord, SoloRecord
+from autosched.core.records import Contamination, Engine, Failure, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.scratch import Scratch
 from autosched.datasets.collect import rows_of_tuning
 from autosched.datasets.facts import LaunchFacts
@@ -39,24 +36,30 @@ class Measured:
     launches: Mapping[str, LaunchFacts]
 
 
-def device_digest(key: DeviceKey) -> str:
-    """A device without its software, as a folder name: 24 hexadecimal digits."""
-    return hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()[:24]
-
-
-def open_journal(device: Device, *, fresh: bool, private: bool) -> Journal:
-    """The journal of a device; ``private`` gives one that nobody reads later, for what is not measured."""
-    scope = Scope(device.key, device.software)
-    path = measurements_dir() / f"{scope.digest}.jsonl"
+def open_journal(scope: Scope, *, private: bool) -> Journal:
+    """The journal of what is measured in ``scope``; ``private`` gives one that nobody reads later, for what is not measured."""
+    path = _journal_path(scope)
     if not private:
         try:
-            if fresh:
-                path.unlink(missing_ok=True)
             return Journal.open(path, scope)
         except OSError as error:
             # A job must not fail for want of a place to remember in; it only cannot be resumed.
             _log.warning("measurements are not kept: %s cannot be written (%s); set AUTOSCHED_CACHE to a folder that can", path, error)
     return _private_journal(path.name, scope)
+
+
+def forget_measurements(device: Device) -> None:
+    """Begin the journals of a device anew, whatever runs the lanes of a program."""
+    for engine in Engine:
+        path = _journal_path(Scope(device.key, device.software.on(engine)))
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("what was measured before is not forgotten: %s cannot be removed (%s)", path, error)
+
+
+def _journal_path(scope: Scope) -> Path:
+    return measurements_dir() / f"{scope.digest}.jsonl"
 
 
 def _private_journal(name: str, scope: Scope) -> Journal:
@@ -76,7 +79,7 @@ def remember_runs(
     timed: Sequence[ScheduleRow],
 ) -> Path | None:
     """Add what a job measured to the runs of this device that ``autosched train`` learns from; ``None`` if it cannot be written."""
-    folder = runs_dir() / device_digest(device.device)
+    folder = runs_dir() / device.device.digest
     of_graph = {operator.signature for operator in graph.operators}
     pairs = [pair for pair in measured.pairs if {pair.first, pair.last} <= of_graph]
     rows = rows_of_tuning(

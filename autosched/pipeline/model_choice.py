@@ -21,7 +21,6 @@ from autosched.costmodel.persist import load_model, read_card
 from autosched.costmodel.table import pairs_that_meet
 from autosched.costmodel.trained import Card, TrainedModel
 from autosched.device.base import Device
-from autosched.pipeline.memory import device_digest
 from autosched.pipeline.replaying import recording_of
 from autosched.runtime.native.build import engine_to_come
 
@@ -54,6 +53,8 @@ class Judged:
     name: str
     why: str
     settled: bool = False
+    own: bool = False
+    """Whether it was trained on this very device."""
 
 
 def engine_of(device: Device) -> Engine | None:
@@ -95,7 +96,7 @@ def model_in_use(key: DeviceKey, engine: Engine | None) -> Judged:
     """Which model :func:`choose_model` takes where none is named, from the cards alone: no model is read, and no library loaded."""
     refused: list[str] = []
     settled = False
-    for folder in (cost_models_dir() / device_digest(key), *_shipped(key, engine)):
+    for folder in (cost_models_dir() / key.digest, *_shipped(key, engine)):
         if not (folder / "manifest.json").is_file():
             continue
         try:
@@ -104,9 +105,10 @@ def model_in_use(key: DeviceKey, engine: Engine | None) -> Judged:
             _log.warning("the cost model in %s is not used: %s", folder, error)
             refused.append(f"the one in {folder} cannot be read")
             continue
-        if judged.folder is not None:
+        if judged.folder is not None and (judged.own or not settled):
             return judged
-        refused.append(judged.why)
+        # What was found out on this very device is not for others of its name to overrule.
+        refused += [judged.why] if judged.folder is None else []
         settled = settled or judged.settled
     return Judged(None, "analytic", "; ".join(refused) or _NONE_YET, settled)
 
@@ -148,12 +150,13 @@ def _judged(name: str, card: Card, key: DeviceKey, engine: Engine | None, folder
         return Judged(None, "analytic", f"the model in {where} was trained on simulated runs")
     if _of_other_lanes(card, engine):
         return Judged(None, "analytic", f"the model in {where} was trained on {card.engine} lanes, and here they are {engine}")
-    own = _is_of(folder, key)
-    here = "this device" if own else "a device of this name" if key.name in card.devices else "another device"
+    own, alone = _is_of(folder, card, key), len(card.origins) < 2
+    elsewhere = "a device of this name" if key.name in card.devices else "another device"
+    here = "this device" if own and alone else "this device and others" if own else elsewhere
     runs = f"{card.pairs} pairs of {here}"
     if name == "analytic":
-        return Judged(None, "analytic", f"no model learned from {runs} has passed the gate", own and bool(card.held_out))
-    return Judged(folder, name, f"trained on {runs}: {', '.join(card.devices)}")
+        return Judged(None, "analytic", f"no model learned from {runs} has passed the gate", own and alone and bool(card.held_out), own)
+    return Judged(folder, name, f"trained on {runs}: {', '.join(card.devices)}", own=own)
 
 
 def _of_other_lanes(card: Card, engine: Engine | None) -> bool:
@@ -167,9 +170,14 @@ class _About(msgspec.Struct, frozen=True):
     device: DeviceKey
 
 
-def _is_of(folder: Path, key: DeviceKey) -> bool:
-    """Whether a model is of this very device: a card has names alone, and virtual machines give processors of several generations one."""
-    if folder.name == device_digest(key):
+def _is_of(folder: Path, card: Card, key: DeviceKey) -> bool:
+    """Whether a model is of this very device: virtual machines give processors of several generations one name.
+
+    The card says so; of one from before cards did, the place where it was installed, or what was shipped beside it.
+    """
+    if card.origins:
+        return key.digest in card.origins
+    if folder.name == key.digest:
         return True
     try:
         return decode_json((folder.parent / "about.json").read_bytes(), _About).device == key
@@ -186,6 +194,6 @@ def _shipped(key: DeviceKey, engine: Engine | None) -> list[Path]:
         except (OSError, msgspec.MsgspecError):
             continue
         if key.name in card.devices and not _of_other_lanes(card, engine):
-            found.append(folder)
+            found.append((folder, card))
     # What was found out on this very device is not for others to overrule: most of all that no learned model is good enough on it.
-    return [folder for folder in found if _is_of(folder, key)] or found
+    return [folder for folder, card in found if _is_of(folder, card, key)] or [folder for folder, _ in found]

@@ -116,39 +116,34 @@ def enter(prepared: Prepared, journal: Journal, rounds: int, ledger: Ledger, sec
 def qualify(
     entrants: Sequence[Entrant], *, seconds: float, seed: int, ledger: Ledger, progress: Progress
 ) -> tuple[list[Qualified], list[tuple[Entrant, Failure]]]:
-    """Time the sequential orders of all entrants in rounds: those that could be timed, fastest first, and those that could not.
+    """Time the sequential orders of all entrants in rounds: those that could be timed in one at least, fastest first, and those that not.
 
     The orders take turns in their own processes, one at work while the others sleep, in another turn every round. Goes on for ``seconds``,
     but at least seven rounds and at most forty.
     """
     progress.stage("sequential orders of all lowerings")
     failed: list[tuple[Entrant, Failure]] = []
-    alive: list[Entrant] = []
-    for entrant in entrants:
-        warm = _round(entrant)
-        if isinstance(warm, Failure):
-            failed.append((entrant, warm))
-        else:
-            alive.append(entrant)
-    columns: dict[int, list[list[float]]] = {id(entrant): [[] for _ in entrant.orders] for entrant in alive}
+    runners = [_Runner(entrant) for entrant in entrants]
+
+    def lost(runner: _Runner) -> bool:
+        if runner.failure is not None:
+            failed.append((runner.entrant, runner.failure))
+        return runner.failure is not None
+
+    for runner in runners:
+        runner.warm_up()
+    alive = [runner for runner in runners if not lost(runner)]
     rng = np.random.default_rng(seed)
     deadline = time.monotonic() + seconds
     done = 0
     while alive and done < _MOST_ROUNDS and (done < _LEAST_ROUNDS or time.monotonic() < deadline):
         for place in rng.permutation(len(alive)):
-            entrant = alive[place]
-            taken = _round(entrant)
-            if isinstance(taken, Failure):
-                failed.append((entrant, taken))
-                continue
-            for column, time_us in zip(columns[id(entrant)], taken, strict=True):
-                column.append(time_us)
-            ledger.measurements += len(taken)
-        alive = [entrant for entrant in alive if all(entrant is not lost for lost, _ in failed)]
+            ledger.measurements += alive[place].time()
+        alive = [runner for runner in alive if not lost(runner)]
         done += 1
         progress.update(done=done, total=_MOST_ROUNDS, measured=ledger.measurements)
-    ledger.failures += len(failed)
-    timed = [_best_order(entrant, columns[id(entrant)]) for entrant in alive]
+    ledger.failures += sum(len(runner.struck) for runner in runners)
+    timed = [runner.best_order() for runner in alive]
     return sorted(timed, key=lambda item: item.sequential.median_us), failed
 
 
@@ -172,15 +167,64 @@ def why_dropped(item: Qualified, leader: Qualified) -> str:
     return f"lanes could make it {item.at_best_us:,.0f} us at best, and {name} takes {best:,.0f} us in order"
 
 
-def _best_order(entrant: Entrant, columns: Sequence[Sequence[float]]) -> Qualified:
-    timed = [Qualified(entrant, summarize(column), alone_us) for column, alone_us in zip(columns, entrant.alone_us, strict=True)]
-    return min(timed, key=lambda item: item.sequential.median_us)
+class _Runner:
+    """An entrant in the rounds: the orders of it that run, their times, and what became of the others.
 
+    One order may fail where the other runs (code that was compiled for several threads, say): it is the order that is out then, and not
+    the lowering.
+    """
 
-def _round(entrant: Entrant) -> list[float] | Failure:
-    try:
-        answer = entrant.prepared.session.paired(entrant.orders, rounds=1)
-    except AutoschedError as error:
-        # A process that is lost for one lowering's code says nothing about another's.
-        return Failure(FailureKind.CRASH, str(error))
-    return answer if isinstance(answer, Failure) else [row[0] for row in answer]
+    def __init__(self, entrant: Entrant) -> None:
+        self.entrant = entrant
+        self.struck: list[Failure] = []
+        self._columns: dict[int, list[float]] = {place: [] for place in range(len(entrant.orders))}
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why nothing is left of it, if so."""
+        return None if self._columns else self.struck[0]
+
+    def warm_up(self) -> None:
+        """A round that does not count."""
+        self._round()
+
+    def time(self) -> int:
+        """One round; how many times were taken."""
+        taken = self._round()
+        for place, time_us in taken.items():
+            self._columns[place].append(time_us)
+        return len(taken)
+
+    def best_order(self) -> Qualified:
+        """The fastest of the orders that came through all rounds."""
+        alone_us = self.entrant.alone_us
+        timed = [Qualified(self.entrant, summarize(column), alone_us[place]) for place, column in self._columns.items()]
+        return min(timed, key=lambda item: item.sequential.median_us)
+
+    def _round(self) -> dict[int, float]:
+        """The time of each order that runs, by its place; those that do not are out."""
+        answer = self._paired(list(self._columns))
+        if isinstance(answer, Failure) and len(self._columns) > 1:
+            # That of the first that fails: which others do, each says by itself.
+            for place in list(self._columns):
+                if isinstance(found := self._paired([place]), Failure):
+                    self._strike(place, found)
+            # Times that were not taken beside each other are none of this round's.
+            answer = self._paired(list(self._columns)) if self._columns else answer
+        if isinstance(answer, Failure):
+            for place in list(self._columns):
+                self._strike(place, answer)
+            return {}
+        return dict(zip(self._columns, answer, strict=True))
+
+    def _strike(self, place: int, failure: Failure) -> None:
+        del self._columns[place]
+        self.struck.append(failure)
+
+    def _paired(self, places: Sequence[int]) -> list[float] | Failure:
+        try:
+            answer = self.entrant.prepared.session.paired([self.entrant.orders[place] for place in places], rounds=1)
+        except AutoschedError as error:
+            # A process that is lost for one lowering's code says nothing about another's.
+            return Failure(FailureKind.CRASH, str(error))
+        return answer if isinstance(answer, Failure) else [row[0] for row in answer]

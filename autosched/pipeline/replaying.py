@@ -108,14 +108,15 @@ class StoreRecording:
 
     def limits(self, graph: OpGraph) -> Limits:
         """Those recorded with ``graph``; else the medians of the costs recorded, for all lanes and widths that were."""
+        native = self.software.engine is Engine.NATIVE
         rows = [self._limits[graph.hash]] if graph.hash in self._limits else list(self._limits.values())
         widths = tuple(sorted({width for _, width in self._solo} | {1}))
         if not rows:
             # A store without a schedule: the costs between operators were never recorded, and count nothing.
             is_cuda = self.key.kind == "cuda"
-            return Limits(graph.width if is_cuda else self.scope.facts.units, widths, (0,), not is_cuda, 0.0, 0.0, 0.0)
+            lanes = graph.width if is_cuda else self.scope.facts.units
+            return Limits(lanes, widths, (0,), not is_cuda, 0.0, 0.0, 0.0, native_lanes=native, one_team=native)
         cost = {name: statistics.median(getattr(row, name) for row in rows) for name in ("launch_gap_us", "cross_lane_us", "fixed_us")}
-        native = self.software.engine is Engine.NATIVE
         lanes = max(row.max_lanes for row in rows)
         return Limits(lanes, widths, rows[0].priorities, rows[0].lanes_matter, **cost, native_lanes=native, one_team=native)
 

@@ -17,21 +17,20 @@ from autosched.costmodel.train import DEFAULT_KINDS, Training
 from autosched.costmodel.train import train as train_model
 from autosched.datasets.store import Store
 from autosched.device.registry import device_named
-from autosched.pipeline.memory import device_digest
 from autosched.pipeline.model_choice import Judged, engine_of, judged_at, model_in_use
 from autosched.pipeline.schedule_errors import schedule_errors
 
 
 def places_of(device: str) -> tuple[Path, Path]:
     """Where tuning jobs on ``device`` leave their runs, and where they look for a cost model."""
-    digest = device_digest(device_named(device).key)
+    digest = device_named(device).key.digest
     return runs_dir() / digest, cost_models_dir() / digest
 
 
 def model_of(device: str) -> Path:
     """The folder of the cost model that tuning on ``device`` reads; where it would take the prior, the place of an installed one."""
     found = device_named(device)
-    return model_in_use(found.key, engine_of(found)).folder or cost_models_dir() / device_digest(found.key)
+    return model_in_use(found.key, engine_of(found)).folder or cost_models_dir() / found.key.digest
 
 
 def judged_on(device: str, folder: Path) -> tuple[Judged, Judged]:
@@ -71,6 +70,8 @@ def train(
 def evaluate(model: str | os.PathLike[str], folder: str | os.PathLike[str], *, seed: int = 0) -> Evaluation:
     """What a trained model is worth on a store of runs: on pairs, groups and whole schedules."""
     store, trained = Store.open(Path(folder)), load_model(Path(model))
-    schedules = schedule_errors(store, {trained.name: lambda family: trained})
-    found = evaluate_model(trained, pair_set(store), store, seed=seed)
+    pairs = pair_set(store)
+    # What ran on other lanes than the pairs is none of the model's business.
+    schedules = schedule_errors(store, {trained.name: lambda family: trained}, scopes={row.scope for row in pairs.scopes})
+    found = evaluate_model(trained, pairs, store, seed=seed)
     return dataclasses.replace(found, schedules=schedules, folder=os.fspath(model))

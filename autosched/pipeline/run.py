@@ -9,6 +9,7 @@ import numpy as np
 from autosched.capture.export import Captured
 from autosched.core.graph import OpGraph
 from autosched.core.progress import Progress
+from autosched.datasets.journal import Scope
 from autosched.device.base import Device, Session
 from autosched.pipeline.bounds import LowerBounds
 from autosched.pipeline.measuring import Ledger
@@ -19,6 +20,7 @@ from autosched.pipeline.preparing import Prepared
 from autosched.pipeline.proving import Prover
 from autosched.pipeline.references import References
 from autosched.pipeline.replaying import StoreRecording
+from autosched.pipeline.scope import scope_of
 from autosched.pipeline.timetable import Timetable
 from autosched.pipeline.variants import VariantTimes
 from autosched.search.problem import Problem
@@ -48,6 +50,11 @@ class Run:
     def device(self) -> Device:
         """What it runs on."""
         return self.prepared.device
+
+    @property
+    def scope(self) -> Scope:
+        """What its measurements are valid for."""
+        return scope_of(self.device, self.session.limits)
 
     @property
     def captured(self) -> Captured:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from autosched.costmodel.model import COST_MODELS, PairModel
 from autosched.datasets.schema import ScheduleRow
 from autosched.datasets.store import Store
 from autosched.pipeline.replaying import StoreRecording
+from autosched.pipeline.schedule_runs import is_disturbed
 from autosched.search.problem import Problem
 from autosched.search.simulate import simulate
 
@@ -34,13 +35,17 @@ class _Graph:
 
 
 def schedule_errors(
-    store: Store, models: Mapping[str, ModelFor], change: Callable[[CostTable], CostTable] = lambda costs: costs
+    store: Store,
+    models: Mapping[str, ModelFor],
+    change: Callable[[CostTable], CostTable] = lambda costs: costs,
+    scopes: Collection[str] | None = None,
 ) -> tuple[ScheduleError, ...]:
     """One row for each model, the analytic prior and no interference, over every graph with at least three recorded schedules.
 
     Args:
         models: by name; each on its own, without the recorded pairs that a tuning job would use.
         change: what is done to every cost table before it is simulated, to see what something in it accounts for.
+        scopes: whose schedules count; all by default.
     """
     everyone: dict[str, ModelFor] = {**models}
     everyone.setdefault("analytic", lambda family: COST_MODELS.get("analytic")())
@@ -48,10 +53,11 @@ def schedule_errors(
     found: dict[str, list[_Graph]] = {name: [] for name in everyone}
     for scope in sorted({row.scope for row in store.schedules()}):
         recording = StoreRecording(store, scope)
-        if recording.scope.scope != scope:
+        if recording.scope.scope != scope or (scopes is not None and scope not in scopes):
             continue
         for row in store.graphs():
-            timed = recording.schedules_of.get(row.key, [])
+            recorded = recording.schedules_of.get(row.key, [])
+            timed = [item for item in recorded if not is_disturbed(item.schedule, item.record, recording.scope.facts)]
             if len(timed) < LEAST_SCHEDULES:
                 continue
             for name, model_for in everyone.items():

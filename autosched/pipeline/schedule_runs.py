@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, ScheduleRecord
 from autosched.core.schedule import Schedule
-from autosched.datasets.facts import DISTURBED, stolen_share
+from autosched.datasets.facts import DISTURBED, DeviceFacts, stolen_share
 from autosched.datasets.schema import GraphRow, LimitsRow, Row, ScheduleRow, ScopeRow, content_key
 from autosched.datasets.splits import family_of
 from autosched.datasets.store import Store
@@ -46,6 +47,11 @@ def schedule_row(
     return ScheduleRow(scope, family_of(model), model, graph.hash, strategy, is_baseline, schedule, *predicted, record)
 
 
+def is_disturbed(schedule: Schedule, record: ScheduleRecord, device: DeviceFacts) -> bool:
+    """Whether other processes had cores that the schedule needed while it was timed."""
+    return stolen_share(record.contamination, device, max(schedule.lanes, *schedule.width)) > DISTURBED
+
+
 def schedule_candidates(problem: Problem, limits: Limits, rng: np.random.Generator) -> list[Candidate]:
     """Distinct schedules worth recording, random ones between those that somebody chose, so that a short collection has both."""
     names = [name for name in _NAMES if name != "sequential_wide" or len(limits.widths) > 1]
@@ -61,6 +67,15 @@ def schedule_candidates(problem: Problem, limits: Limits, rng: np.random.Generat
     return [group[0] for group in by_key(mixed).values()]
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What one collection of schedules came to: how many were new, how many others disturbed, and whether the time sufficed for all."""
+
+    added: int
+    disturbed: int
+    finished: bool
+
+
 def measure_schedules(
     session: Session,
     problem: Problem,
@@ -73,8 +88,8 @@ def measure_schedules(
     budget_s: float,
     rng: np.random.Generator,
     keep_disturbed: bool = False,
-) -> int:
-    """Time up to ``most`` schedules of a graph into ``store`` within ``budget_s`` seconds, but at least three; how many were new.
+) -> Timed:
+    """Time up to ``most`` schedules of a graph into ``store`` within ``budget_s`` seconds, but at least three.
 
     Nothing is proved here: what is recorded is how long schedules take, and none of them is kept.
 
@@ -92,13 +107,15 @@ def measure_schedules(
         for item in schedule_candidates(problem, limits, rng)
         if content_key("schedule", scope.scope, graph.hash, item.key) not in known
     ][: max(0, most - mine)]
-    added = 0
+    added = disturbed = asked = 0
     for begin in range(0, len(wanted), _LOT):
         lot = _that_fit(wanted[begin : begin + _LOT], deadline - time.monotonic(), least=_LEAST if begin == 0 else 0)
         if not lot:
             break
-        added += store.append(_timed(session, graph, scope, lot, model, predictor, keep_disturbed))
-    return added
+        asked += len(lot)
+        timed, spoiled = _timed(session, graph, scope, lot, model, predictor, keep_disturbed)
+        added, disturbed = added + store.append(timed), disturbed + spoiled
+    return Timed(added, disturbed, finished=asked == len(wanted))
 
 
 def _that_fit(lot: Sequence[Candidate], left_s: float, *, least: int) -> list[Candidate]:
@@ -114,15 +131,18 @@ def _that_fit(lot: Sequence[Candidate], left_s: float, *, least: int) -> list[Ca
 
 def _timed(
     session: Session, graph: OpGraph, scope: ScopeRow, lot: Sequence[Candidate], model: str, predictor: str, keep: bool
-) -> list[Row]:
+) -> tuple[list[Row], int]:
+    """Rows, and how many schedules were disturbed."""
     rows: list[Row] = []
+    disturbed = 0
     answers = session.schedules([item.schedule for item in lot], rounds=_ROUNDS, min_block_us=_MIN_BLOCK_US)
     for item, answer in zip(lot, answers, strict=True):
         if isinstance(answer, Failure):
             continue
-        threads = max(item.schedule.lanes, *item.schedule.width)
-        if not keep and stolen_share(answer.contamination, scope.facts, threads) > DISTURBED:
+        spoiled = is_disturbed(item.schedule, answer, scope.facts)
+        disturbed += spoiled
+        if spoiled and not keep:
             continue
         predicted = (item.predicted_us, predictor)
         rows.append(schedule_row(scope.scope, model, graph, item.name, item.is_baseline, item.schedule, predicted, answer))
-    return rows
+    return rows, disturbed

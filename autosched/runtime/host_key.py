@@ -14,7 +14,7 @@ import torch
 
 import autosched
 from autosched.config import cpu_environment
-from autosched.core.records import DeviceKey, Engine, SoftwareKey
+from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.cpu_quota import quota_cores
 from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision, products_library
 from autosched.runtime.float32 import convolutions_rounded, cpu_roundings, matmul_precision, set_cpu_roundings
@@ -54,9 +54,7 @@ def cpu_device_key() -> DeviceKey:
 
 def software_key() -> SoftwareKey:
     """Versions that decide which kernels run on a CPU, what they compute, and what lies between them: what runs the lanes."""
-    found = compiler_key()
-    # Said only where it is not what it has always been: what was measured then stays known.
-    return found if engine_here() is Engine.PYTHON else SoftwareKey(tuple(sorted((*found.versions, ("lanes", Engine.NATIVE.value)))))
+    return compiler_key().on(engine_here())
 
 
 def compiler_key() -> SoftwareKey:

@@ -150,7 +150,7 @@ def recorded(store: Store, seed: int) -> dict[str, list[Case]]:
     found: dict[str, list[Case]] = {}
     for name, models in rivals.items():
         for family, model in models.items():
-            for group in predicted_groups(model, pairs.query, [row for row in store.groups() if row.family == family], store):
+            for group in predicted_groups(model, pairs, [row for row in store.groups() if row.family == family]):
                 record = group.row.record
                 excess = excess_of(group.first, group.last)
                 case = Case(np.asarray(group.alone_us), excess, group.room, np.asarray(record.finish_us), record.together_us, family)

@@ -44,7 +44,7 @@ def composed(pairs: PairSet, store: Store, models: Mapping[str, PairModel], kind
         parts = [
             row
             for family, model in by_family.items()
-            for row in composition(model, pairs.query, [item for item in store.groups() if item.family == family], store)
+            for row in composition(model, pairs, [item for item in store.groups() if item.family == family])
         ]
         for size in sorted({row.k for row in parts}):
             rows = [row for row in parts if row.k == size]

@@ -166,6 +166,7 @@ def ours(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], seed: int) ->
     from autosched.pipeline.graph_proofs import launch_facts
     from autosched.pipeline.measuring import Ledger, cost_table, measure_solo
     from autosched.pipeline.memory import open_journal
+    from autosched.pipeline.scope import scope_of
     from autosched.runtime.cuda.load import cuda_runner
     from autosched.runtime.kernels import bind
     from autosched.runtime.plan import make_plan
@@ -179,7 +180,7 @@ def ours(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], seed: int) ->
     graph = captured.program.graph
     session = device.open(captured.program, captured.constants, timeout_s=120.0)
     try:
-        with open_journal(device, fresh=False, private=False) as journal:
+        with open_journal(scope_of(device, session.limits), private=False) as journal:
             solo = measure_solo(session, graph, device_facts(device.key), journal, budget_for("quick").solo_rounds, Ledger())
         launches = launch_facts(session, graph)
         table = cost_table(session, graph, device.key, solo, [], launches)

@@ -31,6 +31,7 @@ from autosched.pipeline.budget import budget_for
 from autosched.pipeline.graph_proofs import launch_facts
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo
 from autosched.pipeline.memory import open_journal
+from autosched.pipeline.scope import scope_of
 from autosched.search.problem import Problem
 from autosched.search.problem_file import load_problem, save_problem
 
@@ -50,7 +51,7 @@ def measured(captured: Captured, device: Device, budget_s: float) -> tuple[Probl
     graph = captured.program.graph
     session = device.open(captured.program, captured.constants, timeout_s=120.0)
     try:
-        with open_journal(device, fresh=False, private=False) as journal:
+        with open_journal(scope_of(device, session.limits), private=False) as journal:
             ledger = Ledger()
             solo = measure_solo(session, graph, device_facts(device.key), journal, budget_for("quick").solo_rounds, ledger)
             pairs = measure_pairs(session, graph, device_facts(device.key), solo, journal, budget_s, ledger, Silent())

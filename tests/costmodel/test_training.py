@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
-from autosched.core.records import MAX_SLOWDOWN, Engine, SoftwareKey, Source
+from autosched.core.records import MAX_SLOWDOWN, Contamination, Engine, SoftwareKey, Source
+from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.baselines import Constant, NoInterference
 from autosched.costmodel.conformal import calibrate
 from autosched.costmodel.crossval import HeldOut, cross_validate, folds_of
 from autosched.costmodel.design import take, take_labels, take_prediction
-from autosched.costmodel.evaluate import evaluate
+from autosched.costmodel.evaluate import composition, evaluate
 from autosched.costmodel.features import FEATURE_SET
 from autosched.costmodel.gate import decide
 from autosched.costmodel.metrics import measure
@@ -48,6 +49,11 @@ def training(pairs: PairSet) -> Training:
     return train(pairs, seed=0, kinds=("xgboost",))
 
 
+def some_of(pairs: PairSet, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> PairSet:
+    keys = tuple(pairs.keys[row] for row in rows.tolist())
+    return dataclasses.replace(pairs, query=take(pairs.query, rows), labels=take_labels(pairs.labels, rows), keys=keys, simulated=len(rows))
+
+
 def test_the_baselines_always_stand_beside(training: Training) -> None:
     assert {"no interference", "constant", "analytic", "xgboost"} == set(training.held_out)
     assert training.model.card.simulated == training.model.card.pairs
@@ -75,7 +81,7 @@ def test_no_pair_of_kernels_is_on_both_sides(pairs: PairSet) -> None:
 
 def test_too_few_rows_leave_the_prior_and_say_so(pairs: PairSet) -> None:
     rows = np.arange(12)
-    small = PairSet(take(pairs.query, rows), take_labels(pairs.labels, rows), pairs.keys[:12], pairs.audit, 12)
+    small = some_of(pairs, rows)
     result = train(small, seed=0)
     assert result.model.name == "analytic"
     assert "only 12" in result.decision.reason
@@ -84,12 +90,22 @@ def test_too_few_rows_leave_the_prior_and_say_so(pairs: PairSet) -> None:
 
 def test_one_family_is_held_out_by_kernel_with_a_warning(pairs: PairSet, caplog: pytest.LogCaptureFixture) -> None:
     rows = np.flatnonzero(np.asarray(pairs.labels.family) == "alpha")
-    keys = tuple(pairs.keys[row] for row in rows.tolist())
-    one = PairSet(take(pairs.query, rows), take_labels(pairs.labels, rows), keys, pairs.audit, len(rows))
+    one = some_of(pairs, rows)
     with caplog.at_level(logging.WARNING):
         result = train(one, seed=0, kinds=("xgboost",), curve=False)
     assert result.decision.folds == "kernel"
     assert "one model family" in caplog.text
+
+
+def test_families_of_few_pairs_are_named_because_they_count_as_much_as_the_others(pairs: PairSet, caplog: pytest.LogCaptureFixture) -> None:
+    families = np.asarray(pairs.labels.family)
+    rows = np.concatenate([np.flatnonzero(families != "beta"), np.flatnonzero(families == "beta")[:7]])
+    with caplog.at_level(logging.WARNING):
+        train(some_of(pairs, rows), seed=0, kinds=(), curve=False)
+        assert "fewer than 20 pairs: beta (7); collect more of them" in caplog.text
+        caplog.clear()
+        train(pairs, seed=0, kinds=(), curve=False)
+    assert "fewer than" not in caplog.text
 
 
 def noise_only(pairs: PairSet) -> PairSet:
@@ -97,7 +113,7 @@ def noise_only(pairs: PairSet) -> PairSet:
     count = len(pairs)
     first, last = np.exp(rng.normal(0.1, 0.1, (2, count)))
     labels = dataclasses.replace(pairs.labels, slowdown_first=first, slowdown_last=last)
-    return PairSet(pairs.query, labels, pairs.keys, pairs.audit, pairs.simulated)
+    return dataclasses.replace(pairs, labels=labels)
 
 
 def test_the_gate_refuses_a_model_that_learned_noise(pairs: PairSet) -> None:
@@ -173,11 +189,50 @@ def test_retraining_starts_from_another_devices_model(training: Training, tmp_pa
     np.testing.assert_array_equal(again.predict(elsewhere.query).slowdown_last, result.model.predict(elsewhere.query).slowdown_last)
 
 
+def test_a_start_model_is_not_judged_on_what_it_was_trained_on(training: Training, pairs: PairSet, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"{len(pairs)} of {len(pairs)} pairs .* without --from"):
+        train(pairs, seed=0, kinds=(), start=training.model, curve=False)
+    few = some_of(pairs, np.arange(12))
+    with pytest.raises(UsageError, match="12 of 12 pairs"):
+        train(few, seed=0, start=training.model)
+    # The same device, and a family that is new beside those that are not.
+    more = pair_set(synthetic_store(tmp_path / "more", families=("alpha", "omega"), kernels=10, pairs=60, seed=3))
+    assert more.origins.keys() == pairs.origins.keys()
+    result = train(more, seed=0, kinds=("xgboost",), start=training.model, curve=False)
+    new = sum(family == "omega" for family in more.labels.family)
+    assert {metrics.rows for metrics in result.held_out.values()} == {2 * new}
+
+
+def test_the_card_of_a_model_begun_elsewhere_names_all_that_it_has_seen(training: Training, tmp_path: Path) -> None:
+    elsewhere = pair_set(synthetic_store(tmp_path, families=("alpha", "delta"), kernels=10, pairs=50, seed=9, device="synthetic-b"))
+    assert elsewhere.origins.keys().isdisjoint(training.model.card.origins)
+    result = train(elsewhere, seed=0, kinds=(), start=training.model, curve=False)
+    assert result.decision.chosen in ("start", "start+residual")
+    card = result.model.card
+    assert card.families == ("alpha", "beta", "delta", "gamma")
+    assert card.devices == ("synthetic-a", "synthetic-b")
+    assert card.origins == {**training.model.card.origins, **elsewhere.origins}
+    assert "it had seen alpha on another device" in card.decision.reason
+    with pytest.raises(UsageError, match="without --from"):
+        train(elsewhere, seed=0, kinds=(), start=result.model, curve=False)
+
+
+def test_a_start_model_that_does_not_say_of_which_very_device_it_is_competes_with_a_warning(
+    training: Training, pairs: PairSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    card = msgspec.structs.replace(training.model.card, origins={})
+    old = TrainedModel(training.model.inner, training.model.intervals, card)
+    with caplog.at_level(logging.WARNING):
+        train(pairs, seed=0, kinds=(), start=old, curve=False)
+    assert "if it was this very device, its errors are too low" in caplog.text
+    assert "alpha, beta, gamma" in caplog.text
+
+
 def test_a_start_model_of_another_kind_of_device_is_refused(training: Training, pairs: PairSet) -> None:
     devices = tuple(DeviceFacts(device.name, "cpu", device.units) for device in pairs.query.devices)
     query = PairQuery(pairs.query.kernels, devices, pairs.query.kernel_device, pairs.query.first, pairs.query.last)
     with pytest.raises(UsageError, match="without --from"):
-        train(PairSet(query, pairs.labels, pairs.keys, pairs.audit, 0), seed=0, kinds=(), start=training.model)
+        train(dataclasses.replace(pairs, query=query), seed=0, kinds=(), start=training.model)
 
 
 def test_a_kind_of_device_it_never_saw_is_answered_by_the_prior_and_said(training: Training, caplog: pytest.LogCaptureFixture) -> None:
@@ -317,6 +372,52 @@ def test_pairs_on_lanes_of_python_are_left_out_beside_those_on_native_lanes(
     assert train(both, seed=0, kinds=("xgboost",), curve=False).model.card.engine is Engine.NATIVE
 
 
+def test_groups_of_operators_that_disturb_nobody_lack_cores_all_the_same(store: Store, tmp_path: Path) -> None:
+    groups = [dataclasses.replace(row, scope=Engine.NATIVE.value) for row in store.groups()]
+    cpu = on_a_cpu(store, tmp_path, Engine.NATIVE)
+    cpu.append(groups)
+    pairs = pair_set(cpu)
+    two_cores = tuple(dataclasses.replace(device, units=2) for device in pairs.query.devices)
+    pairs = dataclasses.replace(pairs, query=dataclasses.replace(pairs.query, devices=two_cores))
+    for row in composition(NoInterference(), pairs, groups):
+        assert row.no_interference_mape_pct == row.model_mape_pct
+
+
+def test_devices_of_one_name_keep_their_kernels_apart(tmp_path: Path) -> None:
+    """Two machines, or two versions on one, whose equal operators take other times."""
+    one = synthetic_store(tmp_path / "one", families=("alpha", "beta"), kernels=6, pairs=30)
+    both = Store.create(tmp_path / "both")
+    both.merge(one)
+    slow = [
+        dataclasses.replace(row, scope="zzz", kernel=dataclasses.replace(row.kernel, solo_us=row.kernel.solo_us * 50, flops=1))
+        for row in one.solo()
+    ]
+    [scope] = one.scopes()
+    both.append([dataclasses.replace(scope, scope="zzz"), *slow])
+    alone, beside = pair_set(one), pair_set(both)
+    assert len(beside.scopes) == 2
+    prior = AnalyticModel()
+    assert composition(prior, beside, both.groups()) == composition(prior, alone, one.groups())
+    assert [part.groups for part in composition(prior, alone, one.groups())] == [4, 4]
+
+
+def test_groups_that_others_disturbed_or_on_other_lanes_are_in_no_table(store: Store, tmp_path: Path) -> None:
+    quiet = Store.create(tmp_path / "quiet")
+    quiet.append([*store.scopes(), *store.solo(), *store.pairs(), *store.groups()])
+    cpu = on_a_cpu(quiet, tmp_path / "cpu", Engine.NATIVE)
+    groups = [dataclasses.replace(row, scope=Engine.NATIVE.value) for row in quiet.groups()]
+    busy = dataclasses.replace(groups[0], record=dataclasses.replace(groups[0].record, contamination=Contamination(1.0)))
+    cpu.append([busy, *groups[1:]])
+    pairs = pair_set(cpu)
+    assert busy.key in pairs.audit.excluded
+    assert sum(part.groups for part in composition(AnalyticModel(), pairs, cpu.groups())) == len(groups) - 1
+    both = on_a_cpu(quiet, tmp_path / "both", Engine.NATIVE, Engine.PYTHON)
+    both.append([*groups, *(dataclasses.replace(row, scope=Engine.PYTHON.value) for row in quiet.groups())])
+    used = pair_set(both)
+    assert [scope.scope for scope in used.scopes] == [Engine.NATIVE.value]
+    assert sum(part.groups for part in composition(AnalyticModel(), used, both.groups())) == len(groups)
+
+
 def test_an_empty_store_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no usable pair"):
         pair_set(Store.create(tmp_path))
@@ -350,3 +451,27 @@ def test_a_folder_that_cannot_be_made_is_named_before_anything_is_fitted(tmp_pat
         check_replaceable(tmp_path / "file" / "model")
     check_replaceable(tmp_path / "new" / "model")
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_what_one_graph_reaches_of_a_device_does_not_make_its_operators_look_greedier_than_in_training(
+    store: Store, tmp_path: Path
+) -> None:
+    """A device that states no rates is known by what the operators reach: those of one graph by less than those of all."""
+    blind = Store.create(tmp_path)
+    facts = [dataclasses.replace(row, facts=dataclasses.replace(row.facts, peak_gflops=0.0, bandwidth_gb_s=0.0)) for row in store.scopes()]
+    blind.append([*facts, *store.solo(), *store.pairs()])
+    pairs = pair_set(blind)
+    model = train(pairs, seed=0, kinds=("xgboost",), curve=False).model
+    assert model.card.facts == pairs.query.devices
+    [device] = pairs.query.devices
+    least = dataclasses.replace(device, peak_gflops=device.peak_gflops / 20, bandwidth_gb_s=device.bandwidth_gb_s / 20)
+    of_a_graph = dataclasses.replace(pairs.query, devices=(least,))
+    assert not np.array_equal(model.inner.predict(of_a_graph).slowdown_last, model.inner.predict(pairs.query).slowdown_last)
+    np.testing.assert_array_equal(model.predict(of_a_graph).slowdown_last, model.predict(pairs.query).slowdown_last)
+    # What reaches more says so, and of another device nothing is known.
+    most = dataclasses.replace(device, peak_gflops=device.peak_gflops * 2)
+    other = dataclasses.replace(least, cache_bytes=1)
+    for item in (most, other):
+        assert model.as_trained(dataclasses.replace(pairs.query, devices=(item,))).devices == (item,)
+    save_model(model, tmp_path / "model")
+    assert load_model(tmp_path / "model").card == model.card

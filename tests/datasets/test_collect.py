@@ -220,6 +220,16 @@ def test_the_audit_names_what_is_wrong(tmp_path: Path) -> None:
     assert report.noise_floor_pct >= 0.0
 
 
+def test_repeats_that_others_disturbed_say_nothing_of_the_noise_floor(tmp_path: Path) -> None:
+    graph, store = fork(4), Store.create(tmp_path)
+    collect(graph, FakeMeasurer(graph), store)
+    floor_pct = audit(store).noise_floor_pct
+    for number, row in enumerate([row for row in store.pairs() if row.repeat == 0]):
+        slow = dataclasses.replace(row.record, slowdown_last=row.record.slowdown_last * 5, contamination=Contamination(0.7, 0.0))
+        store.append([dataclasses.replace(row, record=slow, repeat=10 + number)])
+    assert audit(store).noise_floor_pct == floor_pct
+
+
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=40))
 @settings(deadline=None, derandomize=True, max_examples=60)
 def test_no_pair_is_ever_on_both_sides(rows: list[tuple[str, int, int]]) -> None:
@@ -265,4 +275,4 @@ def test_what_others_disturbed_is_kept_only_when_asked(tmp_path: Path) -> None:
     assert collect(graph, measurer, kept, keep_disturbed=True).disturbed > 0
     assert kept.solo()
     assert kept.groups()
-    assert {row.key for row in kept.pairs()} <= audit(kept).excluded
+    assert {row.key for row in (*kept.pairs(), *kept.groups())} <= audit(kept).excluded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import logging
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from autosched.core.errors import IncompatibleArtifact, UsageError
 from autosched.core.records import (
     Contamination,
     DeviceKey,
+    Engine,
     Failure,
     FailureKind,
     PairRecord,
@@ -84,6 +87,47 @@ def test_another_device_or_version_does_not_answer(tmp_path: Path) -> None:
     assert Journal.open(tmp_path / "j", SCOPE).solo("a", 1) == solo("a")
 
 
+NATIVE = Scope(SCOPE.device, SCOPE.software.on(Engine.NATIVE))
+
+
+@pytest.mark.parametrize(("scope", "engine", "other"), [(NATIVE, Engine.NATIVE, Engine.PYTHON), (SCOPE, Engine.PYTHON, Engine.NATIVE)])
+def test_only_what_the_scopes_engine_ran_is_kept(tmp_path: Path, scope: Scope, engine: Engine, other: Engine) -> None:
+    path = tmp_path / "j"
+    with Journal.open(path, scope) as journal:
+        for name, ran in (("mine", engine), ("other", other)):
+            journal.add(dataclasses.replace(solo(name), engine=ran))
+            journal.add(dataclasses.replace(pair(name, name), engine=ran))
+        # Whoever measured it need not measure it again.
+        assert journal.solo("other", 1) is not None
+        assert len(journal.pairs()) == 2
+    again = Journal.open(path, scope)
+    assert again.solo("mine", 1) == dataclasses.replace(solo("mine"), engine=engine)
+    assert again.solo("other", 1) is None
+    assert [record.first for record in again.pairs()] == ["mine"]
+
+
+def test_a_record_from_before_they_said_what_ran_them_answers_where_there_was_no_choice(tmp_path: Path) -> None:
+    """A journal of native lanes also held what a program with an operator that they do not take was timed at, on lanes of Python."""
+    path = tmp_path / "j"
+    for scope in (SCOPE, NATIVE):
+        body = (
+            b'{"schema":1,"scope":"%s","kind":"solo","key":["a",1],"solo":{"signature":"a","width":1,"samples":{"median_us":5.0,'
+            b'"ci_low_us":5.0,"ci_high_us":5.0,"p95_us":5.0,"min_us":5.0,"count":7},"contamination":{"foreign_load":-1.0,"clock_mhz":0.0},'
+            b'"source":"measured"}}' % scope.digest.encode()
+        )
+        with path.open("ab") as file:
+            file.write(b'{"check":"%s","entry":%s}\n' % (hashlib.sha256(body).hexdigest()[:16].encode(), body))
+    failure = Failure(FailureKind.CRASH, "signal 9")
+    assert Journal.open(path, SCOPE).solo("a", 1) == solo("a")
+    with Journal.open(path, NATIVE) as journal:
+        assert journal.solo("a", 1) is None
+        journal.add_solo("b", 1, failure)
+    # It is no damaged line, and stays where it is.
+    assert not list(tmp_path.glob("*.corrupt-*"))
+    assert Journal.open(path, SCOPE).solo("a", 1) == solo("a")
+    assert Journal.open(path, NATIVE).solo("b", 1) == failure
+
+
 @pytest.mark.parametrize("cut", [1, 20, 100])
 def test_a_torn_last_line_is_forgotten_and_the_next_append_is_sound(tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "j"
@@ -137,8 +181,6 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
-    import hashlib
-
     body = b'{"schema":99,"something":"new"}'
     check = hashlib.sha256(body).hexdigest()[:16]
     (tmp_path / "j").write_bytes(b'{"check":"%s","entry":%s}\n' % (check.encode(), body))

@@ -28,6 +28,20 @@ SHIPPED = sorted(path.parent for path in (Path(autosched.datasets.__file__).pare
         ("mine:net5", "net"),
         ("mine:unet512", "unet"),
         ("mine:gravity", "gravity"),
+        # Of one's own: the project's way of naming a function must not make one family of all models.
+        ("shop.models:make_ranker", "ranker"),
+        ("shop.models:make_reader", "reader"),
+        ("shop.ranker:make", "ranker"),
+        ("shop.ranker:build_model", "ranker"),
+        ("shop.bert:make_ranker", "ranker"),
+        ("shop.models:make_resnet", "resnet"),
+        ("make:make", "make"),
+        # Files: the folder that they lie in is no family.
+        ("/home/bert/exported/ranker_v2.pt2", "ranker"),
+        ("/srv/runs_1/reader.pt2", "reader"),
+        ("./ranker.pt2", "ranker"),
+        ("models/my_model_googlenet.pt2", "googlenet"),
+        ("model.pt2", "model"),
     ],
 )
 def test_a_name_within_another_word_is_no_family(model: str, family: str) -> None:

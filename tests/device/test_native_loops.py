@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -21,7 +23,7 @@ from autosched.device.cpu_pairs import measure_pairs
 from autosched.device.cpu_solo import measure_solo
 from autosched.device.native_loops import native_loops
 from autosched.runtime.calls import compile_call
-from autosched.runtime.kernels import random_inputs
+from autosched.runtime.kernels import BoundProgram, random_inputs
 from autosched.runtime.lane_pool import LanePool, Signals
 from autosched.runtime.widths import WidePrograms
 from tests.conformance.programs import branches_program
@@ -71,17 +73,53 @@ def test_a_program_is_measured_without_the_interpreter_from_end_to_end() -> None
     assert measurer.engine is Engine.NATIVE
     costs = measurer.costs(repeats=3)
     assert costs.fixed_us > 0.0
-    assert all(record is not None for _, _, record, _ in measure_solo(measurer, [(1, 0), (2, 0)], 2, (), 0))
+    assert {record and record.engine for _, _, record, _ in measure_solo(measurer, [(1, 0), (2, 0)], 2, (), 0)} == {Engine.NATIVE}
     pairs = [Pair(0, 4, 1, 1), Pair(0, 4, 2, 1)]
     for _, pair, failure in measure_pairs(measurer, pairs, 2, 0):
         assert failure is None
         assert pair is not None
         assert pair.together_us > 0.0
+        assert pair.engine is Engine.NATIVE
     ((_, group, failure),) = measure_groups(measurer, [Group((0, 4, 8))], 2, 0)
     assert failure is None
     assert group is not None
     assert group.together_us > 0.0
     assert len(group.finish_us) == 3
+
+
+def test_the_others_are_timed_on_native_lanes_beside_an_operator_that_is_broken() -> None:
+    program, constants = branches_program()
+    measurer = CpuMeasurer(WidePrograms(program, constants), random_inputs(program, 0), lambda item: None)
+    found = {operator: record for operator, _, record, _ in measure_solo(measurer, [(1, 0), (2, 0)], 2, (4,), 0)}
+    assert 4 not in found
+    assert {record and record.engine for record in found.values()} == {Engine.NATIVE}
+
+
+def test_records_say_what_ran_them_and_a_pair_has_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, constants = branches_program()
+
+    def first_only_from_python(bound: BoundProgram) -> BoundProgram:
+        return dataclasses.replace(bound, kernels=(functools.partial(bound.kernels[0]), *bound.kernels[1:]))
+
+    measurer = CpuMeasurer(WidePrograms(program, constants, first_only_from_python), random_inputs(program, 0), lambda item: None)
+    assert measurer.engine is Engine.PYTHON
+    assert {record.engine for _, _, record, _ in measure_solo(measurer, [(1, 0)], 2, (), 0) if record} == {Engine.PYTHON}
+    # As where it is a compiled variant that only Python can call, and the program runs without it.
+    measurer.__dict__["engine"] = Engine.NATIVE
+    ((_, native, _),) = measure_pairs(measurer, [Pair(4, 8)], 1, 0)
+    assert native is not None
+    assert native.engine is Engine.NATIVE
+
+    def never(*_: object) -> None:
+        raise AssertionError("its company alone would be timed on native lanes, and beside it on lanes of Python")
+
+    monkeypatch.setattr(loops_module.NativeLoops, "run", never)
+    ((_, mixed, failure),) = measure_pairs(measurer, [Pair(0, 4)], 1, 0)
+    assert failure is None
+    assert mixed is not None
+    assert mixed.engine is Engine.PYTHON
+    ((_, group, failure),) = measure_groups(measurer, [Group((0, 4, 8))], 1, 0)
+    assert (group is not None, failure) == (True, None)
 
 
 @pytest.mark.parametrize("comes", [True, False])

@@ -20,9 +20,9 @@ from autosched.datasets.synthetic import synthetic_store
 from autosched.device.base import Device, Group, Pair, Session
 from autosched.device.cpu import CpuDevice
 from autosched.device.replay import ReplayDevice
-from autosched.pipeline.collecting import scope_row
 from autosched.pipeline.replaying import SimulatedRuns, StoreRecording, open_device, replay_device
 from autosched.pipeline.schedule_runs import limits_row, schedule_row
+from autosched.pipeline.scope import scope_row
 from tests.conformance.device_suite import BRANCHES, DEPTH, DeviceSuite, spread
 from tests.conformance.programs import branches_program
 
@@ -33,8 +33,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded") / "store"
     device = CpuDevice(seed=3)
     program, constants = branches_program(branches=BRANCHES, depth=DEPTH)
-    graph, store, scope = program.graph, Store.create(folder), scope_row(device)
+    graph, store = program.graph, Store.create(folder)
     with device.open(program, constants, timeout_s=60) as session:
+        scope = scope_row(device, session.limits)
         collect_model(
             graph, SessionMeasurer(session, repeats=2), store, scope, model="test:branches", widths=session.limits.widths, max_pairs=6,
             max_groups=2, budget_s=60.0, rng=np.random.default_rng(0), keep_disturbed=True,

@@ -19,6 +19,7 @@ import pytest
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.schedule import sequential
 from autosched.core.scratch import Scratch, remove_abandoned_files
+from autosched.datasets.journal import Scope
 from autosched.datasets.store import Store
 from autosched.export.cache import keep
 from autosched.pipeline.memory import open_journal
@@ -32,11 +33,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 LONG_AGO_S = 2 * 3600.0
 
 
-class Device:
-    """Never opened."""
-
-    key = DeviceKey("cpu", "double", ())
-    software = SoftwareKey((("torch", "0"),))
+SCOPE = Scope(DeviceKey("cpu", "double", ()), SoftwareKey((("torch", "0"),)))
 
 
 def killed(then: str, *arguments: str) -> str:
@@ -145,7 +142,7 @@ def test_a_journal_that_nobody_reads_later_leaves_nothing(private: bool, tempora
     in_the_way = temporary.parent / "file"
     in_the_way.write_text("no folder")
     monkeypatch.setenv("AUTOSCHED_CACHE", str(in_the_way))
-    with open_journal(Device(), fresh=False, private=private) as journal:  # type: ignore[arg-type]
+    with open_journal(SCOPE, private=private) as journal:
         assert len(list(temporary.iterdir())) == 1
     del journal
     gc.collect()
@@ -155,12 +152,12 @@ def test_a_journal_that_nobody_reads_later_leaves_nothing(private: bool, tempora
 def test_a_journal_of_a_killed_job_goes_with_the_next_one(temporary: Path) -> None:
     then = (
         "import tempfile; tempfile.tempdir = sys.argv[1]\n"
-        "from autosched.pipeline.memory import open_journal\nfrom tests.faults.test_leftovers import Device\n"
-        "journal = open_journal(Device(), fresh=False, private=True); print(1)"
+        "from autosched.pipeline.memory import open_journal\nfrom tests.faults.test_leftovers import SCOPE\n"
+        "journal = open_journal(SCOPE, private=True); print(1)"
     )
     assert killed(then, str(temporary)) == "1"
     [left] = temporary.iterdir()
-    journal = open_journal(Device(), fresh=False, private=True)  # type: ignore[arg-type]
+    journal = open_journal(SCOPE, private=True)
     assert not left.exists()
     journal.close()
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from autosched.core.errors import UsageError
-from autosched.datasets.collect import Collected
+from autosched.core.records import Contamination, Engine, Failure, Samples, ScheduleRecord, SoloRecord
+from autosched.core.schedule import Schedule, canonical_key
+from autosched.datasets.schema import ScopeRow
+from autosched.datasets.store import Store
 from autosched.pipeline import collecting
 from autosched.pipeline.collecting import Subject, collect
+from autosched.pipeline.measuring import cost_table
+from autosched.pipeline.schedule_runs import measure_schedules
+from autosched.pipeline.scope import scope_row
 from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.search.problem import Problem
 from tests.conformance.graphs import TwoBranches, two_branches_program
 from tests.conformance.session_double import SessionDouble
 
@@ -40,11 +51,11 @@ def test_a_model_whose_turn_comes_when_the_time_is_up_is_not_begun_but_named(
     now_s = 0.0
     asked: list[str] = []
 
-    def collect_graph(*_: object, name: str, **__: object) -> Collected:
+    def collect_graph(*_: object, name: str, **__: object) -> SimpleNamespace:
         nonlocal now_s
         now_s += each_s
         asked.append(name)
-        return Collected(1, 1, 0, 0, 0, each_s, finished=True)
+        return SimpleNamespace(kept=2, disturbed=0, failures=0, finished=True)
 
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     monkeypatch.setattr(collecting, "collect_graph", collect_graph)
@@ -56,3 +67,62 @@ def test_a_model_whose_turn_comes_when_the_time_is_up_is_not_begun_but_named(
     assert found.unfinished == ("a", "b", "c")[begun:]
     assert len(found.unfinished) == unfinished
     assert ("run the command again to continue" in found.summary()) == bool(unfinished)
+
+
+def test_what_became_of_a_run_is_added_up_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_one = SimpleNamespace(kept=12, disturbed=5, failures=4, finished=False)
+    monkeypatch.setattr(collecting, "collect_graph", lambda *_, **__: of_one)
+    monkeypatch.setattr(collecting, "device_named", lambda name: Device())
+    monkeypatch.setattr(collecting, "capture", lambda *_, **__: SimpleNamespace(program=PROGRAM, constants={}))
+    found = collect([Subject(name, TwoBranches(), (), {}) for name in "ab"], tmp_path / "runs", device="cpu", budget_s=60.0)
+    assert (found.kept, found.disturbed, found.failures, found.unfinished) == (24, 10, 8, ("a", "b"))
+    assert "10 measurements were disturbed" in found.summary()
+    assert f"8 measurements failed: {tmp_path / 'runs'}/failures.jsonl" in found.summary()
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_a_model_on_lanes_of_python_beside_native_ones_is_named(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Native(Device):
+        software = Device.software.on(engine)
+
+    scopes: list[ScopeRow] = []
+
+    def collect_graph(session: object, graph: object, store: object, scope: ScopeRow, **_: object) -> SimpleNamespace:
+        scopes.append(scope)
+        return SimpleNamespace(kept=2, disturbed=0, failures=0, finished=True)
+
+    monkeypatch.setattr(collecting, "collect_graph", collect_graph)
+    monkeypatch.setattr(collecting, "device_named", lambda name: Native())
+    monkeypatch.setattr(collecting, "ready_lanes", lambda kind, progress: "")
+    monkeypatch.setattr(collecting, "capture", lambda *_, **__: SimpleNamespace(program=PROGRAM, constants={}))
+    found = collect([Subject("a", TwoBranches(), (), {})], tmp_path / "runs", device="cpu", budget_s=60.0)
+    # The double's lanes are Python's.
+    assert [scope.software.engine for scope in scopes] == [Engine.PYTHON]
+    assert any("a has an operator that native lanes do not take" in line for line in found.left_out) == (engine is Engine.NATIVE)
+
+
+class Schedules(SessionDouble):
+    """Every second schedule is timed while others have the cores."""
+
+    def schedules(self, schedules: Sequence[Schedule], **options: Any) -> list[ScheduleRecord | Failure]:
+        found: list[ScheduleRecord | Failure] = []
+        for place, (schedule, item) in enumerate(zip(schedules, super().schedules(schedules, **options), strict=True)):
+            assert isinstance(item, ScheduleRecord)
+            key = canonical_key(PROGRAM.graph, schedule, lanes_matter=True)
+            found.append(dataclasses.replace(item, key=key, contamination=Contamination(0.9 * (place % 2))))
+        return found
+
+
+@pytest.mark.parametrize(("budget_s", "finished"), [(60.0, True), (0.0, False)])
+def test_disturbed_schedules_are_counted_and_those_without_time_are_no_end(budget_s: float, finished: bool, tmp_path: Path) -> None:
+    graph, session, store = PROGRAM.graph, Schedules(lambda schedule: 1.0), Store.create(tmp_path)
+    samples = Samples(10.0, 10.0, 10.0, 10.0, 10.0, 9)
+    solo = [[SoloRecord(item.signature, width, samples, Contamination(0.0)) for width in (1, 2)] for item in graph.operators]
+    problem = Problem.make(graph, cost_table(session, graph, Device.key, solo, [], {}))
+    scope = scope_row(Device(), session.limits)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"model": "zoo:net1", "predictor": "analytic", "most": 6, "budget_s": budget_s, "rng": np.random.default_rng(0)}
+    timed = measure_schedules(session, problem, store, scope, **given)
+    assert timed.finished is finished
+    assert timed.added == len(store.schedules()) > 0
+    assert timed.disturbed > 0
+    assert timed.added + timed.disturbed == (6 if finished else 3)

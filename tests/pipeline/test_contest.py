@@ -22,6 +22,7 @@ from autosched.core.variants import Lowering
 from autosched.pipeline import contest, granularity, job, preparing
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.contest import LEAST_COMPILE_S
+from autosched.pipeline.memory import forget_measurements
 from autosched.pipeline.qualification import Entrant, Qualified, contenders
 from tests.conformance.contest_double import Bench, Branches, Speed, comparing, rows, steady_clock
 
@@ -273,23 +274,27 @@ def test_the_report_says_it_as_text_and_as_json(compare: Callable[..., TuneRepor
 def test_what_is_to_be_fresh_is_forgotten_once_before_anything_is_measured(
     compare: Callable[..., TuneReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[bool] = []
-    open_journal = contest.open_journal
+    forgotten: list[str] = []
 
-    def counted(device: Any, *, fresh: bool, private: bool) -> Any:
-        opened.append(fresh)
-        return open_journal(device, fresh=fresh, private=private)
+    def forget(room: str) -> Callable[[Any], None]:
+        def counted(device: Any) -> None:
+            forgotten.append(room)
+            forget_measurements(device)
+
+        return counted
 
     for place in (contest, job):
-        monkeypatch.setattr(place, "open_journal", counted)
+        monkeypatch.setattr(place, "forget_measurements", forget(place.__name__))
     ask = contest.run_contest
 
     def fresh(model: Any, args: Any, kwargs: Any, options: Any, choice: Any, progress: Any) -> Any:
         return ask(model, args, kwargs, dataclasses.replace(options, fresh=True), choice, progress)
 
     monkeypatch.setattr(contest, "run_contest", fresh)
-    compare(Bench(rewritten=Speed(300.0), fused=Speed(100.0), inductor=Speed(200.0)))
-    assert opened == [True, False, False]
+    bench = Bench(rewritten=Speed(300.0), fused=Speed(100.0), inductor=Speed(200.0))
+    compare(bench)
+    assert forgotten == [contest.__name__]
+    assert bench.sessions["fused"].asked_solo == 1
 
 
 def test_what_regions_took_to_compile_is_not_set_aside_for_the_next_capture(monkeypatch: pytest.MonkeyPatch) -> None:

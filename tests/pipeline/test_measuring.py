@@ -17,6 +17,7 @@ from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Pair
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo, rounds_within
+from tests.conformance import contest_double
 from tests.conformance.graphs import TwoBranches, two_branches_program
 from tests.conformance.session_double import SessionDouble
 
@@ -110,3 +111,25 @@ def test_where_lanes_are_one_team_no_pair_with_a_wide_operator_is_measured(
     table = cost_table(session, GRAPH, KEY, solo, [], {})
     assert table.one_team is one_team
     assert (table.team_spin_us > 0.0) is not one_team
+
+
+@pytest.mark.parametrize(("load", "measured"), [(0.0, True), (0.9, False)])
+def test_the_report_counts_only_pairs_that_nobody_disturbed_as_measured(
+    load: float, measured: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def pairs(self: contest_double.Session, asked: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
+        names = [operator.signature for operator in self.program.graph.operators]
+        return [
+            PairRecord(
+                names[pair.first], pair.first_width, names[pair.last], pair.last_width, 10.0, 10.0, 12.0, 1.1, 1.1, 0.6, 1, 1, 9,
+                Contamination(load),
+            )
+            for pair in asked
+        ]  # fmt: skip
+
+    monkeypatch.setattr(contest_double.Session, "pairs", pairs)
+    report = contest_double.comparing(monkeypatch, tmp_path)(
+        contest_double.Bench(rewritten=contest_double.Speed(300.0)), contest_double.Branches(), lowering="rewritten"
+    )
+    [note] = [note for note in report.notes if note.startswith("cost model ")]
+    assert ("predicts 100% of the " not in note) is measured

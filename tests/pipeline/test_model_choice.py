@@ -24,7 +24,6 @@ from autosched.costmodel.trained import Card, TrainedModel
 from autosched.datasets.facts import DeviceFacts
 from autosched.datasets.synthetic import synthetic_store
 from autosched.pipeline import model_choice
-from autosched.pipeline.memory import device_digest
 from autosched.pipeline.model_choice import ChosenModel, choose_model, judged_at, model_in_use, prediction_note
 from tests.conformance.programs import branches_program
 
@@ -47,6 +46,7 @@ def write_model(
     device: DeviceKey = KEY,
     engine: Engine | None = None,
     judged: bool = True,
+    origins: tuple[DeviceKey, ...] = (),
 ) -> None:
     """A model fitted on simulated runs; what its card claims is up to the test."""
     pairs = pair_set(synthetic_store(scratch, families=("alpha", "beta"), kernels=6, pairs=20))
@@ -54,7 +54,11 @@ def write_model(
     model.fit(pairs.query, pairs.labels, rng=np.random.default_rng(0))
     decision = GateDecision(kind, "made by a test", "nothing")
     held_out = {"constant": measure(pairs.labels, model.predict(pairs.query))} if judged else {}
-    card = Card((device.name,), (device.kind,), ("alpha", "beta"), len(pairs), simulated, None, decision, held_out, 0, engine=engine)
+    families = ("alpha", "beta")
+    learned = {key.digest: families for key in origins}
+    card = Card(
+        (device.name,), (device.kind,), families, len(pairs), simulated, None, decision, held_out, 0, engine=engine, origins=learned
+    )
     save_model(TrainedModel(model, None, card), folder)
 
 
@@ -66,7 +70,7 @@ def test_without_a_model_the_prior_answers_and_says_so() -> None:
 
 
 def test_the_model_trained_on_this_machine_is_found(tmp_path: Path) -> None:
-    write_model(cost_models_dir() / device_digest(KEY), tmp_path / "runs")
+    write_model(cost_models_dir() / KEY.digest, tmp_path / "runs")
     chosen = choose_model(KEY, None)
     assert chosen.model is not None
     assert chosen.name == "xgboost"
@@ -74,12 +78,28 @@ def test_the_model_trained_on_this_machine_is_found(tmp_path: Path) -> None:
     assert choose_model(dataclasses.replace(KEY, name="another"), None).model is None
     # Processors of several generations have one name.
     alike = dataclasses.replace(KEY, details=(("vector", "narrow"),))
-    assert "of a device of this name" in choose_model(alike, None, cost_models_dir() / device_digest(KEY)).why
+    assert "of a device of this name" in choose_model(alike, None, cost_models_dir() / KEY.digest).why
+
+
+def test_a_model_is_of_the_devices_whose_runs_it_learned_from_wherever_it_was_installed(tmp_path: Path) -> None:
+    alike = dataclasses.replace(CPU, details=(("cores", "64"),))
+    installed = cost_models_dir() / CPU.digest
+    for kind in ("xgboost", "analytic"):
+        for origins, words, settled in (
+            ((CPU,), "pairs of this device", True),
+            ((alike,), "pairs of a device of this name", False),
+            ((CPU, alike), "pairs of this device and others", False),
+        ):
+            write_model(installed, tmp_path / kind / words, kind=kind, device=CPU, origins=origins)
+            found = model_in_use(CPU, Engine.NATIVE) if kind == "xgboost" else judged_at(installed, CPU, Engine.NATIVE)
+            assert words in found.why
+            # That nothing learned is good enough on another device says nothing of this one.
+            assert found.settled == (settled and kind == "analytic")
 
 
 @pytest.mark.parametrize(("kind", "simulated", "words"), [("analytic", 0, "gate"), ("xgboost", 5, "simulated")])
 def test_a_model_that_must_not_be_used_is_not(tmp_path: Path, kind: str, simulated: int, words: str) -> None:
-    write_model(cost_models_dir() / device_digest(KEY), tmp_path / "runs", kind=kind, simulated=simulated)
+    write_model(cost_models_dir() / KEY.digest, tmp_path / "runs", kind=kind, simulated=simulated)
     chosen = choose_model(KEY, None)
     assert chosen.model is None
     assert words in chosen.why
@@ -93,7 +113,7 @@ def test_a_model_of_another_kind_of_device_is_not_used(tmp_path: Path) -> None:
 
 
 def test_a_damaged_cached_model_is_passed_over_and_a_named_one_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = cost_models_dir() / device_digest(KEY)
+    folder = cost_models_dir() / KEY.digest
     write_model(folder, tmp_path / "runs")
     (folder / "card.json").write_bytes(b"{")
     assert choose_model(KEY, None).model is None
@@ -104,7 +124,7 @@ def test_a_damaged_cached_model_is_passed_over_and_a_named_one_is_an_error(tmp_p
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_runs_on_lanes_of_another_kind_say_nothing_of_these(tmp_path: Path, installed: bool) -> None:
-    folder = cost_models_dir() / device_digest(CPU) if installed else tmp_path / "model"
+    folder = cost_models_dir() / CPU.digest if installed else tmp_path / "model"
     write_model(folder, tmp_path / "runs", device=CPU, engine=Engine.PYTHON)
     explicit = None if installed else folder
     refused = choose_model(CPU, Engine.NATIVE, explicit)
@@ -115,12 +135,12 @@ def test_runs_on_lanes_of_another_kind_say_nothing_of_these(tmp_path: Path, inst
 
 
 def test_a_model_that_does_not_say_what_ran_its_lanes_is_used(tmp_path: Path) -> None:
-    write_model(cost_models_dir() / device_digest(CPU), tmp_path / "runs", device=CPU)
+    write_model(cost_models_dir() / CPU.digest, tmp_path / "runs", device=CPU)
     assert choose_model(CPU, Engine.NATIVE).name == "xgboost"
 
 
 def test_a_device_of_which_too_little_is_known_is_not_settled(tmp_path: Path) -> None:
-    folder = cost_models_dir() / device_digest(CPU)
+    folder = cost_models_dir() / CPU.digest
     write_model(folder, tmp_path / "runs", kind="analytic", device=CPU, judged=False)
     assert not model_in_use(CPU, Engine.NATIVE).settled
     write_model(folder, tmp_path / "more", kind="analytic", device=CPU)
@@ -152,6 +172,20 @@ def test_what_was_found_out_on_a_device_is_not_overruled_by_another_of_its_name(
     other = model_in_use(third, Engine.NATIVE)
     assert "a device of this name" in other.why
     assert not other.settled
+
+
+def test_what_was_trained_and_refused_here_is_not_overruled_by_a_shipped_model_of_another_device(shipped: Path, tmp_path: Path) -> None:
+    installed = cost_models_dir() / CPU.digest
+    other = dataclasses.replace(CPU, details=(("cores", "2"), ("vector", "narrow")))
+    ship(shipped, "a_other", tmp_path, other)
+    write_model(installed, tmp_path / "few", kind="analytic", device=CPU, judged=False)
+    assert model_in_use(CPU, Engine.NATIVE).folder == shipped / "a_other" / "model"
+    write_model(installed, tmp_path / "enough", kind="analytic", device=CPU)
+    assert model_in_use(CPU, Engine.NATIVE).folder is None
+    assert model_in_use(CPU, Engine.NATIVE).settled
+    # One that ships for this very device was made of more runs.
+    ship(shipped, "b_own", tmp_path, CPU)
+    assert model_in_use(CPU, Engine.NATIVE).folder == shipped / "b_own" / "model"
 
 
 def test_a_shipped_model_of_other_lanes_gives_way_to_one_of_these(shipped: Path, tmp_path: Path) -> None:

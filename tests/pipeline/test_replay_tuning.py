@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from autosched import pipeline, zoo
 from autosched.cli import main
 from autosched.config import runs_dir, schedules_dir
-from autosched.core.records import Source
+from autosched.core.records import Contamination, Source
 from autosched.datasets.store import Store
 from autosched.pipeline.collecting import Aims, Subject, collect
 from autosched.pipeline.schedule_errors import schedule_errors
@@ -93,12 +94,28 @@ def test_a_tuning_job_leaves_its_runs_for_training() -> None:
     assert all(row.record.source is Source.MEASURED for row in store.schedules())
 
 
-def test_schedule_errors_are_told_beside_baselines(recorded: Path) -> None:
-    found = schedule_errors(Store.open(recorded), {})
+def test_schedule_errors_are_told_beside_baselines_for_what_nobody_disturbed(recorded: Path, tmp_path: Path) -> None:
+    given = Store.open(recorded)
+
+    def with_loads(name: str, *loads: float) -> Store:
+        """The recorded runs, the schedules as if others had taken these shares of the cores."""
+        store = Store.create(tmp_path / name)
+        rows = given.schedules()
+        assert len(rows) == len(loads)
+        timed = [
+            dataclasses.replace(row, record=dataclasses.replace(row.record, contamination=Contamination(load)))
+            for row, load in zip(rows, loads, strict=True)
+        ]
+        store.append([*given.scopes(), *given.graphs(), *given.limits(), *given.solo(), *timed])
+        return store
+
+    assert schedule_errors(with_loads("busy", 0.0, 0.0, 1.0), {}) == ()
+    found = schedule_errors(with_loads("quiet", 0.0, -1.0, 0.0), {})
     assert {row.model for row in found} == {"analytic", "no interference"}
+    assert schedule_errors(with_loads("other", 0.0, 0.0, 0.0), {}, scopes=["another"]) == ()
     for row in found:
         assert row.graphs == 1
-        assert row.schedules == len(Store.open(recorded).schedules())
+        assert row.schedules == 3
         assert np.isfinite([row.mape_pct, row.bias_pct, row.regret_pct]).all()
         assert row.regret_pct >= 0.0
 

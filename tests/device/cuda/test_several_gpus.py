@@ -16,6 +16,7 @@ from autosched.core.errors import DeviceError, DeviceMissing, UnknownName, Usage
 from autosched.core.progress import Silent
 from autosched.core.records import DeviceKey, Failure, FailureKind
 from autosched.core.variants import Lowering
+from autosched.datasets.journal import Scope
 from autosched.device.base import OneOfSeveral
 from autosched.device.cuda import device as cuda_device
 from autosched.device.cuda import worker_main
@@ -101,9 +102,9 @@ def test_alike_gpus_are_one_device_to_whatever_is_kept(tmp_path: Any, monkeypatc
     first, second = device_named("cuda:0"), device_named("cuda:1")
     assert (first.key, first.software) == (second.key, second.software)
     assert retraining.places_of("cuda:0") == retraining.places_of("cuda:1")
-    with open_journal(first, fresh=False, private=False) as journal:
+    with open_journal(Scope(first.key, first.software), private=False) as journal:
         journal.add_solo("kernel", 1, Failure(FailureKind.CRASH, "tried"))
-    with open_journal(second, fresh=False, private=False) as journal:
+    with open_journal(Scope(second.key, second.software), private=False) as journal:
         assert journal.solo("kernel", 1) == Failure(FailureKind.CRASH, "tried")
 
 
@@ -114,9 +115,9 @@ def test_different_gpus_of_one_machine_share_nothing(tmp_path: Any, monkeypatch:
     assert first.key != second.key
     for one, other in zip(retraining.places_of("cuda:0"), retraining.places_of("cuda:1"), strict=True):
         assert one != other
-    with open_journal(first, fresh=False, private=False) as journal:
+    with open_journal(Scope(first.key, first.software), private=False) as journal:
         journal.add_solo("kernel", 1, Failure(FailureKind.CRASH, "tried"))
-    with open_journal(second, fresh=False, private=False) as journal:
+    with open_journal(Scope(second.key, second.software), private=False) as journal:
         assert journal.solo("kernel", 1) is None
 
 

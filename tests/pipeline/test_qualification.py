@@ -1,0 +1,87 @@
+"""The rounds of sequential orders: what a failing order costs its lowering, on sessions whose times the test decides."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autosched.core.errors import DeviceError
+from autosched.core.progress import Silent
+from autosched.core.records import Failure, FailureKind
+from autosched.core.schedule import Schedule, sequential
+from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.qualification import Entrant, Qualified, qualify
+from tests.conformance.programs import branches_program
+from tests.conformance.session_double import SessionDouble, Truth
+
+GRAPH = branches_program(branches=2, depth=1)[0].graph
+CRASH = Failure(FailureKind.CRASH, "the kernel crashed")
+
+
+def entrant(truth: Truth) -> Entrant:
+    """One with an order on a lane and a wide one, which take alone 1000 and 500 us."""
+    prepared: Any = SimpleNamespace(session=SessionDouble(truth, noise=0.001), lowering="rewritten")
+    return Entrant(prepared, tuple(sequential(GRAPH, width=width) for width in (1, 2)), (1000.0, 500.0), None)
+
+
+def rounds(*entrants: Entrant) -> tuple[list[Qualified], list[tuple[Entrant, Failure]], Ledger]:
+    ledger = Ledger()
+    timed, failed = qualify(entrants, seconds=0.0, seed=0, ledger=ledger, progress=Silent())
+    return timed, failed, ledger
+
+
+def wide(schedule: Schedule) -> bool:
+    return max(schedule.width) > 1
+
+
+@pytest.mark.parametrize(("broken_wide", "takes_us", "alone_us"), [(True, 900.0, 1000.0), (False, 450.0, 500.0)])
+def test_an_order_that_fails_is_out_and_the_lowering_has_the_time_of_the_other(broken_wide: bool, takes_us: float, alone_us: float) -> None:
+    one = entrant(lambda schedule: CRASH if wide(schedule) is broken_wide else (450.0 if wide(schedule) else 900.0))
+    other = entrant(lambda schedule: 600.0)
+    timed, failed, ledger = rounds(one, other)
+    assert failed == []
+    found = next(item for item in timed if item.entrant is one)
+    assert found.sequential.median_us == pytest.approx(takes_us, rel=0.01)
+    assert found.alone_us == alone_us
+    assert ledger.failures == 1
+    assert timed[0].entrant is (one if takes_us < 600.0 else other)
+
+
+def test_a_lowering_is_out_with_its_last_order_and_the_others_stay() -> None:
+    one, other = entrant(lambda schedule: CRASH), entrant(lambda schedule: 600.0)
+    timed, failed, ledger = rounds(one, other)
+    assert failed == [(one, CRASH)]
+    assert [item.entrant for item in timed] == [other]
+    assert ledger.failures == 2
+
+
+def test_an_order_that_fails_in_a_later_round_is_out_and_has_no_part_in_the_time() -> None:
+    asked = 0
+
+    def truth(schedule: Schedule) -> float | Failure:
+        nonlocal asked
+        asked += wide(schedule)
+        return (CRASH if asked > 6 else 450.0) if wide(schedule) else 900.0
+
+    one = entrant(truth)
+    timed, failed, ledger = rounds(one)
+    assert failed == []
+    [found] = timed
+    assert found.sequential.median_us == pytest.approx(900.0, rel=0.01)
+    assert ledger.failures == 1
+    # All rounds count that the order on a lane was in.
+    assert found.sequential.count >= 7
+
+
+def test_a_process_that_is_lost_is_a_failure_of_its_lowering_alone() -> None:
+    one, other = entrant(lambda schedule: 300.0), entrant(lambda schedule: 600.0)
+
+    def lost(schedules: object, *, rounds: int) -> None:
+        raise DeviceError("the worker is gone")
+
+    one.prepared.session.paired = lost  # type: ignore[method-assign, assignment]
+    timed, failed, _ = rounds(one, other)
+    assert [(item, failure.detail) for item, failure in failed] == [(one, "the worker is gone")]
+    assert [item.entrant for item in timed] == [other]
