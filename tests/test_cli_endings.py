@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,14 @@ def test_a_full_disk_is_said_in_one_line(arguments: list[str]) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_file_as_large_as_it_may_be_is_said_in_one_line(tmp_path: Path) -> None:
+    command = f"ulimit -f 1; exec {shlex.quote(sys.executable)} -P -m autosched models > {shlex.quote(str(tmp_path / 'said'))}"
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert "File too large" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("command", "number", "code", "words"),
     [
@@ -158,6 +167,28 @@ def test_what_leaves_nothing_behind_promises_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("autosched.doctor.examine", lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run("doctor") == 143
     assert capsys.readouterr().err == "autosched: interrupted\n"
+
+
+class _Dying:
+    """Asks this process to stop just when no exception can get out."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0)
+
+
+def test_a_stop_where_no_exception_gets_out_is_heard_a_moment_later() -> None:
+    with endings.stoppable() as stop:
+        with pytest.raises(KeyboardInterrupt):
+            _die_and_wait()
+        assert stop.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def _die_and_wait() -> None:
+    dying = _Dying()
+    del dying
+    time.sleep(20)
 
 
 def test_a_sigterm_that_somebody_handles_already_is_left_to_them() -> None:

@@ -122,8 +122,8 @@ def _typer_exit(error: Exception, as_json: bool) -> int:
 
 
 def _no_room(error: OSError, as_json: bool) -> int:
-    """The exit code where a disk is full, with a word on it; anything else is a bug and is raised again."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    """The exit code where a disk is full, or a file as large as it may be, and a word on it; all else is a bug and is raised again."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         _tell_of_a_bug(error, as_json)
         raise error
     where = error.filename or "where the output goes, or in the folder for temporary files"

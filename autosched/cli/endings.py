@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 INTERRUPTED = 128 + signal.SIGINT  # as a shell would say it, and what typer makes of an interrupt
+_MOMENT_S = 0.05
 _GOES_ON = frozenset({"tune", "compare", "collect"})
 
 
@@ -42,6 +43,19 @@ def stoppable() -> Iterator[Stop]:
         signal.signal(number, usual[number])
         raise _Stopped
 
+    timers: list[threading.Timer] = []
+
+    def ignored(what: sys.UnraisableHookArgs) -> None:
+        """It came where Python lets no exception out (a callback of a C library, a destructor): once more, a moment later."""
+        if not isinstance(what.exc_value, _Stopped):
+            usual_hook(what)
+            return
+        signal.signal(stop.signal, interrupt)
+        again = threading.Timer(_MOMENT_S, os.kill, (os.getpid(), stop.signal))
+        again.daemon = True
+        again.start()
+        timers.append(again)
+
     usual: dict[int, Any] = {
         number: handler
         for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
@@ -49,9 +63,13 @@ def stoppable() -> Iterator[Stop]:
     }
     for number in usual:
         signal.signal(number, interrupt)
+    usual_hook, sys.unraisablehook = sys.unraisablehook, ignored
     try:
         yield stop
     finally:
+        sys.unraisablehook = usual_hook
+        for timer in timers:
+            timer.cancel()
         for number, handler in usual.items():
             signal.signal(number, handler)
 

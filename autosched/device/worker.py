@@ -70,9 +70,18 @@ class Worker:
 
     @property
     def folder(self) -> Path:
-        """Private folder for files that the process reads; in shared memory if there is some, removed by :meth:`close`."""
+        """Private folder for files that the process reads; in shared memory if there is some, removed by :meth:`close`.
+
+        Raises:
+            ScratchFull: if none can be made.
+        """
         if self._folder is None:
-            self._folder = _scratch()
+            try:
+                self._folder = _scratch()
+            except OSError as error:
+                raise ScratchFull(
+                    f"there is no folder for the files of the measuring process: {error}. Make room, or set TMPDIR to a folder that has it."
+                ) from error
         return self._folder.path
 
     @property
@@ -86,10 +95,23 @@ class Worker:
         return self._timeout_s
 
     def start(self) -> None:
-        """Start the process now and do not wait for it: what it imports it imports while the caller does something else."""
-        if self._child is None:
-            self._child = ChildProcess(self._module, self.folder, plugin=self._plugin)
-            self._is_open = False
+        """Start the process now and do not wait for it: what it imports it imports while the caller does something else.
+
+        Raises:
+            ScratchFull: as :attr:`folder`.
+            WorkerLost: if this process may not have another one, or no more open files or threads.
+        """
+        if self._child is not None:
+            return
+        folder = self.folder
+        try:
+            self._child = ChildProcess(self._module, folder, plugin=self._plugin)
+        except (OSError, RuntimeError) as error:  # the latter for a thread
+            raise WorkerLost(
+                f"the measuring process cannot be started: {error}. Raise the limits of this process on open files, processes and memory "
+                "(ulimit -a), or end what takes them."
+            ) from error
+        self._is_open = False
 
     def opens_with(self, opening: Sequence[Request]) -> None:
         """What a fresh process is sent first, from now on."""
@@ -100,7 +122,7 @@ class Worker:
 
         Raises:
             WorkerDied: if the process died or hung before the request was answered in full; all of it is gone then.
-            WorkerLost: if that happened too often in a row for the request to be at fault.
+            WorkerLost: if that happened too often in a row for the request to be at fault, or as :meth:`start`.
         """
         try:
             child = self._ready_child()

@@ -63,8 +63,7 @@ class ChildProcess:
         # A source checkout may not be installed, and may not come before site-packages: its own datasets/ would hide another's.
         root = str(Path(autosched.__file__).resolve().parent.parent)
         code = f"import sys; sys.path.append({root!r}); from {module} import main; main()"
-        answers, answers_theirs = os.pipe()
-        log, log_theirs = os.pipe()
+        answers, answers_theirs, log, log_theirs = _two_pipes()
         # The parent-death signal fires when the *thread* that started the process ends, so only a main thread may ask for it.
         tied = threading.current_thread() is threading.main_thread()
         arguments = [str(answers_theirs), str(board), str(os.getpid() if tied else 0), str(plugin or ""), registrations]
@@ -92,6 +91,11 @@ class ChildProcess:
         self._buffer = bytearray()
         self._log = _Log(log)
         self._finalizer = weakref.finalize(self, _end, self._process, self._stdin, answers, self._log, os.getpid())
+        try:
+            self._log.start()
+        except BaseException:
+            self.kill()
+            raise
 
     @property
     def pid(self) -> int:
@@ -226,13 +230,25 @@ class _Log:
         self._descriptor = descriptor
         self._tail = bytearray()
         self._thread = threading.Thread(target=self._drain, name="autosched-worker-log", daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Begin to drain it.
+
+        Raises:
+            RuntimeError: if this process may have no more threads; the pipe is closed then.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(self._descriptor)
+            raise
 
     def text(self) -> str:
         return self._tail.decode(errors="replace")
 
     def finish(self) -> None:
-        self._thread.join(timeout=1.0)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=1.0)
 
     def _drain(self) -> None:
         try:
@@ -244,6 +260,17 @@ class _Log:
             pass
         finally:
             os.close(self._descriptor)
+
+
+def _two_pipes() -> tuple[int, int, int, int]:
+    """Both, or none."""
+    one = os.pipe()
+    try:
+        return (*one, *os.pipe())
+    except OSError:
+        for end in one:
+            os.close(end)
+        raise
 
 
 def _end(process: subprocess.Popen[bytes], stdin: object, answers: int, log: _Log, owner: int) -> None:

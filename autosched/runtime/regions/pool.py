@@ -98,11 +98,17 @@ def compile_apart(
         plugin: a Python file that each process runs first. For tests that inject faults; nothing a user or a bundle can reach sets it.
     """
     limit_s = region_limit_s(REGION_LIMIT_S) if limit_s is None else limit_s
-    with Scratch() as folder:
-        lock = folder / "turn"
-        lock.touch()
-        opening_file = folder / "opening.json"
-        opening_file.write_bytes(msgspec.json.encode(opening(lock)))
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(Scratch())
+            lock = folder / "turn"
+            lock.touch()
+            opening_file = folder / "opening.json"
+            opening_file.write_bytes(msgspec.json.encode(opening(lock)))
+        except OSError as error:
+            _log.info("no process to compile regions in: %s", error)
+            yield from map(Made, jobs)
+            return
         pool = _Pool(opening_file, list(jobs), workers, limit_s, plugin)
         try:
             yield from pool.run(beat, math.inf if total_s is None else time.monotonic() + total_s)
@@ -164,7 +170,11 @@ class _Pool:
             remove_unfinished()
 
     def _start(self) -> None:
-        answers, theirs = os.pipe()
+        try:
+            answers, theirs = os.pipe()
+        except OSError as error:
+            _log.info("no process to compile regions in: %s", error)
+            return
         # A source checkout may not be installed, and may not come before site-packages: its own datasets/ would hide another's.
         root = str(Path(autosched.__file__).resolve().parent.parent)
         code = f"import sys; sys.path.append({root!r}); from autosched.runtime.regions.worker import main; main()"

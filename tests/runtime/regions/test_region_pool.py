@@ -185,11 +185,12 @@ def jobs(count: int) -> list[Job]:
     return [Job(number, 0, 0, 1, int(Variant.COMPILED)) for number in range(count)]
 
 
-def test_processes_that_do_not_start_leave_the_jobs_to_whoever_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("where", "name"), [(region_pool.subprocess, "Popen"), (region_pool.os, "pipe"), (region_pool, "Scratch")])
+def test_processes_that_do_not_start_leave_the_jobs_to_whoever_asked(where: object, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(region_pool.subprocess, "Popen", refuse)
+    monkeypatch.setattr(where, name, refuse)
     made = list(compile_apart(fake_opening, jobs(3), 2))
     assert [(item.job.number, item.source, item.refused) for item in made] == [(0, "", ""), (1, "", ""), (2, "", "")]
 
