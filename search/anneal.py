@@ -92,13 +92,14 @@ class Annealer:
         best = current.copy()
         values = np.array([start.makespan_us, start.makespan_us])
         temperatures = np.array([self._hot, self._cold]) * scale_us
+        seen = np.zeros((3, self.problem.count))
         random_state = context.rng.integers(0, 2**63, size=1, dtype=np.uint64)
         found, spent, step = [start], 0, 0
         while step < total and not context.expired():
             steps = min(_CHUNK, total - step)
             spent += self._compiled.anneal_steps(
                 *self.problem.arrays, self.lanes, current, best, values, self._bound, self.widths, self._moves, temperatures, step,
-                steps, total, random_state, *self._space,
+                steps, total, random_state, seen, *self._space,
             )  # fmt: skip
             step += steps
             if values[1] < found[0].makespan_us:
