@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 # Not ``leftover``: no job simulates thread blocks.
 _SEARCHES = ("fluid", "policies", "anneal", "random_search", "beam", "beam_level", "exact")
+
+
+def searches_loaded() -> bool:
+    """Whether this process has them already."""
+    return all(f"{__package__}.{name}" in sys.modules for name in _SEARCHES)
 
 
 def load_searches() -> None:

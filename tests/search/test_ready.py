@@ -8,9 +8,11 @@ import sys
 _SEARCHES = """
 import sys
 import numpy as np
-from autosched.search.compiled.ready import load_searches
+from autosched.search.compiled.ready import load_searches, searches_loaded
 
+assert not searches_loaded()
 load_searches()
+assert searches_loaded()
 before = set(sys.modules)
 from autosched.search import synthetic
 from autosched.search.strategy import STRATEGIES, SearchContext
