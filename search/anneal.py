@@ -20,6 +20,7 @@ from autosched.search.simulate import Evaluator
 from autosched.search.strategy import SearchContext
 
 _CHUNK = 2000  # schedules between two looks at the clock
+_MARKS = 11  # states that an evaluation leaves for later ones to go on from
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Annealer:
         self.problem, self.lanes, self.widths = problem, lanes, widths
         self._moves = (moves or MoveWeights()).cumulative(lanes=lanes, widths=len(widths), one_team=problem.costs.one_team)
         self._hot, self._cold = hot, cold
-        self._space = layout.workspace(problem.count, lanes)
+        self._space = layout.workspace(problem.count, lanes, marks=min(_MARKS, problem.count // 4))
         self._bound = least_time_to_end_us(problem, widths, lanes)
 
     def run(self, start: Candidate, context: SearchContext, name: str) -> tuple[list[Candidate], int]:
@@ -93,13 +94,14 @@ class Annealer:
         values = np.array([start.makespan_us, start.makespan_us])
         temperatures = np.array([self._hot, self._cold]) * scale_us
         seen = np.zeros((3, self.problem.count))
+        known = np.zeros((3, self.problem.count + 1), dtype=np.uint32)
         random_state = context.rng.integers(0, 2**63, size=1, dtype=np.uint64)
         found, spent, step = [start], 0, 0
         while step < total and not context.expired():
             steps = min(_CHUNK, total - step)
             spent += self._compiled.anneal_steps(
                 *self.problem.arrays, self.lanes, current, best, values, self._bound, self.widths, self._moves, temperatures, step,
-                steps, total, random_state, seen, *self._space,
+                steps, total, random_state, seen, known, *self._space,
             )  # fmt: skip
             step += steps
             if values[1] < found[0].makespan_us:

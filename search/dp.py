@@ -225,7 +225,7 @@ def _simulate_stage(problem: Problem, groups: tuple[tuple[int, ...], ...]) -> fl
             nothing, none, nothing, none, np.array(rows, dtype=np.int32)[:, None].copy(), problem.solo_us, problem.room,
             problem.excess_first, problem.excess_last, latency, np.arange(count, dtype=np.int32), lane,
             np.zeros(count, dtype=np.int32), np.full(count, -1, dtype=np.int32), np.zeros(count), layout.UNREACHED,
-            *layout.workspace(count, lanes),
+            -1, *layout.workspace(count, lanes),
         )
     )  # fmt: skip
 

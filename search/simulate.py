@@ -39,7 +39,9 @@ class Evaluator:
         """
         self.evaluations += 1
         wait = self._no_wait if wait is None else wait
-        return float(self._compiled.evaluate(*self._arrays, order, lane, width_index, wait, self._no_bound, layout.UNREACHED, *self._space))
+        return float(
+            self._compiled.evaluate(*self._arrays, order, lane, width_index, wait, self._no_bound, layout.UNREACHED, -1, *self._space)
+        )
 
     def starts_us(self) -> Floats:
         """Start of each operator in the last evaluation: float64 ``[n]``."""

@@ -8,7 +8,8 @@ from autosched.search.compiled.cache import ARRAYS, F1, F2, I1, SPACE, compiled
 from autosched.search.compiled.copy_rows import copy_rows
 from autosched.search.compiled.fluid import evaluate
 from autosched.search.compiled.forecast import BEGAN, ENDED, TAIL, find_tails, is_idle, passes_nobody, path_through
-from autosched.search.compiled.layout import END, HELD_BY, START
+from autosched.search.compiled.layout import HELD_BY
+from autosched.search.compiled.marks import WAS_RANK, keep, marks_of, recall
 from autosched.search.compiled.moves import (
     RUN,
     draw_partner,
@@ -20,6 +21,14 @@ from autosched.search.compiled.moves import (
     restore_run,
     widen_run,
 )
+from autosched.search.compiled.shared import (
+    finished_before,
+    gate_of,
+    low_of_lanes,
+    mark_for,
+    shared_by_exchange,
+    shared_by_move,
+)
 from autosched.search.compiled.splitmix import next_uniform
 
 _DRAWS = 24
@@ -29,11 +38,11 @@ _ALLOWANCE = 0.2
 another lane that were forecast higher 1 in 18 was taken at the hottest and 1 in 200 later; of those forecast lower, 1 in 2 and 1 in 4."""
 
 
-@compiled(f"i8({ARRAYS},i8,i4[:,::1],i4[:,::1],{F1},{F1},{I1},{F1},{F1},i8,i8,i8,u8[::1],{F2},{SPACE})")
+@compiled(f"i8({ARRAYS},i8,i4[:,::1],i4[:,::1],{F1},{F1},{I1},{F1},{F1},i8,i8,i8,u8[::1],{F2},u4[:,::1],{SPACE})")
 def anneal_steps(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
     lanes, current, best, values, bound, widths, moves, temperatures, first_step, steps, total_steps, random_state,
-    seen, lane_times, lane_numbers, times, links,
+    seen, known, lane_times, lane_numbers, times, links,
 ):  # fmt: skip
     """Simulated annealing on launch order, lanes, widths and extra waits; returns how many schedules were simulated (``steps``, or
     fewer where hardly any move changes anything or could be accepted).
@@ -52,10 +61,13 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         first_step, steps, total_steps: which part of the whole run this call does.
         random_state: uint64 ``[1]``.
         seen: float64 ``[3, n]``, of ``current``: see :mod:`autosched.search.compiled.forecast`; zeros at first. Updated.
+        known: uint32 ``[3, n + 1]``, of ``current``: see :mod:`autosched.search.compiled.marks`; its last column has to be zeros at first.
+            Updated.
         lane_times, lane_numbers, times, links: as in ``evaluate``.
     """
     count = kernel.shape[0]
     order, position, lane_of, width_index, wait = current[0], current[1], current[2], current[3], current[4]
+    marks = marks_of(lane_times)
     waits = 0
     for index in range(count):
         if wait[index] >= 0:
@@ -142,6 +154,29 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             forecast = seen[ENDED, new_wait] + latency[1] + seen[ENDED, operator] - seen[BEGAN, operator] + seen[TAIL, operator]
         if forecast > limit + allowance:
             continue
+        from_mark = -1
+        if known[WAS_RANK, count] > 0:
+            gate = -1
+            if begin >= 0:
+                shared = low_of_lanes(lanes, begin, order, lane_of, known)
+                gate = begin
+            elif tail >= 0:
+                shared = min(
+                    finished_before(old_lane, old_place, -1, -1, order, lane_of, known),
+                    finished_before(tail, old_place, -1, -1, order, lane_of, known),
+                )
+            elif partner >= 0:
+                shared = shared_by_exchange(operator, partner, there, here, order, lane_of, position, pred_ptr, pred_idx, known)
+                gate = gate_of(min(old_place, place), max(old_place, place), order, width_index)
+            else:
+                shared = shared_by_move(operator, old_place, new_lane, new_place, order, lane_of, pred_ptr, pred_idx, known)
+                if new_width != old_width:
+                    gate = old_place
+                elif new_place != old_place:
+                    gate = gate_of(min(old_place, new_place), max(old_place, new_place), order, width_index)
+            from_mark = mark_for(shared, gate if latency[7] > 0.0 else -1, marks, count, lane_numbers, links)
+            if from_mark >= 0:
+                recall(seen, known, times, links)
         if begin < 0:
             lane_of[operator] = new_lane
             width_index[operator] = new_width
@@ -154,7 +189,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             exchange_tails(order, lane_of, width_index, old_place, old_lane, tail)
         value = evaluate(
             pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
-            order, lane_of, width_index, wait, bound, limit, lane_times, lane_numbers, times, links,
+            order, lane_of, width_index, wait, bound, limit, from_mark, lane_times, lane_numbers, times, links,
         )  # fmt: skip
         simulated += 1
         if value <= limit:
@@ -166,9 +201,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
                 chain_length += 1
                 holder = links[HELD_BY, holder]
             waits += int(new_wait >= 0) - int(old_wait >= 0)
-            for index in range(count):
-                seen[BEGAN, index] = times[START, index]
-                seen[ENDED, index] = times[END, index]
+            keep(from_mark, marks, times, links, seen, known)
             find_tails(order, lane_of, wait, pred_ptr, pred_idx, latency, seen, next_tail)
             if value < values[1]:
                 values[1] = value

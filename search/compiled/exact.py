@@ -65,7 +65,7 @@ def enumerate_schedules(  # type: ignore[no-untyped-def]
         if level == count - 1:
             value = evaluate(
                 pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
-                order, lane_of, width_index, wait, no_bound, result[0], lane_times, lane_numbers, times, links,
+                order, lane_of, width_index, wait, no_bound, result[0], -1, lane_times, lane_numbers, times, links,
             )  # fmt: skip
             result[1] += 1.0
             if value < result[0]:

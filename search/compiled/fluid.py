@@ -8,6 +8,7 @@ from autosched.search.compiled.cache import ARRAYS, F1, I1, SPACE, compiled
 from autosched.search.compiled.lanes import let_go, link_operators, release
 from autosched.search.compiled.layout import (
     END,
+    FINISHED,
     FREE,
     HELD_BY,
     KERNEL,
@@ -19,7 +20,9 @@ from autosched.search.compiled.layout import (
     PLACE,
     PREVIOUS,
     PUT_OFF,
+    RANK,
     READY,
+    SIDE,
     SLOWDOWN,
     START,
     TURN,
@@ -27,14 +30,31 @@ from autosched.search.compiled.layout import (
     URGENCY,
     WHEN,
 )
+from autosched.search.compiled.marks import (
+    ACTIVE,
+    CROWD,
+    LAST,
+    OPENED,
+    OPENER,
+    READY_COUNT,
+    SHORT,
+    SPIN_ROOM,
+    SPIN_UNTIL,
+    TIME,
+    copy_block,
+    mark_at,
+    marks_of,
+    rows_of,
+    take_up,
+)
 from autosched.search.compiled.room import share_room, weigh
 from autosched.search.compiled.threads import arrival, crowding, lateness
 
 
-@compiled(f"f8({ARRAYS},{I1},{I1},{I1},{I1},{F1},f8,{SPACE})")
+@compiled(f"f8({ARRAYS},{I1},{I1},{I1},{I1},{F1},f8,i8,{SPACE})")
 def evaluate(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
-    order, lane_of, width_index, wait, bound, limit, lane_times, lane_numbers, times, links,
+    order, lane_of, width_index, wait, bound, limit, begin, lane_times, lane_numbers, times, links,
 ):  # fmt: skip
     """Makespan of one schedule in microseconds, or ``UNREACHED`` once it must exceed ``limit``.
 
@@ -47,11 +67,12 @@ def evaluate(  # type: ignore[no-untyped-def]
         wait: int32 ``[n]``, one more operator to wait for, or -1.
         bound: float64 ``[n]``, least time from an operator's start to the end of the run; zeros if not known.
         limit: give up above this makespan.
+        begin: the mark to go on from (see :mod:`autosched.search.compiled.marks`), or -1 to begin at the beginning.
         lane_times, lane_numbers, times, links: a workspace for the lane slots there are, overwritten; ``times`` then holds start and end
             of each operator, and the row ``HELD_BY`` of ``links`` what its start waited for.
     """
     count = order.shape[0]
-    lanes = lane_times.shape[1]
+    lanes = lane_times.shape[1] - 1
     gap = latency[0]
     cross = latency[1]
     concurrent = latency[3]
@@ -61,9 +82,6 @@ def evaluate(  # type: ignore[no-untyped-def]
     one_team = latency[7] > 0.0
     limit -= latency[2]
     ready = link_operators(order, lane_of, wait, pred_ptr, lanes, int(one_team), lane_numbers, links)
-    for slot in range(lanes):
-        lane_times[FREE, slot] = -1.0
-        lane_times[WHEN, slot] = UNREACHED
     time = 0.0
     finished = 0
     active = 0  # how many run
@@ -74,7 +92,44 @@ def evaluate(  # type: ignore[no-untyped-def]
     spin_room = 0.0
     opened = 0  # a team's operators from this place of the launch order on begin when all before it have ended
     opener = count  # the last of those
+    marks = marks_of(lane_times)
+    mark = begin + 1  # the next to leave
+    if begin < 0:
+        for slot in range(lanes):
+            lane_times[FREE, slot] = -1.0
+            lane_times[WHEN, slot] = UNREACHED
+    else:
+        base = rows_of(begin, links[SIDE, begin])
+        copy_block(base, 0, lane_times, lane_numbers)
+        finished = mark_at(begin, marks, count)
+        opened = int(lane_numbers[base + OPENED, -1])
+        opener = int(lane_numbers[base + OPENER, -1])
+        active = int(lane_numbers[base + ACTIVE, -1])
+        short = int(lane_numbers[base + SHORT, -1])
+        ready = int(lane_numbers[base + READY_COUNT, -1])
+        links[HELD_BY, count] = lane_numbers[base + LAST, -1]
+        time = lane_times[base + TIME, -1]
+        crowd = lane_times[base + CROWD, -1]
+        spin_until = lane_times[base + SPIN_UNTIL, -1]
+        spin_room = lane_times[base + SPIN_ROOM, -1]
+        take_up(finished, opened, order, succ_ptr, succ_idx, lanes, lane_numbers, links)
+    stop = mark_at(mark, marks, count)
     while finished < count:
+        if finished == stop:
+            base = rows_of(mark, 1 - links[SIDE, mark])
+            copy_block(0, base, lane_times, lane_numbers)
+            lane_numbers[base + OPENED, -1] = opened
+            lane_numbers[base + OPENER, -1] = opener
+            lane_numbers[base + ACTIVE, -1] = active
+            lane_numbers[base + SHORT, -1] = short
+            lane_numbers[base + READY_COUNT, -1] = ready
+            lane_numbers[base + LAST, -1] = links[HELD_BY, count]
+            lane_times[base + TIME, -1] = time
+            lane_times[base + CROWD, -1] = crowd
+            lane_times[base + SPIN_UNTIL, -1] = spin_until
+            lane_times[base + SPIN_ROOM, -1] = spin_room
+            mark += 1
+            stop = mark_at(mark, marks, count)
         if one_team and finished == opened:
             opener = links[HELD_BY, count]
             alone = width_index[order[opened]] > 0
@@ -194,6 +249,8 @@ def evaluate(  # type: ignore[no-untyped-def]
                 lane_times[FREE, chosen] = ended
                 lane_times[WHEN, chosen] = UNREACHED
                 links[HELD_BY, count] = done
+                links[RANK, done] = finished
+                links[FINISHED, finished] = done
                 finished += 1
                 ready = release(done, ready, succ_ptr, succ_idx, lane_numbers, links)
                 if spin > 0.0 and room[row] > wide:

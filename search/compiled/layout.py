@@ -1,9 +1,10 @@
 """How the compiled code lays out what it works on: states of a list scheduler, and the simulator's workspace; and
 the numbers that both halves of the search share. Needs no compiler.
 
-A *workspace* is four arrays, of whose rows each has a name (below): two with a column for each lane, two with one for each operator. The
-whole numbers have no sign, because compiled code asks of every signed index whether it counts from the end, which took a sixth of an
-evaluation's time; where there is no operator they hold ``n``.
+A *workspace* is four arrays, of whose rows each has a name (below): two with a column for each lane, two with one for each operator.
+The whole numbers have no sign, because compiled code asks of every signed index whether it counts from the end, which took a sixth of an
+evaluation's time; where there is no operator they hold ``n``. The first two also have rows for
+*marks* (:mod:`autosched.search.compiled.marks`), and their last column is used there only.
 
 A *state* is one float row and one int row (offsets below), so that copying a prefix is two memory copies. With ``K`` lanes and ``n``
 operators the float row holds: time; then for each lane start, remaining, slowdown, free-since (all microseconds but the third); then
@@ -44,24 +45,30 @@ def int_row(count: int, lanes: int) -> int:
 
 
 WHEN, LEFT, PACE, SLOWDOWN, FREE, PART = range(6)
-"""Rows of ``lane_times``: the lane's next event (``UNREACHED`` none), the time alone that its operator has left, how many times slower that
-passes, the sum that this comes from, the end of the lane's last operator (-1 none), and its operator's part of the room."""
+"""Rows of a block of ``lane_times``: the lane's next event (``UNREACHED`` none), the time alone that its operator has left, how many times
+slower that passes, the sum that this comes from, the end of the lane's last operator (-1 none), and its operator's part of the room."""
 OPERATOR, KERNEL, URGENCY, PUT_OFF, TURN, READY = range(6)
-"""Rows of ``lane_numbers``: the lane's latest operator, its kernel, its rank among events at one time (the place in the launch order, and
-``n`` more until it has started), 1 once its start was put off; and two lists: lanes that run, in order of start, and operators to place."""
+"""Rows of a block of ``lane_numbers``: the lane's latest operator, its kernel, its rank among events at one time (the place in the launch
+order, and ``n`` more until it has started), 1 once its start was put off; and two lists: lanes that run, in order of start, and operators
+to place."""
 START, END = range(2)
 """Rows of ``times``, microseconds."""
-PLACE, PENDING, PREVIOUS, FOLLOWING, FIRST_WAITER, NEXT_WAITER, HELD_BY = range(7)
+PLACE, PENDING, PREVIOUS, FOLLOWING, FIRST_WAITER, NEXT_WAITER, HELD_BY, RANK, FINISHED, SIDE = range(10)
 """Rows of ``links``: place in the launch order, how many it waits for, the operators before and after it on its lane, the operators that
-have an extra wait for it (the first, and for each of those the next), and what its start waited for. Column ``n`` is nobody's; its
+have an extra wait for it (the first, and for each of those the next), what its start waited for, how many finished before it, all
+operators in the order in which they finished, and which side of each mark is the current schedule's. Column ``n`` is nobody's; its
 ``HELD_BY`` is the operator that finished last."""
 
 
-def workspace(count: int, lanes: int) -> tuple[Any, Any, Any, Any]:
-    """What ``evaluate`` overwrites: ``lane_times`` float64 ``[6, K]``, ``lane_numbers`` uint32 ``[6, K + 1]``, ``times`` float64 ``[2, n]``
-    and ``links`` uint32 ``[7, n + 1]``."""
-    numbers = np.zeros((6, lanes + 1), dtype=np.uint32), np.zeros((7, count + 1), dtype=np.uint32)
-    return np.zeros((6, lanes)), numbers[0], np.zeros((2, count)), numbers[1]
+def workspace(count: int, lanes: int, marks: int = 0) -> tuple[Any, Any, Any, Any]:
+    """What ``evaluate`` overwrites.
+
+    ``lane_times`` float64 ``[6 * B, K + 1]`` and ``lane_numbers`` uint32 ``[6 * B, K + 2]`` are ``B`` blocks of six rows, first what
+    goes on, then two for each mark; ``times`` is float64 ``[2, n]``, ``links`` uint32 ``[10, n + 1]``.
+    """
+    rows = 6 * (1 + 2 * marks)
+    numbers = np.zeros((rows, lanes + 2), dtype=np.uint32), np.zeros((10, count + 1), dtype=np.uint32)
+    return np.zeros((rows, lanes + 1)), numbers[0], np.zeros((2, count)), numbers[1]
 
 
 def reset_state(floats: Any, ints: Any, lanes: int, count: int, pred_ptr: Any) -> None:

@@ -55,7 +55,7 @@ def random_schedules(  # type: ignore[no-untyped-def]
                     waiting += 1
         makespan = evaluate(
             pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
-            current[0], current[2], current[3], current[4], no_bound, value[0], lane_times, lane_numbers, times, links,
+            current[0], current[2], current[3], current[4], no_bound, value[0], -1, lane_times, lane_numbers, times, links,
         )  # fmt: skip
         if makespan < value[0]:
             value[0] = makespan
