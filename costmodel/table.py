@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from autosched.datasets.choices import independence
 from autosched.datasets.facts import DISTURBED, DeviceFacts, KernelFacts, LaunchFacts, kernel_facts, stolen_share, with_observed_peaks
 
 logger = logging.getLogger(__name__)
+
+OTHER = "+other"
+"""Behind an operator's signature in the names of pairs and launches: its other variant's (``CostTable.other_kernel``)."""
 
 UNATTRACTIVE = 1000.0
 """A width that failed costs this many times the whole graph at width 1: finite, and never chosen."""
@@ -49,10 +52,12 @@ CLASS_PSEUDO_COUNT = 4.0
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The kernels of a graph and where each operator finds its own: ``index`` is int32 ``[n_operators, n_widths]``."""
+    """The kernels of a graph and where each operator finds its own: ``index`` is int32 ``[n_operators, n_widths]``, and ``other`` int32
+    ``[n_operators]``, ``None`` where no operator has another variant."""
 
     facts: tuple[KernelFacts, ...]
     index: NDArray[np.int32]
+    other: NDArray[np.int32] | None = None
 
 
 def make_cost_table(
@@ -69,6 +74,7 @@ def make_cost_table(
     model: PairModel | None = None,
     launches: Mapping[str, LaunchFacts] | None = None,
     one_team: bool = False,
+    others: Sequence[SoloRecord | None] = (),
 ) -> CostTable:
     """Combine measurements and a model into the costs of a graph.
 
@@ -81,6 +87,8 @@ def make_cost_table(
         device: facts; unknown peaks are taken from the solo records.
         model: predicts what is not measured; ``None`` is the analytic prior.
         launches: CUDA launch facts by signature.
+        others: ``[n_operators]`` or empty: another variant of each operator at width 1, or ``None``. In ``pairs`` and ``launches`` its
+            name is the signature with :data:`OTHER` behind it. Which variant that is, the caller adds to the table.
 
     Returns:
         Slowdowns between 1 and ``MAX_SLOWDOWN``. Pairs of kernels that the graph never lets run together stand at 1.
@@ -93,7 +101,7 @@ def make_cost_table(
         raise UsageError(f"solo has {len(solo)} rows; expected {len(graph)} operators with {len(widths)} widths each")
     if not widths or widths[0] != 1 or list(widths) != sorted(set(widths)):
         raise UsageError(f"widths are {tuple(widths)}; expected ascending numbers that start with 1")
-    rows = _kernel_rows(graph, solo, widths, launches or {})
+    rows = _with_others(graph, others, launches or {}, _kernel_rows(graph, solo, widths, launches or {}))
     device = with_observed_peaks(device, rows.facts)
     table_first, table_last, needed = _predicted(graph, rows, device, model or AnalyticModel(), one_team)
     measured = _correct(rows, _undisturbed(pairs, device), table_first, table_last, needed)
@@ -112,6 +120,8 @@ def make_cost_table(
         polling_us=POLLING_US if device.kind == "cpu" and not one_team else 0.0,
         team_spin_us=TEAM_SPIN_US if device.kind == "cpu" and not one_team else 0.0,
         one_team=one_team,
+        other_kernel=rows.other,
+        other_variant=None if rows.other is None else np.zeros_like(rows.other),
     )
 
 
@@ -151,10 +161,34 @@ def _kernel_rows(
     return _Rows(tuple(facts), index)
 
 
-def pairs_that_meet(graph: OpGraph, kernel: NDArray[np.int32], count: int, *, one_team: bool) -> NDArray[np.bool_]:
+def _with_others(graph: OpGraph, others: Sequence[SoloRecord | None], launches: Mapping[str, LaunchFacts], rows: _Rows) -> _Rows:
+    """With a row more for each signature that has another variant."""
+    times: dict[str, list[float]] = {}
+    for operator, record in zip(graph.operators, others, strict=bool(others)):
+        if record is not None:
+            times.setdefault(operator.signature, []).append(record.samples.median_us)
+    if not times:
+        return rows
+    facts, place = list(rows.facts), dict[str, int]()
+    other = rows.index[:, 0].copy()
+    for operator in graph.operators:
+        if operator.signature in times and operator.signature not in place:
+            place[operator.signature] = len(facts)
+            name = operator.signature + OTHER
+            solo_us = max(statistics.median(times[operator.signature]), 1e-3)
+            facts.append(replace(kernel_facts(operator, graph, 1, solo_us, launches.get(name)), signature=name))
+        other[operator.index] = place.get(operator.signature, other[operator.index])
+    return _Rows(tuple(facts), rows.index, other)
+
+
+def pairs_that_meet(
+    graph: OpGraph, kernel: NDArray[np.int32], count: int, *, one_team: bool, other: NDArray[np.int32] | None = None
+) -> NDArray[np.bool_]:
     """Which of ``count`` kernels may run beside which: bool ``[count, count]``, symmetric; the others are as in ``CostTable``."""
     member = np.zeros((len(graph), count), dtype=np.float32)
     together = kernel[:, :1] if one_team else kernel
+    if other is not None:
+        together = np.column_stack([together, other])
     np.put_along_axis(member, together.astype(np.int64), 1.0, axis=1)
     meet: NDArray[np.bool_] = (member.T @ independence(graph).astype(np.float32) @ member) > 0
     return meet
@@ -165,7 +199,7 @@ def _predicted(
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """Slowdowns for every pair of kernels that may meet, 1 elsewhere; and which those are (bool ``[n_kernels, n_kernels]``)."""
     count = len(rows.facts)
-    needed = pairs_that_meet(graph, rows.index, count, one_team=one_team)
+    needed = pairs_that_meet(graph, rows.index, count, one_team=one_team, other=rows.other)
     first, last = np.nonzero(needed)
     query = PairQuery(rows.facts, (device,), np.zeros(count, dtype=np.int64), first.astype(np.int64), last.astype(np.int64))
     answer = model.predict(query)

@@ -1,4 +1,4 @@
-"""Simulated annealing on the direct encoding: a launch order, a lane for each operator, its width, and at most one extra wait.
+"""Simulated annealing on the direct encoding: a launch order, a lane for each operator, its width or variant, and at most one extra wait.
 
 The temperature is low (0.3 % of the makespan at first, a sixtieth of that at the end): near a good schedule most moves cost several per
 cent, and hotter runs only lose what the start had.
@@ -48,13 +48,13 @@ class MoveWeights:
     near: float = 0.5
     critical: float = 0.4
 
-    def cumulative(self, *, lanes: int, widths: int, one_team: bool) -> Floats:
+    def cumulative(self, *, lanes: int, widths: int, choices: int, one_team: bool) -> Floats:
         """Chances up to and including each kind, then ``near`` and ``critical``: float64 ``[10]``; kinds without effect get none."""
         several = lanes > 1
         weights = np.array(
             [
                 self.lane * several, self.order, self.lane_and_order * several, self.exchange, self.tails * several,
-                self.width * (widths > 1), self.width_run * (widths > 1 and one_team), self.wait * several,
+                self.width * (choices > 1), self.width_run * (widths > 1 and one_team), self.wait * several,
             ]
         )  # fmt: skip
         total = float(weights.sum())
@@ -73,10 +73,14 @@ class Annealer:
 
         self._compiled = compiled
         self.problem, self.lanes, self.widths = problem, lanes, widths
-        self._moves = (moves or MoveWeights()).cumulative(lanes=lanes, widths=len(widths), one_team=problem.costs.one_team)
+        others = range(len(problem.costs.widths), problem.kernel.shape[1])
+        self._choices: Ints = np.append(widths, np.array(others, dtype=np.int32))
+        self._moves = (moves or MoveWeights()).cumulative(
+            lanes=lanes, widths=len(widths), choices=len(self._choices), one_team=problem.costs.one_team
+        )
         self._hot, self._cold = hot, cold
         self._space = layout.workspace(problem.count, lanes, marks=min(_MARKS, problem.count // 4))
-        self._bound = least_time_to_end_us(problem, widths, lanes)
+        self._bound = least_time_to_end_us(problem, self._choices, lanes)
 
     def run(self, start: Candidate, context: SearchContext, name: str) -> tuple[list[Candidate], int]:
         """Anneal from ``start``.
@@ -100,8 +104,8 @@ class Annealer:
         while step < total and not context.expired():
             steps = min(_CHUNK, total - step)
             spent += self._compiled.anneal_steps(
-                *self.problem.arrays, self.lanes, current, best, values, self._bound, self.widths, self._moves, temperatures, step,
-                steps, total, random_state, seen, known, *self._space,
+                *self.problem.arrays, self.lanes, current, best, values, self._bound, self.widths, self._choices, self._moves,
+                temperatures, step, steps, total, random_state, seen, known, *self._space,
             )  # fmt: skip
             step += steps
             if values[1] < found[0].makespan_us:

@@ -122,7 +122,7 @@ class _Study:
             order = self._shifted(order, operator, incumbent.wait, trial.suggest_float(f"place{number}", 0.0, 1.0))
         launch: Ints = np.array(order, dtype=np.int32)
         # As it is exported: operators of several threads share a lane, whatever the trial says.
-        lane = one_wide_lane(lane, incumbent.width_index)
+        lane = one_wide_lane(lane, incumbent.width_index, len(self.problem.costs.widths))
         makespan = self.evaluator.makespan_us(launch, lane, incumbent.width_index, incumbent.wait)
         self.found.append(Candidate(makespan, launch, lane, incumbent.width_index, incumbent.wait))
         return makespan

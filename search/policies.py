@@ -140,7 +140,7 @@ class Decoder:
 
 def on_one_wide_lane(problem: Problem, lanes: int, candidate: Candidate) -> Candidate:
     """The same decisions with every wide operator on lane 0, as ``Problem.schedule`` exports them, and the makespan of that."""
-    lane = one_wide_lane(candidate.lane, candidate.width_index)
+    lane = one_wide_lane(candidate.lane, candidate.width_index, len(problem.costs.widths))
     if np.array_equal(lane, candidate.lane):
         return candidate
     makespan_us = Evaluator(problem, lanes).makespan_us(candidate.order, lane, candidate.width_index, candidate.wait)

@@ -31,14 +31,15 @@ class Problem:
         costs: the table it was made from.
         pred_ptr, pred_idx: CSR of predecessors, int32 ``[n + 1]`` and ``[n_edges]``.
         succ_ptr, succ_idx: CSR of successors, the same shapes.
-        kernel: int32 ``[n, n_widths]``: row of the kernel matrices for each operator and width index.
+        kernel: int32 ``[n, n_widths]``: row of the kernel matrices for each operator and width index; with one column more for the other
+            variants of ``CostTable``, if there are any, which are *choices* like widths but as narrow as the first.
         solo_us: float64 ``[n_kernels]``, time alone in microseconds.
         room: float64 ``[n_kernels]``, as in ``CostTable``; length 0 where no three kernels could want more than the device has.
         excess_first: float64 ``[n_kernels, n_kernels]``, ``slowdown_first - 1``.
         excess_last: float64 ``[n_kernels, n_kernels]``, ``slowdown_last - 1``.
-        latency_us: float64 ``[8]``: gap between operators of a lane, latency of a wait across lanes, once for each run, put-off of an
+        latency_us: float64 ``[9]``: gap between operators of a lane, latency of a wait across lanes, once for each run, put-off of an
             operator that would start while another runs, ``polling_us`` and ``team_spin_us`` as in ``CostTable``; and last, no times, the
-            room that one thread takes, and 1 for ``one_team``, else 0.
+            room that one thread takes, 1 for ``one_team``, else 0, and how many widths there are.
         demand: float64 ``[n]``: share (0 to 1) of the device's scarcest resource that one block of the operator takes; used by
             ``opara`` only.
         memory_bound: bool ``[n]``: whether memory rather than arithmetic limits the operator; used by ``opara`` only.
@@ -95,7 +96,7 @@ class Problem:
             pred_idx=pred_idx,
             succ_ptr=succ_ptr,
             succ_idx=succ_idx,
-            kernel=np.ascontiguousarray(costs.kernel, dtype=np.int32),
+            kernel=np.ascontiguousarray(_choices(costs), dtype=np.int32),
             solo_us=np.ascontiguousarray(costs.solo_us, dtype=np.float64),
             room=_scarce_room(costs),
             excess_first=np.ascontiguousarray(costs.slowdown_first - 1.0, dtype=np.float64),
@@ -192,7 +193,7 @@ class Problem:
             last: list[int] = []  # the last wide operator, if there was one
             since: list[int] = []
             for operator in map(int, order):
-                if width_index[operator] > 0:
+                if 0 < width_index[operator] < len(self.costs.widths):
                     waits[operator] = last + since
                     last, since = [operator], []
                 else:
@@ -201,7 +202,7 @@ class Problem:
         return waits
 
     def width_indices(self, schedule: Schedule) -> Ints:
-        """Each operator's place in ``costs.widths``: int32 ``[n]``.
+        """Each operator's column of ``kernel``: int32 ``[n]``. A variant that was not costed counts as the one that was.
 
         Raises:
             UsageError: if the schedule uses a width that was not costed.
@@ -210,7 +211,12 @@ class Problem:
         missing = set(schedule.width) - places.keys()
         if missing:
             raise UsageError(f"the schedule uses widths {sorted(missing)}; costs are known for {list(self.costs.widths)}")
-        return np.array([places[width] for width in schedule.width], dtype=np.int32)
+        found: Ints = np.array([places[width] for width in schedule.width], dtype=np.int32)
+        if self.costs.other_variant is not None and self.costs.variant is not None:
+            variant = np.array(schedule.variant)
+            other = (variant == self.costs.other_variant) & (variant != self.costs.variant[:, 0])
+            found[other & (found == 0)] = len(self.costs.widths)
+        return found
 
     def schedule(
         self,
@@ -229,7 +235,7 @@ class Problem:
         Args:
             order: operator indices in launch order, ``[n]``.
             lane: lane by operator index, ``[n]``.
-            width_index: place in ``costs.widths`` by operator index, ``[n]``; default the first (narrow).
+            width_index: column of ``kernel`` by operator index, ``[n]``; default the first (narrow).
             wait: by operator index, one more operator to wait for, or -1, ``[n]``.
             extra_edges: more ``(before, after)`` pairs.
 
@@ -237,23 +243,32 @@ class Problem:
             IllegalSchedule: if it would not compute what the graph says.
         """
         if width_index is not None:
-            lane = one_wide_lane(lane, width_index).tolist()
+            lane = one_wide_lane(lane, width_index, len(self.costs.widths)).tolist()
         edges = {(int(before), int(after)) for before, after in extra_edges}
         if wait is not None:
             edges |= {(int(before), after) for after, before in enumerate(wait) if before >= 0}
-        widths = self.costs.widths
-        chosen = [widths[int(place)] for place in width_index] if width_index is not None else [widths[0]] * self.count
-        table = self.costs.variant
+        widths = (*self.costs.widths, self.costs.widths[0])
         places = [int(place) for place in width_index] if width_index is not None else [0] * self.count
+        chosen = [widths[place] for place in places]
+        table, other = self.costs.variant, self.costs.other_variant
+        if table is not None and other is not None:
+            table = np.column_stack([table, other])
         variant = None if table is None else [int(table[operator, place]) for operator, place in enumerate(places)]
         kept = [(before, after) for before, after in edges if lane[before] != lane[after] and before not in self.predecessors(after)]
         launched, lanes = [int(index) for index in order], [int(item) for item in lane]
         return make_schedule(self.graph, launched, lanes, width=chosen, variant=variant, extra_edges=sorted(kept))
 
 
-def one_wide_lane(lane: Sequence[int] | Ints, width_index: Sequence[int] | Ints) -> Ints:
-    """``lane`` with every operator wider than the narrowest width on lane 0: int32 ``[n]``."""
-    return np.where(np.asarray(width_index) > 0, 0, np.asarray(lane)).astype(np.int32)
+def one_wide_lane(lane: Sequence[int] | Ints, width_index: Sequence[int] | Ints, widths: int) -> Ints:
+    """``lane`` with every operator wider than the narrowest of so many widths on lane 0: int32 ``[n]``."""
+    places = np.asarray(width_index)
+    return np.where((places > 0) & (places < widths), 0, np.asarray(lane)).astype(np.int32)
+
+
+def _choices(costs: CostTable) -> Ints:
+    if costs.other_kernel is None:
+        return costs.kernel
+    return np.column_stack([costs.kernel, costs.other_kernel])
 
 
 def _latencies(costs: CostTable) -> Floats:
@@ -262,7 +277,7 @@ def _latencies(costs: CostTable) -> Floats:
     thread = float(costs.room[costs.kernel[:, 0]].min()) if has_room and costs.room is not None else 0.0
     spin_us = costs.team_spin_us if thread > 0.0 else 0.0
     times_us = (costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.concurrent_gap_us, costs.polling_us, spin_us)
-    return np.array([*times_us, thread, float(costs.one_team)], dtype=np.float64)
+    return np.array([*times_us, thread, float(costs.one_team), float(len(costs.widths))], dtype=np.float64)
 
 
 def _scarce_room(costs: CostTable) -> Floats:

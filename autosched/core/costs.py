@@ -37,6 +37,9 @@ class CostTable:
             launched before it ends first, on every lane, and what comes after it begins after it.
         variant: int32 ``[n_operators, n_widths]``: the variant (see ``Schedule``) that the times are of, and that a schedule made from this
             table runs; ``None`` for 0 everywhere.
+        other_kernel: int32 ``[n_operators]``: the row of another variant of each operator at the first width, one that is slower alone and
+            may be the better neighbour; its own row where it has none. ``None`` where no operator has one.
+        other_variant: int32 ``[n_operators]``: that variant; given if ``other_kernel`` is.
         room: float64 ``[n_kernels]``: share (0 to 1) of the device's cores or block slots that each kernel takes, 0 where that is not
             known; ``None`` for 0 everywhere. Pairs show what two share; this says what three and more do.
     """
@@ -57,6 +60,8 @@ class CostTable:
     polling_us: float = 0.0
     team_spin_us: float = 0.0
     one_team: bool = False
+    other_kernel: NDArray[np.int32] | None = None
+    other_variant: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         kernels = len(self.solo_us)
@@ -64,6 +69,11 @@ class CostTable:
             raise UsageError(f"kernel has shape {self.kernel.shape}; expected [n_operators, {len(self.widths)}]")
         if self.variant is not None and self.variant.shape != self.kernel.shape:
             raise UsageError(f"variant has shape {self.variant.shape}; expected {self.kernel.shape}, a number for each operator and width")
+        for name in ("other_kernel", "other_variant"):
+            other: NDArray[np.int32] | None = getattr(self, name)
+            if (other is None) != (self.other_kernel is None) or (other is not None and other.shape != self.kernel.shape[:1]):
+                given = None if other is None else other.shape
+                raise UsageError(f"{name} has shape {given}; expected [{len(self.kernel)}], or neither of other_kernel and other_variant")
         for name in ("slowdown_first", "slowdown_last"):
             matrix: NDArray[np.float64] = getattr(self, name)
             if matrix.shape != (kernels, kernels):

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import OUTSIDE
 from autosched.core.records import Failure, ScheduleRecord, Source
@@ -255,10 +257,9 @@ def _by_key(field: Field) -> Mapping[str, Sequence[Candidate]]:
 
 
 def _alone(costs: Costs, schedule: Schedule) -> tuple[float, ...]:
-    """Time alone of each operator at the width that ``schedule`` gives it, microseconds."""
+    """Time alone of each operator at the width and in the variant that ``schedule`` gives it, microseconds."""
     problem = costs.problem
-    widths = problem.costs.widths
-    return tuple(float(problem.solo_us[problem.kernel[index, widths.index(schedule.width[index])]]) for index in range(problem.count))
+    return tuple(problem.solo_us[problem.kernel[np.arange(problem.count), problem.width_indices(schedule)]].tolist())
 
 
 def _listed(failures: Mapping[str, Failure]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from autosched.core.graph import OpGraph
@@ -24,8 +25,8 @@ class GraphSession(Stressable, Protocol):
     def captured(self, schedule: Schedule, rule: FreeRule = FreeRule.VECTOR_CLOCK) -> CapturedGraph | Failure:
         """Capture ``schedule`` and describe its nodes, edges and memory."""
 
-    def profiles(self, *, cold: bool = True) -> list[OperatorProfile | Failure]:
-        """What every operator launches, by operator."""
+    def profiles(self, *, cold: bool = True, variants: Sequence[int] = ()) -> list[OperatorProfile | Failure]:
+        """What every operator launches, by operator, each in its variant of ``variants`` (default its calls)."""
 
 
 def audit_capture(session: Session, graph: OpGraph, schedule: Schedule) -> Failure | None:
@@ -72,12 +73,15 @@ def stress_capture(session: Session, graph: OpGraph, schedule: Schedule, seed: i
     return None if report.sound else Failure(FailureKind.MISMATCH, f"a race under delays: {'; '.join(report.problems[:3])}")
 
 
-def launch_facts(session: Session, graph: OpGraph) -> dict[str, LaunchFacts]:
-    """How each kernel is launched, by operator signature; empty where the device cannot tell."""
+def launch_facts(session: Session, graph: OpGraph, variants: Sequence[int] = ()) -> dict[str, LaunchFacts]:
+    """How each kernel is launched, by operator signature, in the variant that stands for each operator (``[n]``, default its calls).
+
+    Empty where the device cannot tell.
+    """
     if not isinstance(session, GraphSession):
         return {}
     found: dict[str, LaunchFacts] = {}
-    for operator, profile in zip(graph.operators, session.profiles(cold=False), strict=True):
+    for operator, profile in zip(graph.operators, session.profiles(cold=False, variants=variants), strict=True):
         if isinstance(profile, Failure) or (longest := profile.longest) is None:
             continue
         found[operator.signature] = LaunchFacts(

@@ -177,12 +177,13 @@ def _measured(run: Run, journal: Journal) -> Costs:
     else:
         share_s = run.timetable.left_s() * budget.pair_share
         pairs = measure_pairs(session, graph, facts, solo, journal, share_s, ledger, run.progress, variants)
-        launches = launch_facts(session, graph)
+        launches = launch_facts(session, graph) if variants is None else variants.launches(session, graph)
         if note := audit_note(session, graph):
             ledger.notes.append(note)
-    table = cost_table(session, graph, run.device.key, solo, pairs, launches, run.model.model)
+    others = variants.other_solo if variants is not None else ()
+    table = cost_table(session, graph, run.device.key, solo, pairs, launches, run.model.model, others)
     if variants is not None:
-        table = dataclasses.replace(table, variant=variants.best)
+        table = variants.in_table(table)
     ledger.notes.append(prediction_note(run.model, graph, table, [pair for pair in pairs if undisturbed(pair, facts)]))
     if note := _write_back_note(run.captured.program):
         ledger.notes.append(note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from autosched.core.schedule import sequential
 from autosched.core.variants import variant_signature
 from autosched.costmodel.model import PairModel
 from autosched.costmodel.select_pairs import PairChoice, select_pairs
-from autosched.costmodel.table import make_cost_table
+from autosched.costmodel.table import OTHER, make_cost_table
 from autosched.datasets.facts import DISTURBED, DeviceFacts, LaunchFacts, device_facts, stolen_share
 from autosched.datasets.journal import Journal
 from autosched.device.base import Pair, Session
@@ -26,16 +26,22 @@ from autosched.pipeline.left_out import LeftOut
 _LOT = 8
 _FIRST_LOT = 2
 _PAIR_REPEATS = 9
+# Pairs with another variant of one of the two follow after so many of the others, and are made from so many of those most worth knowing.
+_VARIANTS_AFTER = 64
+_VARIANTS_OF = 24
 
 
 class ChosenVariants(Protocol):
-    """Which variant stands for each operator at each width; see ``variants.VariantTimes``."""
+    """Which variant stands for each operator at each width, and which other one it has; see ``variants.VariantTimes``."""
 
     def of(self, operator: int, width: int) -> int:
         """The variant."""
 
+    def other(self, operator: int) -> int | None:
+        """The other variant that it has at the first width, or ``None``."""
+
     def to_operators(self, graph: OpGraph, pairs: Sequence[PairRecord]) -> list[PairRecord]:
-        """Pairs of these variants, under the operators' own signatures."""
+        """Pairs of these variants, under the names that ``make_cost_table`` knows them by."""
 
 
 @dataclass
@@ -116,7 +122,8 @@ def measure_pairs(
 ) -> list[PairRecord]:
     """The pairs most worth knowing, as many as ``budget_s`` allows; returns all that the journal holds for this device.
 
-    With ``variants`` the pairs are of those, and what is returned stands under the operators' own signatures.
+    With ``variants`` the pairs are of those, and some have another variant of one of the two. What is returned then stands under the names
+    that ``make_cost_table`` knows.
     """
     limits = session.limits
 
@@ -126,11 +133,15 @@ def measure_pairs(
     if limits.max_lanes > 1 and budget_s > 0:
         # What was measured while others had the cores says nothing; it is measured again.
         known = {(pair.first, pair.first_width, pair.last, pair.last_width) for pair in held() if undisturbed(pair, device)}
-        choices = select_pairs(graph, solo, widths=limits.pair_widths, max_pairs=400, known=known)
+        worth = select_pairs(graph, solo, widths=limits.pair_widths, max_pairs=400, known=known)
+        choices = [_Asked.of(choice, variants) for choice in worth]
+        if variants is not None:
+            likely = select_pairs(graph, solo, widths=limits.pair_widths, max_pairs=_VARIANTS_OF)
+            choices[_VARIANTS_AFTER:_VARIANTS_AFTER] = _with_other_variants(graph, likely, variants, known)
         begin_s = time.monotonic()
         done, lot = 0, _FIRST_LOT
         while done < len(choices) and lot > 0:
-            _measure_lot(session, graph, choices[done : done + lot], journal, ledger, variants)
+            _measure_lot(session, graph, choices[done : done + lot], journal, ledger)
             done = min(done + lot, len(choices))
             progress.update(done=done, total=len(choices), measured=ledger.measurements, failed=ledger.failures)
             spent_s = time.monotonic() - begin_s
@@ -145,28 +156,57 @@ def undisturbed(pair: PairRecord, device: DeviceFacts) -> bool:
     return stolen_share(pair.contamination, device, pair.first_width + pair.last_width) <= DISTURBED
 
 
-def _measure_lot(
-    session: Session, graph: OpGraph, lot: Sequence[PairChoice], journal: Journal, ledger: Ledger, variants: ChosenVariants | None
-) -> None:
-    def variant(operator: int, width: int) -> int:
-        return 0 if variants is None else variants.of(operator, width)
+@dataclass(frozen=True)
+class _Asked:
+    """A pair to measure, and in which variants."""
 
+    choice: PairChoice
+    first_variant: int
+    last_variant: int
+
+    @staticmethod
+    def of(choice: PairChoice, variants: ChosenVariants | None) -> _Asked:
+        """In the variants that stand for the two."""
+        if variants is None:
+            return _Asked(choice, 0, 0)
+        return _Asked(choice, variants.of(choice.first, choice.first_width), variants.of(choice.last, choice.last_width))
+
+
+def _with_other_variants(
+    graph: OpGraph, likely: Sequence[PairChoice], variants: ChosenVariants, known: Collection[tuple[str, int, str, int]]
+) -> list[_Asked]:
+    """Each of the ``likely`` pairs with the other variant of its first operator, and of its last, where that is not ``known``."""
+    found: list[_Asked] = []
+    for choice in likely:
+        usual = _Asked.of(choice, variants)
+        first, last = (graph.operators[index].signature for index in (choice.first, choice.last))
+        for operator, width, names, change in (
+            (choice.first, choice.first_width, (first + OTHER, last), "first_variant"),
+            (choice.last, choice.last_width, (first, last + OTHER), "last_variant"),
+        ):
+            other = variants.other(operator)
+            if other is not None and width == 1 and (names[0], choice.first_width, names[1], choice.last_width) not in known:
+                found.append(replace(usual, **{change: other}))
+    return found
+
+
+def _measure_lot(session: Session, graph: OpGraph, lot: Sequence[_Asked], journal: Journal, ledger: Ledger) -> None:
     asked = [
         Pair(
-            choice.first,
-            choice.last,
-            choice.first_width,
-            choice.last_width,
-            variant(choice.first, choice.first_width),
-            variant(choice.last, choice.last_width),
+            item.choice.first,
+            item.choice.last,
+            item.choice.first_width,
+            item.choice.last_width,
+            item.first_variant,
+            item.last_variant,
         )
-        for choice in lot
+        for item in lot
     ]
-    for choice, pair, answer in zip(lot, asked, session.pairs(asked, repeats=_PAIR_REPEATS), strict=True):
+    for pair, answer in zip(asked, session.pairs(asked, repeats=_PAIR_REPEATS), strict=True):
         ledger.count(answer)
-        first = variant_signature(graph.operators[choice.first].signature, pair.first_variant)
-        last = variant_signature(graph.operators[choice.last].signature, pair.last_variant)
-        journal.add_pair(first, choice.first_width, last, choice.last_width, answer)
+        first = variant_signature(graph.operators[pair.first].signature, pair.first_variant)
+        last = variant_signature(graph.operators[pair.last].signature, pair.last_variant)
+        journal.add_pair(first, pair.first_width, last, pair.last_width, answer)
     journal.flush()
 
 
@@ -178,8 +218,12 @@ def cost_table(
     pairs: Sequence[PairRecord],
     launches: Mapping[str, LaunchFacts],
     model: PairModel | None = None,
+    others: Sequence[SoloRecord | None] = (),
 ) -> CostTable:
-    """What the search reads; ``launches`` are as ``graph_proofs.launch_facts`` gives them, ``model`` predicts what was not measured."""
+    """What the search reads; ``launches`` are as ``graph_proofs.launch_facts`` gives them, ``model`` predicts what was not measured.
+
+    ``others`` as for ``make_cost_table``.
+    """
     limits = session.limits
     table = make_cost_table(
         graph,
@@ -194,6 +238,7 @@ def cost_table(
         model=model,
         launches=launches,
         one_team=limits.one_team,
+        others=others,
     )
     # A lane that polls takes the interpreter's lock from the others, or nothing.
     polling_us = 0.0 if limits.native_lanes else table.polling_us

@@ -1,5 +1,5 @@
-"""Which variant of each operator is used: all are compiled and timed alone, the fastest stands for its width, and a few others get a
-chance on the device, in the schedule they would be part of.
+"""Which variant of each operator is used: all are compiled and timed alone, the fastest stands for its width, the next is known to the
+search, which may find it the better neighbour, and a few more get a chance on the device, in the schedule they would be part of.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosched.core.costs import CostTable
 from autosched.core.graph import OpGraph
 from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind, PairRecord, SoloRecord
 from autosched.core.schedule import Schedule
 from autosched.core.variants import Variant, variant_signature
-from autosched.datasets.facts import DeviceFacts
+from autosched.costmodel.table import OTHER
+from autosched.datasets.facts import DeviceFacts, LaunchFacts
 from autosched.datasets.journal import Journal
 from autosched.device.base import Session
 from autosched.device.variants import NO_TIME, VariantSession
+from autosched.pipeline.graph_proofs import launch_facts
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger, known_solo, rounds_within
 from autosched.runtime.regions.pieces import UNCOMPILED, has_variants, variants_of
@@ -49,20 +52,53 @@ class VariantTimes:
         best: int32 ``[n_operators, n_widths]``: the fastest variant alone.
         solo: ``[n_operators][n_widths]``: its record, under the name of the variant.
         others: by operator and place of the width, the variants worth trying beside others, with their times over the best's.
+        next: ``[n_operators]``: the fastest of ``others`` at the first width, if the same engine ran it, and its record.
     """
 
     widths: tuple[int, ...]
     best: NDArray[np.int32]
     solo: list[list[SoloRecord | Failure]]
     others: dict[tuple[int, int], tuple[tuple[int, float], ...]]
+    next: tuple[tuple[int, SoloRecord] | None, ...]
 
     def of(self, operator: int, width: int) -> int:
         """The variant that stands for an operator at a width."""
         return int(self.best[operator, self.widths.index(width)])
 
+    def other(self, operator: int) -> int | None:
+        """The other variant that the search may choose for an operator at the first width."""
+        found = self.next[operator]
+        return None if found is None else found[0]
+
+    @property
+    def other_solo(self) -> list[SoloRecord | None]:
+        """The record of each operator's other variant."""
+        return [None if found is None else found[1] for found in self.next]
+
+    def in_table(self, table: CostTable) -> CostTable:
+        """A table made from these times, with which variants they are of."""
+        if table.other_kernel is None:
+            return dataclasses.replace(table, variant=self.best)
+        other = np.array([self.best[index, 0] if found is None else found[0] for index, found in enumerate(self.next)], dtype=np.int32)
+        return dataclasses.replace(table, variant=self.best, other_variant=other)
+
+    def launches(self, session: Session, graph: OpGraph) -> dict[str, LaunchFacts]:
+        """How each kernel is launched, by the names that ``make_cost_table`` knows; empty where the device cannot tell."""
+        best = self.best[:, 0].tolist()
+        found = launch_facts(session, graph, best)
+        if found and any(self.next):
+            others = [variant if item is None else item[0] for variant, item in zip(best, self.next, strict=True)]
+            found |= {signature + OTHER: facts for signature, facts in launch_facts(session, graph, others).items()}
+        return found
+
     def to_operators(self, graph: OpGraph, pairs: Sequence[PairRecord]) -> list[PairRecord]:
-        """Pairs under the operators' own signatures, of the variants that stand for them; others are left out."""
+        """Pairs under the names that ``make_cost_table`` knows, of the variants that the search may choose; others are left out."""
         names = {
+            (variant_signature(operator.signature, other), 1): operator.signature + OTHER
+            for operator in graph.operators
+            if (other := self.other(operator.index)) is not None
+        }
+        names |= {
             (variant_signature(operator.signature, self.of(operator.index, width)), width): operator.signature
             for operator in graph.operators
             for width in self.widths
@@ -240,6 +276,7 @@ def _chosen(
     best = np.zeros((len(graph), len(widths)), dtype=np.int32)
     solo: list[list[SoloRecord | Failure]] = []
     others: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
+    following: list[tuple[int, SoloRecord] | None] = []
     # Operators of one kernel share a choice: their records are equal, but for failures of single ones.
     for operator in graph.operators:
         row: list[SoloRecord | Failure] = []
@@ -255,7 +292,20 @@ def _chosen(
             ratios = [(variant, time_us / max(fastest_us, 1e-9)) for time_us, variant in timed[1:]]
             others[operator.index, place] = tuple(item for item in ratios if item[1] <= _WORTH_TRYING)
         solo.append(row)
-    return VariantTimes(widths, best, solo, others)
+        column = [(variant, answers[operator.index][at]) for at, (wide, variant) in enumerate(columns) if wide == widths[0]]
+        following.append(_next(column, row[0], [variant for variant, _ in others.get((operator.index, 0), ())]))
+    return VariantTimes(widths, best, solo, others, tuple(following))
+
+
+def _next(
+    column: Sequence[tuple[int, SoloRecord | Failure]], best: SoloRecord | Failure, worth: Sequence[int]
+) -> tuple[int, SoloRecord] | None:
+    """The first variant ``worth`` trying that ran on the engine of the ``best``: on a CPU a plan of two engines runs on the slower one."""
+    records = {variant: item for variant, item in column if isinstance(item, SoloRecord)}
+    for variant in worth:
+        if isinstance(best, SoloRecord) and records[variant].engine == best.engine:
+            return variant, records[variant]
+    return None
 
 
 def _changes(schedule: Schedule, graph: OpGraph, times: VariantTimes) -> list[dict[int, int]]:
@@ -264,7 +314,9 @@ def _changes(schedule: Schedule, graph: OpGraph, times: VariantTimes) -> list[di
     for operator in graph.operators:
         width = schedule.width[operator.index]
         place = times.widths.index(width)
-        for variant, _ in times.others.get((operator.index, place), ()):
+        others = [variant for variant, _ in times.others.get((operator.index, place), ())]
+        # The search may have chosen one of them.
+        for variant in [int(times.best[operator.index, place]), *others] if others else []:
             if variant != schedule.variant[operator.index]:
                 groups.setdefault((operator.signature, width, variant), []).append(operator.index)
     ranked: list[tuple[float, dict[int, int]]] = []
@@ -272,7 +324,7 @@ def _changes(schedule: Schedule, graph: OpGraph, times: VariantTimes) -> list[di
         place = times.widths.index(width)
         record = times.solo[operators[0]][place]
         if isinstance(record, SoloRecord):
-            ratio = dict(times.others[operators[0], place])[variant]
+            ratio = dict(times.others.get((operators[0], place), ())).get(variant, 1.0)
             worth = record.samples.median_us * len(operators) * (_WORTH_TRYING - ratio)
             ranked.append((worth, dict.fromkeys(operators, variant)))
     ranked.sort(key=lambda item: (-item[0], min(item[1])))

@@ -8,6 +8,7 @@ from autosched.search.compiled.cache import ARRAYS, F1, F2, I1, SPACE, compiled
 from autosched.search.compiled.copy_rows import copy_rows
 from autosched.search.compiled.fluid import evaluate
 from autosched.search.compiled.forecast import BEGAN, ENDED, TAIL, find_tails, is_idle, passes_nobody, path_through
+from autosched.search.compiled.lanes import is_wide
 from autosched.search.compiled.layout import HELD_BY
 from autosched.search.compiled.marks import WAS_RANK, keep, marks_of, recall
 from autosched.search.compiled.moves import (
@@ -38,10 +39,10 @@ _ALLOWANCE = 0.2
 another lane that were forecast higher 1 in 18 was taken at the hottest and 1 in 200 later; of those forecast lower, 1 in 2 and 1 in 4."""
 
 
-@compiled(f"i8({ARRAYS},i8,i4[:,::1],i4[:,::1],{F1},{F1},{I1},{F1},{F1},i8,i8,i8,u8[::1],{F2},u4[:,::1],{SPACE})")
+@compiled(f"i8({ARRAYS},i8,i4[:,::1],i4[:,::1],{F1},{F1},{I1},{I1},{F1},{F1},i8,i8,i8,u8[::1],{F2},u4[:,::1],{SPACE})")
 def anneal_steps(  # type: ignore[no-untyped-def]
     pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
-    lanes, current, best, values, bound, widths, moves, temperatures, first_step, steps, total_steps, random_state,
+    lanes, current, best, values, bound, widths, choices, moves, temperatures, first_step, steps, total_steps, random_state,
     seen, known, lane_times, lane_numbers, times, links,
 ):  # fmt: skip
     """Simulated annealing on launch order, lanes, widths and extra waits; returns how many schedules were simulated (``steps``, or
@@ -54,6 +55,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         values: float64 ``[2]``: makespan of ``current`` and of ``best``, microseconds. Updated.
         bound: as in ``evaluate``.
         widths: allowed width indices.
+        choices: the same, and the column of other variants where there is one.
         moves: float64 ``[10]``, cumulative chances of: lane; order; lane and order; exchange of two operators; exchange of two lanes'
             tails; width; width of a run of operators; extra wait; then the share of near order moves, and the share of moves of operators
             on the critical chain.
@@ -112,14 +114,33 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             if tail >= old_lane:
                 tail += 1
         elif moves[4] <= move < moves[5]:
-            new_width = widths[int(next_uniform(random_state) * widths.shape[0])]
+            new_width = choices[int(next_uniform(random_state) * choices.shape[0])]
+            if kernel[operator, new_width] == kernel[operator, old_width]:
+                continue
+            # A better neighbour is slower alone: it shows as one only beside others.
+            if max(new_width, old_width) >= latency[8] and next_uniform(random_state) < 0.5:
+                new_lane = int(next_uniform(random_state) * lanes)
         elif moves[5] <= move < moves[6]:
             span = 2 << int(next_uniform(random_state) * 4)
             begin = max(0, old_place - int(next_uniform(random_state) * span))
             end = min(count, begin + span)
             run_width = widths[int(next_uniform(random_state) * widths.shape[0])]
             changed = widen_run(
-                order, position, lane_of, width_index, begin, end, run_width, lanes, kept, ready, pred_ptr, pred_idx, kernel, solo
+                order,
+                position,
+                lane_of,
+                width_index,
+                begin,
+                end,
+                run_width,
+                lanes,
+                kept,
+                ready,
+                pred_ptr,
+                pred_idx,
+                kernel,
+                solo,
+                latency,
             )
             if changed == 0:
                 continue
@@ -127,20 +148,20 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             new_wait = draw_wait(order, position, lane_of, operator, wait, 4 * lanes, pred_ptr, pred_idx, random_state)
             if old_wait < 0 <= new_wait and is_idle(operator, new_wait, latency, seen):
                 continue
-        if new_width > 0:
+        if is_wide(new_width, latency):
             new_lane = 0  # as problem.one_wide_lane
         same = new_lane == old_lane and new_width == old_width and new_wait == old_wait and new_place == old_place
         if same and partner < 0 and tail < 0 and begin < 0:
             continue
         if new_place != old_place and new_lane == old_lane:  # noqa: SIM102 (what is inlined stands in a condition of its own)
-            if passes_nobody(order, lane_of, width_index, old_place, new_place, latency[7] > 0.0):
+            if passes_nobody(order, lane_of, width_index, old_place, new_place, latency):
                 continue
         limit = values[0] - temperature * np.log(max(next_uniform(random_state), 1e-300))
         forecast = 0.0
         if partner >= 0:
             there = lane_of[partner]
             here = old_lane
-            if old_width > 0 or width_index[partner] > 0:
+            if is_wide(old_width, latency) or is_wide(width_index[partner], latency):
                 there = old_lane  # as ``exchange``
                 here = lane_of[partner]
             place = position[partner]
@@ -167,13 +188,13 @@ def anneal_steps(  # type: ignore[no-untyped-def]
                 )
             elif partner >= 0:
                 shared = shared_by_exchange(operator, partner, there, here, order, lane_of, position, pred_ptr, pred_idx, known)
-                gate = gate_of(min(old_place, place), max(old_place, place), order, width_index)
+                gate = gate_of(min(old_place, place), max(old_place, place), order, width_index, latency)
             else:
                 shared = shared_by_move(operator, old_place, new_lane, new_place, order, lane_of, pred_ptr, pred_idx, known)
-                if new_width != old_width:
+                if is_wide(new_width, latency) != is_wide(old_width, latency):
                     gate = old_place
                 elif new_place != old_place:
-                    gate = gate_of(min(old_place, new_place), max(old_place, new_place), order, width_index)
+                    gate = gate_of(min(old_place, new_place), max(old_place, new_place), order, width_index, latency)
             from_mark = mark_for(shared, gate if latency[7] > 0.0 else -1, marks, count, lane_numbers, links)
             if from_mark >= 0:
                 recall(seen, known, times, links)
@@ -184,9 +205,9 @@ def anneal_steps(  # type: ignore[no-untyped-def]
         if new_place != old_place:
             move_operator(order, position, old_place, new_place)
         if partner >= 0:
-            exchange(order, position, lane_of, width_index, operator, partner)
+            exchange(order, position, lane_of, width_index, operator, partner, latency)
         if tail >= 0:
-            exchange_tails(order, lane_of, width_index, old_place, old_lane, tail)
+            exchange_tails(order, lane_of, width_index, old_place, old_lane, tail, latency)
         value = evaluate(
             pred_ptr, pred_idx, succ_ptr, succ_idx, kernel, solo, room, excess_first, excess_last, latency,
             order, lane_of, width_index, wait, bound, limit, from_mark, lane_times, lane_numbers, times, links,
@@ -208,9 +229,9 @@ def anneal_steps(  # type: ignore[no-untyped-def]
                 copy_rows(best, current)
             continue
         if tail >= 0:
-            exchange_tails(order, lane_of, width_index, old_place, old_lane, tail)
+            exchange_tails(order, lane_of, width_index, old_place, old_lane, tail, latency)
         if partner >= 0:
-            exchange(order, position, lane_of, width_index, operator, partner)
+            exchange(order, position, lane_of, width_index, operator, partner, latency)
         if new_place != old_place:
             move_operator(order, position, new_place, old_place)
         if begin >= 0:

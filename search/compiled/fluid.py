@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from autosched.search.compiled.cache import ARRAYS, F1, I1, SPACE, compiled
-from autosched.search.compiled.lanes import let_go, link_operators, release
+from autosched.search.compiled.lanes import is_wide, let_go, link_operators, release
 from autosched.search.compiled.layout import (
     END,
     FINISHED,
@@ -132,8 +132,8 @@ def evaluate(  # type: ignore[no-untyped-def]
             stop = mark_at(mark, marks, count)
         if one_team and finished == opened:
             opener = links[HELD_BY, count]
-            alone = width_index[order[opened]] > 0
-            while opened < count and (opened == finished or not (alone or width_index[order[opened]] > 0)):
+            alone = is_wide(width_index[order[opened]], latency)
+            while opened < count and (opened == finished or not (alone or is_wide(width_index[order[opened]], latency))):
                 ready = let_go(np.uint32(order[opened]), ready, lane_numbers, links)
                 opened += 1
         for place in range(ready):
@@ -166,7 +166,7 @@ def evaluate(  # type: ignore[no-untyped-def]
                     if arrived > start:
                         start = arrived
                         held = opener
-                if width_index[index] > 0:
+                if is_wide(width_index[index], latency):
                     for other in range(lanes):
                         if other != lane and lane_times[FREE, other] >= 0.0:
                             arrived = arrival(lane_times[FREE, other], free, cross, polling)

@@ -10,6 +10,7 @@ Techniques for the Job Shop Scheduling Problem", ORSA Journal on Computing 6, 19
 from __future__ import annotations
 
 from autosched.search.compiled.cache import F1, F2, I1, compiled, inlined
+from autosched.search.compiled.lanes import is_wide
 
 BEGAN, ENDED, TAIL = range(3)
 """Rows of ``seen``: start and end of each operator in the current schedule, and from its end the longest path of waits to the end of the
@@ -72,14 +73,15 @@ def path_through(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def passes_nobody(order, lane_of, width_index, source, target, one_team):  # type: ignore[no-untyped-def]
+def passes_nobody(order, lane_of, width_index, source, target, latency):  # type: ignore[no-untyped-def]
     """Whether the operator at place ``source`` of the launch order can go to ``target`` without any effect: it stays between the same two
     of its lane, and where lanes are one team it neither passes a wide operator nor is one."""
     operator = order[source]
     lane = lane_of[operator]
+    alone = is_wide(width_index[operator], latency)
     for place in range(min(source, target), max(source, target) + 1):
         other = order[place]
-        if other != operator and (lane_of[other] == lane or (one_team and (width_index[other] > 0 or width_index[operator] > 0))):
+        if other != operator and (lane_of[other] == lane or (latency[7] > 0.0 and (alone or is_wide(width_index[other], latency)))):
             return False
     return True
 

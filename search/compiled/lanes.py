@@ -50,6 +50,12 @@ def link_operators(order, lane_of, wait, pred_ptr, lanes, gated, lane_numbers, l
 
 
 @inlined
+def is_wide(width, latency):  # type: ignore[no-untyped-def]
+    """Whether a width index is that of several threads; behind those of all widths is the other variant (``Problem.kernel``)."""
+    return width > 0 and width < latency[8]
+
+
+@inlined
 def let_go(operator, ready, lane_numbers, links):  # type: ignore[no-untyped-def]
     """``operator`` waits for one less; how many are ready then. Without a branch, because nobody could foresee which way it goes."""
     pending = links[PENDING, operator] - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autosched.search.compiled.cache import F1, I1, compiled, inlined
+from autosched.search.compiled.lanes import is_wide
 from autosched.search.compiled.layout import UNREACHED
 from autosched.search.compiled.splitmix import next_uniform
 
@@ -95,35 +96,35 @@ def move_operator(order, position, source, target):  # type: ignore[no-untyped-d
     position[operator] = target
 
 
-@compiled(f"void({I1},{I1},{I1},{I1},i8,i8)")
-def exchange(order, position, lane_of, width_index, first, second):  # type: ignore[no-untyped-def]
+@compiled(f"void({I1},{I1},{I1},{I1},i8,i8,{F1})")
+def exchange(order, position, lane_of, width_index, first, second, latency):  # type: ignore[no-untyped-def]
     """Two operators change places and, if neither is wide (``problem.one_wide_lane``), lanes. Done twice it changes nothing."""
     place = position[first]
     position[first] = position[second]
     position[second] = place
     order[place] = second
     order[position[first]] = first
-    if width_index[first] == 0 and width_index[second] == 0:
+    if not is_wide(width_index[first], latency) and not is_wide(width_index[second], latency):
         lane = lane_of[first]
         lane_of[first] = lane_of[second]
         lane_of[second] = lane
 
 
-@compiled(f"void({I1},{I1},{I1},i8,i8,i8)")
-def exchange_tails(order, lane_of, width_index, begin, first, second):  # type: ignore[no-untyped-def]
+@compiled(f"void({I1},{I1},{I1},i8,i8,i8,{F1})")
+def exchange_tails(order, lane_of, width_index, begin, first, second, latency):  # type: ignore[no-untyped-def]
     """From place ``begin`` of the launch order on, two lanes change names. Done twice it changes nothing."""
     for place in range(begin, order.shape[0]):
         operator = order[place]
-        if width_index[operator] == 0:
+        if not is_wide(width_index[operator], latency):
             if lane_of[operator] == first:
                 lane_of[operator] = second
             elif lane_of[operator] == second:
                 lane_of[operator] = first
 
 
-@compiled(f"i8({I1},{I1},{I1},{I1},i8,i8,i8,i8,i4[:,::1],{F1},{I1},{I1},i4[:,::1],{F1})")
+@compiled(f"i8({I1},{I1},{I1},{I1},i8,i8,i8,i8,i4[:,::1],{F1},{I1},{I1},i4[:,::1],{F1},{F1})")
 def widen_run(  # type: ignore[no-untyped-def]
-    order, position, lane_of, width_index, begin, end, width, lanes, kept, ready, pred_ptr, pred_idx, kernel, solo
+    order, position, lane_of, width_index, begin, end, width, lanes, kept, ready, pred_ptr, pred_idx, kernel, solo, latency
 ):
     """Give the operators from place ``begin`` of the launch order to ``end`` one width; how many had another.
 
@@ -135,7 +136,7 @@ def widen_run(  # type: ignore[no-untyped-def]
         lanes: lane slots.
         kept: int32 ``[2, RUN]``, overwritten with the lanes and width indices of before, for :func:`restore_run`.
         ready: float64 ``[lanes + n]``, overwritten.
-        pred_ptr, pred_idx, kernel, solo: of ``Problem.arrays``.
+        pred_ptr, pred_idx, kernel, solo, latency: of ``Problem.arrays``.
     """
     changed = 0
     for lane in range(lanes):
@@ -150,7 +151,7 @@ def widen_run(  # type: ignore[no-untyped-def]
         last = lanes
         if width > 0:
             last = 1  # as problem.one_wide_lane
-        elif width_index[operator] == 0:
+        elif not is_wide(width_index[operator], latency):
             first = lane_of[operator]
             last = first + 1
         best = UNREACHED

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autosched.search.compiled.cache import I1, compiled, inlined
+from autosched.search.compiled.cache import F1, I1, compiled, inlined
+from autosched.search.compiled.lanes import is_wide
 from autosched.search.compiled.layout import SIDE
 from autosched.search.compiled.marks import OPENED, WAS_RANK, mark_at, rows_of
 
@@ -87,12 +88,12 @@ def shared_by_exchange(first, second, first_lane, second_lane, order, lane_of, p
     return min(shared, ready_after(second, low, pred_ptr, pred_idx, known))
 
 
-@compiled(f"i8(i8,i8,{I1},{I1})")
-def gate_of(low, high, order, width_index):  # type: ignore[no-untyped-def]
+@compiled(f"i8(i8,i8,{I1},{I1},{F1})")
+def gate_of(low, high, order, width_index, latency):  # type: ignore[no-untyped-def]
     """``low`` if any operator from that place of the launch order to the place ``high`` is wide, else -1. In a team a wide one is a gate
     between those before it and those after it, and where none is passed the gates stay as they are."""
     for place in range(low, high + 1):
-        if width_index[order[place]] > 0:
+        if is_wide(width_index[order[place]], latency):
             return low
     return -1
 

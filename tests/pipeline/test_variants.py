@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,10 +13,12 @@ from torch import nn
 from autosched.capture.export import capture
 from autosched.core.errors import UsageError
 from autosched.core.progress import Silent
-from autosched.core.records import Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
+from autosched.core.records import Contamination, DeviceKey, Engine, Failure, FailureKind, PairRecord, Samples, SoloRecord
 from autosched.core.report import LoweringOutcome
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.core.variants import Lowering, Variant, lowering_named, variant_signature
+from autosched.costmodel.table import OTHER, make_cost_table
+from autosched.datasets.facts import device_facts
 from autosched.device.timing import summarize
 from autosched.device.variants import NO_TIME
 from autosched.pipeline import granularity, variants
@@ -23,6 +26,9 @@ from autosched.pipeline.granularity import Considered, considered
 from autosched.pipeline.left_out import left_out_sentence
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.variants import VariantTimes, _chosen, _refusal_notes, try_variants
+from autosched.search import fluid, simulate
+from autosched.search.problem import Problem
+from autosched.search.strategy import STRATEGIES, SearchContext
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
 
@@ -66,7 +72,7 @@ def test_the_fastest_variant_stands_for_a_width_and_close_ones_stay_in_play(grap
     assert found.others[1, 0] == ()
 
 
-def test_pairs_of_other_variants_are_left_out_and_the_rest_named_after_their_operators(graph) -> None:  # type: ignore[no-untyped-def]
+def test_pairs_of_variants_that_are_not_in_play_are_left_out_and_the_rest_named_after_their_operators(graph) -> None:  # type: ignore[no-untyped-def]
     found = times(graph, {0: (10.0, 8.0)})
     a, b = graph.operators[0].signature, graph.operators[1].signature
 
@@ -74,7 +80,43 @@ def test_pairs_of_other_variants_are_left_out_and_the_rest_named_after_their_ope
         return PairRecord(first, 1, last, 1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, 5, Contamination())
 
     kept = found.to_operators(graph, [pair(variant_signature(a, 1), b), pair(a, b), pair("other", b)])
-    assert [(item.first, item.last) for item in kept] == [(a, b)]
+    assert [(item.first, item.last) for item in kept] == [(a, b), (a + OTHER, b)]
+    far = times(graph, {0: (20.0, 8.0)})
+    assert far.other(0) is None
+    assert [(item.first, item.last) for item in far.to_operators(graph, [pair(variant_signature(a, 1), b), pair(a, b)])] == [(a, b)]
+
+
+def test_the_search_chooses_the_variant_that_is_slower_alone_and_the_better_neighbour(graph) -> None:  # type: ignore[no-untyped-def]
+    found = times(graph, {1: (10.0, 8.0), 2: (10.0, 9.0)})
+    assert found.other(1) == Variant.CALLS
+    a, b = (graph.operators[index].signature for index in (1, 2))
+
+    def pair(first: str, last: str, slowdown: float) -> PairRecord:
+        return PairRecord(first, 1, last, 1, 8.0, 9.0, 16.0, slowdown, slowdown, 1.0, 1, 1, 99, Contamination())
+
+    def chosen(pairs: list[PairRecord]) -> tuple[int, ...]:
+        device = device_facts(DeviceKey("cuda", "made up", ()))
+        table = make_cost_table(
+            graph, found.solo, pairs, widths=(1,), launch_gap_us=1.0, cross_lane_us=1.0, fixed_us=0.0, max_lanes=2, device=device,
+            others=found.other_solo,
+        )  # fmt: skip
+        problem = Problem.make(graph, found.in_table(table))
+        schedule = STRATEGIES.get("portfolio").propose(problem, SearchContext(np.random.default_rng(0), max_evaluations=2000))[0]
+        assert simulate.simulate(problem, schedule) == fluid.simulate(problem, schedule)
+        return schedule.variant[1:3]
+
+    good = [pair(a + OTHER, b, 1.0), pair(b, a + OTHER, 1.0)]
+    bad = [pair(first, last, 4.0) for first, last in ((a, b), (b, a), (a, b + OTHER), (b + OTHER, a), (a + OTHER, b + OTHER))]
+    assert chosen([*good, *bad]) == (0, 1)
+    assert chosen([dataclasses.replace(item, slowdown_first=1.0, slowdown_last=1.0) for item in bad]) == (1, 1)
+
+
+def test_another_variant_is_one_that_the_same_engine_runs(graph) -> None:  # type: ignore[no-untyped-def]
+    first, second = record("a", 1, 8.0), record("b", 1, 9.0)
+    python = dataclasses.replace(second, engine=Engine.PYTHON)
+    native = dataclasses.replace(first, engine=Engine.NATIVE)
+    assert variants._next([(0, second), (1, first)], first, [0]) == (0, second)
+    assert variants._next([(0, python), (1, native)], native, [0]) is None
 
 
 class Bench:
@@ -115,10 +157,7 @@ def test_noise_and_failures_leave_the_schedule_as_it_is(graph) -> None:  # type:
 
 
 def test_schedules_made_from_a_table_run_the_variants_its_times_are_of(graph) -> None:  # type: ignore[no-untyped-def]
-    import numpy as np
-
     from autosched.core.costs import CostTable
-    from autosched.search.problem import Problem
 
     count = len(graph)
     kernel = np.arange(2 * count, dtype=np.int32).reshape(count, 2)
@@ -132,6 +171,13 @@ def test_schedules_made_from_a_table_run_the_variants_its_times_are_of(graph) ->
     assert problem.schedule(order, lane, width_index=[1] * count).variant == (1,) + (0,) * (count - 1)
     with pytest.raises(UsageError, match="variant has shape"):
         dataclasses.replace(costs, variant=variant[:1])
+    other = dataclasses.replace(costs, other_kernel=kernel[:, 1].copy(), other_variant=np.full(count, 3, dtype=np.int32))
+    problem = Problem.make(graph, other)
+    changed = problem.schedule(order, lane, width_index=[2, *[0] * (count - 1)])
+    assert (changed.width[0], changed.variant[0]) == (1, 3)
+    assert problem.width_indices(changed).tolist() == [2, *[0] * (count - 1)]
+    with pytest.raises(UsageError, match="other_variant has shape None"):
+        dataclasses.replace(other, other_variant=None)
     assert make_schedule(graph, order, lane, variant=[1] * count).variant == (1,) * count
 
 

@@ -37,6 +37,16 @@ def with_threads(problem: Problem, polling_us: float, team_spin_us: float) -> Pr
     return Problem.make(problem.graph, costs)
 
 
+def with_variants(problem: Problem, seed: int) -> Problem:
+    """Half of the operators in another variant, too: the kernel of some other operator."""
+    rng = np.random.default_rng(seed)
+    own = problem.costs.kernel[:, 0]
+    kernel = np.where(rng.random(problem.count) < 0.5, own, rng.permutation(own)).astype(np.int32)
+    variant = np.zeros_like(problem.costs.kernel)
+    costs = dataclasses.replace(problem.costs, variant=variant, other_kernel=kernel, other_variant=(kernel != own).astype(np.int32))
+    return Problem.make(problem.graph, costs)
+
+
 def random_schedule(problem: Problem, seed: int, lanes: int) -> Schedule:
     rng = np.random.default_rng(seed)
     order = random_order(problem, rng)
@@ -45,7 +55,7 @@ def random_schedule(problem: Problem, seed: int, lanes: int) -> Schedule:
         first, second = np.sort(rng.integers(0, problem.count, size=2))
         if first != second:
             extra.append((int(order[first]), int(order[second])))
-    width_index = rng.integers(0, len(problem.costs.widths), size=problem.count)
+    width_index = rng.integers(0, problem.kernel.shape[1], size=problem.count)
     return problem.schedule(order, rng.integers(0, lanes, size=problem.count), width_index=width_index, extra_edges=extra)
 
 
@@ -57,6 +67,8 @@ def test_the_compiled_simulator_equals_the_reference(seed: int, count: int, lane
     problem = with_concurrent_gap(problem, 2.5 * (seed % 2))
     if seed % 3:
         problem = with_room(problem, seed)
+    if seed % 5 == 0:
+        problem = with_variants(problem, seed)
     schedule = random_schedule(problem, seed, lanes)
     assert simulate.simulate(problem, schedule) == fluid.simulate(problem, schedule)
 

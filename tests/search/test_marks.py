@@ -12,7 +12,7 @@ from autosched.search.anneal import Annealer, MoveWeights
 from autosched.search.policies import Candidate, Decoder, Policy
 from autosched.search.problem import Problem
 from autosched.search.strategy import SearchContext
-from tests.search.test_fluid_twins import of_one_team, with_concurrent_gap, with_room, with_threads
+from tests.search.test_fluid_twins import of_one_team, with_concurrent_gap, with_room, with_threads, with_variants
 
 KINDS = [field.name for field in dataclasses.fields(MoveWeights) if field.name not in ("near", "critical")]
 PROBLEMS = {
@@ -21,6 +21,8 @@ PROBLEMS = {
     "room": lambda problem: with_room(problem, 1),
     "threads": lambda problem: with_threads(problem, 5.0, 400.0),
     "team": of_one_team,
+    "variants": lambda problem: with_variants(problem, 2),
+    "variants in a team": lambda problem: with_variants(of_one_team(problem), 2),
 }
 
 

@@ -108,9 +108,9 @@ def test_a_run_of_operators_becomes_narrow_where_each_alone_would_lose() -> None
 
 def test_runs_get_one_width_where_lanes_are_one_team_only() -> None:
     chances = partial(MoveWeights().cumulative, lanes=2)
-    assert chances(widths=2, one_team=True)[6] > chances(widths=2, one_team=True)[5]
+    assert chances(widths=2, choices=2, one_team=True)[6] > chances(widths=2, choices=2, one_team=True)[5]
     for widths, one_team in ((2, False), (1, True), (1, False)):
-        found = chances(widths=widths, one_team=one_team)
+        found = chances(widths=widths, choices=2, one_team=one_team)
         assert found[6] == found[5]
 
 
@@ -122,7 +122,7 @@ def test_widening_a_run_changes_nothing_else_and_can_be_undone(seed: int) -> Non
     order = synthetic.random_order(problem, rng)
     position = np.argsort(order).astype(np.int32)
     width_index = rng.integers(0, 2, size=30).astype(np.int32)
-    lane_of = one_wide_lane(rng.integers(0, 4, size=30), width_index)
+    lane_of = one_wide_lane(rng.integers(0, 4, size=30), width_index, 2)
     before = lane_of.copy(), width_index.copy()
     begin, width = int(rng.integers(0, 30)), int(rng.integers(0, 2))
     end = min(30, begin + int(rng.integers(1, RUN + 1)))
@@ -130,11 +130,11 @@ def test_widening_a_run_changes_nothing_else_and_can_be_undone(seed: int) -> Non
     kept, ready = np.zeros((2, RUN), dtype=np.int32), np.zeros(4 + 30)
     changed = widen_run(
         order, position, lane_of, width_index, begin, end, width, 4, kept, ready, problem.pred_ptr, problem.pred_idx, problem.kernel,
-        problem.solo_us,
+        problem.solo_us, problem.latency_us,
     )  # fmt: skip
     assert changed == (before[1][run] != width).sum()
     assert (width_index[run] == width).all()
-    assert (one_wide_lane(lane_of, width_index) == lane_of).all()
+    assert (one_wide_lane(lane_of, width_index, 2) == lane_of).all()
     untouched = np.ones(30, dtype=np.bool_)
     untouched[run] = False
     untouched |= before[1] == width

@@ -54,10 +54,11 @@ class StressedBody(_Body, frozen=True):
 
 
 class ProfilesBody(_Body, frozen=True):
-    """Profile one operator of each signature among ``operators``."""
+    """Profile ``operators``, each in the variant at its place in ``variants``."""
 
     operators: tuple[int, ...]
     cold: bool
+    variants: tuple[int, ...]
 
 
 class MemoryBody(_Body, frozen=True):

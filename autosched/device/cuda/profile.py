@@ -17,7 +17,9 @@ import torch
 
 from autosched.core.records import Failure
 from autosched.core.scratch import Scratch
+from autosched.core.variants import variant_signature
 from autosched.device.cuda.measure import CudaMeasurer
+from autosched.runtime.calls import Kernel
 from autosched.runtime.cuda.bindings import GraphBindings, KernelNode
 from autosched.runtime.cuda.captured import NodeKind
 
@@ -36,6 +38,7 @@ class OperatorProfile:
     """One operator signature on one device.
 
     Args:
+        signature: ``core.variants.variant_signature`` of the variant profiled.
         operator: index of the operator profiled; others of the same signature are alike.
         kernels: in launch order.
         other_nodes: copies and fills among its nodes.
@@ -61,30 +64,34 @@ class OperatorProfile:
 
 
 def profile_operator(
-    measurer: CudaMeasurer, operator: int, *, bindings: GraphBindings | None, flush: Callable[[], object] | None
+    measurer: CudaMeasurer, operator: int, variant: int = 0, *, bindings: GraphBindings | None, flush: Callable[[], object] | None
 ) -> OperatorProfile | Failure:
-    """Profile one operator.
+    """Profile one operator in one variant.
 
     Args:
         bindings: the first source; None for the second.
         flush: launches something that displaces the L2 cache; None to skip the cold time.
     """
-    read = _kernels_of_graph(measurer, operator, bindings) if bindings is not None else _kernels_of_profiler(measurer, operator)
+    kernel = measurer.variants.kernel(operator, variant)
+    if isinstance(kernel, Failure):
+        return kernel
+    read = _kernels_of_graph(measurer, operator, variant, bindings) if bindings is not None else _kernels_of_profiler(measurer, kernel)
     if isinstance(read, Failure):
         return read
-    warm = measurer.solo_us(operator)
+    warm = measurer.solo_us(operator, variant)
     if isinstance(warm, Failure):
         return warm
-    cold = cold_us(measurer, operator, flush) if flush is not None else 0.0
+    cold = cold_us(measurer, kernel, flush) if flush is not None else 0.0
     if isinstance(cold, Failure):
         return cold
     kernels, others = read
     item = measurer.graph.operators[operator]
     source = ProfileSource.GRAPH if bindings is not None else ProfileSource.PROFILER
-    return OperatorProfile(item.signature, operator, kernels, others, item.flops, item.bytes_read, item.bytes_written, warm, cold, source)
+    name = variant_signature(item.signature, variant)
+    return OperatorProfile(name, operator, kernels, others, item.flops, item.bytes_read, item.bytes_written, warm, cold, source)
 
 
-def cold_us(measurer: CudaMeasurer, operator: int, flush: Callable[[], object]) -> float | Failure:
+def cold_us(measurer: CudaMeasurer, kernel: Kernel, flush: Callable[[], object]) -> float | Failure:
     """Time of one operator right after ``flush``: the median over a few, less what two adjacent time stamps are apart."""
     backend = measurer.backend
     stream = measurer.capturer.streams.lane(0)
@@ -99,7 +106,7 @@ def cold_us(measurer: CudaMeasurer, operator: int, flush: Callable[[], object]) 
                 start, end = (backend.new_event(timing=True, in_graph=True) for _ in range(2))
                 backend.record(start, stream)
                 if turn % 2:
-                    measurer.program.kernels[operator](slots)
+                    kernel(slots)
                 backend.record(end, stream)
                 stamps.append((start, end))
 
@@ -114,8 +121,10 @@ def cold_us(measurer: CudaMeasurer, operator: int, flush: Callable[[], object]) 
     return max(0.0, median(times[1::2]) - median(times[0::2]))
 
 
-def _kernels_of_graph(measurer: CudaMeasurer, operator: int, bindings: GraphBindings) -> tuple[tuple[KernelNode, ...], int] | Failure:
-    chain = measurer.chain([(operator, 1)])
+def _kernels_of_graph(
+    measurer: CudaMeasurer, operator: int, variant: int, bindings: GraphBindings
+) -> tuple[tuple[KernelNode, ...], int] | Failure:
+    chain = measurer.chain([(operator, 1)], [variant])
     if isinstance(chain, Failure):
         return chain
     kernels = bindings.kernels(chain.graph)
@@ -125,12 +134,12 @@ def _kernels_of_graph(measurer: CudaMeasurer, operator: int, bindings: GraphBind
     return kernels, others
 
 
-def _kernels_of_profiler(measurer: CudaMeasurer, operator: int) -> tuple[tuple[KernelNode, ...], int]:
+def _kernels_of_profiler(measurer: CudaMeasurer, kernel: Kernel) -> tuple[tuple[KernelNode, ...], int]:
     slots = measurer.values()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.inference_mode(), torch.profiler.profile(activities=activities) as profiler:
         with measurer.backend.on(measurer.capturer.streams.named("warm-up")):
-            measurer.program.kernels[operator](slots)
+            kernel(slots)
         measurer.backend.synchronize()
     with Scratch() as folder:
         path = folder / "trace.json"

@@ -288,10 +288,10 @@ class CudaService:
         # They hold times, too.
         bench.measurer.wake()
         with bench.flushing() if body.cold and bench.flushing is not None else nullcontext() as flush:
-            for operator in body.operators:
+            for operator, variant in zip(body.operators, body.variants, strict=True):
                 self._beat(operator)
                 try:
-                    made = profile_operator(bench.measurer, operator, bindings=bench.bindings, flush=flush)
+                    made = profile_operator(bench.measurer, operator, variant, bindings=bench.bindings, flush=flush)
                 except Exception as error:
                     made = describe(error)
                 failed = isinstance(made, Failure)

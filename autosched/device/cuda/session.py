@@ -14,6 +14,7 @@ import msgspec
 from autosched.core.program import Program
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule
+from autosched.core.variants import variant_signature
 from autosched.device.base import Limits
 from autosched.device.cpu_session import NO_ANSWER, CpuSession
 from autosched.device.cuda.limits import MOST_LANES
@@ -137,16 +138,22 @@ class CudaSession(CpuSession):
             found[item.index] = item.outcome if item.outcome is not None else item.failure or NO_ANSWER
         return [found.get(place, NO_ANSWER) for place in range(len(delay_sets))]
 
-    def profiles(self, *, cold: bool = True) -> list[OperatorProfile | Failure]:
-        """What every operator launches, by operator; operators of one signature share a profile."""
+    def profiles(self, *, cold: bool = True, variants: Sequence[int] = ()) -> list[OperatorProfile | Failure]:
+        """What every operator launches, by operator, in its variant of ``variants`` (``[n]``; default its calls).
+
+        Operators of one signature in one variant share a profile.
+        """
         operators = self._program.graph.operators
+        chosen = tuple(variants) or (0,) * len(operators)
+        names = [variant_signature(operator.signature, variant) for operator, variant in zip(operators, chosen, strict=True)]
         first: dict[str, int] = {}
-        for operator in operators:
-            first.setdefault(operator.signature, operator.index)
+        for operator, name in zip(operators, names, strict=True):
+            first.setdefault(name, operator.index)
         found: dict[int, OperatorProfile | Failure] = {}
         while pending := tuple(index for index in first.values() if index not in found):
             try:
-                for item in self._extra_answers(ProfilesBody(pending, cold), ProfileResult):
+                asked = ProfilesBody(pending, cold, tuple(chosen[index] for index in pending))
+                for item in self._extra_answers(asked, ProfileResult):
                     found[item.operator] = item.profile if item.profile is not None else item.failure or NO_ANSWER
                 found.update({index: NO_ANSWER for index in pending if index not in found})
             except WorkerDied as death:
@@ -154,7 +161,7 @@ class CudaSession(CpuSession):
                     found.setdefault(death.item, death.failure)
             except _Refused as refused:
                 found.update({index: refused.failure for index in pending if index not in found})
-        return [found[first[operator.signature]] for operator in operators]
+        return [found[first[name]] for name in names]
 
     def memory(self, schedule: Schedule) -> MemoryResult | Failure:
         """Peak memory with vector-clock frees, with none, and of the eager program; bytes."""

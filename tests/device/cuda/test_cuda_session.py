@@ -195,6 +195,15 @@ def test_profiles_cover_every_operator_or_say_why_not(session: CudaSession, grap
     found = session.profiles(cold=False)
     assert len(found) == len(graph)
     assert all(isinstance(item, (OperatorProfile, Failure)) for item in found)
+    assert [item.signature for item in found if isinstance(item, OperatorProfile)] == [operator.signature for operator in graph.operators]
+
+
+def test_an_operator_is_profiled_in_the_variant_that_is_asked_for(session: CudaSession, graph: OpGraph) -> None:
+    # No operator of this graph has another variant than its calls.
+    first, *rest = session.profiles(cold=False, variants=[1, *[0] * (len(graph) - 1)])
+    assert isinstance(first, Failure)
+    assert "has no variant 1" in first.detail
+    assert all(isinstance(item, OperatorProfile) for item in rest)
 
 
 def test_memory_by_rule(session: CudaSession, graph: OpGraph) -> None:

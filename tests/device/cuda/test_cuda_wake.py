@@ -140,5 +140,5 @@ def test_a_device_is_woken_before_operators_are_profiled(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(service, "profile_operator", profile)
     list(answers.handle(OpenRequest("", "", 0)))
-    list(answers.handle(wrap_request(ProfilesBody((0,), False))))
+    list(answers.handle(wrap_request(ProfilesBody((0,), False, (0,)))))
     assert woken == [True]
