@@ -15,6 +15,7 @@ from autosched.capture.export import capture
 from autosched.core.records import Failure, FailureKind, PairRecord, Samples
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
+from autosched.device.cuda.profile import OperatorProfile, profile_operator
 from autosched.runtime.cuda import cudnn_fused, sm_share
 from autosched.runtime.cuda.audit import audit_graph
 from autosched.runtime.cuda.captured import NodeKind
@@ -93,6 +94,22 @@ def test_a_region_is_timed_alone_and_in_a_pair(rig: gpu_rig.Rig) -> None:
     record = measure_pair(rig.measurer, Pair(first, last, 1, 1, int(Variant.COMPILED), int(Variant.COMPILED)), 5)
     assert isinstance(record, PairRecord), record
     assert record.first.endswith("+compiled")
+
+
+def test_an_operator_is_profiled_in_the_variant_that_is_asked_for(rig: gpu_rig.Rig) -> None:
+    regions, bindings = rig.measurer.variants.regions, rig.reader
+    assert regions is not None
+    if bindings is None:
+        pytest.skip("cuda-bindings is not installed")
+    index = next(index for index in range(len(rig.program.graph)) if Variant.COMPILED in regions.variants(index))
+    calls, compiled = (
+        profile_operator(rig.measurer, index, variant, bindings=bindings, flush=None) for variant in (Variant.CALLS, Variant.COMPILED)
+    )
+    assert isinstance(calls, OperatorProfile), calls
+    assert isinstance(compiled, OperatorProfile), compiled
+    assert compiled.signature == f"{calls.signature}+compiled"
+    # A product, and what follows it in one kernel instead of two or three.
+    assert 0 < len(compiled.kernels) < len(calls.kernels)
 
 
 def test_a_second_library_finds_everything_kept(rig: gpu_rig.Rig) -> None:
