@@ -179,14 +179,12 @@ def _with_other_variants(
     found: list[_Asked] = []
     for choice in likely:
         usual = _Asked.of(choice, variants)
-        first, last = (graph.operators[index].signature for index in (choice.first, choice.last))
-        for operator, width, names, change in (
-            (choice.first, choice.first_width, (first + OTHER, last), "first_variant"),
-            (choice.last, choice.last_width, (first, last + OTHER), "last_variant"),
-        ):
-            other = variants.other(operator)
-            if other is not None and width == 1 and (names[0], choice.first_width, names[1], choice.last_width) not in known:
-                found.append(replace(usual, **{change: other}))
+        first, last = graph.operators[choice.first].signature, graph.operators[choice.last].signature
+        of_first, of_last = variants.other(choice.first), variants.other(choice.last)
+        if of_first is not None and choice.first_width == 1 and (first + OTHER, 1, last, choice.last_width) not in known:
+            found.append(replace(usual, first_variant=of_first))
+        if of_last is not None and choice.last_width == 1 and (first, choice.first_width, last + OTHER, 1) not in known:
+            found.append(replace(usual, last_variant=of_last))
     return found
 
 

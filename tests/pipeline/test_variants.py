@@ -18,13 +18,14 @@ from autosched.core.report import LoweringOutcome
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.core.variants import Lowering, Variant, lowering_named, variant_signature
 from autosched.costmodel.table import OTHER, make_cost_table
+from autosched.datasets.choices import PairChoice
 from autosched.datasets.facts import device_facts
 from autosched.device.timing import summarize
 from autosched.device.variants import NO_TIME
 from autosched.pipeline import granularity, variants
 from autosched.pipeline.granularity import Considered, considered
 from autosched.pipeline.left_out import left_out_sentence
-from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.measuring import Ledger, _with_other_variants
 from autosched.pipeline.variants import VariantTimes, _chosen, _refusal_notes, try_variants
 from autosched.search import fluid, simulate
 from autosched.search.problem import Problem
@@ -109,6 +110,15 @@ def test_the_search_chooses_the_variant_that_is_slower_alone_and_the_better_neig
     bad = [pair(first, last, 4.0) for first, last in ((a, b), (b, a), (a, b + OTHER), (b + OTHER, a), (a + OTHER, b + OTHER))]
     assert chosen([*good, *bad]) == (0, 1)
     assert chosen([dataclasses.replace(item, slowdown_first=1.0, slowdown_last=1.0) for item in bad]) == (1, 1)
+
+
+def test_pairs_with_another_variant_are_measured_once(graph) -> None:  # type: ignore[no-untyped-def]
+    found = times(graph, {1: (10.0, 8.0), 2: (30.0, 9.0)})
+    a, b = (graph.operators[index].signature for index in (1, 2))
+    likely = [PairChoice(1, 2, 1, 1, 5.0), PairChoice(2, 1, 1, 1, 5.0)]
+    asked = _with_other_variants(graph, likely, found, known=())
+    assert [(item.choice.first, item.first_variant, item.last_variant) for item in asked] == [(1, 0, 1), (2, 1, 0)]
+    assert _with_other_variants(graph, likely, found, known={(a + OTHER, 1, b, 1), (b, 1, a + OTHER, 1)}) == []
 
 
 def test_another_variant_is_one_that_the_same_engine_runs(graph) -> None:  # type: ignore[no-untyped-def]
