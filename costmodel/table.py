@@ -171,13 +171,15 @@ def _with_others(graph: OpGraph, others: Sequence[SoloRecord | None], launches: 
         return rows
     facts, place = list(rows.facts), dict[str, int]()
     other = rows.index[:, 0].copy()
-    for operator in graph.operators:
-        if operator.signature in times and operator.signature not in place:
+    for operator, record in zip(graph.operators, others, strict=True):
+        if record is None:
+            continue
+        if operator.signature not in place:
             place[operator.signature] = len(facts)
             name = operator.signature + OTHER
             solo_us = max(statistics.median(times[operator.signature]), 1e-3)
             facts.append(replace(kernel_facts(operator, graph, 1, solo_us, launches.get(name)), signature=name))
-        other[operator.index] = place.get(operator.signature, other[operator.index])
+        other[operator.index] = place[operator.signature]
     return _Rows(tuple(facts), rows.index, other)
 
 
