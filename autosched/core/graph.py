@@ -11,10 +11,10 @@ import enum
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import msgspec
 
+from autosched.core.computed_once import computed_once
 from autosched.core.custom_operators import is_custom
 from autosched.core.errors import InvalidGraph
 from autosched.core.program import Argument, Call, Many, Ref
@@ -148,12 +148,12 @@ class OpGraph:
     def __len__(self) -> int:
         return len(self.operators)
 
-    @cached_property
+    @computed_once
     def producer(self) -> dict[int, int]:
         """Value index -> operator that makes it."""
         return {value: operator.index for operator in self.operators for value in operator.writes}
 
-    @cached_property
+    @computed_once
     def storage_uses(self) -> dict[int, tuple[int, ...]]:
         """Storage index -> operators that read or write any value in it, ascending."""
         uses: dict[int, dict[int, None]] = {}
@@ -162,12 +162,12 @@ class OpGraph:
                 uses.setdefault(self.values[value].storage, {})[operator.index] = None
         return {storage: tuple(users) for storage, users in uses.items()}
 
-    @cached_property
+    @computed_once
     def edges(self) -> tuple[Edge, ...]:
         """Every ordering a schedule must keep, each pair once (data before mutation)."""
         return _derive_edges(self)
 
-    @cached_property
+    @computed_once
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """For each operator, the operators it must wait for, ascending."""
         before: list[list[int]] = [[] for _ in self.operators]
@@ -175,7 +175,7 @@ class OpGraph:
             before[edge.after].append(edge.before)
         return tuple(tuple(sorted(items)) for items in before)
 
-    @cached_property
+    @computed_once
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """For each operator, the operators that must wait for it, ascending."""
         after: list[list[int]] = [[] for _ in self.operators]
@@ -183,7 +183,7 @@ class OpGraph:
             after[edge.before].append(edge.after)
         return tuple(tuple(sorted(items)) for items in after)
 
-    @cached_property
+    @computed_once
     def reachable(self) -> tuple[int, ...]:
         """For each operator, a bit mask of all operators that come after it, directly or not."""
         masks = [0] * len(self.operators)
@@ -196,7 +196,7 @@ class OpGraph:
         """Whether operators ``a`` and ``b`` may run at the same time."""
         return a != b and not (self.reachable[a] >> b & 1) and not (self.reachable[b] >> a & 1)
 
-    @cached_property
+    @computed_once
     def width(self) -> int:
         """Most operators on one level of the as-soon-as-possible levelling; a cheap lower bound of the true width."""
         level = [0] * len(self.operators)
@@ -204,7 +204,7 @@ class OpGraph:
             level[index] = 1 + max((level[before] for before in self.predecessors[index]), default=-1)
         return max((level.count(depth) for depth in set(level)), default=0)
 
-    @cached_property
+    @computed_once
     def hash(self) -> str:
         """sha256 that depends on what is computed, not on names or on the order of independent operators."""
         return _canonical_hash(self)

@@ -9,11 +9,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 
+from autosched.core.computed_once import computed_once
 from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.records import Engine, Failure, FailureKind, ScheduleRecord
@@ -117,7 +117,7 @@ class CpuMeasurer:
             time.sleep(TEAM_SPIN_S)
         self._was_wide = wide
 
-    @cached_property
+    @computed_once
     def engine(self) -> Engine:
         """What runs the lanes of this program: the native one only if all of its operators can say what they do."""
         return self._executor(make_plan(self.graph, sequential(self.graph))).engine

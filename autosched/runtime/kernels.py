@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 
 import torch
 
+from autosched.core.computed_once import computed_once
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
 from autosched.core.graph import Operator, ValueRole
 from autosched.core.in_place import Chain
@@ -104,7 +104,7 @@ class BoundProgram:
                         slots[value] = None
         return slots
 
-    @cached_property
+    @computed_once
     def frees(self) -> tuple[tuple[int, ...], ...]:
         """For each operator, the values that nothing reads after it when operators run in the graph's own order."""
         graph = self.program.graph

@@ -13,11 +13,12 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
+from autosched.core.computed_once import computed_once
 from autosched.runtime.instructions import instructions_of
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lane_pool import LanePool, Signals
@@ -193,11 +194,11 @@ class NativePlan:
         self._lateness.took(who, time.perf_counter_ns() - begin_ns)
         return outputs
 
-    @cached_property
+    @computed_once
     def _of_lanes(self) -> NativeProgram:
         return self._program((self._lanes,), self._spin_us, 0)
 
-    @cached_property
+    @computed_once
     def _of_caller(self) -> NativeProgram:
         # Launch order keeps every wait, and what is freed after a step has no reader behind it.
         return self._program(((self._steps,),), self._spin_us, 0)
