@@ -126,21 +126,7 @@ def anneal_steps(  # type: ignore[no-untyped-def]
             end = min(count, begin + span)
             run_width = widths[int(next_uniform(random_state) * widths.shape[0])]
             changed = widen_run(
-                order,
-                position,
-                lane_of,
-                width_index,
-                begin,
-                end,
-                run_width,
-                lanes,
-                kept,
-                ready,
-                pred_ptr,
-                pred_idx,
-                kernel,
-                solo,
-                latency,
+                order, position, lane_of, width_index, begin, end, run_width, lanes, kept, ready, pred_ptr, pred_idx, kernel, solo, latency
             )
             if changed == 0:
                 continue
