@@ -19,8 +19,8 @@ LEVELS = 4
 
 def by_path(problem: Problem, schedule: Schedule) -> Schedule:
     """The schedule with priorities 0 to 3 by quarters of the slack: operators on the longest path get 3."""
-    times = problem.operator_us()
-    after = problem.bottom_levels_us()
+    times = problem.solo_us[problem.kernel[np.arange(problem.count), problem.width_indices(schedule)]]
+    after = problem.paths_to_end_us(times)
     before = np.zeros(problem.count)  # longest path up to each operator's start
     for index in range(problem.count):
         before[index] = max((before[item] + times[item] for item in problem.predecessors(index)), default=0.0)

@@ -285,6 +285,13 @@ def test_priorities_follow_the_slack_and_make_another_canonical_form() -> None:
     found = by_path(problem, problem.schedule(range(4), [0, 0, 1, 0]))
     assert found.priority == (3, 3, 0, 3)
     assert violations(problem.graph, found) == []
+    # As slow as it is in another variant, the third lies on the longest path, and the second is what has slack.
+    costs = flat_costs([1.0, 9.0, 1.0, 1.0, 20.0])
+    other = np.array([0, 1, 4, 3], dtype=np.int32)
+    usual, number = np.zeros((4, 1), dtype=np.int32), (other == 4).astype(np.int32)
+    table = dataclasses.replace(costs, kernel=costs.kernel[:4], variant=usual, other_kernel=other, other_variant=number)
+    problem = Problem.from_arrays([[], [0], [0], [1, 2]], table)
+    assert by_path(problem, problem.schedule(range(4), [0, 0, 1, 0], width_index=[0, 0, 1, 0])).priority == (3, 0, 3, 3)
     random = synthetic.random_problem(2, 20)
     chosen = proposals(random, context(1000), lanes_matter=False, count=20, priority_variants=2)
     assert sum(name.endswith("+priority") for proposal in chosen for name in proposal.strategies) == 2
