@@ -78,7 +78,7 @@ class Portfolio:
 
 
 def difference(first: Schedule, second: Schedule) -> float:
-    """Share (0 to 1) of operators that follow another operator on their lane, or run at another width, in the second schedule."""
+    """Share (0 to 1) of operators that follow another operator on their lane, or have another width or variant, in the second schedule."""
     return _changed_share(_followed(first), _followed(second))
 
 
@@ -87,14 +87,14 @@ def _changed_share(first: Ints, second: Ints) -> float:
 
 
 def _followed(schedule: Schedule) -> Ints:
-    """Each operator's predecessor on its lane (-1 none) and its width: int32 ``[2, n]``."""
+    """Each operator's predecessor on its lane (-1 none), its width and its variant: int32 ``[3, n]``."""
     last: dict[int, int] = {}
     followed = [-1] * len(schedule.order)
     for index in schedule.order:
         lane = schedule.lane[index]
         followed[index] = last.get(lane, -1)
         last[lane] = index
-    return np.array([followed, schedule.width], dtype=np.int32)
+    return np.array([followed, schedule.width, schedule.variant], dtype=np.int32)
 
 
 def proposals(

@@ -24,6 +24,7 @@ from autosched.search.simulate import makespan_us, simulate
 from autosched.search.strategy import STRATEGIES, SearchContext, baselines
 from tests.conformance.strategy_suite import flat_costs
 from tests.search.bench_double import FakeBench, Killed
+from tests.search.test_fluid_twins import with_variants
 
 SETTINGS = LoopSettings(lanes_matter=False, rounds=3, candidates=14)
 
@@ -52,6 +53,13 @@ def test_candidates_differ_from_each_other_where_that_is_possible() -> None:
     assert all(difference(a.schedule, b.schedule) >= 0.1 for a, b in pairs)
     same = problem.schedule(found[0].schedule.order, [3 - lane for lane in found[0].schedule.lane])
     assert difference(found[0].schedule, same) == 0.0
+
+
+def test_candidates_differ_by_the_variants_of_their_operators() -> None:
+    problem = with_variants(synthetic.random_problem(2, 40), 2)
+    has_other = problem.kernel[:, 1] != problem.kernel[:, 0]
+    usual, others = (problem.schedule(range(40), [0] * 40, width_index=[place] * 40) for place in (0, 1))
+    assert difference(usual, others) == has_other.mean() > 0.1
 
 
 def test_the_portfolio_beats_every_heuristic_in_its_own_model() -> None:
