@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.core.graph import OpGraph
+from autosched.costmodel.table import OTHER
 from autosched.datasets.facts import DeviceFacts, LaunchFacts
 from autosched.search.bounds import critical_path_bound_us
 from autosched.search.problem import Problem
@@ -35,12 +36,14 @@ def lower_bounds(problem: Problem, device: DeviceFacts, launches: Mapping[str, L
     """Bounds for one graph on one device.
 
     On a CPU an operator of width ``w`` takes ``w`` of the cores. On a GPU it takes the share of the multiprocessors' resident blocks that
-    its longest kernel fills, at most all of them: an estimate, since two kernels may want different parts of a multiprocessor.
+    its longest kernel fills, at most all of them: an estimate, since two kernels may want different parts of a multiprocessor. Where the
+    search may choose another variant, the one that takes less counts.
 
     Args:
         problem: with the operators' measured times.
         device: its ``units`` are what can work at once.
-        launches: by operator signature; empty where the device cannot tell.
+        launches: by operator signature, those of the other variant with ``costmodel.table.OTHER`` behind it; empty where the device
+            cannot tell.
     """
     return LowerBounds(critical_path_bound_us(problem), _work_us(problem, device, launches))
 
@@ -77,8 +80,13 @@ def _work_us(problem: Problem, device: DeviceFacts, launches: Mapping[str, Launc
         return float(least.sum()) / device.units
     if not launches:
         return None
-    shares = [_share(launches.get(operator.signature), device) for operator in problem.graph.operators]
-    return float(np.dot(problem.operator_us(0), shares))
+    names = [operator.signature for operator in problem.graph.operators]
+    least = problem.operator_us(0) * [_share(launches.get(name), device) for name in names]
+    kernel, other = problem.costs.kernel[:, 0], problem.costs.other_kernel
+    if other is not None:
+        beside = problem.solo_us[other] * [_share(launches.get(name + OTHER), device) for name in names]
+        least = np.where(other == kernel, least, np.minimum(least, beside))
+    return float(least.sum())
 
 
 def _share(launch: LaunchFacts | None, device: DeviceFacts) -> float:
