@@ -18,7 +18,7 @@ from autosched.core.errors import AutoschedError
 from autosched.core.graph import OpGraph
 from autosched.core.records import DeviceKey, Engine, PairRecord
 from autosched.costmodel.persist import load_model, read_card
-from autosched.costmodel.table import pairs_that_meet
+from autosched.costmodel.table import OTHER, pairs_that_meet
 from autosched.costmodel.trained import Card, TrainedModel
 from autosched.device.base import Device
 from autosched.pipeline.replaying import recording_of
@@ -124,12 +124,15 @@ def judged_at(folder: Path, key: DeviceKey, engine: Engine | None) -> Judged:
 
 def prediction_note(chosen: ChosenModel, graph: OpGraph, table: CostTable, pairs: Sequence[PairRecord]) -> str:
     """How many of the pairs that can meet were measured, and who predicted the others."""
-    meet = pairs_that_meet(graph, table.kernel, len(table.solo_us), one_team=table.one_team)
+    meet = pairs_that_meet(graph, table.kernel, len(table.solo_us), one_team=table.one_team, other=table.other_kernel)
     place = {
         (operator.signature, width): int(table.kernel[operator.index, column])
         for operator in graph.operators
         for column, width in enumerate(table.widths)
     }
+    if table.other_kernel is not None:
+        own, other = table.kernel[:, 0].tolist(), table.other_kernel.tolist()
+        place |= {(item.signature + OTHER, 1): other[item.index] for item in graph.operators if other[item.index] != own[item.index]}
     known = np.zeros_like(meet)
     for pair in pairs:
         first, last = place.get((pair.first, pair.first_width)), place.get((pair.last, pair.last_width))

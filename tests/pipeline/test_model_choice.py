@@ -19,7 +19,7 @@ from autosched.costmodel.metrics import measure
 from autosched.costmodel.model import COST_MODELS, PairModel
 from autosched.costmodel.pair_set import pair_set
 from autosched.costmodel.persist import read_card, save_model
-from autosched.costmodel.table import make_cost_table
+from autosched.costmodel.table import OTHER, make_cost_table
 from autosched.costmodel.trained import Card, TrainedModel
 from autosched.datasets.facts import DeviceFacts
 from autosched.datasets.synthetic import synthetic_store
@@ -222,3 +222,25 @@ def test_the_note_says_what_share_is_predicted() -> None:
     assert "predicts 100%" in none
     assert "predicts 100%" not in some
     assert "(why)" in some
+
+
+def test_the_note_counts_pairs_of_other_variants() -> None:
+    graph = branches_program(branches=2, depth=1)[0].graph
+    times = [SoloRecord(item.signature, 1, Samples(10.0, 10.0, 10.0, 10.0, 10.0, 9), Contamination(0.0)) for item in graph.operators]
+    table = make_cost_table(
+        graph, [[record] for record in times], [], widths=(1,), launch_gap_us=1.0, cross_lane_us=1.0, fixed_us=0.0, max_lanes=2,
+        device=DeviceFacts("d", "cpu", 2), others=[times[0], *[None] * (len(graph) - 1)],
+    )  # fmt: skip
+    usual = dataclasses.replace(table, other_kernel=None, other_variant=None)
+    names = {operator.signature for operator in graph.operators}
+    pairs = [
+        PairRecord(first, 1, last, 1, 10.0, 10.0, 12.0, 1.1, 1.3, 0.6, 1, 1, 9, Contamination(0.0)) for first in names for last in names
+    ]
+    model = ChosenModel(None, "analytic", "why")
+    assert "predicts 0% of" in prediction_note(model, graph, usual, pairs)
+    assert "predicts 0% of" not in prediction_note(model, graph, table, pairs)
+    own = graph.operators[0].signature
+    others = [dataclasses.replace(pair, first=own + OTHER) for pair in pairs if pair.first == own]
+    others += [dataclasses.replace(pair, last=own + OTHER) for pair in pairs if pair.last == own]
+    others += [dataclasses.replace(pair, first=own + OTHER, last=own + OTHER) for pair in pairs if pair.first == pair.last == own]
+    assert "predicts 0% of" in prediction_note(model, graph, table, [*pairs, *others])
