@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,8 @@ _MOST_PART_COLUMNS = 20_000  # the same of one part of a graph, of which there m
 
 
 def critical_path_bound_us(problem: Problem) -> float:
-    """Longest path at each operator's fastest width, plus the fixed cost; valid where no pair speeds up together."""
-    levels = problem.paths_to_end_us(problem.fastest_us(range(len(problem.costs.widths))))
+    """Longest path at each operator's fastest width or variant, plus the fixed cost; valid where no pair speeds up together."""
+    levels = problem.paths_to_end_us(problem.fastest_us(range(problem.kernel.shape[1])))
     return float(levels.max(initial=0.0) + problem.latency_us[2])
 
 
@@ -35,7 +36,7 @@ def configuration_bound_us(problem: Problem, lanes: int, *, most_columns: int = 
     and waits are ignored, so the bound is valid but not tight.
 
     Args:
-        problem: one width; up to about 24 operators.
+        problem: one width, and no other variants; up to about 24 operators.
         lanes: most operators at once.
         most_columns: a larger programme is refused.
 
@@ -74,8 +75,8 @@ def decomposed_bound_us(problem: Problem, lanes: int) -> float:
     """A bound for graphs that narrow to one operator now and then, as convolution nets do, at any size.
 
     An operator that every other one comes before or after runs alone, and what lies between two of those begins after the first and ends
-    before the second; so the least times of the parts add up. Each part gets the configuration bound where that is possible (one width,
-    few enough columns), else its longest path.
+    before the second; so the least times of the parts add up. Each part gets the configuration bound where that is possible (one width
+    and variant, few enough columns), else its longest path.
 
     Args:
         problem: any.
@@ -88,7 +89,7 @@ def decomposed_bound_us(problem: Problem, lanes: int) -> float:
     for cut in [*cuts, count]:
         bound += _part_us(problem, range(begin, cut), lanes)
         if cut < count:
-            bound += min(float(problem.operator_us(place)[cut]) for place in range(len(problem.costs.widths)))
+            bound += min(float(problem.operator_us(place)[cut]) for place in range(problem.kernel.shape[1]))
         begin = cut + 1
     return max(bound, critical_path_bound_us(problem)) if float(problem.excess_last.min(initial=0.0)) >= 0.0 else bound
 
@@ -97,10 +98,13 @@ def _part_us(problem: Problem, members: range, lanes: int) -> float:
     """Least time of some consecutive operators by themselves, microseconds."""
     if not members:
         return 0.0
-    costs = dataclasses.replace(problem.costs, kernel=problem.costs.kernel[members.start : members.stop], fixed_us=0.0)
+    by_operator = ((name, getattr(problem.costs, name)) for name in ("kernel", "variant", "other_kernel", "other_variant"))
+    of_part: dict[str, Any] = {name: rows[members.start : members.stop] for name, rows in by_operator if rows is not None}
+    costs = dataclasses.replace(problem.costs, fixed_us=0.0, **of_part)
     before = [[item - members.start for item in problem.predecessors(index) if item >= members.start] for index in members]
     part = Problem.from_arrays(before, costs)
-    if len(costs.widths) == 1:
+    # In another variant an operator may do more beside others than the configurations of one variant allow.
+    if part.kernel.shape[1] == 1:
         try:
             return configuration_bound_us(part, min(lanes, part.count), most_columns=_MOST_PART_COLUMNS)
         except UsageError:

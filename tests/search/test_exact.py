@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autosched.core.costs import CostTable
 from autosched.core.errors import UsageError
 from autosched.search import exact, synthetic
 from autosched.search.bounds import configuration_bound_us, critical_path_bound_us, decomposed_bound_us
@@ -130,3 +131,21 @@ def test_the_decomposed_bound_holds_at_a_hundred_operators() -> None:
     bound = decomposed_bound_us(problem, 4)
     heft = STRATEGIES.get("critical_path").propose(problem, SearchContext(np.random.default_rng(0)))[0]
     assert critical_path_bound_us(problem) < bound <= makespan_us(problem, heft)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_bound_is_above_what_other_variants_make_possible(seed: int) -> None:
+    # Operators of the fork slow each other down threefold, unless one of them is in another variant.
+    count = 6
+    solo = np.concatenate([np.full(count, 10.0), np.full(count, 11.0 + seed)])
+    slow = np.ones((2 * count, 2 * count))
+    slow[:count, :count] = 3.0
+    kernel = np.arange(count, dtype=np.int32)
+    costs = CostTable(
+        (1,), kernel[:, None], solo, slow, slow, 0.0, 0.0, 0.0, 2, variant=np.zeros((count, 1), dtype=np.int32),
+        other_kernel=kernel + count, other_variant=np.ones(count, dtype=np.int32),
+    )  # fmt: skip
+    problem = Problem.from_arrays([[], [0], [0], [0], [0], [1, 2, 3, 4]], costs)
+    found = STRATEGIES.get("portfolio").propose(problem, SearchContext(np.random.default_rng(0), max_evaluations=3000))[0]
+    assert 1 in found.variant[1:5]
+    assert decomposed_bound_us(problem, 2) <= makespan_us(problem, found) * (1 + 1e-9)
