@@ -73,7 +73,8 @@ class Annealer:
 
         self._compiled = compiled
         self.problem, self.lanes, self.widths = problem, lanes, widths
-        others = range(len(problem.costs.widths), problem.kernel.shape[1])
+        # Other variants are as wide as the first width.
+        others = range(len(problem.costs.widths), problem.kernel.shape[1]) if 0 in widths else ()
         self._choices: Ints = np.append(widths, np.array(others, dtype=np.int32))
         self._moves = (moves or MoveWeights()).cumulative(
             lanes=lanes, widths=len(widths), choices=len(self._choices), one_team=problem.costs.one_team

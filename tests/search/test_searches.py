@@ -20,6 +20,7 @@ from autosched.search.problem import Problem, one_wide_lane
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
 from tests.conformance.strategy_suite import flat_costs
+from tests.search.test_fluid_twins import with_variants
 
 NO_MOVES = MoveWeights(lane=0.0, order=0.0, lane_and_order=0.0, width=0.0, width_run=0.0, wait=0.0, exchange=0.0, tails=0.0)
 
@@ -112,6 +113,12 @@ def test_runs_get_one_width_where_lanes_are_one_team_only() -> None:
     for widths, one_team in ((2, False), (1, True), (1, False)):
         found = chances(widths=widths, choices=2, one_team=one_team)
         assert found[6] == found[5]
+
+
+def test_no_operator_gets_another_variant_where_its_width_may_not_be_used() -> None:
+    problem = with_variants(synthetic.random_problem(3, 40, widths=(1, 2)), 3)
+    found = STRATEGIES.get("anneal").propose(problem, context(widths=(2,)))
+    assert {width for schedule in found for width in schedule.width} == {2}
 
 
 @pytest.mark.parametrize("seed", range(20))
