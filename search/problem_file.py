@@ -43,7 +43,8 @@ def save_problem(problem: Problem, path: Path, *, provenance: str) -> None:
         OSError: if the file cannot be written.
     """
     costs = problem.costs
-    used, kernel = np.unique(costs.kernel, return_inverse=True)
+    used, choices = np.unique(problem.kernel, return_inverse=True)
+    choices = choices.reshape(problem.kernel.shape).astype(np.int32)
     pick = np.ix_(used, used)
     constants = [
         costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.max_lanes, costs.measured_pairs, costs.concurrent_gap_us,
@@ -55,7 +56,8 @@ def save_problem(problem: Problem, path: Path, *, provenance: str) -> None:
         "pred_ptr": problem.pred_ptr,
         "pred_idx": problem.pred_idx,
         "widths": np.array(costs.widths),
-        "kernel": kernel.reshape(costs.kernel.shape).astype(np.int32),
+        "kernel": choices[:, : len(costs.widths)],
+        "other_kernel": choices[:, len(costs.widths) :].ravel(),
         "solo_us": costs.solo_us[used],
         "slowdown_first": _short(costs.slowdown_first[pick]),
         "slowdown_last": _short(costs.slowdown_last[pick]),
@@ -80,6 +82,7 @@ def load_problem(path: Path) -> SavedProblem:
             found = {name: data[name] for name in _ARRAYS}
             # Files from before there was room in cost tables do not say: nothing is concluded then.
             room = data["room"] if "room" in data and len(data["room"]) else None
+            other = data["other_kernel"].astype(np.int32) if "other_kernel" in data and len(data["other_kernel"]) else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} holds no problem: {error}; expected a file that save_problem wrote") from error
     if int(found["schema"]) > SCHEMA:
@@ -93,10 +96,15 @@ def load_problem(path: Path) -> SavedProblem:
             gap, cross, fixed, int(lanes), measured, concurrent, room=room, polling_us=polling, team_spin_us=spin,
             one_team=bool(one_team),
         )  # fmt: skip
+        if other is not None:
+            # Operators are nameless, and so are their variants: 0 is the usual one, 1 the other.
+            usual, number = np.zeros_like(costs.kernel), (other != costs.kernel[:, 0]).astype(np.int32)
+            costs = dataclasses.replace(costs, variant=usual, other_kernel=other, other_variant=number)
         ends = found["pred_ptr"].tolist()
         indices = found["pred_idx"].tolist()
-        if costs.kernel.size and not 0 <= int(costs.kernel.min()) <= int(costs.kernel.max()) < len(costs.solo_us):
-            raise UsageError(f"kernel holds rows outside 0 to {len(costs.solo_us) - 1}")
+        for rows in (costs.kernel, other):
+            if rows is not None and rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < len(costs.solo_us):
+                raise UsageError(f"kernel holds rows outside 0 to {len(costs.solo_us) - 1}")
         problem = Problem.from_arrays([indices[a:b] for a, b in itertools.pairwise(ends)], costs)
     except (AutoschedError, ValueError, IndexError) as error:
         raise UsageError(f"{path} describes no legal problem: {error}") from error

@@ -11,6 +11,7 @@ from autosched.search import synthetic
 from autosched.search.problem_file import load_problem, save_problem
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
+from tests.search.test_fluid_twins import with_variants
 
 
 def test_a_problem_read_back_is_searched_to_the_same_schedules(tmp_path: Path) -> None:
@@ -61,6 +62,19 @@ def test_what_polls_and_spins_is_kept_and_a_file_from_before_says_nothing_of_it(
     read = load_problem(tmp_path / "old.npz").problem.costs
     assert (read.polling_us, read.team_spin_us, read.concurrent_gap_us) == (0.0, 0.0, problem.costs.concurrent_gap_us)
     assert not read.one_team
+
+
+def test_other_variants_are_kept_and_a_file_without_them_has_none(tmp_path: Path) -> None:
+    problem = with_variants(synthetic.random_problem(4, 60, widths=(1, 2)), 4)
+    save_problem(problem, tmp_path / "p.npz", provenance="")
+    again = load_problem(tmp_path / "p.npz").problem
+    assert again.solo_us[again.kernel].tolist() == problem.solo_us[problem.kernel].tolist()
+    schedules = [item.schedule(range(60), [0] * 60, width_index=[2] * 60) for item in (problem, again)]
+    assert schedules[0].variant == schedules[1].variant
+    assert max(schedules[0].variant) == 1
+    plain = synthetic.random_problem(4, 60)
+    save_problem(plain, tmp_path / "plain.npz", provenance="")
+    assert load_problem(tmp_path / "plain.npz").problem.costs.other_kernel is None
 
 
 def test_kernels_nobody_uses_are_left_out(tmp_path: Path) -> None:
