@@ -42,8 +42,8 @@ class MoveWeights:
     lane_and_order: float = 0.20
     width: float = 0.10
     width_run: float = 0.50
-    wait: float = 0.10
-    exchange: float = 0.60
+    wait: float = 0.20
+    exchange: float = 1.00
     tails: float = 0.10
     near: float = 0.5
     critical: float = 0.4
