@@ -79,6 +79,7 @@ int allocate(void** out, size_t bytes) {
 int release(void* address) {
     if (!address) return 0;
     if (int code = health()) return code;
+    if (late() && world().captures.empty()) happen_all();
     std::lock_guard<std::recursive_mutex> held(world().lock);
     if (int code = unsafe_call()) return code;
     Arena& a = arena();
@@ -223,6 +224,10 @@ int memory_copy(Stream* stream, void* to, const void* from, size_t bytes, bool h
         operation.host_waits = host_waits || kind_of(to, 1) == Memory::PAGEABLE;
     }
     operation.effect = [=] { return copy_now(to, from, bytes); };
+    if (late() && stream && !stream->capture && kind_of(from, 1) == Memory::PAGEABLE) {
+        auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
+        operation.effect = [=] { return copy_now(to, staged->data(), bytes); };
+    }
     return enqueue(stream, std::move(operation));
 }
 
