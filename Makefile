@@ -46,10 +46,12 @@ emulate: $(EMULATOR_VENV)/.installed
 	$(EMULATED) --noconftest -c /dev/null --rootdir tools/cuda_emulator \
 		tools/cuda_emulator/test_emulator.py tools/cuda_emulator/test_triton_values.py
 	$(EMULATE) --values zeros -- $(EMULATED_PYTEST) --noconftest -c /dev/null --rootdir tools/cuda_emulator tools/cuda_emulator/test_zeros.py
+	$(EMULATE) --late -- $(EMULATED_PYTEST) --noconftest -c /dev/null --rootdir tools/cuda_emulator tools/cuda_emulator/test_late.py
 	$(EMULATE) --devices 2 -- $(EMULATED_PYTEST) --noconftest -c /dev/null --rootdir tools/cuda_emulator tools/cuda_emulator/test_two_devices.py
 	$(EMULATE) --device h200,l4 -- $(EMULATED_PYTEST) --noconftest -c /dev/null --rootdir tools/cuda_emulator \
 		tools/cuda_emulator/test_different_devices.py
 	$(EMULATED) -m gpu --gpu-budget 7200 tests/gpu
+	$(EMULATE) --late -- $(EMULATED_PYTEST) -m gpu --gpu-budget 7200 $(addprefix tests/gpu/test_gpu_,streams.py memory.py state.py serving.py)
 
 clean:
 	rm -rf $(VENV) $(EMULATOR_VENV) build dist *.egg-info

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import median
 from typing import Any
 
@@ -130,11 +131,16 @@ def spread(times: Sequence[float]) -> dict[str, float]:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's rank correlation of two sequences without ties."""
-    count = len(first)
-    ranks = [[sorted(values).index(item) for item in values] for values in (first, second)]
-    distance = sum((a - b) ** 2 for a, b in zip(*ranks, strict=True))
-    return 1.0 - 6.0 * distance / (count * (count**2 - 1))
+    """Spearman's rank correlation. Equals share their mean rank: a GPU's clock ticks coarsely. Where all are equal it is 0."""
+    ranks = [[_mean_rank(values, item) for item in values] for values in (first, second)]
+    middle = (len(first) - 1) / 2
+    a, b = ([rank - middle for rank in row] for row in ranks)
+    spread_of_both = sqrt(sum(item * item for item in a) * sum(item * item for item in b))
+    return sum(mine * theirs for mine, theirs in zip(a, b, strict=True)) / spread_of_both if spread_of_both else 0.0
+
+
+def _mean_rank(values: Sequence[float], item: float) -> float:
+    return sum(other < item for other in values) + (sum(other == item for other in values) - 1) / 2
 
 
 def chains(graph: OpGraph, lanes: int) -> Schedule:

@@ -103,6 +103,26 @@ def test_a_process_that_breaks_says_its_last_words(monkeypatch: pytest.MonkeyPat
     assert probe._run("P1", 10.0, False) is None
 
 
+@pytest.mark.parametrize(
+    ("created", "starts", "expected"),
+    [
+        ([0, 1, 2, 3], [10, 20, 30, 40], 1.0),
+        ([3, 1, 0, 2], [10, 30, 40, 20], -1.0),
+        ([0, 1, 2, 3], [20, 40, 10, 30], 0.0),
+        ([2, 3, 0, 1], [1024, 1024, 0, 0], 0.8**0.5),  # a clock that ticks once while two start
+        ([0, 1, 2, 3], [0, 0, 0, 0], 0.0),
+    ],
+)
+def test_starts_in_one_tick_of_a_clock_tell_no_order(
+    monkeypatch: pytest.MonkeyPatch, created: list[float], starts: list[float], expected: float
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(probe.__file__).parent))
+    import probe_bench
+
+    assert probe_bench.rank_correlation(created, starts) == pytest.approx(expected)
+    assert probe_bench.rank_correlation(starts, created) == pytest.approx(expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["P1", "P9"])
 def test_a_probe_is_rehearsed_on_the_double(name: str, tmp_path: Path) -> None:

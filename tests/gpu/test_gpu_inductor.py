@@ -205,3 +205,27 @@ def test_branches_stay_apart(opened: tuple[nn.Module, Captured, gpu_rig.Rig]) ->
     model, found, _ = opened
     if isinstance(model, _Inception):
         assert found.program.graph.width >= 3
+
+
+@pytest.mark.gpu_only(reason="the templates are a GPU's")
+@pytest.mark.parametrize("pays", [True, False])
+def test_what_follows_a_template_is_fused_into_it_again_only_if_it_was(pays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one template is left of a choice, Inductor fuses whatever it can without timing it."""
+    from torch._inductor import config
+
+    if not gpu_rig.without_gpu():
+        pytest.skip("which time is shorter is made up here: a GPU would say no more than the emulator, and compile for a minute")
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU()).eval().cuda()
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "here"))
+    with config.patch(max_autotune_gemm_backends="TRITON"):
+        with monkeypatch.context() as patch:
+            timed = "torch._inductor.scheduler.Scheduler.benchmark_codegened_module"
+            patch.setattr(timed, lambda *_, **__: (0.0 if pays else float("inf"), ""))
+            found = capture_inductor(model, (torch.randn(48, 64, device="cuda"),), mode=Mode(Lowering.MAX_AUTOTUNE))
+        assert not isinstance(found, Refused), found.reason
+        assert len(found.program.graph) == (1 if pays else 2)
+        # Elsewhere nothing is known of it.
+        monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "there"))
+        bound = bind(found.program, {value: tensor.cuda() for value, tensor in found.constants.items()}, "cuda")
+    assert bound.program.choices == found.program.choices

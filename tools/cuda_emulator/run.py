@@ -18,7 +18,9 @@ from build import LIBRARIES, BuildError, build, default_output
 DEVICES = ("h200", "h100", "a100", "l4", "rtx4090")
 
 
-def environment(folder: str, memory_gib: float, values: str, device: str = DEVICES[0], count: int = 1) -> dict[str, str]:
+def environment(
+    folder: str, memory_gib: float, values: str, device: str = DEVICES[0], count: int = 1, *, late: bool = False
+) -> dict[str, str]:
     """What the command runs with; ``values``: ``all`` or ``zeros``."""
     changed = dict(os.environ)
     changed["LD_PRELOAD"] = ":".join(f"{folder}/{name}" for name in LIBRARIES)
@@ -27,6 +29,9 @@ def environment(folder: str, memory_gib: float, values: str, device: str = DEVIC
     changed.setdefault("OMP_NUM_THREADS", "1")  # the values are computed by small CPU operators
     changed["EMULATED_CUDA_VALUES"] = values
     changed["EMULATED_CUDA_DEVICE"], changed["EMULATED_CUDA_DEVICES"] = device, str(count)
+    changed.pop("EMULATED_CUDA_LATE", None)
+    if late:
+        changed["EMULATED_CUDA_LATE"] = "1"
     site = str(Path(__file__).resolve().parent / "site")
     changed["PYTHONPATH"] = os.pathsep.join([site, *filter(None, [os.environ.get("PYTHONPATH")])])
     return changed
@@ -42,6 +47,7 @@ def main() -> int:
     parser.add_argument("--device", default=DEVICES[0], help=f"which GPU's properties it has: {', '.join(DEVICES)}; or several, as h200,l4")
     parser.add_argument("--devices", type=int, help="how many there are; by default as many as --device names")
     parser.add_argument("--no-values", dest="values", action="store_const", const="zeros", help="the same as --values zeros")
+    parser.add_argument("--late", action="store_true", help="what is enqueued happens when something waits for it, and no sooner")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --")
     arguments = parser.parse_args()
     command = [word for position, word in enumerate(arguments.command) if position or word != "--"]
@@ -56,7 +62,9 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     count = arguments.devices or len(named)
-    os.execvpe(command[0], command, environment(str(folder), arguments.memory_gib, arguments.values, arguments.device, count))
+    os.execvpe(
+        command[0], command, environment(str(folder), arguments.memory_gib, arguments.values, arguments.device, count, late=arguments.late)
+    )
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 Timing the same candidates twice may give two answers, on another machine or with another number of threads; a schedule is for the launches
 of one of them. So the answers travel with the program, as text: a kernel is named by its kind and its tile, not by its code. On a GPU two
 more questions decide what is launched: whether the factors of a product are padded to a multiple of what its library likes, in every mode,
-and whether launches are combined into one.
+and whether launches are combined into one. Whether a template and what comes before or after it are one launch is timed too, but only while
+more than one template is left: of a single one, Inductor fuses all it can. So an answer says of a template if nothing was fused into it.
 
 Private interfaces, the same in PyTorch 2.11 to 2.15: ``AlgorithmSelectorCache`` is asked which kernel, and ``MultiTemplateBuffer`` is
-where that answer is put off until it is known what can be fused; ``pad_mm._should_pad`` and ``Scheduler.speedup_by_combo_kernel`` are asked
-the other two. Where they are absent nothing is noted and nothing taken again: Inductor then decides for itself.
+where that answer is put off until it is known what can be fused; ``Scheduler.speedup_by_fusion`` is asked for each such fusion, and
+``Scheduler.finalize_multi_template_buffers`` is for what is left when all are done; ``pad_mm._should_pad`` and
+``Scheduler.speedup_by_combo_kernel`` are asked the other two. Where they are absent nothing is noted and nothing taken again: Inductor then
+decides for itself.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 
 _NUMBER = re.compile(r"_\d+$")
 _YES, _NO = "yes", "no"
+_ALONE = ", nothing fused into it"
 
 Choices = tuple[tuple[str, str], ...]
 
@@ -36,6 +40,8 @@ class Answers:
     _questions: list[str] = field(default_factory=list)
     _given: dict[int, str] = field(default_factory=dict)
     _callers: dict[int, tuple[Any, int]] = field(default_factory=dict)  # held, so that no other gets its identity
+    _alone: dict[int, Any] = field(default_factory=dict)  # templates, held likewise
+    _all_fused: bool = False
 
     @property
     def given(self) -> Choices:
@@ -45,7 +51,7 @@ class Answers:
     def ask(self, question: str, candidates: Sequence[Any]) -> list[Any]:
         """The candidates that are left: the one wanted, or all of them."""
         place, wanted = self._next(question)
-        found = [item for item in candidates if wanted and described(item) == wanted][:1]
+        found = [item for item in candidates if wanted and described(item) == wanted.removesuffix(_ALONE)][:1]
         for item in found or candidates:
             self._callers[id(item)] = item, place
             # An answer is asked for its node when it is taken, and not before.
@@ -65,11 +71,31 @@ class Answers:
         self._questions.append(question)
         return place, self.wanted[place][1] if place < len(self.wanted) and self.wanted[place][0] == question else ""
 
-    def took(self, candidate: Any) -> None:
-        """``candidate`` was taken."""
+    def took(self, candidate: Any, *, template: bool = False) -> None:
+        """``candidate`` was taken; ``template``: what could be fused into it, has been."""
         known = self._callers.get(id(candidate))
         if known is not None:
-            self._given[known[1]] = described(candidate)
+            self._given[known[1]] = described(candidate) + (_ALONE if template and self._all_fused else "")
+
+    @contextlib.contextmanager
+    def nothing_more_fused(self) -> Iterator[None]:
+        """Templates that are taken within the block have had nothing fused into them."""
+        self._all_fused = True
+        try:
+            yield
+        finally:
+            self._all_fused = False
+
+    def made(self, candidates: Sequence[Any], template: Any) -> None:
+        """Note that ``template`` was made of ``candidates``, what :meth:`ask` has left."""
+        _, place = self._callers[id(candidates[0])]
+        if len(candidates) == 1 and self.wanted[place][1].endswith(_ALONE):
+            self._given[place] = self.wanted[place][1]
+            self._alone[id(template)] = template
+
+    def stays_alone(self, template: Any) -> bool:
+        """Whether nothing may be fused into ``template``."""
+        return id(template) in self._alone
 
     def _noting(self, candidate: Any, output_node: Callable[[], Any]) -> Callable[[], Any]:
         def noting() -> Any:
@@ -88,7 +114,7 @@ def described(candidate: Any) -> str:
 def choices_into(answers: Answers) -> Iterator[None]:
     """Note in ``answers`` what is decided within the block, and decide as is wanted there."""
     with contextlib.ExitStack() as stack:
-        for into in (_kernels_into, _padding_into, _combining_into):
+        for into in (_kernels_into, _fusions_into, _padding_into, _combining_into):
             with contextlib.suppress(ImportError, KeyError):
                 stack.enter_context(into(answers))
         yield
@@ -96,22 +122,48 @@ def choices_into(answers: Answers) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kernels_into(answers: Answers) -> Iterator[None]:
-    from torch._inductor.ir import MultiTemplateBuffer
+    from torch._inductor.ir import MultiTemplateBuffer, MutableBox
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
     choose: Any = vars(AlgorithmSelectorCache)["__call__"]
     finalize: Any = vars(MultiTemplateBuffer)["finalize_as_triton_caller"]
 
     def asked(self: Any, name: str, choices: list[Any], input_nodes: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(choices) > 1:
-            choices = answers.ask(_question(name, input_nodes), choices)
-        return choose(self, name, choices, input_nodes, *args, **kwargs)
+        if len(choices) < 2:
+            return choose(self, name, choices, input_nodes, *args, **kwargs)
+        left = answers.ask(_question(name, input_nodes), choices)
+        made = template = choose(self, name, left, input_nodes, *args, **kwargs)
+        while isinstance(template, MutableBox):
+            template = template.data
+        answers.made(left, template)
+        return made
 
     def finalized(self: Any, caller: Any) -> Any:
-        answers.took(caller)
+        answers.took(caller, template=True)
         return finalize(self, caller)
 
     with _replaced(AlgorithmSelectorCache, "__call__", asked), _replaced(MultiTemplateBuffer, "finalize_as_triton_caller", finalized):
+        yield
+
+
+@contextlib.contextmanager
+def _fusions_into(answers: Answers) -> Iterator[None]:
+    from torch._inductor import scheduler
+
+    pays: Any = vars(scheduler.Scheduler)["speedup_by_fusion"]
+    finalize: Any = vars(scheduler.Scheduler)["finalize_multi_template_buffers"]
+
+    def asked(self: Any, first: Any, second: Any) -> Any:
+        if any(answers.stays_alone(node.get_template_node()) for node in (first, second)):
+            return scheduler.FusionResult.fuse(False) if hasattr(scheduler, "FusionResult") else False
+        return pays(self, first, second)
+
+    def finalized(self: Any) -> Any:
+        with answers.nothing_more_fused():
+            return finalize(self)
+
+    replaced = _replaced(scheduler.Scheduler, "finalize_multi_template_buffers", finalized)
+    with _replaced(scheduler.Scheduler, "speedup_by_fusion", asked), replaced:
         yield
 
 

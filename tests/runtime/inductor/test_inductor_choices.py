@@ -44,6 +44,46 @@ def test_an_answer_that_was_put_off_is_noted_when_it_is_given() -> None:
     assert answers.given == (("mm", "triton_mm BLOCK_M=32"),)
 
 
+def test_a_template_that_nothing_was_fused_into_says_so_and_stays_alone() -> None:
+    answers = Answers()
+    library, fused, alone = answers.ask("mm", candidates(0))
+    answers.took(fused, template=True)
+    assert answers.given == (("mm", "triton_mm BLOCK_M=16"),)
+    with answers.nothing_more_fused():
+        answers.took(alone, template=True)
+        assert answers.given == (("mm", "triton_mm BLOCK_M=32, nothing fused into it"),)
+        library.output_node()
+        assert answers.given == (("mm", "mm"),)
+
+    for text, kept in (("triton_mm BLOCK_M=32, nothing fused into it", True), ("triton_mm BLOCK_M=32", False), ("mm", False)):
+        again, template = Answers((("mm", text),)), object()
+        left = again.ask("mm", candidates(4))
+        assert len(left) == 1
+        left[0].output_node()
+        again.made(left, template)
+        assert again.stays_alone(template) is kept
+        assert not again.stays_alone(object())
+        assert again.given == again.wanted
+    again = Answers()
+    again.made(again.ask("mm", candidates(4)), template)
+    assert not again.stays_alone(template)
+
+
+def test_the_compiler_asks_whether_to_fuse_and_is_refused_for_what_stays_alone() -> None:
+    from torch._inductor import scheduler
+
+    before = scheduler.Scheduler.speedup_by_fusion
+    template = object()
+    answers = Answers((("mm", "triton_mm BLOCK_M=32, nothing fused into it"),))
+    answers.made(answers.ask("mm", candidates(0)), template)
+    nodes: Any = [SimpleNamespace(get_template_node=lambda made=made: made) for made in (template, None)]
+    with choices_into(answers):
+        for pair in (nodes, nodes[::-1]):
+            found: Any = scheduler.Scheduler.speedup_by_fusion(None, *pair)  # type: ignore[arg-type]
+            assert getattr(found, "should_fuse", found) is False
+    assert scheduler.Scheduler.speedup_by_fusion is before
+
+
 @pytest.mark.parametrize(
     ("wanted", "left"),
     [

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 _LIBRARIES: list[torch_library.Library] = []
 _state = threading.local()
+_LATE = "EMULATED_CUDA_LATE" in os.environ
 
 # Their CUDA implementation moves memory itself, hands out memory, or gives another view of it.
 _AS_THEY_ARE = (
@@ -89,7 +91,10 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def _twin(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return _on_host(value) if value.is_cuda else value
+        if value.is_cuda:
+            return _on_host(value)
+        # A launch takes a number of the host as it is then, and a copy what is not pinned.
+        return value.clone() if _LATE and not value.is_pinned() else value
     if isinstance(value, torch.device):
         return torch.device("cpu")
     if isinstance(value, torch.Generator):
@@ -270,7 +275,7 @@ def _thrown_away() -> Iterator[None]:
 def _now_or_at_replay(work: Callable[[], None]) -> None:
     if getattr(_state, "thrown_away", False):
         return
-    if torch.cuda.is_current_stream_capturing():
+    if _LATE or torch.cuda.is_current_stream_capturing():
         _pending().attach(torch.cuda.current_stream().cuda_stream, work)
     else:
         work()

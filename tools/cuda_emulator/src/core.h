@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -71,6 +72,8 @@ struct Graph {
 struct Executable {
     std::unique_ptr<Graph> graph;  // a copy: later edits of the original do not reach it
     double free_at_ns = 0;         // a graph never overlaps itself
+    Stream* last_on = nullptr;     // late: its last launch
+    uint64_t last_position = 0;
 };
 
 enum class CaptureState { ACTIVE, INVALID, ENDED };
@@ -98,12 +101,16 @@ struct Stream {
     std::vector<Node*> frontier;
     Clock known;          // in a capture
     uint64_t version = 0;  // rises with every captured operation
+    std::deque<Effect> pending;         // late: what has been enqueued and not happened yet
+    uint64_t enqueued = 0, happened = 0;  // late: how many ever
 };
 
 // What an event stands for since it was recorded last.
 struct Recorded {
     bool ever = false;
     double time_ns = 0;
+    Stream* stream = nullptr;  // late: happened when so much of this stream has
+    uint64_t position = 0;
     std::shared_ptr<Capture> capture;  // null if recorded outside captures
     std::vector<Node*> nodes;
     Clock known;
@@ -189,6 +196,11 @@ int event_synchronize(Event* event);
 int event_elapsed(float* out_ms, Event* start, Event* end);
 int enqueue(Stream* stream, Operation operation);
 int attach(Stream* stream, Effect effect);  // to what was enqueued last
+bool late();                                // whether what is enqueued happens as late as its order allows, and not at once
+void put_off(Stream* stream, Effect effect);
+void put_off_wait(Stream* stream, Stream* other, uint64_t position);
+int happen(Stream* stream, uint64_t position);  // without the lock: everything of a stream up to there
+int happen_all();
 
 // capture.cpp; all but `unsafe_call` are called with the lock held
 int unsafe_call();

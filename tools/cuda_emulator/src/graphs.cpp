@@ -89,6 +89,21 @@ int graph_launch(Executable* executable, Stream* stream) {
             }
         }
         stream->clock_ns = executable->free_at_ns = last;
+        if (late()) {
+            std::stable_sort(order.begin(), order.end(), [](auto& a, auto& b) { return a.first < b.first; });
+            std::vector<Effect> effects;  // copies: the executable may be gone before they happen
+            for (auto& [start, node] : order) effects.insert(effects.end(), node->effects.begin(), node->effects.end());
+            put_off_wait(stream, executable->last_on, executable->last_position);
+            put_off(stream, [effects] {
+                for (auto& effect : effects) {
+                    if (int code = effect()) return code;
+                }
+                return 0;
+            });
+            executable->last_on = stream;
+            executable->last_position = stream->enqueued;
+            return 0;
+        }
     }
     // What an edge does not order happens in the order of virtual time, so a missing edge can show.
     std::stable_sort(order.begin(), order.end(), [](auto& a, auto& b) { return a.first < b.first; });

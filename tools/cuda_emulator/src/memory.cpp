@@ -1,8 +1,10 @@
-// Device memory: pieces of one reserved range of host addresses, zero when allocated, unreadable again when freed.
+// Device memory: pieces of one reserved range of host addresses, full of NaN when allocated (of large ones the beginning), or of zeros where
+// nothing is computed; unreadable again when freed.
 #include "core.h"
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -11,6 +13,7 @@ namespace {
 
 constexpr size_t ARENA_BYTES = size_t(4) << 40;  // addresses only: never handed out twice, so a late use is always seen
 constexpr size_t PAGE = 2 << 20;                 // cudaMalloc's granularity
+constexpr size_t FILLED_BYTES = 32 << 20;        // of one piece: a test that takes all memory of the device must not take the host's
 
 struct Arena {
     char* start = nullptr;
@@ -34,6 +37,15 @@ Arena& arena() {
     return *one;
 }
 
+// A GPU's memory holds what was there before. All bits set are NaN in every floating type, and -1 in every integer.
+bool left_over() {
+    static const bool found = [] {
+        const char* values = getenv("EMULATED_CUDA_VALUES");
+        return !values || strcmp(values, "zeros");
+    }();
+    return found;
+}
+
 const std::pair<const uintptr_t, size_t>* covering(const std::map<uintptr_t, size_t>& ranges, uintptr_t address) {
     auto found = ranges.upper_bound(address);
     if (found == ranges.begin()) return nullptr;
@@ -55,6 +67,7 @@ int allocate(void** out, size_t bytes) {
     if (!a.start || whole > a.total - a.used || whole > size_t(a.start + ARENA_BYTES - a.next)) return CUDA_ERROR_OUT_OF_MEMORY;
     if (mprotect(a.next, whole, PROT_READ | PROT_WRITE)) return CUDA_ERROR_OUT_OF_MEMORY;
     madvise(a.next, whole, MADV_NOHUGEPAGE);
+    if (left_over()) memset(a.next, 0xff, std::min(whole, FILLED_BYTES));
     *out = a.next;
     a.live[reinterpret_cast<uintptr_t>(a.next)] = whole;
     a.device[reinterpret_cast<uintptr_t>(a.next)] = current_device();
@@ -66,6 +79,7 @@ int allocate(void** out, size_t bytes) {
 int release(void* address) {
     if (!address) return 0;
     if (int code = health()) return code;
+    if (late() && world().captures.empty()) happen_all();
     std::lock_guard<std::recursive_mutex> held(world().lock);
     if (int code = unsafe_call()) return code;
     Arena& a = arena();
@@ -210,6 +224,10 @@ int memory_copy(Stream* stream, void* to, const void* from, size_t bytes, bool h
         operation.host_waits = host_waits || kind_of(to, 1) == Memory::PAGEABLE;
     }
     operation.effect = [=] { return copy_now(to, from, bytes); };
+    if (late() && stream && !stream->capture && kind_of(from, 1) == Memory::PAGEABLE) {
+        auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
+        operation.effect = [=] { return copy_now(to, staged->data(), bytes); };
+    }
     return enqueue(stream, std::move(operation));
 }
 

@@ -1,6 +1,7 @@
-// Streams and events: queues with a virtual clock each. What is enqueued happens at once on the host's memory.
+// Streams and events: queues with a virtual clock each. What is enqueued happens at once on the host's memory, or, late, when something waits for it.
 #include "core.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -90,6 +91,76 @@ void trace(const char* name, int result) {
     if (wanted && (result || *wanted == '2')) fprintf(stderr, "[emulated cuda] %s -> %d\n", name, result);
 }
 
+// Late: streams as queues of what has not happened. One thread at a time lets things happen; effects may call back into Python.
+bool late() {
+    static const bool found = getenv("EMULATED_CUDA_LATE") != nullptr;
+    return found;
+}
+
+void put_off(Stream* stream, Effect effect) {
+    stream->pending.push_back(std::move(effect));
+    ++stream->enqueued;
+}
+
+void put_off_wait(Stream* stream, Stream* other, uint64_t position) {
+    if (!other || other == stream || other->happened >= position) return;
+    put_off(stream, [other, position] { return happen(other, position); });
+}
+
+// What streams that are not non-blocking wait for beside their own.
+static void put_off_implicit_waits(World& w, Stream* stream) {
+    if (stream->legacy) {
+        for (Stream* other : w.streams) {
+            if (!other->non_blocking) put_off_wait(stream, other, other->enqueued);
+        }
+    } else if (!stream->non_blocking) {
+        put_off_wait(stream, &w.legacy, w.legacy.enqueued);
+    }
+}
+
+// Who has the turn may need Python's lock for an effect, and so nobody may keep that while waiting for the turn.
+static std::unique_lock<std::recursive_mutex> take_turn() {
+    static std::recursive_mutex turn;
+    static auto* has_python = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+    static auto* leave = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyEval_SaveThread"));
+    static auto* enter_again = reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"));
+    static auto* alive = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "Py_IsInitialized"));
+    std::unique_lock<std::recursive_mutex> taken(turn, std::try_to_lock);
+    if (taken.owns_lock()) return taken;
+    void* state = alive && alive() && has_python && has_python() ? leave() : nullptr;
+    taken.lock();
+    if (state) enter_again(state);
+    return taken;
+}
+
+int happen(Stream* stream, uint64_t position) {
+    if (!stream) return 0;
+    auto mine = take_turn();
+    int code = 0;
+    while (true) {
+        Effect effect;
+        {
+            std::lock_guard<std::recursive_mutex> held(world().lock);
+            if (stream->happened >= position || stream->pending.empty()) return code;
+            effect = std::move(stream->pending.front());
+            stream->pending.pop_front();
+        }
+        if (int found = effect()) code = found;
+        std::lock_guard<std::recursive_mutex> held(world().lock);
+        ++stream->happened;
+    }
+}
+
+int happen_all() {
+    std::vector<std::pair<Stream*, uint64_t>> all;
+    {
+        std::lock_guard<std::recursive_mutex> held(world().lock);
+        for (Stream* stream : world().streams) all.push_back({stream, stream->enqueued});
+    }
+    for (auto& [stream, position] : all) happen(stream, position);
+    return world().sticky;
+}
+
 Stream* stream_of(const void* handle) {
     World& w = world();
     auto number = reinterpret_cast<uintptr_t>(handle);
@@ -138,9 +209,14 @@ int stream_synchronize(Stream* stream) {
     if (int code = health()) return code;
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     World& w = world();
-    std::lock_guard<std::recursive_mutex> held(w.lock);
-    if (int code = outside_capture(stream)) return code;
-    wait_for(w, start_on(w, stream) - LATENCY_NS);
+    {
+        std::lock_guard<std::recursive_mutex> held(w.lock);
+        if (int code = outside_capture(stream)) return code;
+        wait_for(w, start_on(w, stream) - LATENCY_NS);
+        if (!late()) return w.sticky;
+        put_off_implicit_waits(w, stream);
+    }
+    happen(stream, stream->enqueued);
     return w.sticky;
 }
 
@@ -151,12 +227,14 @@ int stream_query(Stream* stream) {
     std::lock_guard<std::recursive_mutex> held(w.lock);
     if (int code = outside_capture(stream)) return code;
     w.host_ns += QUERY_NS;
+    if (late()) return stream->happened == stream->enqueued ? 0 : CUDA_ERROR_NOT_READY;
     return stream->clock_ns <= w.host_ns ? 0 : CUDA_ERROR_NOT_READY;
 }
 
 int device_synchronize() {
     if (int code = health()) return code;
     World& w = world();
+    if (late() && w.captures.empty()) happen_all();
     std::lock_guard<std::recursive_mutex> held(w.lock);
     bool refused = false;
     for (auto& capture : w.captures) {  // a context cannot be waited for while anything in it is being captured
@@ -186,6 +264,7 @@ int stream_wait(Stream* stream, Event* event, unsigned flags) {
     if (event->mark->capture || stream->capture) return join_capture(stream, *event->mark);
     w.host_ns += CALL_NS / 4;
     stream->clock_ns = std::max(stream->clock_ns, event->mark->time_ns);
+    if (late()) put_off_wait(stream, event->mark->stream, event->mark->position);
     return 0;
 }
 
@@ -237,19 +316,33 @@ int event_record(Event* event, Stream* stream, unsigned flags) {
     w.host_ns += CALL_NS / 4;
     mark.time_ns = start_on(w, stream);
     stream->clock_ns = mark.time_ns;
+    if (late()) {
+        put_off_implicit_waits(w, stream);
+        mark.stream = stream;
+        mark.position = stream->enqueued;
+    }
     return 0;
 }
 
 static int event_ready(Event* event, bool wait) {
     if (int code = health()) return code;
     World& w = world();
-    std::lock_guard<std::recursive_mutex> held(w.lock);
-    if (!w.events.count(event)) return CUDA_ERROR_INVALID_HANDLE;
-    if (event->mark->capture) {
-        invalidate(*event->mark->capture);
-        return CUDA_ERROR_CAPTURED_EVENT;
+    std::shared_ptr<Recorded> mark;
+    {
+        std::lock_guard<std::recursive_mutex> held(w.lock);
+        if (!w.events.count(event)) return CUDA_ERROR_INVALID_HANDLE;
+        if (event->mark->capture) {
+            invalidate(*event->mark->capture);
+            return CUDA_ERROR_CAPTURED_EVENT;
+        }
+        if (int code = unsafe_call()) return code;
+        mark = event->mark;
     }
-    if (int code = unsafe_call()) return code;
+    if (late() && mark->stream) {
+        if (wait) happen(mark->stream, mark->position);
+        if (mark->stream->happened < mark->position) return CUDA_ERROR_NOT_READY;
+    }
+    std::lock_guard<std::recursive_mutex> held(w.lock);
     if (wait) wait_for(w, event->mark->time_ns);
     w.host_ns += QUERY_NS;
     if (w.sticky) return w.sticky;
@@ -294,7 +387,13 @@ int enqueue(Stream* stream, Operation operation) {
         w.host_ns += CALL_NS;
         stream->clock_ns = start_on(w, stream) + operation.duration_ns;
         if (operation.host_waits) wait_for(w, stream->clock_ns);
+        if (late()) {
+            put_off_implicit_waits(w, stream);
+            if (operation.effect) put_off(stream, std::move(operation.effect));
+            if (!operation.host_waits) return 0;
+        }
     }
+    if (late()) return happen(stream, stream->enqueued);
     return operation.effect ? operation.effect() : 0;
 }
 
@@ -305,6 +404,10 @@ int attach(Stream* stream, Effect effect) {
         if (stream->capture) {
             if (stream->capture->state != CaptureState::ACTIVE || stream->frontier.size() != 1) return CUDA_ERROR_ILLEGAL_STATE;
             stream->frontier[0]->effects.push_back(std::move(effect));
+            return 0;
+        }
+        if (late()) {
+            put_off(stream, std::move(effect));
             return 0;
         }
     }
