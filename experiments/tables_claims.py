@@ -270,8 +270,11 @@ def _gap(path: Path) -> Claim:
     document = _document(path)
     if document is None:
         return claim
-    gaps = [100.0 * gap for gap in document["strategies"]["portfolio_gap"]]
-    return _below(claim, statistics.median(gaps), 1.0, 0.5, f"results/sim/{path.name}", f"median; worst {max(gaps):.2f} %; under the model")
+    # Seeds differ by as much as the median graph's gap, so each graph has its median of several.
+    table = document["against_heft"]
+    gaps = [100.0 * row[table["header"].index("found over best known")] for row in table["rows"]]
+    remark = f"median of {len(gaps)} graphs, each with its median of three seeds; worst {max(gaps):.2f} %; under the model"
+    return _below(claim, statistics.median(gaps), 1.0, 0.5, f"results/sim/{path.name}", remark)
 
 
 def _job(googlenet: Recorded | None, source: str) -> Claim:

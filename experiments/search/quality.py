@@ -90,7 +90,6 @@ def strategies(problems: dict[str, Problem], known: dict[str, float], *, smoke: 
         "ratios": ratios,
         "instances": list(problems),
         "heft_over_portfolio": heft,
-        "portfolio_gap": gap,
     }
 
 

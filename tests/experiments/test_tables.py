@@ -206,7 +206,8 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
     }
     (folder / "probes.json").write_text(json.dumps(probes))
     (tmp_path / "speed.json").write_text(json.dumps({"smoke": False, "evaluations": {"rows": [[100, 4, 60000, 40000, 1, 1, 1.0]]}}))
-    (tmp_path / "quality.json").write_text(json.dumps({"smoke": True, "strategies": {"portfolio_gap": [0.0]}}))
+    gaps = {"header": ["graph", "found over best known"], "rows": [["a", 0.002], ["b", 0.006], ["c", 0.03]]}
+    (tmp_path / "quality.json").write_text(json.dumps({"smoke": True, "against_heft": gaps}))
     load = {"operators": 301, "repeats": 20, "median_ci_s": [0.3, 0.5], "total_s": {"p50": 0.41}}
     (folder / "load.json").write_text(json.dumps({"cases": [{"model": "tower:30"}, {"model": "tower:300", **load}]}))
     found = claims(tmp_path, tmp_path)
@@ -220,6 +221,9 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
     assert (named(found, "replay overhead").figure, named(found, "replay overhead").met) == ("11.0 us", True)
     assert (named(found, "simulator").figure, named(found, "simulator").aim_met) == ("60,000/s", False)
     assert named(found, "search gap").figure == ""  # a smoke run is no result
+    (tmp_path / "quality.json").write_text(json.dumps({"smoke": False, "against_heft": gaps}))
+    gap = named(claims(tmp_path, tmp_path), "search gap")
+    assert (gap.figure, gap.met, gap.aim_met) == ("0.6 %", True, False)
     assert "a \\| b" in tables_gpu.probes_table(folder / "probes.json")
     assert "| xgboost | 3.00 | 14.00 | 0.90 | 2.00 | 96.00 |" in tables_gpu.costmodel_table(folder / "costmodel.json")
 
