@@ -99,6 +99,7 @@ class CudaSession(CpuSession):
         lanes = max(1, min(program.graph.width, MOST_LANES))
         early = worker if worker is not None else new_cuda_worker(timeout_s, module=module, plugin=plugin)
         super().__init__(program, constants, timeout_s=timeout_s, max_lanes=lanes, widths=(1,), seed=seed, worker=early)
+        self._profiled: dict[tuple[str, bool], OperatorProfile] = {}  # by name and whether cold
 
     def _limits_with(self, costs: LimitsAnswer) -> Limits:
         return Limits(
@@ -141,7 +142,7 @@ class CudaSession(CpuSession):
     def profiles(self, *, cold: bool = True, variants: Sequence[int] = ()) -> list[OperatorProfile | Failure]:
         """What every operator launches, by operator, in its variant of ``variants`` (``[n]``; default its calls).
 
-        Operators of one signature in one variant share a profile.
+        Operators of one signature in one variant share a profile, and what has one is not profiled again.
         """
         operators = self._program.graph.operators
         chosen = tuple(variants) or (0,) * len(operators)
@@ -149,7 +150,8 @@ class CudaSession(CpuSession):
         first: dict[str, int] = {}
         for operator, name in zip(operators, names, strict=True):
             first.setdefault(name, operator.index)
-        found: dict[int, OperatorProfile | Failure] = {}
+        known = {index: self._profiled.get((name, cold)) for name, index in first.items()}
+        found: dict[int, OperatorProfile | Failure] = {index: profile for index, profile in known.items() if profile is not None}
         while pending := tuple(index for index in first.values() if index not in found):
             try:
                 asked = ProfilesBody(pending, cold, tuple(chosen[index] for index in pending))
@@ -161,6 +163,8 @@ class CudaSession(CpuSession):
                     found.setdefault(death.item, death.failure)
             except _Refused as refused:
                 found.update({index: refused.failure for index in pending if index not in found})
+        fresh = ((name, found[index]) for name, index in first.items())
+        self._profiled.update({(name, cold): profile for name, profile in fresh if isinstance(profile, OperatorProfile)})
         return [found[first[name]] for name in names]
 
     def memory(self, schedule: Schedule) -> MemoryResult | Failure:

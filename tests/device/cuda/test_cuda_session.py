@@ -15,6 +15,7 @@ from autosched.core.program import InputSpec, Program
 from autosched.core.records import Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.schedule import canonical_key, make_schedule, sequential
 from autosched.device.base import Comparison, Group, Pair, Session
+from autosched.device.cuda.messages import ProfileResult, ProfilesBody
 from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.session import CudaSession
 from autosched.device.cuda.settings import current_settings
@@ -204,6 +205,25 @@ def test_an_operator_is_profiled_in_the_variant_that_is_asked_for(session: CudaS
     assert isinstance(first, Failure)
     assert "has no variant 1" in first.detail
     assert all(isinstance(item, OperatorProfile) for item in rest)
+
+
+def test_what_has_a_profile_is_not_profiled_again(graph: OpGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ProfilesBody] = []
+    extra_answers = CudaSession._extra_answers
+    with open_session(graph) as session:
+
+        def noting(self: CudaSession, body: ProfilesBody, kind: type[ProfileResult]) -> Iterator[ProfileResult]:
+            asked.append(body)
+            return extra_answers(self, body, kind)
+
+        monkeypatch.setattr(CudaSession, "_extra_answers", noting)
+        found = session.profiles(cold=False)
+        assert session.profiles(cold=False) == found
+        in_another = session.profiles(cold=False, variants=[1, *[0] * (len(graph) - 1)])
+        session.profiles(cold=True)
+    distinct = len({operator.signature for operator in graph.operators})
+    assert isinstance(in_another[0], Failure)
+    assert [(len(body.operators), body.cold) for body in asked] == [(distinct, False), (1, False), (distinct, True)]
 
 
 def test_memory_by_rule(session: CudaSession, graph: OpGraph) -> None:
