@@ -51,6 +51,18 @@ def test_the_fastest_baseline_names_the_modes(baselines: list[External], lowerin
     assert list(fastest_mode(baselines, guarded=True).lowerings) == lowerings
 
 
+@pytest.mark.parametrize(("time_us", "rounds"), [(1e3, 9), (400e3, 7), (2e6, 3), (60e6, 3)])
+def test_slow_baselines_are_timed_in_fewer_rounds(time_us: float, rounds: int) -> None:
+    asked: list[float] = []
+
+    def call() -> float:
+        asked.append(time_us)
+        return time_us
+
+    assert fastest_mode([External("compiled", call), taking("max_autotune", time_us / 1.01)], guarded=False).measured
+    assert len(asked) == rounds
+
+
 def test_without_guards_a_small_model_is_like_any_other() -> None:
     baselines = [taking("compiled", 140.0), taking("max_autotune", 240.0)]
     assert fastest_mode(baselines, guarded=False).lowerings == (Lowering.INDUCTOR,)
