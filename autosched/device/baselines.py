@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autosched.core.records import Failure
-from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector
+from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector, warmed_us
 from autosched.device.worker_child import describe
 from autosched.runtime.trees import renewed_calls
 
@@ -22,7 +22,8 @@ class EagerBaseline:
     Args:
         model, args, kwargs: the call that is timed.
         threads: intra-operator threads; this thread's own count is restored after each round.
-        min_block_us: a round is the mean over as many calls as last at least this long, after one call that is not timed.
+        min_block_us: a round is the mean over as many calls as last at least this long, after one call that does not count
+            (``cpu_measure.warmed_us``).
         restore: called after each call, untimed, where a call changes what the next one starts from.
     """
 
@@ -54,8 +55,7 @@ class EagerBaseline:
             return self._failure
         try:
             with _threads(self._threads), torch.inference_mode(), no_collector():
-                once_us = self._calls_us(1)
-                taken_us = self._calls_us(max(1, math.ceil(self._min_block_us / once_us)))
+                taken_us = warmed_us(self._calls_us, lambda once_us: max(1, math.ceil(self._min_block_us / once_us)))
         except Exception as error:
             self._failure = describe(error)
             return self._failure

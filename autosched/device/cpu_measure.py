@@ -46,6 +46,8 @@ _TRACED_RUNS = 5
 # One run of half a millisecond is at the mercy of every interrupt; the mean over ten milliseconds is not.
 SHORTEST_BLOCK_US = 10_000.0
 MOST_RUNS = 50
+# A run this long counts although none was before it: empty caches and sleeping threads cost milliseconds.
+LONG_RUN_US = 2e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,19 @@ def no_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def warmed_us(runs_us: Callable[[int], float], block: Callable[[float], int]) -> float:
+    """Mean time of a block of runs, microseconds, after one run that does not count, or of that one if it takes :data:`LONG_RUN_US`.
+
+    What ran before left its own data in the caches and its own threads awake.
+
+    Args:
+        runs_us: mean time of so many runs.
+        block: how many there are in a block, by the time of the first.
+    """
+    first_us = runs_us(1)
+    return first_us if first_us >= LONG_RUN_US else runs_us(block(first_us))
 
 
 class CpuMeasurer:
@@ -174,7 +189,8 @@ class CpuMeasurer:
     def schedules(
         self, schedules: Sequence[Schedule], rounds: int, trace: bool, min_block_us: float, seed: int
     ) -> Iterator[tuple[int, ScheduleRecord | None, Failure | None]]:
-        """Time schedules in ``rounds`` interleaved rounds, each a block of runs of at least ``min_block_us`` after one untimed run.
+        """Time schedules in ``rounds`` interleaved rounds, each a block of runs of at least ``min_block_us`` after one that does
+        not count (:func:`warmed_us`).
 
         ``peak_memory_bytes`` is computed, not measured: the most bytes of intermediates and outputs that are alive at once when the plan's
         frees are followed in launch order; parameters and operators' scratch memory are not in it.
@@ -282,7 +298,9 @@ class CpuMeasurer:
                     return failure
                 del outputs
                 self.beat(index)
-                run_us = min(self._block_us(executor, 1) for _ in range(_WARM_UPS))
+                run_us = self._once_us(executor)
+                if run_us < LONG_RUN_US:
+                    run_us = min(run_us, self._once_us(executor))
             except Exception as error:
                 return describe(error)
             homes = homes_of(executor.in_place)
@@ -299,10 +317,8 @@ class CpuMeasurer:
         return LaneExecutor(self.programs.in_place(self.programs.for_plan(plan), chains), plan, self.pool)
 
     def _fresh_block_us(self, executor: LaneExecutor, runs: int) -> float:
-        # What ran before left its own data in the caches and its own threads awake: one run is not counted.
         self.settle(wide=executor.widest > 1)
-        executor.run(self.inputs)
-        return self._block_us(executor, runs)
+        return warmed_us(lambda count: self._block_us(executor, count), lambda _: runs)
 
     def _block_us(self, executor: LaneExecutor, runs: int) -> float:
         start_ns = time.perf_counter_ns()
@@ -320,7 +336,9 @@ class CpuMeasurer:
             trace = Trace(len(self.graph))
             executor.run(self.inputs, trace)
             found.append(trace)
-        chosen = sorted(found, key=lambda item: item.finish_ns - item.begin_ns)[_TRACED_RUNS // 2]
+            if trace.finish_ns - trace.begin_ns >= 1000.0 * LONG_RUN_US:
+                break
+        chosen = sorted(found, key=lambda item: item.finish_ns - item.begin_ns)[len(found) // 2]
         begin = chosen.begin_ns
         return tuple((at - begin) / 1000.0 for at in chosen.start_ns), tuple((at - begin) / 1000.0 for at in chosen.end_ns)
 

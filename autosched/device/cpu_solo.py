@@ -13,7 +13,7 @@ from autosched.core.program import Call, Many, TorchLiteral
 from autosched.core.records import Failure, FailureKind, SoloRecord
 from autosched.core.schedule import sequential
 from autosched.core.variants import Variant, variant_signature
-from autosched.device.cpu_measure import MOST_RUNS, SHORTEST_BLOCK_US, CpuMeasurer, no_collector
+from autosched.device.cpu_measure import MOST_RUNS, SHORTEST_BLOCK_US, CpuMeasurer, no_collector, warmed_us
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel, Slots
@@ -99,18 +99,23 @@ def shared_times(times_us: NDArray[np.float64], members: Mapping[str, Sequence[i
 
 
 def _block_us(executor: LaneExecutor, inputs: Sequence[torch.Tensor], count: int) -> NDArray[np.float64]:
-    """Time of each operator in a block like those whole schedules are timed in: after one untimed run, the mean of at least one run.
+    """Time of each operator in a block like those whole schedules are timed in (``cpu_measure.warmed_us``): the mean of at least one run.
 
     A column's first run after another's finds the caches and the cores as that one left them, which doubles the time of a short program.
     """
-    executor.run(inputs)
     runs: list[NDArray[np.float64]] = []
-    spent_us = 0.0
-    while not runs or (spent_us < SHORTEST_BLOCK_US and len(runs) < MOST_RUNS):
-        trace = Trace(count)
-        executor.run(inputs, trace)
-        runs.append(np.maximum(np.subtract(trace.end_ns, trace.start_ns), 1) / 1000.0)
-        spent_us += (trace.finish_ns - trace.begin_ns) / 1000.0
+
+    def runs_us(count_of_runs: int) -> float:
+        runs.clear()
+        spent_us = 0.0
+        while not runs or (spent_us < SHORTEST_BLOCK_US and len(runs) < count_of_runs):
+            trace = Trace(count)
+            executor.run(inputs, trace)
+            runs.append(np.maximum(np.subtract(trace.end_ns, trace.start_ns), 1) / 1000.0)
+            spent_us += (trace.finish_ns - trace.begin_ns) / 1000.0
+        return spent_us / len(runs)
+
+    warmed_us(runs_us, lambda _: MOST_RUNS)
     block: NDArray[np.float64] = np.mean(runs, axis=0)
     return block
 

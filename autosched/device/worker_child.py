@@ -20,7 +20,7 @@ from autosched.core.errors import IllegalSchedule
 from autosched.core.records import Failure, FailureKind
 from autosched.device.registrations import register_there
 from autosched.device.worker_messages import BOARD, LENGTH, Answer, Broken, Done, Ready, Request, pack, read_request
-from autosched.runtime.orphans import die_with
+from autosched.runtime.orphans import die_with, go_first
 
 COMPILE_S = 1800.0
 """How long a compilation may take before its process counts as hung, in seconds."""
@@ -48,6 +48,7 @@ class Channel:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if parent:
             die_with(parent)
+        go_first()
         threading.Thread(target=self._read, name="autosched-worker-requests", daemon=True).start()
         self.plugin = _load_plugin(Path(plugin)) if plugin else None
         register_there(sys.argv[5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from autosched import zoo
 from autosched.core.records import Failure, FailureKind
 from autosched.device.baselines import EagerBaseline
 from autosched.device.compiled_baseline import CompiledBaseline, ModelSource, from_zoo
+from autosched.device.cpu_measure import LONG_RUN_US, warmed_us
 
 
 class Small(torch.nn.Module):
@@ -46,6 +48,19 @@ def test_eager_uses_its_threads_and_gives_them_back() -> None:
     assert set(seen) == {(before + 1, True)}
     assert torch.get_num_threads() == before
     assert baseline.name == f"eager_{before + 1}"
+
+
+@pytest.mark.parametrize(("takes_us", "asked"), [(10.0, [1, 1000]), (LONG_RUN_US / 2, [1, 1]), (LONG_RUN_US, [1]), (60e6, [1])])
+def test_a_run_is_made_twice_only_where_the_first_would_not_count(takes_us: float, asked: list[int]) -> None:
+    made: list[int] = []
+
+    def runs_us(count: int) -> float:
+        made.append(count)
+        return takes_us + count
+
+    block_us = warmed_us(runs_us, lambda first_us: max(1, math.ceil(11_000.0 / first_us)))
+    assert made == asked
+    assert block_us == takes_us + asked[-1]
 
 
 def test_an_eager_model_that_raises_is_a_failure_for_good() -> None:

@@ -172,6 +172,13 @@ def test_killed_from_outside_in_the_middle_goes_on(opened: Open, program: Progra
     assert state(first) == ""  # reaped, no zombie
 
 
+def test_where_memory_runs_out_the_measuring_process_is_the_first_to_go(opened: Open, program: Program) -> None:
+    session = opened("kernel(slots)")
+    session.schedules([sequential(program.graph)], rounds=1)
+    ours, theirs = (int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (os.getpid(), session.worker_pid))
+    assert theirs == min(1000, ours + 500)
+
+
 def test_one_kill_from_outside_costs_an_interleaved_measurement_nothing(opened: Open, program: Program) -> None:
     session = opened("if once(): os.kill(os.getpid(), signal.SIGKILL)\nkernel(slots)")
     found = session.paired(lane_schedules(program), rounds=2)

@@ -25,7 +25,7 @@ import msgspec
 
 from autosched.core.decoding import decode_json
 from autosched.runtime.compiler_files import compilers_write_into
-from autosched.runtime.orphans import die_with
+from autosched.runtime.orphans import die_with, go_first
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -187,6 +187,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent:
         die_with(parent)
+    go_first()
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read_lines, args=(requests, lines), name="autosched-region-jobs", daemon=True).start()
     output = os.fdopen(answers, "wb", buffering=0)
