@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from autosched.core.errors import ScratchFull, WorkerLost
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
-from autosched.core.records import Failure
+from autosched.core.records import Failure, FailureKind
 from autosched.core.scratch import Scratch, remove_abandoned_folders
 from autosched.device.worker_messages import Answer, Broken, Done, Ready, Request, pack, read_answer
 from autosched.device.worker_process import ChildDied, ChildProcess
@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 # A bare death says that the machine is at fault; one with a candidate in hand, that the candidate may be.
 MAX_BARE_DEATHS = 3
 MAX_BLAMED_DEATHS = 12
+ENDED_WAITING = Failure(FailureKind.CRASH, "its process was ended while it waited (by someone, or because memory ran out)")
+"""For those whose process took long to become what it was: a fresh one would take as long again, and as much memory."""
 
 
 class WorkerDied(Exception):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +108,13 @@ def test_compiled_runs_the_models_own_call_where_its_source_is_not_there(
         assert isinstance(first, float), first
         assert first > 0
         assert isinstance(baseline.round_us(), float)
+        os.kill(baseline._worker.pid or 0, signal.SIGKILL)
+        while baseline._worker.pid is not None:
+            time.sleep(0.01)
+        lost = baseline.round_us()
+        assert isinstance(lost, Failure)
+        assert "ended while it waited" in lost.detail
+        assert baseline.round_us() == lost
     finally:
         baseline.close()
 

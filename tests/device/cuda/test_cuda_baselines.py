@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from autosched.device.compiled_baseline import ModelSource, from_zoo
 from autosched.device.cuda.baseline_session import CudaBaseline, ModelCall
 from autosched.device.cuda.baselines import BaselineKind, TimedBaseline
 from autosched.device.cuda.settings import current_settings
+from autosched.device.worker import ENDED_WAITING
 from autosched.runtime.trees import output_tensors
 from autosched.zoo import ZooModel, load
 from tests.conformance.cpu_cuda import CpuCuda
@@ -90,6 +92,16 @@ def test_arguments_that_cannot_travel_leave_the_program(captured: Captured, toy:
     with CudaBaseline(captured.program, captured.constants, BaselineKind.EAGER, current_settings(0), model=call, module=WORKER) as baseline:
         assert not isinstance(baseline.prepare(), Failure)
     assert "lock" in baseline.why_not_model or "object" in baseline.why_not_model
+
+
+def test_a_process_that_was_ended_while_it_waited_is_said_to_be(captured: Captured) -> None:
+    with CudaBaseline(captured.program, captured.constants, BaselineKind.EAGER, current_settings(0), module=WORKER) as baseline:
+        assert not isinstance(baseline.prepare(), Failure)
+        assert isinstance(baseline.round_us(), float)
+        baseline._worker.stop()
+        while baseline._worker.pid is not None:
+            time.sleep(0.01)
+        assert baseline.round_us() == ENDED_WAITING
 
 
 def test_without_a_gpu_a_baseline_is_one_failure(captured: Captured) -> None:
