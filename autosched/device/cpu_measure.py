@@ -46,8 +46,8 @@ _TRACED_RUNS = 5
 # One run of half a millisecond is at the mercy of every interrupt; the mean over ten milliseconds is not.
 SHORTEST_BLOCK_US = 10_000.0
 MOST_RUNS = 50
-# A run this long counts although none was before it: empty caches and sleeping threads cost milliseconds.
-LONG_RUN_US = 2e6
+# A run this long counts although none was before it: empty caches and sleeping threads cost some milliseconds.
+LONG_RUN_US = 1e6
 
 
 @dataclass(frozen=True, slots=True)
