@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from autosched.core.records import Failure
-from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector, warmed_us
+from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector, runs_lasting, warmed_us
 from autosched.device.worker_child import describe
 from autosched.runtime.trees import renewed_calls
 
@@ -55,7 +54,7 @@ class EagerBaseline:
             return self._failure
         try:
             with _threads(self._threads), torch.inference_mode(), no_collector():
-                taken_us = warmed_us(self._calls_us, lambda once_us: max(1, math.ceil(self._min_block_us / once_us)))
+                taken_us = warmed_us(self._calls_us, lambda once_us: runs_lasting(self._min_block_us, once_us))
         except Exception as error:
             self._failure = describe(error)
             return self._failure

@@ -19,7 +19,7 @@ from autosched.core.errors import DeviceError, UsageError
 from autosched.core.program import Argument, NonFinite, Ref
 from autosched.core.records import Failure, FailureKind
 from autosched.core.variants import Lowering
-from autosched.device.worker import ENDED_WAITING, Worker, WorkerDied
+from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, RoundAnswer, RoundRequest
 from autosched.runtime.host_key import numerics_key
@@ -88,7 +88,6 @@ class CompiledBaseline:
         self._threads = threads
         self._min_block_us = min_block_us
         self._failure: Failure | None = None
-        self._compiled_in: int | None = None  # process id
         self._worker = Worker(_MODULE, timeout_s=timeout_s, plugin=plugin)
 
     def prepare(self) -> Failure | None:
@@ -100,7 +99,6 @@ class CompiledBaseline:
                 answer = self._ask_compile()
             if isinstance(answer, CompileAnswer):
                 self.max_abs_error = answer.max_abs_error
-                self._compiled_in = self._worker.pid
             else:
                 self._fail(answer)
         return self._failure
@@ -109,9 +107,7 @@ class CompiledBaseline:
         """As ``EagerBaseline.round_us``. Without a working compiler: ``Failure(unavailable)``."""
         if (failure := self.prepare()) is not None:
             return failure
-        if self._worker.pid != self._compiled_in:
-            return self._fail(ENDED_WAITING)
-        answer = self._single(RoundRequest(self._min_block_us))
+        answer = self._single(RoundRequest(self._min_block_us), of_same=True)
         return answer.time_us if isinstance(answer, RoundAnswer) else self._fail(answer)
 
     def close(self) -> None:
@@ -137,9 +133,9 @@ class CompiledBaseline:
         torch.export.save(exported, path)
         return ModelSource(str(path))
 
-    def _single(self, request: CompileRequest | RoundRequest) -> Answer | Failure:
+    def _single(self, request: CompileRequest | RoundRequest, *, of_same: bool = False) -> Answer | Failure:
         try:
-            answers: Iterator[Answer] = self._worker.ask(request)
+            answers: Iterator[Answer] = self._worker.ask(request, of_same=of_same)
             found = list(answers)
         except WorkerDied as death:
             remove_unfinished()

@@ -86,6 +86,11 @@ def no_collector() -> Iterator[None]:
             gc.enable()
 
 
+def runs_lasting(block_us: float, run_us: float) -> int:
+    """How many runs of ``run_us`` last at least ``block_us``, microseconds; one or more."""
+    return max(1, math.ceil(block_us / run_us))
+
+
 def warmed_us(runs_us: Callable[[int], float], block: Callable[[float], int]) -> float:
     """Mean time of a block of runs, microseconds, after one run that does not count, or of that one if it takes :data:`LONG_RUN_US`.
 
@@ -205,7 +210,7 @@ class CpuMeasurer:
                 yield index, None, prepared
                 continue
             executors[index], peaks[index] = prepared.executor, prepared.peak_bytes
-            block[index] = max(1, math.ceil(min_block_us / prepared.run_us))
+            block[index] = runs_lasting(min_block_us, prepared.run_us)
         times_us: dict[int, list[float]] = {index: [] for index in executors}
         start = self.meter.start()
         with no_collector():
@@ -240,7 +245,7 @@ class CpuMeasurer:
             if isinstance(prepared, Failure):
                 return Failure(prepared.kind, f"schedule {index}: {prepared.detail}")
             executors.append(prepared.executor)
-            runs.append(min(MOST_RUNS, max(1, math.ceil(SHORTEST_BLOCK_US / prepared.run_us))))
+            runs.append(min(MOST_RUNS, runs_lasting(SHORTEST_BLOCK_US, prepared.run_us)))
         times_us = np.zeros((len(executors), rounds))
         with no_collector():
             for turn in range(rounds):

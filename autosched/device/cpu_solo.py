@@ -105,10 +105,10 @@ def _block_us(executor: LaneExecutor, inputs: Sequence[torch.Tensor], count: int
     """
     runs: list[NDArray[np.float64]] = []
 
-    def runs_us(count_of_runs: int) -> float:
+    def runs_us(most: int) -> float:
         runs.clear()
         spent_us = 0.0
-        while not runs or (spent_us < SHORTEST_BLOCK_US and len(runs) < count_of_runs):
+        while not runs or (spent_us < SHORTEST_BLOCK_US and len(runs) < most):
             trace = Trace(count)
             executor.run(inputs, trace)
             runs.append(np.maximum(np.subtract(trace.end_ns, trace.start_ns), 1) / 1000.0)

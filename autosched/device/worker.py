@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 MAX_BARE_DEATHS = 3
 MAX_BLAMED_DEATHS = 12
 ENDED_WAITING = Failure(FailureKind.CRASH, "its process was ended while it waited (by someone, or because memory ran out)")
-"""For those whose process took long to become what it was: a fresh one would take as long again, and as much memory."""
+"""What a request that no fresh process could answer gets instead of one."""
 
 
 class WorkerDied(Exception):
@@ -119,13 +119,18 @@ class Worker:
         """What a fresh process is sent first, from now on."""
         self._opening = tuple(opening)
 
-    def ask(self, request: Request) -> Iterator[Answer]:
+    def ask(self, request: Request, *, of_same: bool = False) -> Iterator[Answer]:
         """Send a request and yield its answers as they come. A ``Broken`` answer is yielded last, like any other.
+
+        Args:
+            of_same: only the process that answered before can answer this, too; if it has ended, that is :data:`ENDED_WAITING`.
 
         Raises:
             WorkerDied: if the process died or hung before the request was answered in full; all of it is gone then.
             WorkerLost: if that happened too often in a row for the request to be at fault, or as :meth:`start`.
         """
+        if of_same and self.pid is None:
+            raise WorkerDied(ENDED_WAITING, -1)
         try:
             child = self._ready_child()
             for answer in self._exchange(child, request, self._timeout_s):

@@ -18,7 +18,7 @@ from autosched.core.program import Argument, NonFinite, Ref
 from autosched.core.records import Failure, FailureKind
 from autosched.core.variants import Lowering
 from autosched.device.baselines import calls_us
-from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector, warmed_us
+from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector, runs_lasting, warmed_us
 from autosched.device.worker_child import Channel
 from autosched.device.worker_messages import Answer, Broken, CompileAnswer, CompileRequest, Request, RoundAnswer, RoundRequest
 from autosched.device.worker_tensors import read_in_order, read_tensors
@@ -102,7 +102,7 @@ class _Service:
     def _round_us(self, calls_us: Callable[[int], float], min_block_us: float) -> float:
         self._channel.beat(-1)
         with torch.no_grad(), no_collector():
-            taken_us = warmed_us(calls_us, lambda once_us: max(1, math.ceil(min_block_us / once_us)))
+            taken_us = warmed_us(calls_us, lambda once_us: runs_lasting(min_block_us, once_us))
         if self._threads > 1:
             time.sleep(TEAM_SPIN_S)
         return taken_us

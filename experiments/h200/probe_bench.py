@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule, make_schedule
+from autosched.costmodel.metrics import spearman
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.cuda.bindings import GraphBindings, open_bindings
 from autosched.runtime.cuda.graph import GraphCapturer
@@ -132,15 +134,7 @@ def spread(times: Sequence[float]) -> dict[str, float]:
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's rank correlation. Equals share their mean rank: a GPU's clock ticks coarsely. Where all are equal it is 0."""
-    ranks = [[_mean_rank(values, item) for item in values] for values in (first, second)]
-    middle = (len(first) - 1) / 2
-    a, b = ([rank - middle for rank in row] for row in ranks)
-    spread_of_both = sqrt(sum(item * item for item in a) * sum(item * item for item in b))
-    return sum(mine * theirs for mine, theirs in zip(a, b, strict=True)) / spread_of_both if spread_of_both else 0.0
-
-
-def _mean_rank(values: Sequence[float], item: float) -> float:
-    return sum(other < item for other in values) + (sum(other == item for other in values) - 1) / 2
+    return spearman(np.array(first), np.array(second)) or 0.0
 
 
 def chains(graph: OpGraph, lanes: int) -> Schedule:

@@ -11,7 +11,7 @@ from autosched.core.records import Failure, FailureKind
 from autosched.device.compiled_baseline import ModelSource, compile_request
 from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.cuda.messages import BaselineBody, BaselineResult, SettingsBody, unwrap, wrap_request
-from autosched.device.worker import ENDED_WAITING, Worker, WorkerDied
+from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import Answer, Broken, ExtraAnswer, OpenRequest, Request, RoundAnswer, RoundRequest
 
@@ -61,7 +61,6 @@ class CudaBaseline:
         self._model = model
         self._worker = Worker(module, timeout_s=timeout_s, start_timeout_s=PREPARE_TIMEOUT_S)
         files = self._worker.write_program(program, constants)
-        self._prepared_in: int | None = None  # process id
         self._worker.opens_with([wrap_request(settings), OpenRequest(*files, seed=0)])
 
     def prepare(self) -> BaselineResult | Failure:
@@ -84,15 +83,12 @@ class CudaBaseline:
             return Failure(FailureKind.UNAVAILABLE, f"the model's call cannot be handed to another process: {describe(error).detail}")
         answer = self._single(wrap_request(BaselineBody(self.kind.value, call)))
         if isinstance(answer, ExtraAnswer) and (result := unwrap(answer, BaselineResult)) is not None:
-            self._prepared_in = self._worker.pid
             return result
         return _failure(answer)
 
     def round_us(self) -> float | Failure:
         """Time of one run in microseconds, the mean over a block."""
-        if self._worker.pid != self._prepared_in:
-            return ENDED_WAITING
-        answer = self._single(RoundRequest(0.0))
+        answer = self._single(RoundRequest(0.0), of_same=True)
         return answer.time_us if isinstance(answer, RoundAnswer) else _failure(answer)
 
     def close(self) -> None:
@@ -105,9 +101,9 @@ class CudaBaseline:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _single(self, request: Request) -> Answer | Failure:
+    def _single(self, request: Request, *, of_same: bool = False) -> Answer | Failure:
         try:
-            answers = list(self._worker.ask(request))
+            answers = list(self._worker.ask(request, of_same=of_same))
         except WorkerDied as death:
             return death.failure
         except DeviceError as error:

@@ -150,8 +150,9 @@ class CudaSession(CpuSession):
         first: dict[str, int] = {}
         for operator, name in zip(operators, names, strict=True):
             first.setdefault(name, operator.index)
-        known = {index: self._profiled.get((name, cold)) for name, index in first.items()}
-        found: dict[int, OperatorProfile | Failure] = {index: profile for index, profile in known.items() if profile is not None}
+        found: dict[int, OperatorProfile | Failure] = {
+            index: self._profiled[name, cold] for name, index in first.items() if (name, cold) in self._profiled
+        }
         while pending := tuple(index for index in first.values() if index not in found):
             try:
                 asked = ProfilesBody(pending, cold, tuple(chosen[index] for index in pending))
