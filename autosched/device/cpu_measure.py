@@ -125,17 +125,26 @@ class CpuMeasurer:
         self.meter = LoadMeter()
         self._reference: list[torch.Tensor] | None = None
         self._was_wide = False
+        self._was_team = 1
         # What is made is free to hold something else as long as nothing of the program runs.
         self._tick_slot = next(value.index for value in self.graph.values if value.role is ValueRole.INTERMEDIATE)
         self._tick_tensor = torch.rand(100_000)
         self._prepared: dict[Schedule, _Prepared] = {}
         self._in_order: dict[int, BoundProgram] = {}
 
-    def settle(self, *, wide: bool) -> None:
-        """Let the threads of an earlier wide measurement fall asleep. ``wide``: whether the next one uses more than one thread."""
-        if self._was_wide:
+    def settle(self, *, wide: bool, team: int = 1) -> None:
+        """Let threads of an earlier measurement fall asleep: those of wide operators, and those of lanes where fewer are at work next.
+
+        A process that timed lanes of one team settles before it answers: another one's first block, of ten milliseconds, was seen to take
+        1.6 times as long while they spun on.
+
+        Args:
+            wide: whether an operator of the next one uses more than one thread.
+            team: ``LaneExecutor.team`` of the next one.
+        """
+        if self._was_wide or self._was_team > team:
             time.sleep(TEAM_SPIN_S)
-        self._was_wide = wide
+        self._was_wide, self._was_team = wide, team
 
     @computed_once
     def engine(self) -> Engine:
@@ -225,12 +234,12 @@ class CpuMeasurer:
                         del executors[index]
                         yield index, None, describe(error)
         load = self.meter.read(start)
-        self.settle(wide=False)
         for index, executor in executors.items():
             self.beat(index)
             starts, ends = self._traced(executor) if trace else ((), ())
             key = canonical_key(self.graph, schedules[index], lanes_matter=True)
             yield index, ScheduleRecord(key, summarize(times_us[index]), peaks[index], load, starts, ends), None
+        self.settle(wide=False)
 
     def paired(self, schedules: Sequence[Schedule], rounds: int, seed: int) -> list[tuple[float, ...]] | Failure:
         """Times in microseconds, ``[len(schedules)][rounds]``, or the failure of the first schedule that fails.
@@ -310,7 +319,7 @@ class CpuMeasurer:
                 return describe(error)
             homes = homes_of(executor.in_place)
             known = _Prepared(executor, peak_live_bytes(self.graph, plan, homes), run_us)
-            self._was_wide = executor.widest > 1
+            self._was_wide, self._was_team = executor.widest > 1, executor.team
         self._prepared[schedule] = known
         while len(self._prepared) > _MOST_PREPARED:
             del self._prepared[next(iter(self._prepared))]
@@ -322,7 +331,7 @@ class CpuMeasurer:
         return LaneExecutor(self.programs.in_place(self.programs.for_plan(plan), chains), plan, self.pool)
 
     def _fresh_block_us(self, executor: LaneExecutor, runs: int) -> float:
-        self.settle(wide=executor.widest > 1)
+        self.settle(wide=executor.widest > 1, team=executor.team)
         return warmed_us(lambda count: self._block_us(executor, count), lambda _: runs)
 
     def _block_us(self, executor: LaneExecutor, runs: int) -> float:
@@ -337,6 +346,7 @@ class CpuMeasurer:
     def _traced(self, executor: LaneExecutor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         # The run of median length, whole: a median of each operator's times would show a timeline that never happened.
         found: list[Trace] = []
+        self.settle(wide=executor.widest > 1, team=executor.team)
         for _ in range(_TRACED_RUNS):
             trace = Trace(len(self.graph))
             executor.run(self.inputs, trace)

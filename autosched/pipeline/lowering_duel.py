@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
@@ -39,36 +40,51 @@ def duels(
         if isinstance(fought, Failure):
             why[names[1]] = f"it could not be compared ({fought.kind}: {fought.detail})"
             continue
-        base, again, other = fought
-        ledger.measurements += 3 * len(base)
-        ratio, noise = paired_ratio(other, base), noise_floor_pct(base, again)
+        ledger.measurements += 3 * len(fought.once)
+        ratio, noise = paired_ratio(fought.rival, fought.base), noise_floor_pct(fought.once, fought.again)
         wins = ratio.ratio < 1.0 and beyond_noise(ratio, noise)
         why[names[0] if wins else names[1]] = _sentence(ratio, names, noise)
         kept = rival if wins else kept
     return kept, why
 
 
-def _fight(
-    first: Outcome, second: Outcome, sessions: Mapping[str, Prepared], *, rounds: int, seconds: float
-) -> tuple[list[float], list[float], list[float]] | Failure:
-    """Times of the first schedule, of the first again, and of the second, round by round, in microseconds.
+@dataclass(frozen=True, slots=True)
+class _Fought:
+    """Times of two schedules, microseconds, a row of each for every round, and those of whichever ran twice in that round (A/A)."""
 
-    The schedules take turns in their two processes, one waiting asleep while the other runs.
+    base: list[float]
+    rival: list[float]
+    once: list[float]
+    again: list[float]
+
+
+def _fight(first: Outcome, second: Outcome, sessions: Mapping[str, Prepared], *, rounds: int, seconds: float) -> _Fought | Failure:
+    """The two schedules in turn, each in its process, one waiting asleep while the other runs; three turns are a round.
+
+    They alternate without a break, so that every turn follows one of the other process: a second turn in the same process finds its caches
+    full and takes one or two percent less time, which would be in the A/A floor and in nothing that is compared.
     """
-    columns: tuple[list[float], list[float], list[float]] = ([], [], [])
-    turns = [(sessions[outcome.report.lowering].session, outcome.schedule) for outcome in (first, first, second)]
-    for session, schedule in turns[1:]:
+    turns = [(sessions[outcome.report.lowering].session, outcome.schedule) for outcome in (first, second)]
+    for session, schedule in turns:
         warm = session.paired([schedule], rounds=2)
         if isinstance(warm, Failure):
             return warm
+    fought = _Fought([], [], [], [])
     deadline = time.monotonic() + seconds
-    while len(columns[0]) < rounds and (len(columns[0]) < _LEAST_ROUNDS or time.monotonic() < deadline):
-        for column, (session, schedule) in zip(columns, turns, strict=True):
+    while (done := len(fought.base)) < rounds and (done < _LEAST_ROUNDS or time.monotonic() < deadline):
+        # Odd rounds begin, and end, with the second schedule.
+        order = turns if done % 2 == 0 else turns[::-1]
+        taken_us: list[float] = []
+        for session, schedule in (*order, order[0]):
             answer = session.paired([schedule], rounds=1)
             if isinstance(answer, Failure):
                 return answer
-            column.extend(answer[0])
-    return columns
+            taken_us.append(answer[0][0])
+        once, other, again = taken_us
+        base, rival = (once, other) if done % 2 == 0 else (other, once)
+        for column, time_us in zip((fought.base, fought.rival, fought.once, fought.again), (base, rival, once, again), strict=True):
+            column.append(time_us)
+    return fought
 
 
 def _sentence(ratio: Ratio, names: tuple[str, str], noise: float) -> str:
