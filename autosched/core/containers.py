@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from autosched.core.objects import LEAVES, change_object, is_ours, make_object, 
 from autosched.core.opened import DICTIONARY, OPENED, Form, Mark, read_context
 
 _Marker = Callable[[object], Mark]
+Builder = Callable[[Iterator[Any], MutableMapping[int, Any]], Any]
+"""Makes nested containers of one structure from their leaves and the objects given; see :func:`rebuild`."""
 
 
 class Opened:
@@ -130,10 +133,30 @@ def rebuild(spec: pytree.TreeSpec, leaves: Iterator[Any], given: MutableMapping[
     Raises:
         UnsupportedGraph: if a class is not there in this process, or is not what the nodes say.
     """
+    return builder_of(spec)(leaves, given)
+
+
+def builder_of(spec: pytree.TreeSpec) -> Builder:
+    """:func:`rebuild` of one structure, for whoever does it often.
+
+    Raises:
+        ValueError: if a node says nothing that can be read.
+    """
     if spec.is_leaf():
-        return next(leaves)
-    children = [rebuild(child, leaves, given) for child in spec.children()]
-    return _made(*read_context(spec.context), children, given) if spec.type is Opened else _container(spec, children)
+        return _next_leaf
+    children = [builder_of(child) for child in spec.children()]
+    flat, count = all(child is _next_leaf for child in children), len(children)
+    form, mark = read_context(spec.context) if spec.type is Opened else (None, ())
+
+    def build(leaves: Iterator[Any], given: MutableMapping[int, Any]) -> Any:
+        made = list(islice(leaves, count)) if flat else [child(leaves, given) for child in children]
+        return _container(spec, made) if form is None else _made(form, mark, made, given)
+
+    return build
+
+
+def _next_leaf(leaves: Iterator[Any], given: MutableMapping[int, Any]) -> Any:
+    return next(leaves)
 
 
 def rebuild_packed(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate
 
 import torch
@@ -17,8 +17,18 @@ def extent_of(tensor: torch.Tensor) -> Extent:
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return 0, 0
     start = tensor.data_ptr()
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + reach * tensor.element_size()
+    return start, start + reach_of(tensor.shape, tensor.stride(), tensor.element_size())
+
+
+def reach_of(shape: Sequence[int], strides: Sequence[int], element_bytes: int) -> int:
+    """Bytes from the first of a strided tensor to the one behind its last; 0 for an empty one.
+
+    >>> reach_of((2, 3), (4, 1), 4), reach_of((), (), 8), reach_of((0, 3), (3, 1), 4)
+    (28, 8, 0)
+    """
+    if 0 in shape:
+        return 0
+    return element_bytes * (1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)))
 
 
 def storage_of(tensor: torch.Tensor) -> Hashable:

@@ -15,7 +15,7 @@ import torch
 from autosched.core.objects import opener_of
 from autosched.core.opened import DICTIONARY, OPENED, read_context
 from autosched.core.program import Argument, NonFinite, Program, Ref
-from autosched.runtime.trees import python_value, unflatten_outputs
+from autosched.runtime.trees import AnswerBuilder, python_value
 
 
 class Leaves(list[Any]):
@@ -179,7 +179,10 @@ def answer_maker(program: Program) -> Callable[[Sequence[torch.Tensor]], Any]:
     place = {value: index for index, value in reversed(list(enumerate(program.graph.outputs)))}
     leaves = iter(program.output_leaves)
     made = _maker(json.loads(program.output_tree)[1], leaves, place)
-    return made if made is not None else lambda tensors: unflatten_outputs(program, tensors)
+    if made is not None:
+        return made
+    build = AnswerBuilder(program)
+    return lambda tensors: build(tensors, {})
 
 
 def _maker(node: Mapping[str, Any], leaves: Any, place: Mapping[int, int]) -> _Make | None:

@@ -18,6 +18,8 @@ import torch
 from autosched.runtime.call_form import leaf_key
 
 _Check = Callable[..., bool]
+# Of one of these types, equal values have equal keys (``leaf_key``); of floats, 0.0 and -0.0 have not.
+_EQUAL_IF_ALIKE = frozenset((bool, int, str, type(None)))
 
 
 class QuickCheck:
@@ -26,19 +28,24 @@ class QuickCheck:
     Args:
         check: the compiled guard of the example's tensors.
         order: place among the call's leaves of each tensor of the schedule.
-        others: place and key of all other leaves.
+        others: place and value of all other leaves.
     """
 
-    __slots__ = ("_check", "_order", "_others")
+    __slots__ = ("_check", "_keys", "_order", "_values")
 
     def __init__(self, check: _Check, order: Sequence[int], others: Sequence[tuple[int, object]]) -> None:
         self._check = check
         self._order = order
-        self._others = others
+        self._values = [(place, type(leaf), leaf) for place, leaf in others if type(leaf) in _EQUAL_IF_ALIKE]
+        self._keys = [(place, leaf_key(leaf)) for place, leaf in others if type(leaf) not in _EQUAL_IF_ALIKE]
 
     def tensors(self, leaves: Sequence[Any]) -> list[Any] | None:
         """The schedule's inputs, which need no further look; ``None`` if this cannot be said of a call with these leaves."""
-        for place, key in self._others:
+        for place, kind, value in self._values:
+            leaf = leaves[place]
+            if type(leaf) is not kind or leaf != value:
+                return None
+        for place, key in self._keys:
             if leaf_key(leaves[place]) != key:
                 return None
         tensors = [leaves[place] for place in self._order]
@@ -61,7 +68,7 @@ def quick_check(leaves: Sequence[Any], order: Sequence[int], fitted: Sequence[to
     if make is None:
         return None
     taken = set(order)
-    others = [(place, leaf_key(leaf)) for place, leaf in enumerate(leaves) if place not in taken]
+    others = [(place, leaf) for place, leaf in enumerate(leaves) if place not in taken]
     try:
         check = make(tensors)
         return QuickCheck(check, tuple(order), others) if check(*tensors) else None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autosched.core.containers import Opened, objects_in, pack, pack_call, rebuild, rebuild_packed, unpack
+from autosched.core.containers import Opened, builder_of, objects_in, pack, pack_call, rebuild, rebuild_packed, unpack
 from autosched.core.errors import InputMismatch
 from autosched.core.namedtuples import register_named
 from autosched.core.opened import read_context
@@ -152,6 +152,45 @@ def numbered(objects: Sequence[Any]) -> dict[int, Any]:
     return dict(enumerate(objects))
 
 
+class AnswerBuilder:
+    """Makes a model's answers from the tensors of ``program.graph.outputs``, one for each call."""
+
+    __slots__ = ("_build", "_leaves")
+
+    def __init__(self, program: Program) -> None:
+        self._build = builder_of(_structure(program.output_tree))
+        self._leaves = OutputLeaves(program)
+
+    def __call__(self, tensors: Sequence[torch.Tensor], given: Mapping[int, Any]) -> Any:
+        """As :func:`unflatten_outputs`."""
+        return self._build(iter(self._leaves.of(tensors)), dict(given))
+
+
+class OutputLeaves:
+    """The leaves of a model's answers, in order."""
+
+    __slots__ = ("_count", "_places", "_rest")
+
+    def __init__(self, program: Program) -> None:
+        place = {value: index for index, value in enumerate(program.graph.outputs)}
+        self._count = len(program.graph.outputs)
+        self._rest = [None if isinstance(leaf, Ref) else python_value(leaf) for leaf in program.output_leaves]
+        self._places = [(index, place[leaf.value]) for index, leaf in enumerate(program.output_leaves) if isinstance(leaf, Ref)]
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Those of one answer.
+
+        Raises:
+            ValueError: if there are more or fewer ``tensors`` than outputs.
+        """
+        if len(tensors) != self._count:
+            raise ValueError(f"{len(tensors)} tensors for {self._count} outputs")
+        leaves = self._rest.copy()
+        for index, place in self._places:
+            leaves[index] = tensors[place]
+        return leaves
+
+
 def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor], given: Mapping[int, Any] | None = None) -> Any:
     """The model's output from the tensors of ``program.graph.outputs``.
 
@@ -159,17 +198,12 @@ def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor], given: 
         given: of :func:`objects_given`: those that the model returns are returned themselves, changed as the model changes them. Without
             them the output has objects of its own.
     """
-    return rebuild(_structure(program.output_tree), iter(_output_leaves(program, tensors)), dict(given or {}))
+    return AnswerBuilder(program)(tensors, given or {})
 
 
 def packed_outputs(program: Program, tensors: Sequence[torch.Tensor]) -> Any:
     """As :func:`unflatten_outputs`, with objects taken apart and marked, as ``core.watch.Watch`` does it with a model's answer."""
-    return rebuild_packed(_structure(program.output_tree), iter(_output_leaves(program, tensors)))
-
-
-def _output_leaves(program: Program, tensors: Sequence[torch.Tensor]) -> list[Any]:
-    place = {value: tensor for value, tensor in zip(program.graph.outputs, tensors, strict=True)}
-    return [place[leaf.value] if isinstance(leaf, Ref) else python_value(leaf) for leaf in program.output_leaves]
+    return rebuild_packed(_structure(program.output_tree), iter(OutputLeaves(program).of(tensors)))
 
 
 def output_tensors(result: Any) -> list[torch.Tensor]:

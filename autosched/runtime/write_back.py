@@ -13,7 +13,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from autosched.core.errors import HalfWritten, IncompatibleArtifact
-from autosched.core.extents import Extents, extent_of, overlap
+from autosched.core.extents import Extents, extent_of, overlap, reach_of
 from autosched.core.in_place import Chain
 from autosched.core.program import Program, Ref
 from autosched.runtime.state import Asked, Share, holders_of, turn_of
@@ -22,6 +22,7 @@ TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _to_capsule = torch._C._to_dlpack
 # The public function only checks what kind of thing it was given.
 _from_capsule = getattr(torch._C, "_from_dlpack", from_dlpack)
+_MIXED_UP = "what it changes in place shares memory with something else that it is given"
 
 
 class WriteBacks:
@@ -59,6 +60,13 @@ class WriteBacks:
         self._targets = [place[item.target] for item in program.writes]
         self._values = [made[item.value] for item in program.writes]
         self._changed = {index for index, replaced in zip(self._targets, asked.replaced, strict=True) if not replaced}
+        inputs = [values[value].spec for value in program.graph.inputs]
+        reaches = [reach_of(spec.shape, spec.strides, getattr(torch, spec.dtype).itemsize) for spec in inputs]
+        self._written = [(index, reaches[index]) for index in sorted(self._changed)]
+        self._only_read = [(index, reach) for index, reach in enumerate(reaches) if index not in self._changed]
+        # Where what is changed lay last time, which was apart from the weights and from each other.
+        self._starts: list[int] = []
+        self._memory = Extents(())
         self._shares = _shares_by_output(program, asked)
         # Their memory is changed by writing something else.
         roots = [values[value].storage for value in program.graph.outputs]
@@ -139,19 +147,22 @@ class WriteBacks:
         """Why what is changed cannot be told from what is only read, or nothing."""
         if not self._changed:
             return ""
-        extents = [extent_of(tensor) for tensor in tensors]
-        inference = torch.is_inference_mode_enabled()
-        for index in self._changed:
-            if self._constants.meets(extents[index]):
+        if not torch.is_inference_mode_enabled() and any(tensors[index].is_inference() for index in self._changed):
+            return "what it changes in place was made in inference mode, and may be changed in it alone"
+        # All are laid out as the graph has them, so an address says where a tensor ends, too.
+        starts = [tensors[index].data_ptr() for index, _ in self._written]
+        if starts != self._starts:
+            extents = sorted((start, start + reach) for start, (_, reach) in zip(starts, self._written, strict=True) if reach)
+            if any(map(self._constants.meets, extents)):
                 return "what it changes in place shares memory with its weights"
-            if tensors[index].is_inference() and not inference:
-                return "what it changes in place was made in inference mode, and may be changed in it alone"
-        ordered = sorted(range(len(extents)), key=extents.__getitem__)
-        if all(not overlap(extents[one], extents[other]) for one, other in pairwise(ordered)):
-            return ""
-        for index in self._changed:
-            if any(other != index and overlap(extents[index], extent) for other, extent in enumerate(extents)):
-                return "what it changes in place shares memory with something else that it is given"
+            if any(overlap(one, other) for one, other in pairwise(extents)):
+                return _MIXED_UP
+            self._starts, self._memory = starts, Extents(extents)
+        meets = self._memory.meets
+        for index, reach in self._only_read:
+            start = tensors[index].data_ptr()
+            if meets((start, start + reach)):
+                return _MIXED_UP
         return ""
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example as case
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import autosched
@@ -19,7 +22,7 @@ from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime.bundle.program_check import check_program
-from autosched.runtime.guard import FallbackWarning
+from autosched.runtime.guard import FallbackWarning, LoadedModel
 from autosched.runtime.load import load
 from autosched.runtime.state import Kept, ask
 from tests.conformance.stateful import (
@@ -147,6 +150,39 @@ def test_an_input_that_shares_memory_with_what_is_changed_runs_the_model() -> No
         assert loaded(x[:3], x[:3]).tolist() == [4.0, 9.0, 16.0]
     assert x.tolist() == [2.0, 3.0, 4.0, 3.0, 4.0, 5.0]
     assert loaded.report().calls == 1
+
+
+class ChangesTwoOfThree(Stateful):
+    """Changes its second and third inputs, and reads the first."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        y.add_(x.clone())  # PyTorch itself refuses parts that overlap
+        z.mul_(2)
+        return x + y * z
+
+
+@pytest.fixture(scope="module")
+def two_of_three() -> LoadedModel:
+    model = made(ChangesTwoOfThree)
+    loaded: LoadedModel = load(bundle_bytes(model, tuple(torch.randn(3) for _ in range(3))), model)
+    return loaded
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=6))
+@case([(0, 3, 6), (9, 3, 6), (4, 3, 6), (0, 3, 6), (0, 3, 4), (0, 6, 3)])
+def test_calls_on_parts_of_one_memory_give_what_the_model_gives(two_of_three: LoadedModel, calls: list[tuple[int, ...]]) -> None:
+    mine = torch.arange(12.0)
+    theirs = mine.clone()
+    model = made(ChangesTwoOfThree)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for starts in calls:
+            before = two_of_three.report().calls
+            answer = two_of_three(*(mine[start : start + 3] for start in starts))
+            assert torch.equal(answer, model(*(theirs[start : start + 3] for start in starts)))
+            assert torch.equal(mine, theirs)
+            x, y, z = starts
+            assert (two_of_three.report().calls > before) == (min(abs(x - y), abs(x - z), abs(y - z)) >= 3)
 
 
 def test_the_models_own_memory_as_an_input_runs_the_model() -> None:
