@@ -70,17 +70,20 @@ def test_what_the_reader_does_not_know_is_left_to_the_tree_walk() -> None:
         lambda a, b: collections.OrderedDict(a=a),
     ],
 )
-def test_an_answer_is_put_together_as_the_tree_walk_does(result: Any) -> None:
+def test_an_answer_is_put_together_as_the_model_gives_it(result: Any) -> None:
     recorder = Recorder()
     x = recorder.input(torch.ones(2))
     a, b = recorder.run("aten::relu.default", x), recorder.run("aten::tanh.default", x)
     program = recorder.build([a, b], result=result(a, b))
     tensors = [torch.zeros(2), torch.ones(2)]
-    made, expected = answer_maker(program)(tensors), unflatten_outputs(program, tensors)
-    assert type(made) is type(expected)
-    assert repr(made) == repr(expected)
-    again = answer_maker(program)(tensors)
-    assert again is not made or isinstance(made, torch.Tensor)
+    maker, expected = answer_maker(program), result(*tensors)
+    made = maker(tensors)
+    for found in (made, unflatten_outputs(program, tensors)):
+        assert type(found) is type(expected)
+        assert repr(found) == repr(expected)
+    assert maker(tensors) is not made or isinstance(made, torch.Tensor)
+    with pytest.raises(ValueError, match="3 tensors for 2 outputs"):
+        unflatten_outputs(program, [*tensors, torch.ones(2)])
 
 
 @pytest.fixture(scope="module")
