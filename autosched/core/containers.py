@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from itertools import islice
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from autosched.core.objects import LEAVES, change_object, is_ours, make_object, 
 from autosched.core.opened import DICTIONARY, OPENED, Form, Mark, read_context
 
 _Marker = Callable[[object], Mark]
-Builder = Callable[[Iterator[Any], MutableMapping[int, Any]], Any]
-"""Makes nested containers of one structure from their leaves and the objects given; see :func:`rebuild`."""
 
 
 class Opened:
@@ -133,44 +130,26 @@ def rebuild(spec: pytree.TreeSpec, leaves: Iterator[Any], given: MutableMapping[
     Raises:
         UnsupportedGraph: if a class is not there in this process, or is not what the nodes say.
     """
-    return builder_of(spec)(leaves, given)
-
-
-def builder_of(spec: pytree.TreeSpec) -> Builder:
-    """:func:`rebuild` of one structure, for whoever does it often.
-
-    Raises:
-        ValueError: if a node says nothing that can be read.
-    """
     if spec.is_leaf():
-        return _next_leaf
-    children = [builder_of(child) for child in spec.children()]
-    flat, count = all(child is _next_leaf for child in children), len(children)
-    form, mark = read_context(spec.context) if spec.type is Opened else (None, ())
-
-    def build(leaves: Iterator[Any], given: MutableMapping[int, Any]) -> Any:
-        made = list(islice(leaves, count)) if flat else [child(leaves, given) for child in children]
-        return _container(spec, made) if form is None else _made(form, mark, made, given)
-
-    return build
-
-
-def _next_leaf(leaves: Iterator[Any], given: MutableMapping[int, Any]) -> Any:
-    return next(leaves)
+        return next(leaves)
+    children = [rebuild(child, leaves, given) for child in spec.children()]
+    return made_object(*read_context(spec.context), children, given) if spec.type is Opened else made_container(spec, children)
 
 
 def rebuild_packed(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
     """As :func:`rebuild`, with the nodes left as they are."""
     if spec.is_leaf():
         return next(leaves)
-    return _container(spec, [rebuild_packed(child, leaves) for child in spec.children()])
+    return made_container(spec, [rebuild_packed(child, leaves) for child in spec.children()])
 
 
-def _container(spec: pytree.TreeSpec, children: list[Any]) -> Any:
+def made_container(spec: pytree.TreeSpec, children: list[Any]) -> Any:
+    """The container of one node of a tree, which is no :class:`Opened` one, or that node itself."""
     return torch.Size(children) if spec.type is torch.Size else pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
 
 
-def _made(form: Form, mark: Mark, children: list[Any], given: MutableMapping[int, Any]) -> Any:
+def made_object(form: Form, mark: Mark, children: list[Any], given: MutableMapping[int, Any]) -> Any:
+    """The object of one :class:`Opened` node; ``given`` and errors as in :func:`rebuild`."""
     # A dictionary of the answer is always one of its own.
     number = mark[0] if mark and form.kind != DICTIONARY else None
     found = given.get(number) if number is not None else None

@@ -1,21 +1,23 @@
 """The call signature of a program, compiled: taking a call apart and putting an answer together without a general tree walk.
 
-At batch size 1 a general walk over the containers costs as much as a few operators. Tuples, lists and dicts are taken apart by
-closures made once; whatever else a model may take or return goes the general way (``trees``), which is also what explains a mismatch.
+At batch size 1 a general walk over the containers costs as much as a few operators. Tuples, lists, dicts and objects are taken apart by
+closures made once; whatever else a model may take goes the general way (``trees``), which is also what explains a mismatch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from autosched.core.containers import Opened, made_container, made_object
 from autosched.core.objects import opener_of
 from autosched.core.opened import DICTIONARY, OPENED, read_context
 from autosched.core.program import Argument, NonFinite, Program, Ref
-from autosched.runtime.trees import AnswerBuilder, python_value
+from autosched.runtime.trees import python_value, structure_of
 
 
 class Leaves(list[Any]):
@@ -29,7 +31,7 @@ class Leaves(list[Any]):
 
 
 _Take = Callable[[Any, Leaves], bool]
-_Make = Callable[[Sequence[Any]], Any]
+_Make = Callable[[Sequence[torch.Tensor], MutableMapping[int, Any]], Any]
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
@@ -174,35 +176,38 @@ def expected_key(program: Program, leaf: Argument) -> object:
     return type(leaf).__name__, repr(leaf)
 
 
-def answer_maker(program: Program) -> Callable[[Sequence[torch.Tensor]], Any]:
-    """Builds the model's output from the tensors of ``program.graph.outputs``, each call anew."""
-    place = {value: index for index, value in reversed(list(enumerate(program.graph.outputs)))}
-    leaves = iter(program.output_leaves)
-    made = _maker(json.loads(program.output_tree)[1], leaves, place)
-    if made is not None:
-        return made
-    build = AnswerBuilder(program)
-    return lambda tensors: build(tensors, {})
+def answer_maker(program: Program) -> Callable[..., Any]:
+    """Builds the model's output from the tensors of ``program.graph.outputs``, each call anew, as
+    ``trees.unflatten_outputs`` does."""
+    outputs = program.graph.outputs
+    make = _maker(structure_of(program.output_tree), iter(program.output_leaves), {value: index for index, value in enumerate(outputs)})
+    count = len(outputs)
+
+    def answer(tensors: Sequence[torch.Tensor], given: Mapping[int, Any] | None = None) -> Any:
+        if len(tensors) != count:
+            raise ValueError(f"{len(tensors)} tensors for {count} outputs")
+        return make(tensors, dict(given or {}))
+
+    return answer
 
 
-def _maker(node: Mapping[str, Any], leaves: Any, place: Mapping[int, int]) -> _Make | None:
-    kind = node["type"]
-    if kind is None:
+def _maker(spec: pytree.TreeSpec, leaves: Iterator[Argument], place: Mapping[int, int]) -> _Make:
+    if spec.is_leaf():
         leaf = next(leaves)
         if not isinstance(leaf, Ref):
             plain = python_value(leaf)
-            return lambda tensors: plain
+            return lambda tensors, given: plain
         index = place[leaf.value]
-        return lambda tensors: tensors[index]
-    children = [_maker(child, leaves, place) for child in node["children_spec"]]
-    makers = tuple(make for make in children if make is not None)
-    if len(makers) < len(children):
-        return None
-    if kind == "builtins.tuple":
-        return lambda tensors: tuple([make(tensors) for make in makers])
-    if kind == "builtins.list":
-        return lambda tensors: [make(tensors) for make in makers]
-    if kind == "builtins.dict":
-        keyed = tuple(zip(json.loads(node["context"]), makers, strict=True))
-        return lambda tensors: {key: make(tensors) for key, make in keyed}
-    return None
+        return lambda tensors, given: tensors[index]
+    makers = tuple(_maker(child, leaves, place) for child in spec.children())
+    if spec.type is tuple:
+        return lambda tensors, given: tuple([make(tensors, given) for make in makers])
+    if spec.type is list:
+        return lambda tensors, given: [make(tensors, given) for make in makers]
+    if spec.type is dict:
+        keyed = tuple(zip(spec.context, makers, strict=True))
+        return lambda tensors, given: {key: make(tensors, given) for key, make in keyed}
+    if spec.type is Opened:
+        form, mark = read_context(spec.context)
+        return lambda tensors, given: made_object(form, mark, [make(tensors, given) for make in makers], given)
+    return lambda tensors, given: made_container(spec, [make(tensors, given) for make in makers])

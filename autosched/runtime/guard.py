@@ -189,7 +189,7 @@ class LoadedModel:
                     outcome = padding.cut(outcome, found.size)
             if not torch.is_inference_mode_enabled():
                 outcome = [normal(tensor) for tensor in outcome]
-            return slot.answer_to(outcome, found.given) if found.given else slot.answer(outcome)
+            return slot.answer(outcome, found.given)
         finally:
             running.inside = False
 

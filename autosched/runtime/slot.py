@@ -15,7 +15,7 @@ from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import answer_maker
 from autosched.runtime.prepared import OPERATOR_ERRORS, ChangedMeanwhile, NoLongerFits, Prepared
 from autosched.runtime.shapes import describe_shape
-from autosched.runtime.trees import AnswerBuilder, objects_given, returns_given
+from autosched.runtime.trees import objects_given, returns_given
 
 # A server that puts new weights in place under traffic is done after a few calls; a model that changes itself at each call never is.
 _MOST_UNSETTLED = 100
@@ -48,7 +48,6 @@ class Slot:
         self.max_abs_error = 0.0
         self.answer = answer_maker(program)
         self.returns_given = returns_given(program)
-        self._answer_with = AnswerBuilder(program)
         self.order = _reading_order(program)
         values = program.graph.values
         self.strides = [values[index].spec.strides for index in program.given]
@@ -59,10 +58,6 @@ class Slot:
         self._of_parent: Prepared | None = None
         self.given_up = False  # for what the model was, which it may cease to be
         self._unsettled = 0  # comparisons in a row during which the model was changed
-
-    def answer_to(self, outputs: Sequence[torch.Tensor], given: Mapping[int, Any]) -> Any:
-        """The model's answer to a call with such objects in it (``objects_of``), of which some may come back changed."""
-        return self._answer_with(outputs, given)
 
     def objects_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[int, Any]:
         """What of the call is to come back itself, where there may be anything (``returns_given``).

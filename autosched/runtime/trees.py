@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autosched.core.containers import Opened, builder_of, objects_in, pack, pack_call, rebuild, rebuild_packed, unpack
+from autosched.core.containers import Opened, objects_in, pack, pack_call, rebuild, rebuild_packed, unpack
 from autosched.core.errors import InputMismatch
 from autosched.core.namedtuples import register_named
 from autosched.core.opened import read_context
@@ -26,7 +26,8 @@ def describe_tree(tree: Any) -> tuple[list[Any], str]:
 
 
 @lru_cache(maxsize=256)
-def _structure(text: str) -> pytree.TreeSpec:
+def structure_of(text: str) -> pytree.TreeSpec:
+    """The structure that :func:`describe_tree` wrote down, with the named tuples in it known to PyTorch."""
     pending = [json.loads(text)[1]]
     while pending:
         node = pending.pop()
@@ -49,7 +50,7 @@ def _in_order(tree: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 @lru_cache(maxsize=256)
 def _call_form(tree: str) -> tuple[int, tuple[str, ...]]:
     """How many arguments the captured call had by position, and the names of the others."""
-    spec = _structure(tree)
+    spec = structure_of(tree)
     args, kwargs = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     return len(args), tuple(kwargs)
 
@@ -61,7 +62,7 @@ def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, A
         InputMismatch: if structure, a shape, a dtype, or a non-tensor argument differs from what the schedule was made for.
     """
     leaves, spec = pytree.tree_flatten(pack_call((tuple(args), _in_order(program.input_tree, kwargs) if kwargs else {})))
-    wanted_spec = _structure(program.input_tree)
+    wanted_spec = structure_of(program.input_tree)
     if len(leaves) != len(program.input_leaves) or spec != wanted_spec:
         raise InputMismatch(f"{difference_of_calls(spec, wanted_spec)}. Call it as in tuning, or tune for this form.")
     tensors: dict[int, torch.Tensor] = {}
@@ -127,7 +128,7 @@ def _same_literal(leaf: Any, expected: Argument) -> bool:
 
 def returns_given(program: Program) -> bool:
     """Whether an object of the call comes back in the answer."""
-    pending = [_structure(program.output_tree)]
+    pending = [structure_of(program.output_tree)]
     while pending:
         spec = pending.pop()
         if spec.type is Opened and read_context(spec.context)[1]:
@@ -152,45 +153,6 @@ def numbered(objects: Sequence[Any]) -> dict[int, Any]:
     return dict(enumerate(objects))
 
 
-class AnswerBuilder:
-    """Makes a model's answers from the tensors of ``program.graph.outputs``, one for each call."""
-
-    __slots__ = ("_build", "_leaves")
-
-    def __init__(self, program: Program) -> None:
-        self._build = builder_of(_structure(program.output_tree))
-        self._leaves = OutputLeaves(program)
-
-    def __call__(self, tensors: Sequence[torch.Tensor], given: Mapping[int, Any]) -> Any:
-        """As :func:`unflatten_outputs`."""
-        return self._build(iter(self._leaves.of(tensors)), dict(given))
-
-
-class OutputLeaves:
-    """The leaves of a model's answers, in order."""
-
-    __slots__ = ("_count", "_places", "_rest")
-
-    def __init__(self, program: Program) -> None:
-        place = {value: index for index, value in enumerate(program.graph.outputs)}
-        self._count = len(program.graph.outputs)
-        self._rest = [None if isinstance(leaf, Ref) else python_value(leaf) for leaf in program.output_leaves]
-        self._places = [(index, place[leaf.value]) for index, leaf in enumerate(program.output_leaves) if isinstance(leaf, Ref)]
-
-    def of(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """Those of one answer.
-
-        Raises:
-            ValueError: if there are more or fewer ``tensors`` than outputs.
-        """
-        if len(tensors) != self._count:
-            raise ValueError(f"{len(tensors)} tensors for {self._count} outputs")
-        leaves = self._rest.copy()
-        for index, place in self._places:
-            leaves[index] = tensors[place]
-        return leaves
-
-
 def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor], given: Mapping[int, Any] | None = None) -> Any:
     """The model's output from the tensors of ``program.graph.outputs``.
 
@@ -198,12 +160,17 @@ def unflatten_outputs(program: Program, tensors: Sequence[torch.Tensor], given: 
         given: of :func:`objects_given`: those that the model returns are returned themselves, changed as the model changes them. Without
             them the output has objects of its own.
     """
-    return AnswerBuilder(program)(tensors, given or {})
+    return rebuild(structure_of(program.output_tree), iter(_output_leaves(program, tensors)), dict(given or {}))
 
 
 def packed_outputs(program: Program, tensors: Sequence[torch.Tensor]) -> Any:
     """As :func:`unflatten_outputs`, with objects taken apart and marked, as ``core.watch.Watch`` does it with a model's answer."""
-    return rebuild_packed(_structure(program.output_tree), iter(OutputLeaves(program).of(tensors)))
+    return rebuild_packed(structure_of(program.output_tree), iter(_output_leaves(program, tensors)))
+
+
+def _output_leaves(program: Program, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    place = {value: tensor for value, tensor in zip(program.graph.outputs, tensors, strict=True)}
+    return [place[leaf.value] if isinstance(leaf, Ref) else python_value(leaf) for leaf in program.output_leaves]
 
 
 def output_tensors(result: Any) -> list[torch.Tensor]:
@@ -237,7 +204,7 @@ def unflatten_inputs(program: Program, tensors: Sequence[torch.Tensor]) -> tuple
 
 def call_of(input_tree: str, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments from the leaves of a call of the structure ``input_tree``."""
-    args, kwargs = rebuild(_structure(input_tree), iter(leaves), {})
+    args, kwargs = rebuild(structure_of(input_tree), iter(leaves), {})
     return tuple(args), dict(kwargs)
 
 
