@@ -177,8 +177,7 @@ def expected_key(program: Program, leaf: Argument) -> object:
 
 
 def answer_maker(program: Program) -> Callable[..., Any]:
-    """Builds the model's output from the tensors of ``program.graph.outputs``, each call anew, as
-    ``trees.unflatten_outputs`` does."""
+    """``trees.unflatten_outputs`` of one program: takes the same tensors and ``given``, and builds an output for each call."""
     outputs = program.graph.outputs
     make = _maker(structure_of(program.output_tree), iter(program.output_leaves), {value: index for index, value in enumerate(outputs)})
     count = len(outputs)
