@@ -150,7 +150,7 @@ def _unchecked(kind: str) -> tuple[str, ...]:
     """What a schedule on such a device runs without here."""
     if kind != "cuda":
         return ()
-    from autosched.runtime.cuda.bindings import unaudited
+    from autosched.runtime.cuda.load import unaudited
 
     return (words,) if (words := unaudited()) else ()
 

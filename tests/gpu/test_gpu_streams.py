@@ -58,6 +58,13 @@ def test_streams_repeat_and_stream_sets_do_not() -> None:
     assert len({backend.handle(stream) for stream in taken}) == 18
 
 
+def test_what_the_driver_tells_of_a_known_graph_is_right(rig: Rig) -> None:
+    """Else everything here and in production runs without audits."""
+    bindings(rig)
+    assert rig.capturer.unread == ""
+    assert rig.capturer.can_observe
+
+
 @pytest.mark.gpu_only(reason="a double's streams have no raw handles")
 def test_the_current_stream_is_known_by_its_handle_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = open_backend()

@@ -87,7 +87,6 @@ def test_a_report_says_that_graphs_could_not_be_audited(session: CudaSession, mo
     monkeypatch.setattr(session, "captured", lambda schedule: Failure(FailureKind.UNAVAILABLE, "no bindings here"))
     note = audit_note(session, GRAPH)
     assert "not audited: no bindings here" in note
-    assert "pip install" in note
 
 
 def test_a_device_without_graphs_needs_no_such_proof() -> None:

@@ -20,7 +20,7 @@ from autosched.device.worker_child import COMPILE_S, Channel
 from autosched.device.worker_messages import OpenRequest
 from autosched.device.worker_tensors import read_program
 from autosched.runtime.audit import audit_run
-from autosched.runtime.cuda.bindings import open_bindings
+from autosched.runtime.cuda.bindings import open_bindings, why_unread
 from autosched.runtime.cuda.graph import GraphCapturer
 from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
 from autosched.runtime.cuda.streams import Tensor
@@ -67,7 +67,7 @@ class _Builder:
         inputs = random_inputs(program, request.seed, device)
         bindings = open_bindings()
         meter = GpuMeter(self._index)
-        capturer = GraphCapturer(backend, reader=bindings)
+        capturer = GraphCapturer(backend, reader=bindings, unread=why_unread())
         regions = region_library(program, device, cuda_device_key(self._index), cuda_software_key(self._index))
         measurer = CudaMeasurer(capturer, bound, program.graph, inputs, beat=beat, contamination=meter.read, regions=regions)
         failure = capturer.warm_up(bound, measurer.static, lambda: beat(-1))
@@ -96,7 +96,7 @@ class _Builder:
             to_device,
             draw=lambda seed: random_inputs(program, seed, device),
             exact=_with_full_float32,
-            bindings=bindings,
+            bindings=bindings if capturer.can_observe else None,
             flushing=functools.partial(_flushing, device),
         )
 

@@ -26,6 +26,8 @@ _NEEDED = (
 
 # First guesses at how many edges end at a node, and are in a graph; more are asked for again.
 _FEW, _MANY = 16, 4096
+NOT_INSTALLED = "cuda-bindings is not installed (pip install 'autosched[cuda]')"
+
 _PROGRAMMATIC = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
 # Up to 12.9 the plain names are those of forms that do not tell what edges carry, and answer one value less; since 13.0 there is one form.
@@ -83,15 +85,10 @@ def open_bindings() -> GraphBindings | None:
     return None if isinstance(driver, str) else GraphBindings(driver)
 
 
-def unaudited() -> str:
-    """Why captured graphs cannot be read back here, and so are served without a static audit; empty where they can."""
+def why_unread() -> str:
+    """Why :func:`open_bindings` gives none; empty where it gives one."""
     driver = _driver()
-    if not isinstance(driver, str):
-        return ""
-    return (
-        f"captured graphs are not audited here: {driver}. Their outputs are compared, but an order kept only by luck would not show; "
-        "pip install 'autosched[cuda]'"
-    )
+    return driver if isinstance(driver, str) else ""
 
 
 def _driver() -> Any:
@@ -99,7 +96,7 @@ def _driver() -> Any:
     try:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError:
-        return "cuda-bindings is not installed"
+        return NOT_INSTALLED
     if lacking := [name for name in _NEEDED if not hasattr(driver, name)]:
         return f"this version of cuda-bindings lacks {lacking[0]}"
     if (made_for := int(getattr(driver, "CUDA_VERSION", _EDGE_DATA_SINCE))) < _EDGE_DATA_SINCE:

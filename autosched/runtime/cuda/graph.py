@@ -26,9 +26,11 @@ from autosched.core.errors import DeviceError
 from autosched.core.graph import OpGraph
 from autosched.core.in_place import outputs_overwritten
 from autosched.core.records import Failure, FailureKind
+from autosched.runtime.cuda.bindings import NOT_INSTALLED
 from autosched.runtime.cuda.captured import CapturedGraph, GraphNode, StorageSpan
 from autosched.runtime.cuda.failures import failure_of
 from autosched.runtime.cuda.lanes import NO_OPERATOR, CaptureNotes, CaptureOptions, GraphReader, LaneExecutor, Launchable, Slots
+from autosched.runtime.cuda.reader_trial import flaw_of
 from autosched.runtime.cuda.runner import GraphRunner, ReplayGate
 from autosched.runtime.cuda.streams import EmptyCapture, Graph, Pool, Stream, StreamBackend, StreamSet, Tensor, no_garbage_collection
 from autosched.runtime.plan import Plan
@@ -43,14 +45,22 @@ class GraphCapturer:
     ``tainted`` turns true when a capture failed in a way this process cannot undo; its owner should then start a new process.
 
     Args:
-        reader: needed to observe captures.
+        reader: needed to observe captures. It is tried on a graph of known shape at the first warm-up, and given up if it fails.
+        unread: why there is no reader, if there is none.
         streams: taken before; a process has few, so one that makes several capturers hands its streams on.
 
     Raises:
         DeviceError: if the allocator is not PyTorch's own; the frees rely on its rules.
     """
 
-    def __init__(self, backend: StreamBackend, *, reader: GraphReader | None = None, streams: StreamSet | None = None) -> None:
+    def __init__(
+        self,
+        backend: StreamBackend,
+        *,
+        reader: GraphReader | None = None,
+        unread: str = NOT_INSTALLED,
+        streams: StreamSet | None = None,
+    ) -> None:
         if not backend.native_allocator():
             allocator = "remove backend: from PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, and any allocator set with torch.cuda.memory"
             raise DeviceError(f"the CUDA allocator is not PyTorch's native one; {allocator}")
@@ -59,6 +69,8 @@ class GraphCapturer:
         self._gate = ReplayGate(backend)
         self.tainted = False
         self._reader = reader
+        self._tried = False
+        self.unread = unread if reader is None else ""
         self._scratch: Pool | None = None
         self._keepers: list[Graph] = []
         self._workspaces: tuple[Pool, Graph] | None = None
@@ -120,6 +132,7 @@ class GraphCapturer:
         stream = self.streams.named("warm-up")
         try:
             self._load_own_kernels()
+            self._try_reader()
             with torch.inference_mode(), self.backend.on(stream):
                 for _ in range(2):
                     program.run(inputs, beat)
@@ -176,7 +189,7 @@ class GraphCapturer:
         """
         options = options or CaptureOptions()
         if options.observe and (self._reader is None or graph is None):
-            return Failure(FailureKind.UNAVAILABLE, "cuda-bindings is not installed, so the captured graph cannot be read")
+            return Failure(FailureKind.UNAVAILABLE, f"the captured graph cannot be read: {self.unread or 'its operators are not given'}")
         chosen = self.backend.new_pool() if pool is None else pool
         lanes = {self.backend.handle(stream) for stream in self._lanes(plan)}
         made = self._captured(program, plan, inputs, graph, chosen, options, callers)
@@ -281,6 +294,13 @@ class GraphCapturer:
         with torch.inference_mode(), self.backend.on(self.streams.named("warm-up")):
             self.backend.touch()
             self.backend.sleep(1.0)
+
+    def _try_reader(self) -> None:
+        """Once: what answers wrongly about a graph that is known would condemn every schedule, or none."""
+        if self._reader is not None and not self._tried:
+            self._tried = True
+            self.unread = flaw_of(self._reader, self.backend, (self.streams.lane(0), self.streams.lane(1)), self._record)
+            self._reader = None if self.unread else self._reader
 
     def _touch(self, name: str) -> None:
         with self.backend.on(self.streams.named(name)):

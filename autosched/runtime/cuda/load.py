@@ -14,7 +14,7 @@ from autosched.core.errors import DeviceError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
 from autosched.runtime.cuda.audit import audit_graph
-from autosched.runtime.cuda.bindings import open_bindings, unaudited
+from autosched.runtime.cuda.bindings import open_bindings, why_unread
 from autosched.runtime.cuda.captured import CapturedGraph
 from autosched.runtime.cuda.graph import GraphCapturer
 from autosched.runtime.cuda.in_place import InPlaceRunner
@@ -96,7 +96,7 @@ def prepare_runner(
         if failure is not None:
             raise DeviceError(f"the libraries' workspaces cannot be made here: {failure.detail}. Use the model as it is.")
     if not capturer.can_observe:
-        _say_once(unaudited() or "captured graphs are not audited here: they cannot be read back")
+        _say_once(_not_audited(capturer.unread))
     options = CaptureOptions(observe=capturer.can_observe)
     made = _attempted(lambda: capturer.capture(program, plan, static, graph=graph, options=options, callers=callers))
     if isinstance(made, Failure):
@@ -104,6 +104,17 @@ def prepare_runner(
     if made.captured is not None:
         _require_sound(graph, plan, made.captured, made)
     return made
+
+
+def unaudited() -> str:
+    """Why captured graphs are served without a static audit in this process; empty where they are audited."""
+    with _lock:
+        unread = [capturer.unread for capturer in _capturers.values()] or [why_unread()]
+    return next((_not_audited(why) for why in unread if why), "")
+
+
+def _not_audited(why: str) -> str:
+    return f"captured graphs are not audited here: {why}. Their outputs are compared, but an order kept only by luck would not show"
 
 
 def _attempted(capture: Callable[[], Made]) -> Made:
@@ -134,5 +145,5 @@ def _capturer(device: torch.device) -> GraphCapturer:
     index = device.index if device.index is not None else torch.cuda.current_device()
     with _lock:
         if index not in _capturers:
-            _capturers[index] = GraphCapturer(TorchStreams(torch.device("cuda", index)), reader=open_bindings())
+            _capturers[index] = GraphCapturer(TorchStreams(torch.device("cuda", index)), reader=open_bindings(), unread=why_unread())
         return _capturers[index]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autosched.runtime.cuda.bindings import GraphBindings, KernelNode, open_bindings, unaudited
+from autosched.runtime.cuda.bindings import GraphBindings, KernelNode, open_bindings, why_unread
 from autosched.runtime.cuda.captured import NodeKind
 
 
@@ -127,7 +127,7 @@ def test_bindings_are_found_by_feature(monkeypatch: pytest.MonkeyPatch) -> None:
     driver: Any = FakeDriver()
     monkeypatch.setattr(importlib, "import_module", lambda name: driver)
     assert open_bindings() is not None
-    assert unaudited() == ""
+    assert why_unread() == ""
 
     class Older(FakeDriver):
         def __getattribute__(self, name: str) -> Any:
@@ -137,7 +137,7 @@ def test_bindings_are_found_by_feature(monkeypatch: pytest.MonkeyPatch) -> None:
 
     driver = Older()
     assert open_bindings() is None
-    assert "not audited" in unaudited()
+    assert why_unread() == "this version of cuda-bindings lacks cuGraphGetEdges"
 
     class NoDriver(FakeDriver):
         def cuDriverGetVersion(self) -> tuple[Code, int]:
@@ -145,7 +145,7 @@ def test_bindings_are_found_by_feature(monkeypatch: pytest.MonkeyPatch) -> None:
 
     driver = NoDriver()
     assert open_bindings() is None
-    assert "not audited" in unaudited()
+    assert why_unread() == "cuda-bindings finds no NVIDIA driver"
 
 
 def test_bindings_of_cuda_12_are_read_through_the_forms_that_tell_what_edges_carry() -> None:
@@ -190,7 +190,7 @@ def test_what_is_too_old_to_tell_what_edges_carry_is_not_read(
 
     monkeypatch.setattr(importlib, "import_module", lambda name: Old())
     assert open_bindings() is None
-    assert words in unaudited()
+    assert words in why_unread()
 
 
 def test_a_library_s_kernel_is_described_without_a_function_in_this_context() -> None:
