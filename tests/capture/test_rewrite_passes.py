@@ -285,6 +285,40 @@ def test_large_linears_are_packed(shape, relu):
     assert kinds(draft) == ["_linear_pointwise"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "features", "packed"),
+    [
+        ((1, 512), (512, 1024), 1),
+        ((1, 512), (512, 512), 0),  # so small a model lies in a cache, where one row is read as fast unpacked
+        ((2, 512), (512, 512), 1),
+        ((2, 256), (256, 512), 0),
+        ((4, 256), (256, 512), 1),
+        ((1, 4, 256), (256, 512), 1),
+        ((16, 256), (256, 256), 0),
+        ((512,), (512, 1024), 0),  # no rows at all: oneDNN has no such product
+    ],
+)
+def test_a_linear_is_packed_from_where_it_is_faster(rows, features, packed):
+    check(Apply(lambda m, x: m.lin(x), lin=nn.Linear(*features)), (torch.randn(rows),), pack_cpu_linears, expected=packed, tolerance=1e-4)
+
+
+def test_a_single_row_in_a_large_model_comes_from_memory_and_is_packed_unless_its_weights_are_read_again():
+    class Decoding(nn.Module):
+        def __init__(self, times: int):
+            super().__init__()
+            self.times = times
+            self.small = nn.Linear(512, 512)
+            self.head = nn.Linear(512, 1 << 14)
+
+        def forward(self, x):
+            for _ in range(self.times):
+                x = torch.tanh(self.small(x))
+            return self.head(x)
+
+    for times, packed in ((1, 2), (2, 1)):
+        check(Decoding(times), (torch.randn(1, 512),), pack_cpu_linears, expected=packed, tolerance=1e-4)
+
+
 def test_products_with_a_parameter_are_packed_and_with_an_input_not():
     model = Apply(lambda m, x: torch.addmm(m.lin.bias, x, m.lin.weight) + torch.mm(x, m.lin.weight), lin=nn.Linear(512, 512))
     check(model, (torch.randn(32, 512),), pack_cpu_linears, expected=2, tolerance=1e-4)

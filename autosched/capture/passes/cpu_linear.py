@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -11,15 +12,18 @@ from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.onednn import packable_dtypes
 from autosched.core.program import Ref
 
-# Below these, packing costs more in oneDNN's call (about 20 us) than it saves; measured on shapes from 1 x 256 x 256 to 197 x 768 x 768.
-_LEAST_ROWS = 16
-_LEAST_WEIGHTS = 1 << 18
+# In float32. Below these, packing costs more in oneDNN's call (about 10 us) than it saves; measured with 1 to 197 rows of 64 x 64 to 4096 x
+# 1024 weights, on one thread and on two. Above, what is not packed takes 1.2 to 3.4 times as long; with one row and on two threads mostly
+# because PyTorch's own product of a matrix and a vector is not split among threads.
+_LEAST_WEIGHTS = 1 << 17
+_LEAST_PRODUCTS = 1 << 19  # multiplications, with more than one row
+# With one row, every weight is read for a single multiplication, so it counts where they come from: those of a small model, or of an
+# operator that runs again and again, from a cache.
+_LEAST_CACHED = 1 << 19
+_CACHED = 1 << 23  # weights of a whole model
 # In sixteen bits: the multiplications from which PyTorch itself calls oneDNN, which then packs the weights at each call. Measured on shapes
 # from 1 x 64 x 64 to 1024 x 256 x 256: packed once, 0.5 to 0.9 of the time in bfloat16, 0.7 to 1.0 in float16.
 _MOST_BY_LOOPS = 1 << 12
-# Weights that fit into no cache of a core's own come at the speed of memory, however they lie: with few rows nothing is saved.
-_CACHED_WEIGHTS = 1 << 21
-_MANY_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,13 @@ def pack_cpu_linears(draft: Draft) -> int:
         return 0
     fixed = draft.fixed_values()
     users, outputs = draft.users(), set(draft.output_values())
+    uses = _uses(draft, fixed)
     packed: dict[tuple[int, int, bool], int] = {}
     replaced: dict[Node, Node] = {}
     gone: set[Node] = set()
     for node in draft.nodes:
         linear = _read_linear(node)
-        if linear is None or not _worth_packing(linear, draft, fixed):
+        if linear is None or not _worth_packing(linear, draft, fixed, uses):
             continue
         rows = math.prod(draft.specs[linear.source].shape[:-1])
         weight = _packed_weight(draft, node, linear, rows, packed)
@@ -76,23 +81,28 @@ def _read_linear(node: Node) -> _Linear | None:
     return None
 
 
-def _worth_packing(linear: _Linear, draft: Draft, fixed: set[int]) -> bool:
+def _uses(draft: Draft, fixed: set[int]) -> Counter[int]:
+    """How often each constant is read in one run."""
+    return Counter(value for node in draft.nodes for value in node.reads() if value in fixed)
+
+
+def _worth_packing(linear: _Linear, draft: Draft, fixed: set[int], uses: Counter[int]) -> bool:
     source, weight = draft.specs[linear.source], draft.specs[linear.weight]
     if source.dtype not in packable_dtypes() or weight.dtype != source.dtype or len(weight.shape) != 2 or len(source.shape) < 2:
         return False
     outputs = weight.shape[1 if linear.by_rows else 0]
     if linear.bias is not None and (linear.bias not in fixed or draft.specs[linear.bias].shape != (outputs,)):
         return False
-    return linear.weight in fixed and _large_enough(math.prod(source.shape[:-1]), weight.elements, source.dtype)
-
-
-def _large_enough(rows: int, weights: int, dtype: str) -> bool:
-    if dtype == "float32":
-        return rows >= _LEAST_ROWS and weights >= _LEAST_WEIGHTS
-    if rows * weights <= _MOST_BY_LOOPS or (dtype == "float16" and rows == 1):
-        # A single row of float16 has loops of its own.
+    if linear.weight not in fixed:
         return False
-    return rows >= _MANY_ROWS or weights <= _CACHED_WEIGHTS
+    rows = math.prod(source.shape[:-1])
+    if source.dtype != "float32":
+        # A single row of float16 has loops of its own.
+        return rows * weight.elements > _MOST_BY_LOOPS and not (source.dtype == "float16" and rows == 1)
+    if rows > 1:
+        return weight.elements >= _LEAST_WEIGHTS and rows * weight.elements >= _LEAST_PRODUCTS
+    from_cache = uses[linear.weight] > 1 or sum(draft.specs[value].elements for value in uses) < _CACHED
+    return weight.elements >= (_LEAST_CACHED if from_cache else _LEAST_WEIGHTS)
 
 
 def _packed_weight(draft: Draft, node: Node, linear: _Linear, rows: int, packed: dict[tuple[int, int, bool], int]) -> int:
