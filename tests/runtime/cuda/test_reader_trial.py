@@ -58,7 +58,10 @@ FLAWS: dict[str, tuple[dict[str, Change], str]] = {
         "another order",
     ),
     "no join": (
-        {"read": lambda answer, _: (answer[0], ((0, 1), (0, 2), (2, 3))), "dependencies": lambda _, node: {1: (0,), 2: (0,), 3: (2,)}.get(node, ())},
+        {
+            "read": lambda answer, _: (answer[0], ((0, 1), (0, 2), (2, 3))),
+            "dependencies": lambda _, node: {1: (0,), 2: (0,), 3: (2,)}.get(node, ()),
+        },
         "another order",
     ),
     "nodes are missing": ({"read": lambda answer, _: (answer[0][1:], answer[1])}, "not among the nodes"),
