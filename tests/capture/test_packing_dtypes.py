@@ -71,7 +71,13 @@ def test_large_linears_are_packed(dtype: torch.dtype) -> None:
 @SIXTEEN
 def test_a_linear_is_packed_where_pytorch_calls_onednn(dtype: torch.dtype) -> None:
     needs(dtype)
-    for rows, size, packed in ((4, 32, 0), (8, 64, 1), (1, 256, int(dtype is torch.bfloat16)), (4, 2048, 1), (64, 2048, 1)):
+    for rows, size, packed in (
+        (4, 32, 0),
+        (8, 64, 1),
+        (1, 256, int(dtype is torch.bfloat16)),
+        (4, 2048, int(dtype is torch.bfloat16)),
+        (64, 2048, 1),
+    ):
         model = Apply(lambda m, x: m.lin(x), lin=nn.Linear(size, size)).to(dtype).eval()
         assert cpu_linear.pack_cpu_linears(draft_of(model, (torch.randn(rows, size).to(dtype),))) == packed, (rows, size)
 

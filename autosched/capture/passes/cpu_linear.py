@@ -24,6 +24,10 @@ _CACHED = 1 << 23  # weights of a whole model
 # In sixteen bits: the multiplications from which PyTorch itself calls oneDNN, which then packs the weights at each call. Measured on shapes
 # from 1 x 64 x 64 to 1024 x 256 x 256: packed once, 0.5 to 0.9 of the time in bfloat16, 0.7 to 1.0 in float16.
 _MOST_BY_LOOPS = 1 << 12
+# Where oneDNN has products in float16, weights that fit into no cache of a core's own came at the speed of memory with few rows, packed or
+# not. In bfloat16, too, on one processor; on another they took 1.3 to 2 times as long unpacked.
+_CACHED_FLOAT16 = 1 << 21
+_MANY_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +100,10 @@ def _worth_packing(linear: _Linear, draft: Draft, fixed: set[int], uses: Counter
     if linear.weight not in fixed:
         return False
     rows = math.prod(source.shape[:-1])
+    if source.dtype == "float16" and (rows == 1 or (rows < _MANY_ROWS and weight.elements > _CACHED_FLOAT16)):
+        return False  # a single row has loops of its own
     if source.dtype != "float32":
-        # A single row of float16 has loops of its own.
-        return rows * weight.elements > _MOST_BY_LOOPS and not (source.dtype == "float16" and rows == 1)
+        return rows * weight.elements > _MOST_BY_LOOPS
     if rows > 1:
         return weight.elements >= _LEAST_WEIGHTS and rows * weight.elements >= _LEAST_PRODUCTS
     from_cache = uses[linear.weight] > 1 or sum(draft.specs[value].elements for value in uses) < _CACHED
