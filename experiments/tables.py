@@ -19,7 +19,16 @@ PAGES = (HERE.parent / "README.md", HERE / "README.md", *sorted((HERE.parent / "
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(HERE.parent))
 
-from experiments import tables_claims, tables_coverage, tables_fused, tables_gpu, tables_search, tables_serve, tables_suite  # noqa: E402
+from experiments import (  # noqa: E402
+    tables_claims,
+    tables_coverage,
+    tables_fused,
+    tables_gpu,
+    tables_packing,
+    tables_search,
+    tables_serve,
+    tables_suite,
+)
 from experiments.devices import RESULTS  # noqa: E402
 from experiments.tables_recorded import NOT_YET, cpus, for_each, gpus  # noqa: E402
 
@@ -73,6 +82,7 @@ TABLES = {
     "callers-cpu": lambda: of_cpus(lambda folder: tables_serve.callers_table(folder / "callers.json")),
     "serve-cpu": lambda: of_cpus(tables_serve.serve_table),
     "lanes-cpu": lambda: of_cpus(tables_serve.lanes_table),
+    "packing-cpu": lambda: of_cpus(tables_packing.packing_table),
     "fused-cpu": lambda: of_cpus(lambda folder: tables_fused.fused_table(folder / "fused")),
     "search-quality": lambda: tables_search.quality_table(RESULTS / "sim" / "quality.json"),
     "search-speed": lambda: tables_search.speed_table(RESULTS / "sim" / "speed.json"),

@@ -98,6 +98,15 @@ def recorded(folder: Path) -> tuple[list[Recorded], list[tuple[Path, str]]]:
     return found, failed
 
 
+def where(recorded: dict[str, Any]) -> str:
+    """Where and when a result was taken."""
+    environment = recorded["environment"]
+    return (
+        f"{environment['cores']} cores, torch {environment['torch']}, Python {environment['python']}, "
+        f"commit {environment['commit'][:9]}, {environment['taken'][:10]}."
+    )
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """Of positive values."""
     return math.exp(sum(math.log(value) for value in values) / len(values))

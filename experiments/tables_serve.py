@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from experiments.tables_recorded import NOT_YET
+from experiments.tables_recorded import NOT_YET, where
 
 
 def serve_table(folder: Path) -> str:
@@ -34,7 +34,7 @@ def _load(path: Path) -> str:
         )
     counts = [case["repeats"] for case in recorded["cases"]]
     repeats = str(counts[0]) if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
-    return "\n".join([*lines, "", f"{repeats} repeats, each in a fresh process that already has torch and the model. {_where(recorded)}"])
+    return "\n".join([*lines, "", f"{repeats} repeats, each in a fresh process that already has torch and the model. {where(recorded)}"])
 
 
 def _calls(path: Path) -> str:
@@ -67,7 +67,7 @@ def _calls(path: Path) -> str:
             "spent in its run. *Model check*: the part of that time which looks for changes of the model, and most of which `frozen=True` "
             "skips; timed back to back, and after runs, which evict it from the caches. The executor's own cost for each of "
             f"{operators} operators that do nothing: {walks}. "
-            f"{_where(recorded)}",
+            f"{where(recorded)}",
         ]
     )
 
@@ -107,7 +107,7 @@ def lanes_table(folder: Path) -> str:
     bits = "All outputs of both engines are bitwise equal" if all(case["bitwise"] for case in cases) else "Outputs differ"
     said = f"Speed-up over *{base}*, with its 95 % interval, from {cases[0]['rounds']} interleaved rounds. {bits}."
     conditions = [line for key, head in _CONDITIONS.items() for line in _condition_lines(cases, key, head)]
-    return "\n".join([*lines, "", *conditions, f"{said} {_where(recorded)}"])
+    return "\n".join([*lines, "", *conditions, f"{said} {where(recorded)}"])
 
 
 def _condition_lines(cases: list[dict[str, Any]], condition: str, head: str) -> list[str]:
@@ -126,14 +126,6 @@ def _condition_lines(cases: list[dict[str, Any]], condition: str, head: str) -> 
 def _speedup(row: dict[str, Any]) -> str:
     low, high = row["speedup_ci"]
     return f"{row['speedup']:.3f}x ({low:.3f} to {high:.3f})"
-
-
-def _where(recorded: dict[str, Any]) -> str:
-    environment = recorded["environment"]
-    return (
-        f"{environment['cores']} cores, torch {environment['torch']}, Python {environment['python']}, "
-        f"commit {environment['commit'][:9]}, {environment['taken'][:10]}."
-    )
 
 
 def paused_table(path: Path) -> str:
@@ -161,7 +153,7 @@ def paused_table(path: Path) -> str:
         "and `torch.compile`: with one thread or all threads, whichever is faster here. *All threads* is the default, without "
         "`torch.set_num_threads`."
     )
-    return "\n".join([*lines, "", f"{said} {_where(recorded)}"])
+    return "\n".join([*lines, "", f"{said} {where(recorded)}"])
 
 
 def _fastest(rows: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -187,7 +179,7 @@ def callers_table(path: Path) -> str:
         f"Medians of {recorded['cases'][0]['repeats']} processes, each the median of {recorded['cases'][0]['calls']} calls. The "
         "sequential schedule on all cores, nothing tuned. *Own team*: every thread runs its own calls and keeps its OpenMP team."
     )
-    return "\n".join([*lines, "", f"{said} {_where(recorded)}"])
+    return "\n".join([*lines, "", f"{said} {where(recorded)}"])
 
 
 def _called(row: dict[str, Any]) -> str:
@@ -217,7 +209,7 @@ def state_table(path: Path) -> str:
         if name != "eager":
             lines.append(f"| {'eager again (A/A)' if name == 'eager again' else name} | {' | '.join(cells)} |")
     rounds = recorded["cases"][0]["rounds"]
-    return "\n".join([*lines, "", f"Ratios of {rounds} interleaved rounds; sequential schedules, nothing searched. {_where(recorded)}"])
+    return "\n".join([*lines, "", f"Ratios of {rounds} interleaved rounds; sequential schedules, nothing searched. {where(recorded)}"])
 
 
 def _cache(case: dict[str, Any]) -> str:
@@ -242,7 +234,7 @@ def generate_table(path: Path) -> str:
         f"Answers of {cases[0]['tokens']} tokens to a prompt of {cases[0]['prompt']}, batch 1, float32, {cases[0]['rounds']} interleaved "
         f"rounds. Kept schedules: {kept}. Tokens that differ from the model's: {_others(cases)}."
     )
-    return "\n".join([*lines, "", f"{said} {_where(recorded)}"])
+    return "\n".join([*lines, "", f"{said} {where(recorded)}"])
 
 
 def _answered(row: dict[str, Any]) -> str:

@@ -12,9 +12,9 @@ from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.onednn import packable_dtypes
 from autosched.core.program import Ref
 
-# In float32. Below these, packing costs more in oneDNN's call (about 10 us) than it saves; measured with 1 to 197 rows of 64 x 64 to 4096 x
-# 1024 weights, on one thread and on two. Above, what is not packed takes 1.2 to 3.4 times as long; with one row and on two threads mostly
-# because PyTorch's own product of a matrix and a vector is not split among threads.
+# In float32. Below these, packing costs more in oneDNN's call (about 10 us) than it saves, according to experiments/packing.py. Above, what
+# is not packed takes up to three times as long; with one row and on two threads mostly because PyTorch's own product of a matrix and a
+# vector is not split among threads.
 _LEAST_WEIGHTS = 1 << 17
 _LEAST_PRODUCTS = 1 << 19  # multiplications, with more than one row
 # With one row, every weight is read for a single multiplication, so it counts where they come from: those of a small model, or of an
@@ -97,17 +97,23 @@ def _worth_packing(linear: _Linear, draft: Draft, fixed: set[int], uses: Counter
     outputs = weight.shape[1 if linear.by_rows else 0]
     if linear.bias is not None and (linear.bias not in fixed or draft.specs[linear.bias].shape != (outputs,)):
         return False
-    if linear.weight not in fixed:
-        return False
-    rows = math.prod(source.shape[:-1])
-    if source.dtype == "float16" and (rows == 1 or (rows < _MANY_ROWS and weight.elements > _CACHED_FLOAT16)):
-        return False  # a single row has loops of its own
-    if source.dtype != "float32":
-        return rows * weight.elements > _MOST_BY_LOOPS
-    if rows > 1:
-        return weight.elements >= _LEAST_WEIGHTS and rows * weight.elements >= _LEAST_PRODUCTS
     from_cache = uses[linear.weight] > 1 or sum(draft.specs[value].elements for value in uses) < _CACHED
-    return weight.elements >= (_LEAST_CACHED if from_cache else _LEAST_WEIGHTS)
+    return linear.weight in fixed and large_enough(math.prod(source.shape[:-1]), weight.elements, source.dtype, from_cache=from_cache)
+
+
+def large_enough(rows: int, weights: int, dtype: str, *, from_cache: bool) -> bool:
+    """Whether a product of ``rows`` rows with that many weights is faster packed.
+
+    Args:
+        from_cache: whether the weights are still in a cache when they are read again.
+    """
+    if dtype == "float16" and (rows == 1 or (rows < _MANY_ROWS and weights > _CACHED_FLOAT16)):
+        return False  # a single row has loops of its own
+    if dtype != "float32":
+        return rows * weights > _MOST_BY_LOOPS
+    if rows > 1:
+        return weights >= _LEAST_WEIGHTS and rows * weights >= _LEAST_PRODUCTS
+    return weights >= (_LEAST_CACHED if from_cache else _LEAST_WEIGHTS)
 
 
 def _packed_weight(draft: Draft, node: Node, linear: _Linear, rows: int, packed: dict[tuple[int, int, bool], int]) -> int:

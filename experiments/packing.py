@@ -1,0 +1,99 @@
+"""From what size on a linear layer's weights are worth packing for oneDNN: PyTorch's own product and the packed one, side by side.
+
+    python experiments/packing.py
+
+writes ``results/<device>/packing.json``: for each shape of weights and number of rows, on one thread and on all, both products with a
+bias, in interleaved rounds. A round goes once through several layers of that shape: few enough that a cache shared by the cores holds their
+weights, or so many that it does not. ``autosched/capture/passes/cpu_linear.py`` has the rule made from it. ``--smoke`` measures one shape.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from experiments.serve.common import keep, parser_of
+
+SHAPES = ((128, 128), (256, 256), (256, 512), (512, 512), (512, 1024), (1024, 1024), (2048, 1000), (4096, 1024), (1024, 4096))
+ROWS = (1, 2, 4, 16, 64)
+_CACHED_LAYERS = 8
+_MEMORY_BYTES = 64 << 20
+_MOST_LAYERS = 400
+_ROUNDS = 15
+
+
+def measure(
+    shape: tuple[int, int], rows: int, threads: int, layers: int, rounds: int, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """Microseconds of one product, unpacked (twice, for the noise) and packed: medians over rounds.
+
+    Args:
+        shape: features in, features out.
+        layers: how many different weights a round goes through.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        inputs, outputs = shape
+        plain = [torch.randn(outputs, inputs).to(dtype) for _ in range(layers)]
+        packed = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in plain]
+        source, bias = torch.randn(rows, inputs).to(dtype), torch.randn(outputs).to(dtype)
+        linear, pointwise = torch.ops.aten.linear.default, torch.ops.mkldnn._linear_pointwise.default
+
+        def unpacked_round() -> None:
+            for weight in plain:
+                linear(source, weight, bias)
+
+        def packed_round() -> None:
+            for weight in packed:
+                pointwise(source, weight, bias, "none", [], "")
+
+        contestants = {"unpacked": unpacked_round, "again": unpacked_round, "packed": packed_round}
+        times = _interleaved(contestants, rounds)
+    finally:
+        torch.set_num_threads(before)
+    return {"shape": list(shape), "rows": rows, "threads": threads, "layers": layers, **{f"{k}_us": v / layers for k, v in times.items()}}
+
+
+def _interleaved(contestants: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    with torch.inference_mode():
+        for _ in range(1 + rounds):
+            for name, run in contestants.items():
+                start = time.perf_counter()
+                run()
+                times[name].append((time.perf_counter() - start) * 1e6)
+    return {name: statistics.median(values[1:]) for name, values in times.items()}
+
+
+def main() -> None:
+    asked = parser_of(__doc__, models=False).parse_args()
+    from autosched.runtime.host_key import usable_cores
+
+    torch.manual_seed(0)
+    cases = []
+    for shape in SHAPES[1:2] if asked.smoke else SHAPES:
+        size = 4 * shape[0] * shape[1]
+        from_memory = -(-_MEMORY_BYTES // size)
+        for layers in (_CACHED_LAYERS, max(from_memory, _CACHED_LAYERS)):
+            if layers > _MOST_LAYERS:
+                continue  # a model of that many layers of this size is not held up by its weights
+            for rows in ROWS:
+                for threads in sorted({1, usable_cores()}):
+                    case = measure(shape, rows, threads, layers, 2 if asked.smoke else _ROUNDS)
+                    cases.append({**case, "from_cache": layers == _CACHED_LAYERS and layers < from_memory})
+        print(f"{shape[0]} x {shape[1]} done", flush=True)
+    keep(asked, "packing.json", {"rounds": _ROUNDS, "cases": cases})
+
+
+if __name__ == "__main__":
+    main()

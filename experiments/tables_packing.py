@@ -1,0 +1,48 @@
+"""The table of packed linear layers, from a device's ``packing.json``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from autosched.capture.passes.cpu_linear import large_enough
+from experiments.tables_recorded import NOT_YET, where
+
+_HEADS = {True: "weights in a cache", False: "weights from memory"}
+
+
+def packing_table(folder: Path) -> str:
+    """How many times as long the unpacked product takes: on one thread / on all, with what the rule packs in bold."""
+    path = folder / "packing.json"
+    if not path.exists():
+        return NOT_YET
+    recorded = json.loads(path.read_text())
+    lines: list[str] = []
+    for from_cache, head in _HEADS.items():
+        cases = [case for case in recorded["cases"] if case["from_cache"] is from_cache]
+        rows = sorted({case["rows"] for case in cases})
+        if cases:
+            lines += [f"| {head} | {' | '.join(_rows(count) for count in rows)} |", f"|---|{'---:|' * len(rows)}"]
+        for shape in dict.fromkeys(tuple(case["shape"]) for case in cases):
+            cells = [_cell([case for case in cases if tuple(case["shape"]) == shape and case["rows"] == count]) for count in rows]
+            lines.append(f"| {shape[0]} x {shape[1]} | {' | '.join(cells)} |")
+        lines.append("")
+    apart = [abs(case["again_us"] / case["unpacked_us"] - 1) for case in recorded["cases"]]
+    noise = f"A/A: {statistics.median(apart):.1%} apart in the median, {max(apart):.0%} at most."
+    said = "Time of PyTorch's own product relative to the packed one, in float32 with a bias: on one thread / on all."
+    return "\n".join(
+        [*lines, f"{said} Bold: packed by autosched. Medians of {recorded['rounds']} interleaved rounds. {noise} {where(recorded)}"]
+    )
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def _cell(cases: list[dict[str, Any]]) -> str:
+    ratios = " / ".join(f"{case['unpacked_us'] / case['packed_us']:.2f}" for case in sorted(cases, key=lambda case: int(case["threads"])))
+    inputs, outputs = cases[0]["shape"]
+    packed = large_enough(cases[0]["rows"], inputs * outputs, "float32", from_cache=cases[0]["from_cache"])
+    return f"**{ratios}**" if packed else ratios

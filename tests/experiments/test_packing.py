@@ -1,0 +1,44 @@
+"""The benchmark of packed weights runs, and its table marks what the pass packs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autosched.runtime.host_key import usable_cores
+from experiments.tables_packing import packing_table
+
+_SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "packing.py"
+
+
+@pytest.mark.slow
+def test_it_records_what_the_table_shows(tmp_path: Path) -> None:
+    assert packing_table(tmp_path) == "(not recorded yet)"
+    command = [sys.executable, str(_SCRIPT), "--smoke", "--out", str(tmp_path / "packing.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    cases = json.loads((tmp_path / "packing.json").read_text())["cases"]
+    assert {case["threads"] for case in cases} == {1, usable_cores()}
+    assert {case["from_cache"] for case in cases} == {True, False}
+    assert all(case["unpacked_us"] > 0.0 and case["packed_us"] > 0.0 for case in cases)
+    cached, memory = packing_table(tmp_path).split("weights from memory")
+    for part in (cached, memory):
+        (row,) = [line for line in part.splitlines() if line.startswith("| 256 x 256 |")]
+        # Of this size, no number of rows is packed: the call costs more.
+        assert row.count("**") == 0
+        assert len(row.split("|")) == 8
+
+
+def test_what_the_pass_packs_is_bold(tmp_path: Path) -> None:
+    case = {"shape": [512, 512], "rows": 1, "threads": 1, "layers": 8, "unpacked_us": 30.0, "again_us": 30.3, "packed_us": 20.0}
+    cases = [{**case, "from_cache": from_cache} for from_cache in (True, False)]
+    environment = {"cores": 2, "torch": "2", "python": "3", "commit": "0123456789", "taken": "2026-01-01T00:00"}
+    (tmp_path / "packing.json").write_text(json.dumps({"environment": environment, "rounds": 3, "cases": cases}))
+    text = packing_table(tmp_path)
+    assert "| 512 x 512 | 1.50 |" in text
+    assert "| 512 x 512 | **1.50** |" in text
+    assert "A/A: 1.0% apart in the median" in text
