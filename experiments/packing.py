@@ -84,7 +84,7 @@ def main() -> None:
     for shape in SHAPES[1:2] if asked.smoke else SHAPES:
         size = 4 * shape[0] * shape[1]
         from_memory = -(-_MEMORY_BYTES // size)
-        for layers in (_CACHED_LAYERS, max(from_memory, _CACHED_LAYERS)):
+        for layers in dict.fromkeys((_CACHED_LAYERS, max(from_memory, _CACHED_LAYERS))):
             if layers > _MOST_LAYERS:
                 continue  # a model of that many layers of this size is not held up by its weights
             for rows in ROWS:
