@@ -31,9 +31,7 @@ _MOST_LAYERS = 400
 _ROUNDS = 15
 
 
-def measure(
-    shape: tuple[int, int], rows: int, threads: int, layers: int, rounds: int, dtype: torch.dtype = torch.float32
-) -> dict[str, Any]:
+def measure(shape: tuple[int, int], rows: int, threads: int, layers: int, rounds: int) -> dict[str, Any]:
     """Microseconds of one product, unpacked (twice, for the noise) and packed: medians over rounds.
 
     Args:
@@ -44,9 +42,9 @@ def measure(
     torch.set_num_threads(threads)
     try:
         inputs, outputs = shape
-        plain = [torch.randn(outputs, inputs).to(dtype) for _ in range(layers)]
+        plain = [torch.randn(outputs, inputs) for _ in range(layers)]
         packed = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in plain]
-        source, bias = torch.randn(rows, inputs).to(dtype), torch.randn(outputs).to(dtype)
+        source, bias = torch.randn(rows, inputs), torch.randn(outputs)
         linear, pointwise = torch.ops.aten.linear.default, torch.ops.mkldnn._linear_pointwise.default
 
         def unpacked_round() -> None:

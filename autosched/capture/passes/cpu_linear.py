@@ -49,13 +49,13 @@ def pack_cpu_linears(draft: Draft) -> int:
         return 0
     fixed = draft.fixed_values()
     users, outputs = draft.users(), set(draft.output_values())
-    uses = _uses(draft, fixed)
+    cached = _cached(draft, fixed)
     packed: dict[tuple[int, int, bool], int] = {}
     replaced: dict[Node, Node] = {}
     gone: set[Node] = set()
     for node in draft.nodes:
         linear = _read_linear(node)
-        if linear is None or not _worth_packing(linear, draft, fixed, uses):
+        if linear is None or not _worth_packing(linear, draft, fixed, cached):
             continue
         rows = math.prod(draft.specs[linear.source].shape[:-1])
         weight = _packed_weight(draft, node, linear, rows, packed)
@@ -85,20 +85,22 @@ def _read_linear(node: Node) -> _Linear | None:
     return None
 
 
-def _uses(draft: Draft, fixed: set[int]) -> Counter[int]:
-    """How often each constant is read in one run."""
-    return Counter(value for node in draft.nodes for value in node.reads() if value in fixed)
+def _cached(draft: Draft, fixed: set[int]) -> set[int]:
+    """Constants that are still in a cache when they are read again: all of a small model, else those that one run reads twice."""
+    uses = Counter(value for node in draft.nodes for value in node.reads() if value in fixed)
+    small = sum(draft.specs[value].elements for value in uses) < _CACHED
+    return {value for value, count in uses.items() if small or count > 1}
 
 
-def _worth_packing(linear: _Linear, draft: Draft, fixed: set[int], uses: Counter[int]) -> bool:
+def _worth_packing(linear: _Linear, draft: Draft, fixed: set[int], cached: set[int]) -> bool:
     source, weight = draft.specs[linear.source], draft.specs[linear.weight]
     if source.dtype not in packable_dtypes() or weight.dtype != source.dtype or len(weight.shape) != 2 or len(source.shape) < 2:
         return False
     outputs = weight.shape[1 if linear.by_rows else 0]
     if linear.bias is not None and (linear.bias not in fixed or draft.specs[linear.bias].shape != (outputs,)):
         return False
-    from_cache = uses[linear.weight] > 1 or sum(draft.specs[value].elements for value in uses) < _CACHED
-    return linear.weight in fixed and large_enough(math.prod(source.shape[:-1]), weight.elements, source.dtype, from_cache=from_cache)
+    rows = math.prod(source.shape[:-1])
+    return linear.weight in fixed and large_enough(rows, weight.elements, source.dtype, from_cache=linear.weight in cached)
 
 
 def large_enough(rows: int, weights: int, dtype: str, *, from_cache: bool) -> bool:
