@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from experiments.serve.common import keep, parser_of
+from experiments.serve.overhead import interleaved
 
 SHAPES = ((128, 128), (256, 256), (256, 512), (512, 512), (512, 1024), (1024, 1024), (2048, 1000), (4096, 1024), (1024, 4096))
 ROWS = (1, 2, 4, 16, 64)
@@ -55,22 +54,12 @@ def measure(shape: tuple[int, int], rows: int, threads: int, layers: int, rounds
             for weight in packed:
                 pointwise(source, weight, bias, "none", [], "")
 
-        contestants = {"unpacked": unpacked_round, "again": unpacked_round, "packed": packed_round}
-        times = _interleaved(contestants, rounds)
+        with torch.inference_mode():
+            times = interleaved({"unpacked": unpacked_round, "again": unpacked_round, "packed": packed_round}, rounds, seed=0)
     finally:
         torch.set_num_threads(before)
-    return {"shape": list(shape), "rows": rows, "threads": threads, "layers": layers, **{f"{k}_us": v / layers for k, v in times.items()}}
-
-
-def _interleaved(contestants: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    with torch.inference_mode():
-        for _ in range(1 + rounds):
-            for name, run in contestants.items():
-                start = time.perf_counter()
-                run()
-                times[name].append((time.perf_counter() - start) * 1e6)
-    return {name: statistics.median(values[1:]) for name, values in times.items()}
+    medians = {f"{name}_us": statistics.median(values) / layers for name, values in times.items()}
+    return {"shape": list(shape), "rows": rows, "threads": threads, "layers": layers, **medians}
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from autosched.capture.passes.onednn import packable_dtypes
 from autosched.core.program import Ref
 
 # In float32. Below these, packing costs more in oneDNN's call (about 10 us) than it saves, according to experiments/packing.py. Above, what
-# is not packed takes up to three times as long; with one row and on two threads mostly because PyTorch's own product of a matrix and a
+# is not packed takes up to six times as long; with one row and on two threads mostly because PyTorch's own product of a matrix and a
 # vector is not split among threads.
 _LEAST_WEIGHTS = 1 << 17
 _LEAST_PRODUCTS = 1 << 19  # multiplications, with more than one row
