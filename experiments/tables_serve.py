@@ -229,12 +229,18 @@ def generate_table(path: Path) -> str:
     for number, row in enumerate(cases[0]["rows"]):
         cells = " | ".join(_answered(case["rows"][number]) for case in cases)
         lines.append(f"| {_CONTESTANTS.get(row['name'], row['name'])} | {cells} |")
-    kept = "; ".join(f"{case['name']}: {case['schedule']}, lanes: {case['lanes']}" for case in cases)
+    kept = "; ".join(f"{case['name']}: {_kept(case)}" for case in cases)
     said = (
         f"Answers of {cases[0]['tokens']} tokens to a prompt of {cases[0]['prompt']}, batch 1, float32, {cases[0]['rounds']} interleaved "
         f"rounds. Kept schedules: {kept}. Tokens that differ from the model's: {_others(cases)}."
     )
     return "\n".join([*lines, "", f"{said} {where(recorded)}"])
+
+
+def _kept(case: dict[str, Any]) -> str:
+    # Files of 2026-11-25 and before do not say which lowering was kept.
+    lowering = f"{case['lowering']}, " if "lowering" in case else ""
+    return f"{lowering}{case['schedule']}, lanes: {case['lanes']}"
 
 
 def _answered(row: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from autosched.capture.containers import real_containers
 from autosched.capture.custom import run_twice
 from autosched.capture.draft import Draft
 from autosched.capture.export_reader import ExportReader
+from autosched.capture.leftovers import attributes_kept
 from autosched.capture.passes.batch_norm import whole_batch_norms
 from autosched.capture.passes.views import loosen_views
 from autosched.capture.rewrite import RewriteReport, rewrite_draft
@@ -110,13 +111,14 @@ def lower_draft(draft: Draft, chosen: Lowering, target: str = "") -> Captured:
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
         with (
-            torch.no_grad(), quiet_torch(), no_nested_padding(model), real_containers(model), assignments_seen(model),
-            warnings.catch_warnings(),
+            torch.no_grad(), quiet_torch(), no_nested_padding(model), real_containers(model), attributes_kept(model),
+            assignments_seen(model), warnings.catch_warnings(),
         ):  # fmt: skip
             # torch's own use of its own deprecated class.
             warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
-            # torch.nn.LSTM and its kin keep their parameters a second time in a list, which export notices and may ignore.
-            warnings.filterwarnings("ignore", message=r"The tensor attributes? .*_flat_weights", category=UserWarning)
+            # Tensors that a call leaves in attributes: a model that makes them once is right as it is (anchors of a detector, a second list
+            # of parameters of LSTM), and one whose answers depend on the last call is refused when they are compared.
+            warnings.filterwarnings("ignore", message=r"The tensor attributes? .* assigned during export", category=UserWarning)
             exported = torch.export.export(model, args, kwargs, strict=False)
             decomposed: ExportedProgram = exported.run_decompositions(composites(exported.graph))
             return decomposed

@@ -21,9 +21,9 @@ from autosched.pipeline.graph_proofs import stress_capture
 from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.memory import remember_runs, timed_schedules
+from autosched.pipeline.no_schedule import listed
 from autosched.pipeline.options import Outcome
 from autosched.pipeline.proving import Entry
-from autosched.pipeline.references import References
 from autosched.pipeline.replaying import replayed_report
 from autosched.pipeline.rows import best_baseline, strategy_rows
 from autosched.pipeline.run import Costs, Run
@@ -33,7 +33,6 @@ from autosched.search.simulate import simulate
 
 _TRACE_ROUNDS = 5
 _TRACE_BLOCK_US = 25_000.0  # so long that what else the machine did meanwhile can be told
-_MOST_NAMES = 3  # of strategies that failed for the same reason
 _DUEL_SHARE = 0.1
 
 
@@ -72,15 +71,13 @@ def decide(
     """Compare, judge and report.
 
     Args:
-        proved: every proved schedule.
+        proved: every proved schedule; a sequential one among them.
         ranking: canonical keys of those that were measured before, fastest first.
         failures: what failed, by name.
 
     Raises:
-        NoFeasibleCandidate: if no sequential schedule is proved, or none can be timed.
+        NoFeasibleCandidate: if no sequential schedule can be timed.
     """
-    if not any(entry.is_static for entry in proved):
-        raise NoFeasibleCandidate(f"not even a sequential schedule runs: {_listed(failures)}. {_what_to_do(run.references)}")
     run.progress.stage("baselines", OUTSIDE)
     began_s = time.monotonic()
     externals = rivals.ready(run.captured, run.references.answer)
@@ -91,7 +88,7 @@ def decide(
     run.progress.stage("final comparison", run.timetable.left_s())
     times = _compared(run, field)
     if not any(times.columns.get(name) for name in field.static):
-        raise NoFeasibleCandidate(f"no sequential schedule can be timed: {_listed({**failures, **times.failures})}")
+        raise NoFeasibleCandidate(f"no sequential schedule can be timed: {listed({**failures, **times.failures})}")
     run.progress.stage("duel of the two best", run.timetable.left_s())
     judgement = _judged(run, field, times)
     run.progress.stage("trace and memory", run.timetable.left_s())
@@ -260,22 +257,3 @@ def _alone(costs: Costs, schedule: Schedule) -> tuple[float, ...]:
     """Time alone of each operator at the width and in the variant that ``schedule`` gives it, microseconds."""
     problem = costs.problem
     return tuple(problem.solo_us[problem.kernel[np.arange(problem.count), problem.width_indices(schedule)]].tolist())
-
-
-def _listed(failures: Mapping[str, Failure]) -> str:
-    names: dict[str, list[str]] = {}
-    for name, failure in failures.items():
-        names.setdefault(f"{failure.kind}, {failure.detail}", []).append(name)
-    return "; ".join(f"{_some(who)}: {why}" for why, who in names.items()) or "no reason given"
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMES])
-    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
-
-
-def _what_to_do(references: References) -> str:
-    answers = (tensor for tensor in references.outputs[0] if tensor.is_floating_point())
-    if any(bool(tensor.float().isnan().any()) for tensor in answers):
-        return "The model's own answer to the example inputs has NaN: give example inputs with which it has none."
-    return "Try --no-rewrite, and report the operator."

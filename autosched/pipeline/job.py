@@ -34,6 +34,7 @@ from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo, undisturbed
 from autosched.pipeline.memory import Measured, forget_measurements, open_journal
 from autosched.pipeline.model_choice import choose_model, engine_of, prediction_note
+from autosched.pipeline.no_schedule import no_schedule
 from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.original import Original
 from autosched.pipeline.preparing import NotHad, Prepared, prepare
@@ -142,6 +143,8 @@ class Job:
             candidates, failures = _proposed(run, costs.problem)
             found = _refined(run, costs, candidates, diary) if run.options.refine else Refined()
             entries = run.prover.entries([*candidates, *found.best])
+            if not any(entry.is_static for entry in entries):
+                raise no_schedule(failures, self._model, run.captured.program, run.references)
             outcome = decide(run, costs, entries, found.ranking, failures, rivals)
             diary.finish()
             return outcome

@@ -68,25 +68,25 @@ def take_references(
     example = [*flatten_inputs(program, args, kwargs), *state_of(program, model)]
     inputs = [tuple(tensor.detach().clone() for tensor in example)]
     others = OtherBuffers(program, model)
-    first = _answer(model, program, inputs[0])
+    first = answer_of(model, program, inputs[0])
     if others.changed():
         # Once may be a table that is made at the first call; twice is a state.
-        first = _answer(model, program, inputs[0])
+        first = answer_of(model, program, inputs[0])
         if name := others.changed():
             raise UnsupportedGraph(
                 f"the model changes its buffer {name!r} at each call, which torch.export does not see; expected buffers that "
                 "forward() changes by PyTorch's operators."
             )
-    outputs = [_in_order(program, first)]
+    outputs = [in_order(program, first)]
     for index in range(1, INPUT_SETS):
         home = example[0].device if example else "cpu"
         try:
-            drawn, answer = telling_inputs(program, seed * 1009 + index, home, lambda tensors: _answer(model, program, tensors))
+            drawn, answer = telling_inputs(program, seed * 1009 + index, home, lambda tensors: answer_of(model, program, tensors))
         except Exception as error:  # whatever the user's model raises on inputs of ours is its own affair
             _log.warning("the model does not accept random inputs (%s); it is checked on the example inputs only", error)
             break
         inputs.append(tuple(drawn))
-        outputs.append(_in_order(program, answer))
+        outputs.append(in_order(program, answer))
     returned = sum(isinstance(leaf, Ref) for leaf in program.output_leaves)
     return References(tuple(inputs), tuple(outputs), first[:returned])
 
@@ -103,12 +103,12 @@ def _form(program: Program) -> tuple[object, ...]:
 
 
 def _made(program: Program) -> list[int]:
-    """Which output of the graph each tensor of :func:`_answer` is."""
+    """Which output of the graph each tensor of :func:`answer_of` is."""
     returned = [leaf.value for leaf in program.output_leaves if isinstance(leaf, Ref)]
     return [*returned, *(item.value for item in program.writes)]
 
 
-def _in_order(program: Program, answer: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def in_order(program: Program, answer: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """An answer as the graph gives it: what the model returns twice, the graph returns once."""
     made = _made(program)
     if len(made) != len(answer):
@@ -117,8 +117,8 @@ def _in_order(program: Program, answer: Sequence[torch.Tensor]) -> tuple[torch.T
     return tuple(known[value] for value in program.graph.outputs)
 
 
-def _answer(model: torch.nn.Module, program: Program, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The tensors of the model's answer, and then those that it has written back."""
+def answer_of(model: torch.nn.Module, program: Program, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The tensors of the model's answer to ``tensors`` (of ``graph.inputs``), and then those that it has written back."""
     if program.writes:
         answer, written, _ = ask(program, model, tensors)
         return (*output_tensors(answer), *written)

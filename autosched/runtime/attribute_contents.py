@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autosched.runtime.attribute_reach import END, LENGTH, MOST_ITEMS, Place, reach
+from autosched.core.attribute_reach import END, LENGTH, MOST_ITEMS, Place, reach
 from autosched.runtime.memory_words import MemoryWords
 
 version_of = attrgetter("_version")

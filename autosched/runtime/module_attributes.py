@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from autosched.core.attribute_reach import END, Place
 from autosched.runtime.attribute_contents import AttributeContents
-from autosched.runtime.attribute_reach import END, Place
 
 Entry = tuple[dict[str, Any], str]
 """A dictionary, and one of its keys."""

@@ -4,11 +4,11 @@
 
 writes ``results/<device>/generate.json``. Models of the shape of Llama with random weights. Answers are made in rounds, in random order
 within each, in one process, all greedy and of the same length: the model as it comes with the cache that ``generate`` makes by itself, the
-same again (A/A), and with a ``StaticCache``; ``torch.compile`` of the model with a ``StaticCache``, on a GPU as ``generate`` does it by
-itself; and a step tuned by ``autosched.tune`` from a call that was recorded. All but the first two have a copy of the model. Whether they
-give the same tokens is recorded. With ``--deadline`` models that the file has are left out, and exit status 10 says that some are left.
-One that fails keeps no other from its turn, and makes the exit status 1. ``--smoke`` does it with a small model and writes nothing
-unless told where.
+same again (A/A), and with a ``StaticCache``; ``torch.compile`` of the model with a ``StaticCache``, with its defaults and in the mode
+max-autotune, on a GPU as ``generate`` does it by itself, on a CPU the latter with frozen weights (Inductor's templates need them); and a
+step tuned by ``autosched.tune`` from a call that was recorded. All but the first two have a copy of the model. Whether they give the same
+tokens is recorded. With ``--deadline`` models that the file has are left out, and exit status 10 says that some are left. One that fails
+keeps no other from its turn, and makes the exit status 1. ``--smoke`` does it with a small model and writes nothing unless told where.
 """
 
 from __future__ import annotations
@@ -28,16 +28,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 
 ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from autosched.core.variants import Lowering  # noqa: E402
+from autosched.runtime.inductor.modes import mode_options  # noqa: E402
 from experiments.calls import LEFT, Call  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.serve.common import interval, parser_of, record  # noqa: E402
 
 EAGER, AGAIN = "as it comes", "as it comes, again"
+AUTOTUNED = "StaticCache, torch.compile, max-autotune"
 _PROMPT = 16
 
 
@@ -117,6 +121,13 @@ class Answers:
         self._cache.reset()
         return self._answer(**self._with_cache)
 
+    def autotuned(self) -> torch.Tensor:
+        """The same, compiled in the mode max-autotune."""
+        from transformers.generation import CompileConfig
+
+        self._cache.reset()
+        return self._answer(**self._with_cache, compile_config=CompileConfig(mode="max-autotune"))
+
     def _answer(self, **options: Any) -> torch.Tensor:
         result: torch.Tensor = self.model.generate(
             self._prompt, min_new_tokens=self._tokens, max_new_tokens=self._tokens, do_sample=False, **options
@@ -125,30 +136,46 @@ class Answers:
         return result.cpu()
 
 
-def contestants(size: Size, device: str, budget_s: float) -> tuple[dict[str, Callable[[], torch.Tensor]], Any]:
-    """By name, what makes an answer, each with a copy of the model; and the loaded step."""
+def compile_on_cpu(compiled: Answers, autotuned: Answers) -> None:
+    """``generate`` compiles nothing there by itself: give both the forward of a user who compiles it."""
+    compiled.model.forward = torch.compile(compiled.model.forward)
+    # As options of its own: of two that are compiled alike, the second would get the code of the first.
+    options = mode_options(Lowering.MAX_AUTOTUNE)
+    autotuned.model.forward = torch.compile(autotuned.model.forward, options=options)
+    # Not among the options, because it decides what is traced as well; code that is compiled stays as it is.
+    with torch._inductor.config.patch(freezing=True):
+        autotuned.fixed()
+
+
+def contestants(size: Size, device: str, budget_s: float) -> tuple[dict[str, Callable[[], torch.Tensor]], Any, str]:
+    """By name, what makes an answer, each with a copy of the model; the loaded step, and the lowering of its operators."""
     import autosched
 
-    growing, fixed, compiled, scheduled = (Answers(size, device) for _ in range(4))
+    growing, fixed, compiled, autotuned, scheduled = (Answers(size, device) for _ in range(5))
     if device == "cpu":
-        compiled.model.forward = torch.compile(compiled.model.forward)
+        compile_on_cpu(compiled, autotuned)
     _, step = autosched.record_calls(scheduled.model, scheduled.fixed)
     tuned = autosched.tune(scheduled.model, step.args, step.kwargs, device=device, budget_s=budget_s)
     print(tuned.summary().splitlines()[0])
     fast = scheduled.model.forward = autosched.load(tuned.to_bytes(), scheduled.model)
-    return {
-        EAGER: growing.growing,
-        AGAIN: growing.growing,
-        "StaticCache": fixed.fixed,
-        "StaticCache, torch.compile": compiled.compiled,
-        "StaticCache, autosched": scheduled.fixed,
-    }, fast
+    return (
+        {
+            EAGER: growing.growing,
+            AGAIN: growing.growing,
+            "StaticCache": fixed.fixed,
+            "StaticCache, torch.compile": compiled.compiled,
+            AUTOTUNED: autotuned.fixed if device == "cpu" else autotuned.autotuned,
+            "StaticCache, autosched": scheduled.fixed,
+        },
+        fast,
+        tuned.report.lowering,
+    )
 
 
 def measure(size: Size, device: str, budget_s: float, rounds: int) -> dict[str, Any]:
     """One model."""
     torch._dynamo.reset()
-    runs, fast = contestants(size, device, budget_s)
+    runs, fast, lowering = contestants(size, device, budget_s)
     expected = runs[EAGER]()
     for run in runs.values():
         # The first compiles, the second is of a settled process.
@@ -183,6 +210,7 @@ def measure(size: Size, device: str, budget_s: float, rounds: int) -> dict[str, 
         **asdict(size),
         "prompt": _PROMPT,
         "rounds": rounds,
+        "lowering": lowering,
         "schedule": report.schedule,
         "lanes": report.lanes,
         "steps_on_schedule": report.calls,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosched.runtime import attribute_reach
+from autosched.core import attribute_reach
 from autosched.runtime.attribute_contents import AttributeContents, Harmless
 
 

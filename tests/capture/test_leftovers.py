@@ -1,0 +1,108 @@
+"""Capture leaves a model as it was: tensors without values, which a traced call has left in attributes, are gone."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict, deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autosched.capture.export import capture
+from autosched.capture.leftovers import attributes_kept
+
+
+class Detector(torch.nn.Module):
+    """As YOLO's head: what depends on the shape alone is made at the first call."""
+
+    shape: torch.Size | None = None
+    anchors = torch.empty(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.shape != x.shape:
+            self.anchors = torch.arange(x.shape[-1], device=x.device).float()
+            self.shape = x.shape
+        return x * 2 + self.anchors
+
+
+class Keeper(torch.nn.Module):
+    """Keeps what it was given in all kinds of places."""
+
+    def __init__(self, shared: list[Any]) -> None:
+        super().__init__()
+        self.list, self.again = shared, shared
+        self.table: dict[str, Any] = {"in": {"deeper": None}}
+        self.ordered: OrderedDict[str, Any] = OrderedDict(first=1, second=2)
+        self.last: deque[Any] = deque([None], maxlen=1)
+        self.set: set[int] = {1}
+        self.settings = SimpleNamespace(mask=None)
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.list.append(x)
+        self.table["in"]["deeper"] = x
+        del self.ordered["first"]
+        self.ordered["third"] = x
+        self.last.append(x)
+        self.set.add(2)
+        self.settings.mask = x
+        self.new = [x]
+        return x + 1
+
+
+def test_a_model_that_was_never_called_can_be_captured_and_called_after() -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), Detector()).eval(), torch.randn(2, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        captured = capture(model, (x,))
+    assert "anchors" not in vars(model[1])
+    assert "shape" not in vars(model[1])
+    with torch.no_grad():
+        assert torch.equal(model(x), model[0](x) * 2 + torch.arange(4.0))
+    assert {binding.name for binding in captured.program.bindings} == {"0.weight", "0.bias"}
+
+
+def test_every_container_is_the_one_that_it_was_and_holds_what_it_held() -> None:
+    shared: list[Any] = [0]
+    model = torch.nn.Sequential(Keeper(shared), Keeper(shared)).eval()
+    held = [dict(vars(part)) for part in model]
+    capture(model, (torch.ones(2),))
+    for part, before in zip(model, held, strict=True):
+        now = vars(part)
+        assert now.keys() == before.keys()
+        assert all(now[key] is before[key] for key in before if key != "count")
+        assert part.count == 0
+        assert part.table == {"in": {"deeper": None}}
+        assert list(part.ordered.items()) == [("first", 1), ("second", 2)]
+        assert list(part.last) == [None]
+        assert part.set == {1}
+        assert part.settings.mask is None
+    assert shared == [0]
+
+
+def test_a_call_that_fails_leaves_nothing_either() -> None:
+    model = Keeper([])
+    model.register_forward_hook(lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError), attributes_kept(model):
+        model(torch.ones(1))
+    assert not hasattr(model, "new")
+    assert model.list == []
+
+
+def test_what_was_not_changed_is_not_written() -> None:
+    """Loaded schedules count writes to dictionaries and compare what they see."""
+
+    class Watched(dict[str, Any]):
+        def __setitem__(self, key: str, value: object) -> None:
+            raise AssertionError(key)
+
+    model = Keeper([])
+    model.table = Watched(one=1)
+    with attributes_kept(model):
+        pass
+    with attributes_kept(model):
+        dict.__setitem__(model.table, "two", 2)
+    assert model.table == {"one": 1}
