@@ -50,6 +50,8 @@ def count_flops(
     shapes = [spec.shape for spec in outputs if spec is not None]
     if name in _PACKED or (name in _INTEGER_PRODUCTS and shapes):
         return _packed_flops(op, args, shapes[0])
+    if name == "aten::mkldnn_rnn_layer" and shapes:
+        return _lstm_flops(args, shapes[0])
     if packet in flop_registry:
         count = cast(Callable[..., int], flop_registry[packet])
         return int(count(*args, **kwargs, out_val=torch.empty(shapes[0], device="meta") if shapes else None))
@@ -81,6 +83,12 @@ def _packed_flops(op: OpOverload[..., Any], args: Sequence[object], out: Shape) 
         weight = cast(torch.Tensor, args[[argument.name for argument in op._schema.arguments].index("W")])
         return int(conv_flop_count(list(tensors[0].shape), list(weight.shape), list(out)))
     return 2 * math.prod(out) * int(tensors[0].shape[-1])
+
+
+def _lstm_flops(args: Sequence[object], out: Shape) -> int:
+    """Four gates, each of which multiplies a step's input and its hidden state."""
+    inputs = int(cast(torch.Tensor, args[0]).shape[-1])
+    return 2 * 4 * math.prod(out) * (inputs + int(out[-1]))
 
 
 def _composite_flops(op: OpOverload[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> int:

@@ -15,6 +15,7 @@ from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
 from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
 from autosched.capture.passes.cpu_linear import pack_cpu_linears
+from autosched.capture.passes.cpu_recurrent import part_cpu_recurrences
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.pointwise import fuse_pointwise
@@ -59,6 +60,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu"),
+    Pass("cpu_recurrent", part_cpu_recurrences, changes_values=True, only_on="cpu"),
 )
 GROUPING: dict[Lowering, tuple[Pass, ...]] = {
     Lowering.REWRITTEN: (Pass("sink_views", sink_views), Pass("fuse_pointwise", fuse_pointwise)),

@@ -121,7 +121,7 @@ class Operator:
         """The main call's operator name, for example ``aten::convolution``."""
         heaviest = self.calls[0]
         for call in self.calls:
-            if is_custom(call.target) or any(word in call.target for word in ("conv", "mm", "linear", "attention", "lstm")):
+            if is_custom(call.target) or any(word in call.target for word in ("conv", "mm", "linear", "attention", "lstm", "rnn", "gru")):
                 heaviest = call
                 break
         return heaviest.target.partition(".")[0]
