@@ -64,7 +64,7 @@ PAIR_FEATURES: tuple[str, ...] = (
 )
 """Ordered names of a directional row: the kernel whose slowdown is asked (own), the one beside it (other), and who started first."""
 
-_MATMUL = ("mm", "linear", "attention", "einsum", "lstm")
+_MATMUL = ("mm", "linear", "attention", "einsum", "lstm", "rnn", "gru")
 _MEMORY = ("cat", "copy", "clone", "view", "reshape", "slice", "gather", "index", "embedding", "pool", "pad", "transpose", "permute")
 
 

@@ -16,6 +16,7 @@ from autosched.core.errors import UsageError
 _FAMILIES = (
     "googlenet", "inception", "nasnet", "squeezenet", "randwire", "deepfm", "resnext", "resnet", "mobilenet", "densenet", "hrnet",
     "efficientnet", "bert", "gpt", "t5", "vit", "swin", "lstm", "moe", "vgg", "alexnet", "regnet", "convnext", "shufflenet", "mnasnet",
+    "tagger", "speech",
 )  # fmt: skip
 # A name as short as T5 is in many a word.
 _SHORT = 3
@@ -68,7 +69,7 @@ def operator_family(kind: str) -> str:
     kind = known_kind(kind)
     if "conv" in kind:
         return "convolution"
-    return "matmul" if any(word in kind for word in ("mm", "linear", "attention", "einsum", "lstm")) else "memory"
+    return "matmul" if any(word in kind for word in ("mm", "linear", "attention", "einsum", "lstm", "rnn", "gru")) else "memory"
 
 
 def leave_one_out(groups: Sequence[str], keys: Sequence[Hashable]) -> list[Fold]:

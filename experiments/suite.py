@@ -37,6 +37,8 @@ CPU_SUITE = (
     "autosched:randwire",
     "autosched:deepfm",
     "autosched:lstm",
+    "autosched:tagger",
+    "autosched:speech",
     "autosched:moe",
     "autosched:decoder",
     "transformers:bert",

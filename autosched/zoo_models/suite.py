@@ -8,6 +8,8 @@ OWN = {
     "randwire": "randomly wired network WS(32, 4, 0.75), three stages, small channels",
     "deepfm": "DeepFM, 64 embedding look-ups",
     "lstm": "two-layer LSTM, 24 steps written out",
+    "tagger": "two-layer LSTM in both directions, 50 tokens",
+    "speech": "convolutions and three layers of GRU in both directions, 100 frames",
     "moe": "two blocks of eight dense experts",
     "decoder": "one step of decoding with a cache of 512 tokens that each call changes",
     "toy": "a small branchy convolution net, for trying things out",
