@@ -79,6 +79,7 @@ TABLES = {
     "state-cpu": lambda: of_cpus(lambda folder: tables_serve.state_table(folder / "state.json")),
     "generate-cpu": lambda: of_cpus(lambda folder: tables_serve.generate_table(folder / "generate.json")),
     "generate-gpu": lambda: of_gpus(lambda folder: tables_serve.generate_table(folder / "generate.json")),
+    "memory-cpu": lambda: of_cpus(lambda folder: tables_serve.memory_table(folder / "memory.json")),
     "paused-cpu": lambda: of_cpus(lambda folder: tables_serve.paused_table(folder / "paused.json")),
     "callers-cpu": lambda: of_cpus(lambda folder: tables_serve.callers_table(folder / "callers.json")),
     "serve-cpu": lambda: of_cpus(tables_serve.serve_table),

@@ -29,8 +29,8 @@ def recurrent_table(folder: Path) -> str:
         lines.append(f"| {_layer(case)} | {rows[EAGER]['median_us']:,.0f} us | {' | '.join(cells)} | {worst:.0e} |")
     said = (
         f"Speed-up over the layer *{EAGER}* on {recorded['threads']} threads, with its 95 % interval. Float32, batch first. "
-        f"*{IN_ORDER}*: the parts one after another, each on all threads. *{LANES}*: dealt out, each part on one thread. Nothing was searched. "
-        f"Medians of {recorded['rounds']} interleaved rounds."
+        f"*{IN_ORDER}*: the parts one after another, each on all threads. *{LANES}*: dealt out, each part on one thread. Nothing was "
+        f"searched. Medians of {recorded['rounds']} interleaved rounds."
     )
     return "\n".join([*lines, "", f"{said} {where(recorded)}"])
 

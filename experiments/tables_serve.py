@@ -1,5 +1,5 @@
 """The serving tables, from a device's ``load.json``, ``overhead.json``, ``lanes.json``, ``paused.json``,
-``callers.json``, ``state.json`` and ``generate.json``."""
+``callers.json``, ``state.json``, ``generate.json`` and ``memory.json``."""
 
 from __future__ import annotations
 
@@ -250,3 +250,27 @@ def _answered(row: dict[str, Any]) -> str:
 
 def _others(cases: list[dict[str, Any]]) -> str:
     return ", ".join(f"{row['name']} of {case['name']}" for case in cases for row in case["rows"] if not row["same_tokens"]) or "none"
+
+
+def memory_table(path: Path) -> str:
+    """Calls under glibc's defaults and with memory kept: their times, what that gains, and what the operating system takes."""
+    if not path.exists():
+        return NOT_YET
+    recorded = json.loads(path.read_text())
+    lines = [
+        "| model, batch | | glibc's defaults | memory anew in each call | system's share | kept | speed-up (95 %) |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for case in recorded["cases"]:
+        name, _, batch = case["model"].partition("@")
+        for before, after in zip(case["rows"][:2], case["rows"][2:], strict=True):
+            low, high = after["speedup_ci"]
+            lines.append(
+                f"| `{name}`, {batch} | {before['name']} | {before['median_us'] / 1e3:,.1f} ms | {before['anew_bytes'] / 2**20:,.0f} MiB "
+                f"| {before['system_share']:.0%} | {after['median_us'] / 1e3:,.1f} ms | {after['speedup']:.2f}x ({low:.2f} to {high:.2f}) |"
+            )
+    said = (
+        "*Schedule*: the model's operators in order, on all threads; nothing was searched. Medians of "
+        f"{recorded['cases'][0]['rounds']} interleaved rounds of two processes."
+    )
+    return "\n".join([*lines, "", f"{said} {where(recorded)}"])

@@ -155,10 +155,23 @@ class GroupRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Paging:
+    """What a run on a CPU pays for memory that it gave back after the last one, and takes again.
+
+    ``anew_bytes`` is what the operating system gave in one run; ``system_share`` the share (0 to 1) of the processors' time in it that
+    went to the operating system. Both 0 if unknown.
+    """
+
+    anew_bytes: int = 0
+    system_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleRecord:
     """One schedule, the whole model. ``key`` is ``canonical_key``.
 
-    ``operator_start_us`` and ``operator_end_us`` (by operator index, from the start of the run) are empty unless traced.
+    ``operator_start_us`` and ``operator_end_us`` (by operator index, from the start of the run) are empty unless traced, and ``paging`` is
+    unknown.
     """
 
     key: str
@@ -168,6 +181,7 @@ class ScheduleRecord:
     operator_start_us: tuple[float, ...] = ()
     operator_end_us: tuple[float, ...] = ()
     source: Source = Source.MEASURED
+    paging: Paging = Paging()
 
 
 @dataclass(frozen=True, slots=True)

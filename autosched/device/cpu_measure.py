@@ -16,10 +16,11 @@ import torch
 from autosched.core.computed_once import computed_once
 from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.program import Call, Ref
-from autosched.core.records import Engine, Failure, FailureKind, ScheduleRecord
+from autosched.core.records import Engine, Failure, FailureKind, Paging, ScheduleRecord
 from autosched.core.schedule import Schedule, canonical_key, sequential
 from autosched.device.base import Comparison
 from autosched.device.contamination import LoadMeter
+from autosched.device.paging import PagingMeter
 from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import CompareAnswer
@@ -236,9 +237,9 @@ class CpuMeasurer:
         load = self.meter.read(start)
         for index, executor in executors.items():
             self.beat(index)
-            starts, ends = self._traced(executor) if trace else ((), ())
+            starts, ends, paging = self._traced(executor) if trace else ((), (), Paging())
             key = canonical_key(self.graph, schedules[index], lanes_matter=True)
-            yield index, ScheduleRecord(key, summarize(times_us[index]), peaks[index], load, starts, ends), None
+            yield index, ScheduleRecord(key, summarize(times_us[index]), peaks[index], load, starts, ends, paging=paging), None
         self.settle(wide=False)
 
     def paired(self, schedules: Sequence[Schedule], rounds: int, seed: int) -> list[tuple[float, ...]] | Failure:
@@ -343,19 +344,22 @@ class CpuMeasurer:
     def _once_us(self, executor: LaneExecutor) -> float:
         return self._block_us(executor, 1)
 
-    def _traced(self, executor: LaneExecutor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _traced(self, executor: LaneExecutor) -> tuple[tuple[float, ...], tuple[float, ...], Paging]:
         # The run of median length, whole: a median of each operator's times would show a timeline that never happened.
         found: list[Trace] = []
+        meter = PagingMeter()
         self.settle(wide=executor.widest > 1, team=executor.team)
         for _ in range(_TRACED_RUNS):
             trace = Trace(len(self.graph))
-            executor.run(self.inputs, trace)
+            with meter:
+                executor.run(self.inputs, trace)
             found.append(trace)
             if trace.finish_ns - trace.begin_ns >= 1000.0 * LONG_RUN_US:
                 break
         chosen = sorted(found, key=lambda item: item.finish_ns - item.begin_ns)[len(found) // 2]
         begin = chosen.begin_ns
-        return tuple((at - begin) / 1000.0 for at in chosen.start_ns), tuple((at - begin) / 1000.0 for at in chosen.end_ns)
+        starts, ends = (tuple((at - begin) / 1000.0 for at in times) for times in (chosen.start_ns, chosen.end_ns))
+        return starts, ends, meter.read()
 
     def _mean_gap_us(self, executor: LaneExecutor, length: int, lanes: int) -> float:
         """Mean time from the end of an operator to the start of the next one of its lane."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import OUTSIDE
-from autosched.core.records import Failure, ScheduleRecord, Source
+from autosched.core.records import Failure, Paging, ScheduleRecord, Source
 from autosched.core.report import StrategyRow, TuneReport
 from autosched.core.schedule import Schedule
 from autosched.datasets.facts import DISTURBED, DeviceFacts, device_facts, stolen_share
@@ -34,6 +34,9 @@ from autosched.search.simulate import simulate
 _TRACE_ROUNDS = 5
 _TRACE_BLOCK_US = 25_000.0  # so long that what else the machine did meanwhile can be told
 _DUEL_SHARE = 0.1
+_MUCH_PAGING, _LEAST_ANEW_BYTES = 0.05, 1 << 20
+KEEP_MEMORY = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736"
+"""Environment in which glibc keeps what is freed: nothing is mapped by itself, the heap is not trimmed below 64 GiB (``mallopt(3)``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +175,7 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     traced = run.session.schedules([kept], rounds=_TRACE_ROUNDS, trace=True, min_block_us=_TRACE_BLOCK_US)[0]
     peaks = run.session.schedules([entry.schedule for entry in field.entries], rounds=1)
     disturbed = disturbance_note([traced, *peaks], device_facts(run.device.key))
-    run.ledger.notes += [disturbed] if disturbed else []
+    run.ledger.notes += [note for note in (disturbed, paging_note(traced)) if note]
     bytes_of = [None if isinstance(peak, Failure) else peak.peak_memory_bytes for peak in peaks]
     rows = strategy_rows(field.entries, bytes_of, field.externals, field.failures, times)
     report = _report(run, costs, field, judgement, rows)
@@ -234,6 +237,18 @@ def disturbance_note(answers: Sequence[ScheduleRecord | Failure], device: Device
     return (
         f"other processes had {taken:.0%} of the cores at the end of this job: what is fastest beside them need not be fastest alone; "
         "stop other work and tune again"
+    )
+
+
+def paging_note(traced: ScheduleRecord | Failure) -> str:
+    """What to say if the kept schedule spends its time on taking memory that it has just given back; empty if it does not."""
+    paging = traced.paging if isinstance(traced, ScheduleRecord) else Paging()
+    if paging.system_share < _MUCH_PAGING or paging.anew_bytes < _LEAST_ANEW_BYTES:
+        return ""
+    return (
+        f"{paging.system_share:.0%} of this schedule's processor time goes to the operating system, which gives every run "
+        f"{paging.anew_bytes / 2**20:,.0f} MiB of memory anew; it is kept, and the runs are faster, with {KEEP_MEMORY} in the environment "
+        "where you tune and where you serve"
     )
 
 

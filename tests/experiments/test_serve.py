@@ -12,7 +12,7 @@ import pytest
 from autosched.runtime.host_key import usable_cores
 from experiments.calls import Ended
 from experiments.serve import load
-from experiments.tables_serve import callers_table, generate_table, lanes_table, paused_table, serve_table, state_table
+from experiments.tables_serve import callers_table, generate_table, lanes_table, memory_table, paused_table, serve_table, state_table
 
 _SERVE = Path(__file__).resolve().parents[2] / "experiments" / "serve"
 
@@ -165,3 +165,16 @@ def test_answers_are_recorded_for_every_contestant(tmp_path: Path) -> None:
     case["rows"][3]["same_tokens"] = False
     out.write_text(json.dumps({**json.loads(out.read_text()), "cases": [case]}))
     assert f"{case['rows'][3]['name']} of 2 layers of 32." in generate_table(out)
+
+
+@pytest.mark.slow
+def test_memory_is_measured_under_both_environments(tmp_path: Path) -> None:
+    out = tmp_path / "memory.json"
+    assert memory_table(out) == "(not recorded yet)"
+    _smoke("memory.py", out)
+    (case,) = json.loads(out.read_text())["cases"]
+    assert [(row["memory"], row["name"]) for row in case["rows"]] == [
+        ("as glibc does by itself", "eager"), ("as glibc does by itself", "schedule"), ("kept", "eager"), ("kept", "schedule"),
+    ]  # fmt: skip
+    assert all(row["median_us"] > 0.0 for row in case["rows"])
+    assert "| `autosched:toy`, 2 | schedule |" in memory_table(out)

@@ -10,13 +10,14 @@ import pytest
 
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import Silent
-from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, Samples, ScheduleRecord
+from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, Paging, Samples, ScheduleRecord
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.datasets.facts import device_facts
 from autosched.device.base import Comparison
+from autosched.device.timing import summarize
 from autosched.pipeline import final
 from autosched.pipeline.candidates import Candidate
-from autosched.pipeline.final import Field, _judged, decide, disturbance_note
+from autosched.pipeline.final import KEEP_MEMORY, Field, _judged, decide, disturbance_note, paging_note
 from autosched.pipeline.judge import Times
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.proving import Entry
@@ -91,6 +92,15 @@ def test_a_candidate_that_dies_in_the_duel_does_not_take_the_next_one_with_it(
     assert session.duels == [SCHEDULES[name] for name in duels]
     assert set(field.failures) == set(broken) - {"sequential"}
     assert ("boom" in judgement.verdict) == (chosen == "sequential")
+
+
+@pytest.mark.parametrize(("share", "mib", "said"), [(0.3, 200, True), (0.04, 200, False), (0.3, 0.5, False)])
+def test_memory_that_is_taken_anew_at_each_run_is_noted_where_it_takes_time(share: float, mib: float, said: bool) -> None:
+    record = ScheduleRecord("", summarize([1.0]), 0, Contamination(), paging=Paging(int(mib * 2**20), share))
+    note = paging_note(record)
+    assert bool(note) is said
+    assert not said or ("30%" in note and "200 MiB" in note and KEEP_MEMORY in note)
+    assert not paging_note(Failure(FailureKind.CRASH, "boom"))
 
 
 STATIC = {"sequential": sequential(GRAPH), "sequential_wide": sequential(GRAPH, width=2)}
