@@ -8,6 +8,7 @@ and not begun where it cannot be done in it (see ``attempts``). Nothing is begun
 and the start of its process must fit into the share too.
 Where compiled baselines are measured, Inductor's code is made after them, in the mode of the fastest (``adopting`` says when in two); like
 the baselines themselves it is not in the budget then, and ``fused`` has the whole share.
+Where none of the lowerings answers as the model does, its own calls (``aten``) are tuned.
 Everything after that goes to the contenders (see ``qualification``), normally one; where compiling took longer than its share, the job
 still has a tenth of its budget for them, and a quarter if it ends within a tenth after it.
 """
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from autosched.core.errors import AutoschedError
+from autosched.core.errors import AutoschedError, NoFeasibleCandidate
 from autosched.core.progress import Progress
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.variants import Lowering
@@ -128,19 +129,21 @@ def run_contest(
         if able > 1 and (left_s := _spare_s(options, begin)) < able * _WORTHWHILE * options.budget.total_s:
             _drop(queue[1:able], left_s, options, begin, course)
             able = 1
+
+        def job_on(prepared: Prepared, left_s: float) -> Job:
+            return Job(model, args, kwargs, _asked(options, prepared, left_s), progress, prepared, rivals, yardstick)
+
         outcomes: list[Outcome] = []
         for place, prepared in enumerate(queue):
             # Beyond those that can win only while nothing has come through.
             if place >= able and outcomes:
                 break
             left_s = _left_s(options, begin, others=max(able - 1 - place, 0), tuned=bool(outcomes))
-            job = Job(model, args, kwargs, _asked(options, prepared, left_s), progress, prepared, rivals, yardstick)
-            try:
-                outcomes.append(job.run())
-            except AutoschedError as error:
-                course.failed(prepared.lowering, error)
-            else:
-                course.note(prepared.lowering, outcome=LoweringOutcome.TUNED, why="")
+            outcomes += _tuned(job_on(prepared, left_s), course)
+        if not outcomes:
+            for plain in _last_resort(stack, original, device, progress, course):
+                queue.append(plain)
+                outcomes += _tuned(job_on(plain, _left_s(options, begin, others=0, tuned=False)), course)
         if not outcomes:
             raise course.errors[0]
         kept, why = duels(outcomes, queue, options, course.ledger, progress)
@@ -237,6 +240,34 @@ def _adopted(
         course.note(lowering.value, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
         had.append(found)
     return had
+
+
+def _tuned(job: Job, course: _Course) -> list[Outcome]:
+    """The outcome of ``job``, noted; nothing if it failed."""
+    try:
+        outcome = job.run()
+    except AutoschedError as error:
+        course.failed(job.lowering, error)
+        return []
+    course.note(job.lowering, outcome=LoweringOutcome.TUNED, why="")
+    return [outcome]
+
+
+def _last_resort(stack: contextlib.ExitStack, original: Original, device: Device, progress: Progress, course: _Course) -> list[Prepared]:
+    """The model's own calls, where every other lowering answers otherwise: rounding may be enough, if the model chooses by it."""
+    if not any(isinstance(error, NoFeasibleCandidate) for error in course.errors):
+        return []
+    course.rows[Lowering.ATEN] = LoweringRow(Lowering.ATEN, LoweringOutcome.SKIPPED)
+    try:
+        found = prepare(Lowering.ATEN, original, device, progress)
+    except AutoschedError as error:
+        course.failed(Lowering.ATEN, error)
+        return []
+    # Only what a compiler makes is ever not had.
+    assert isinstance(found, Prepared)
+    stack.callback(found.session.close)
+    course.note(Lowering.ATEN, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
+    return [found]
 
 
 def _fitting(lowerings: Sequence[Lowering], left_s: float, original: Original, device: Device) -> int:

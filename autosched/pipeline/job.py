@@ -84,6 +84,11 @@ class Job:
         self._rivals = rivals
         self._yardstick = yardstick or Yardstick(model, args, kwargs, options.seed)
 
+    @property
+    def lowering(self) -> str:
+        """What is tuned, unless it cannot be had."""
+        return self._options.lowering.value
+
     def run(self) -> Outcome:
         """Do all of it.
 

@@ -154,7 +154,23 @@ def test_if_nothing_comes_through_the_first_error_is_the_users(compare: Callable
         compare(Bench(), refuse={name: UnsupportedGraph(f"the {name}") for name in ("first", "rewritten")} | _all_refused())
     wrong = Failure(FailureKind.MISMATCH, "other numbers")
     with pytest.raises(NoFeasibleCandidate, match="other numbers"):
-        compare(Bench(**{name: Speed(100.0, wrong=wrong) for name in ("rewritten", "fused", "inductor")}))
+        compare(Bench(**{name: Speed(100.0, wrong=wrong) for name in ("rewritten", "fused", "inductor", "aten")}))
+    with pytest.raises(NoFeasibleCandidate, match="other numbers"):
+        compare(
+            Bench(**{name: Speed(100.0, wrong=wrong) for name in ("rewritten", "fused", "inductor")}), refuse={"aten": UnsupportedGraph("")}
+        )
+
+
+def test_where_every_lowering_answers_otherwise_the_models_own_calls_are_tuned(compare: Callable[..., TuneReport]) -> None:
+    wrong = Failure(FailureKind.MISMATCH, "other numbers")
+    bench = Bench(aten=Speed(300.0, lanes_us=200.0), **{name: Speed(100.0, wrong=wrong) for name in ("rewritten", "fused", "inductor")})
+    report = compare(bench, Branches())
+    found = rows(report)
+    assert report.lowering == "aten"
+    assert found["aten"].outcome is LoweringOutcome.KEPT
+    assert found["aten"].tuned_us == pytest.approx(200.0, rel=0.01)
+    assert all(found[name].outcome is LoweringOutcome.FAILED for name in ("rewritten", "fused", "inductor"))
+    assert bench.sessions["aten"].closed
 
 
 def _all_refused() -> dict[str, AutoschedError]:
