@@ -1,11 +1,11 @@
-"""What taking recurrent layers apart is worth on a CPU: PyTorch's own layer, its parts in order, and its parts on two lanes.
+"""What taking recurrent layers apart is worth on a CPU: PyTorch's own layer, its parts in order, and its parts on a tuned schedule.
 
     python experiments/recurrent.py
 
 writes ``results/<device>/recurrent.json``: for LSTM and GRU of several sizes, in one direction and in both, the layer as it comes with all
-threads (twice, for the noise) and with one, and schedules of its parts that nobody searched: one after another, each with all threads, and
-dealt out to two lanes. Timed in interleaved rounds, in one process. ``autosched/capture/passes/cpu_recurrent.py`` is what takes the layers
-apart. ``--smoke`` measures one small layer.
+threads (twice, for the noise) and with one, its parts one after another, each with all threads, and the schedule that ``autosched.tune``
+keeps (lowering ``rewritten``, ten seconds). Timed in interleaved rounds, in one process. ``autosched/capture/passes/cpu_recurrent.py`` is
+what takes the layers apart. ``--smoke`` measures one small layer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from experiments.serve.common import bundle_bytes, bundle_of, interval, keep, parser_of
+from experiments.serve.common import bundle_of, interval, keep, parser_of
 from experiments.serve.overhead import interleaved
 
-EAGER, AGAIN, ONE_THREAD, IN_ORDER, LANES = "as it comes", "as it comes, again", "as it comes, one thread", "in order", "two lanes"
+EAGER, AGAIN, ONE_THREAD, IN_ORDER, TUNED = "as it comes", "as it comes, again", "as it comes, one thread", "in order", "tuned"
 _ROUNDS = 15
 
 
@@ -57,8 +57,8 @@ LAYERS = (
 )
 
 
-def contestants(layer: Layer) -> dict[str, Callable[[], Any]]:
-    """By name, what computes the layer."""
+def contestants(layer: Layer, budget_s: float) -> tuple[dict[str, Callable[[], Any]], Any]:
+    """By name, what computes the layer; and the loaded schedule."""
     import autosched
     from autosched.capture.export import capture
     from autosched.core.schedule import sequential
@@ -79,16 +79,21 @@ def contestants(layer: Layer) -> dict[str, Callable[[], Any]]:
     captured = capture(model, (x,))
     wide = sequential(captured.program.graph, width=threads)
     in_order = autosched.load(bundle_of(captured, wide, layer.kind), model, strict=True)
-    found = {EAGER: lambda: model(x), AGAIN: lambda: model(x), ONE_THREAD: one_thread, IN_ORDER: lambda: in_order(x)}
-    if layer.both:
-        on_lanes = autosched.load(bundle_bytes(model, (x,), {}, lanes=2)[0], model, strict=True)
-        found[LANES] = lambda: on_lanes(x)
-    return found
+    found = autosched.tune(model, (x,), device="cpu", effort="quick", budget_s=budget_s, lowering="rewritten")
+    tuned = autosched.load(found.to_bytes(), model, strict=True)
+    runs = {
+        EAGER: lambda: model(x),
+        AGAIN: lambda: model(x),
+        ONE_THREAD: one_thread,
+        IN_ORDER: lambda: in_order(x),
+        TUNED: lambda: tuned(x),
+    }
+    return runs, tuned
 
 
-def measure(layer: Layer, rounds: int) -> dict[str, Any]:
+def measure(layer: Layer, rounds: int, budget_s: float) -> dict[str, Any]:
     """One layer."""
-    runs = contestants(layer)
+    runs, tuned = contestants(layer, budget_s)
     with torch.inference_mode():
         expected = runs[EAGER]()[0]
         differences = {name: float((run()[0] - expected).abs().max()) for name, run in runs.items()}
@@ -107,13 +112,16 @@ def measure(layer: Layer, rounds: int) -> dict[str, Any]:
             }
         )
         print(f"{layer}: {name}: {rows[-1]['median_us']:,.0f} us, {rows[-1]['speedup']:.2f}x", flush=True)
-    return {**asdict(layer), "rows": rows}
+    report = tuned.report()
+    return {**asdict(layer), "schedule": report.schedule, "lanes": report.lanes, "rows": rows}
 
 
 def main() -> None:
     asked = parser_of(__doc__, models=False).parse_args()
-    layers, rounds = (LAYERS, _ROUNDS) if not asked.smoke else ((Layer("LSTM", 8, 16, 2, True, 4),), 2)
-    cases = [measure(layer, rounds) for layer in layers]
+    layers, rounds, budget_s = LAYERS, _ROUNDS, 10.0
+    if asked.smoke:
+        layers, rounds, budget_s = (Layer("LSTM", 8, 16, 2, True, 4),), 2, 2.0
+    cases = [measure(layer, rounds, budget_s) for layer in layers]
     keep(asked, "recurrent.json", {"rounds": rounds, "threads": torch.get_num_threads(), "cases": cases})
 
 
