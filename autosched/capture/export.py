@@ -108,6 +108,21 @@ def lower_draft(draft: Draft, chosen: Lowering, target: str = "") -> Captured:
     return Captured(program, constants, reports, structure)
 
 
+def exported_program(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> tuple[ExportedProgram, tuple[Any, ...], dict[str, Any]]:
+    """What ``torch.export`` makes of a model as it came, and the call as that takes it: objects are nodes of PyTorch's trees.
+
+    Raises:
+        UnsupportedGraph: as :func:`capture`.
+    """
+    call = pack_call((args, dict(kwargs or {})))
+    register_namedtuples(call)
+    args, given = _as_examples(call)
+    with as_they_came(model):
+        return _export(model, args, given), args, given
+
+
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     try:
         with (
@@ -119,12 +134,23 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
             # Tensors that a call leaves in attributes: a model that makes them once is right as it is (anchors of a detector, a second list
             # of parameters of LSTM), and one whose answers depend on the last call is refused when they are compared.
             warnings.filterwarnings("ignore", message=r"The tensor attributes? .* assigned during export", category=UserWarning)
-            exported = torch.export.export(model, args, kwargs, strict=False)
-            decomposed: ExportedProgram = exported.run_decompositions(composites(exported.graph))
-            return decomposed
+            exported: ExportedProgram = torch.export.export(model, args, kwargs, strict=False)
+            return exported
     except UnsupportedGraph:
         raise
     except Exception as error:  # Whatever the user's model raises is the user's to read.
+        let_through(error)
+        raise explain_export_failure(error) from error
+
+
+def _decomposed(exported: ExportedProgram) -> ExportedProgram:
+    try:
+        with torch.no_grad(), quiet_torch(), warnings.catch_warnings():
+            # torch's own use of its own deprecated class.
+            warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
+            decomposed: ExportedProgram = exported.run_decompositions(composites(exported.graph))
+            return decomposed
+    except Exception as error:  # A custom operator's own decomposition runs here.
         let_through(error)
         raise explain_export_failure(error) from error
 
@@ -156,11 +182,9 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     """
     require_inference(model)
     require_values(model)
-    call = pack_call((args, dict(kwargs or {})))
-    register_namedtuples(call)
-    args, given = _as_examples(call)
+    exported, args, given = exported_program(model, args, kwargs)
     with as_they_came(model):
-        draft = ExportReader(_export(model, args, given), model).read(args, given)
+        draft = ExportReader(_decomposed(exported), model).read(args, given)
     draft.remove_dead()
     _observe(draft)
     require_dense_dtypes(draft)

@@ -14,7 +14,10 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
+from autosched.capture.export import exported_program
 from autosched.core.errors import DeviceError, UsageError
 from autosched.core.program import Argument, NonFinite, Ref
 from autosched.core.records import Failure, FailureKind
@@ -116,22 +119,25 @@ class CompiledBaseline:
 
     def _ask_compile(self) -> Answer | Failure:
         try:
-            source = self._source if self._source is not None else self._export()
-            request = compile_request(self._worker, source, self._args, self._kwargs, self._references, threads=self._threads)
+            source, args, kwargs = self._source, self._args, self._kwargs
+            if source is None:
+                source, args, kwargs = self._export()
+            request = compile_request(self._worker, source, args, kwargs, self._references, threads=self._threads)
             request = msgspec.structs.replace(request, lowering=self._lowering.value, numerics=numerics_key("cpu"))
         except Exception as error:
             # The model itself is fine: it only cannot be brought to where it would be compiled.
             return Failure(FailureKind.UNAVAILABLE, f"the model cannot be handed to another process: {describe(error).detail}")
         return self._single(request)
 
-    def _export(self) -> ModelSource:
+    def _export(self) -> tuple[ModelSource, tuple[Any, ...], dict[str, Any]]:
+        """The model written down, and its call as what was written takes it."""
         if self._model is None:
             raise UsageError("neither a source nor a model was given; expected one of them")
-        with torch.no_grad():
-            exported = torch.export.export(self._model, self._args, self._kwargs, strict=False)
+        exported, args, kwargs = exported_program(self._model, self._args, self._kwargs)
+        leaves = _flattened(exported, args, kwargs)
         path = self._worker.folder / "model.pt2"
         torch.export.save(exported, path)
-        return ModelSource(str(path))
+        return ModelSource(str(path)), leaves, {}
 
     def _single(self, request: CompileRequest | RoundRequest, *, of_same: bool = False) -> Answer | Failure:
         try:
@@ -151,6 +157,18 @@ class CompiledBaseline:
             self._failure = answer.failure if isinstance(answer, Broken) else Failure(FailureKind.CRASH, "an answer to another question")
         self._worker.close()
         return self._failure
+
+
+def _flattened(exported: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Let ``exported`` take and return leaves, and return those of its call: another process may not know its containers."""
+    leaves = tuple(pytree.tree_leaves((args, kwargs)))
+    signature = exported.module_call_graph[0].signature
+    if signature is not None:
+        signature.in_spec = pytree.tree_structure((leaves, {}))
+        signature.out_spec = pytree.tree_structure((0,) * signature.out_spec.num_leaves)
+        signature.forward_arg_names = None
+        exported.example_inputs = (leaves, {})
+    return leaves
 
 
 def _may_be_the_source(answer: Answer | Failure) -> bool:

@@ -156,7 +156,7 @@ def contestants(size: Size, device: str, budget_s: float) -> tuple[dict[str, Cal
         compile_on_cpu(compiled, autotuned)
     _, step = autosched.record_calls(scheduled.model, scheduled.fixed)
     tuned = autosched.tune(scheduled.model, step.args, step.kwargs, device=device, budget_s=budget_s)
-    print(tuned.summary().splitlines()[0])
+    print(tuned.summary())
     fast = scheduled.model.forward = autosched.load(tuned.to_bytes(), scheduled.model)
     return (
         {
