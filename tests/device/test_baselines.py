@@ -7,7 +7,9 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -160,6 +162,45 @@ def test_a_source_that_makes_other_weights_gives_way_to_the_model_itself(tmp_pat
         assert baseline.max_abs_error < 1e-3
     finally:
         baseline.close()
+
+
+@dataclass
+class Memory:
+    """An argument that PyTorch does not take apart, as a cache of transformers."""
+
+    rows: torch.Tensor
+
+
+class Answer(NamedTuple):
+    """As an output of transformers: only who imports its module knows it."""
+
+    first: torch.Tensor
+    second: list[torch.Tensor]
+
+
+class Remembering(Small):
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0, memory: Memory | None = None) -> Answer:  # type: ignore[override]
+        assert memory is not None
+        return Answer(super().forward(x, scale=scale), [memory.rows + x, x * 2])
+
+
+def test_a_model_whose_call_and_answer_are_objects_is_brought_there_by_its_leaves(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(ANOTHER_MODEL)
+    torch.manual_seed(0)
+    model, x, memory = Remembering().eval(), torch.randn(4, 8), Memory(torch.randn(4, 8))
+    with torch.no_grad():
+        first, second = model(x, scale=2.0, memory=memory)
+    baseline = CompiledBaseline(None, (x,), {"memory": memory, "scale": 2.0}, [first, *second], threads=1, model=model, plugin=plugin)
+    try:
+        assert baseline.prepare() is None
+        assert baseline.max_abs_error is not None
+        assert baseline.max_abs_error < 1e-5
+    finally:
+        baseline.close()
+    # Asking for the baseline has left the model's own call as it was.
+    with torch.no_grad():
+        assert torch.equal(model(x, scale=2.0, memory=memory).first, first)
 
 
 @pytest.mark.parametrize(
