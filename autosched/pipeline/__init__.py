@@ -180,7 +180,7 @@ def _run(
     from autosched.costmodel.persist import read_card
     from autosched.pipeline.clock import StageClock
     from autosched.pipeline.contest import run_contest
-    from autosched.pipeline.granularity import REPLAY, coarser_note, considered
+    from autosched.pipeline.granularity import REPLAY, coarser_note, considered, templates_note
     from autosched.pipeline.job import Job
     from autosched.pipeline.left_out import left_out_sentence
     from autosched.pipeline.native import ready_lanes
@@ -201,7 +201,8 @@ def _run(
     choice = considered(lowering, rewrite=rewrite, kind=kind)
     if choice.chosen:
         outcome = run_contest(model, args, kwargs, options, choice, clock)
-        note = ""
+        untried = kind == "cpu" and not options.compiled and Lowering.INDUCTOR in choice.lowerings
+        note = templates_note(outcome.captured.program.graph) if untried else ""
     else:
         outcome = Job(model, args, kwargs, dataclasses.replace(options, lowering=choice.lowerings[0]), clock).run()
         note = coarser_note(outcome.report)

@@ -23,14 +23,13 @@ from autosched.device.cuda.settings import current_settings
 from autosched.device.registry import index_of
 from autosched.pipeline.adopting import TORCH_COMPILE
 from autosched.pipeline.compile_time import CompileTime
-from autosched.pipeline.granularity import REPLAY
+from autosched.pipeline.granularity import PRODUCTS, REPLAY
 from autosched.pipeline.judge import External
 from autosched.pipeline.replaying import recording_of
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.state import Kept
 
 _CPU_TIMEOUT_S = 600.0
-_PRODUCTS = ("linear", "mm", "matmul")
 
 
 @contextlib.contextmanager
@@ -152,6 +151,6 @@ class Rivals:
 
 
 def has_products(program: Program) -> bool:
-    """Whether ``program`` has matrix products: on a CPU the only operators that Inductor has templates for."""
+    """Whether ``program`` has matrix products."""
     calls = (call for operator in program.graph.operators for call in operator.calls)
-    return any(word in call.target for call in calls for word in _PRODUCTS)
+    return any(word in call.target for call in calls for word in PRODUCTS)

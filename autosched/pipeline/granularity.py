@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autosched.core.errors import UsageError
+from autosched.core.graph import Operator, OpGraph
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.variants import WHOLE, Lowering, lowering_named
 from autosched.runtime.regions.compile import missing_compiler
@@ -17,6 +18,14 @@ REPLAY = "replay"
 
 COMPILED = (Lowering.FUSED, *WHOLE)
 """The lowerings in which a compiler has a part."""
+
+PRODUCTS = ("linear", "mm", "matmul")
+"""In names of calls: on a CPU the only operators that Inductor has templates for."""
+
+# A product with r rows does r / 2 operations for each byte of its float32 weights. Steps of decoding, with one row, were 1.5 times as fast
+# in templates as in the fused lowering (experiments/serve/generate.py).
+_FEW_ROWS_FLOPS_A_BYTE = 2.0
+_MOSTLY = 0.5
 
 _COMPILED_FOR = ("cpu", "cuda")
 """Kinds of devices that it compiles for; a plugin's device runs PyTorch's own operators."""
@@ -78,3 +87,20 @@ def coarser_note(report: TuneReport) -> str:
     if not compiled or report.lowering in COMPILED:
         return ""
     return f"{report.best_baseline} fuses what lowering {report.lowering} calls one by one; --lowering auto tries compiled code too"
+
+
+def templates_note(graph: OpGraph) -> str:
+    """What a job on a CPU that timed no mode of ``torch.compile`` may have missed: templates for products of few rows; empty if nothing."""
+    read = sum(operator.bytes_read for operator in graph.operators)
+    few = sum(operator.bytes_read for operator in graph.operators if _of_few_rows(operator))
+    if few <= _MOSTLY * read:
+        return ""
+    return (
+        f"{few / read:.0%} of what a run reads are factors of products with few rows, as in a step of decoding. Kernels chosen by timing "
+        "may read them twice as fast: --effort balanced tries them (lowering max_autotune), which takes minutes of compiling"
+    )
+
+
+def _of_few_rows(operator: Operator) -> bool:
+    product = any(word in call.target for call in operator.calls for word in PRODUCTS)
+    return product and 0 < operator.flops <= _FEW_ROWS_FLOPS_A_BYTE * operator.bytes_read
