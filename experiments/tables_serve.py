@@ -226,9 +226,9 @@ def generate_table(path: Path) -> str:
         "| tokens per second (speed relative to eager; 95 %) | " + " | ".join(case["name"] for case in cases) + " |",
         "|---|" + "---:|" * len(cases),
     ]
-    for number, row in enumerate(cases[0]["rows"]):
-        cells = " | ".join(_answered(case["rows"][number]) for case in cases)
-        lines.append(f"| {_CONTESTANTS.get(row['name'], row['name'])} | {cells} |")
+    for name in dict.fromkeys(row["name"] for case in cases for row in case["rows"]):
+        cells = " | ".join(_answered({row["name"]: row for row in case["rows"]}.get(name)) for case in cases)
+        lines.append(f"| {_CONTESTANTS.get(name, name)} | {cells} |")
     kept = "; ".join(f"{case['name']}: {_kept(case)}" for case in cases)
     said = (
         f"Answers of {cases[0]['tokens']} tokens to a prompt of {cases[0]['prompt']}, batch 1, float32, {cases[0]['rounds']} interleaved "
@@ -243,7 +243,9 @@ def _kept(case: dict[str, Any]) -> str:
     return f"{lowering}{case['schedule']}, lanes: {case['lanes']}"
 
 
-def _answered(row: dict[str, Any]) -> str:
+def _answered(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "failed"
     low, high = row["speedup_ci"]
     return f"{row['tokens_per_s']:,.0f} ({row['speedup']:.2f}x; {low:.2f} to {high:.2f})"
 

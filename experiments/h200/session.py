@@ -150,8 +150,8 @@ def steps(opara: Path | None = None) -> list[Step]:
         Step(
             "generate",
             _script("serve/generate.py", "--device", "cuda", "--out", "{out}/generate.json", *limits),
-            200.0,
-            150.0,
+            320.0,
+            240.0,
             smoke=on_cpu,
         ),
         Step("rest", _script("h200/suite.py", "--out", "{out}/suite", *limits), 0.0, 300.0, retry=again),
