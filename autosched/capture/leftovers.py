@@ -52,7 +52,7 @@ def _restoring_attributes(table: dict[str, Any], began: dict[str, Any]) -> Calla
 
 def _restoring(held: Any) -> Callable[[], None]:
     """Whatever the class of ``held`` adds to a container is not asked: it might refuse, or do more."""
-    kind = next(kind for kind in (OrderedDict, dict, list, set, deque) if isinstance(held, kind))
+    kind: Any = next(kind for kind in (OrderedDict, dict, list, set, deque) if isinstance(held, kind))
     began = list(kind.items(held) if issubclass(kind, dict) else kind.__iter__(held))
 
     def restore() -> None:

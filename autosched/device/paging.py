@@ -6,16 +6,16 @@ in each run. Of a SwinUNETR on 64 x 64 x 64 voxels, that was half of the time.
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 from autosched.core.records import Paging
 
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
+# Not on Windows.
+resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None
 
 
 @dataclass(slots=True)

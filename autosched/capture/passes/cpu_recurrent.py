@@ -70,30 +70,35 @@ def part_cpu_recurrences(draft: Draft) -> int:
 def _read(node: Node, draft: Draft, fixed: set[int]) -> _Recurrence | None:
     if node.target not in (_LSTM, *_OTHERS) or node.argument("train"):
         return None
-    source, states, params = node.tensor("input"), node.argument("hx"), node.argument("params")
-    states = states if isinstance(states, list) else [states]
-    if source is None or not isinstance(params, list) or not all(isinstance(item, Ref) for item in (*states, *params)):
+    source, states, values = node.tensor("input"), _values(node.argument("hx")), _values(node.argument("params"))
+    if source is None or states is None or values is None:
         return None
     layers, directions = int(str(node.argument("num_layers"))), 1 + bool(node.argument("bidirectional"))
     each = 2 + 2 * bool(node.argument("has_biases"))
-    values = [item.value for item in params]
     # More of them where the hidden state is projected, for which oneDNN has nothing here.
     if len(values) != layers * directions * each or not all(value in fixed for value in values):
         return None
     if node.target == _LSTM:
-        if not _packable([draft.specs[value] for value in (source, *(item.value for item in states), *values)]):
+        if not _packable([draft.specs[value] for value in (source, *states, *values)]):
             return None
     elif directions == 1:
         return None
     return _Recurrence(
         source,
-        tuple(item.value for item in states),
-        tuple(tuple(values[place : place + each]) for place in range(0, len(values), each)),
+        states,
+        tuple(values[place : place + each] for place in range(0, len(values), each)),
         bool(node.argument("has_biases")),
         layers,
         directions,
         bool(node.argument("batch_first")),
     )
+
+
+def _values(argument: object) -> tuple[int, ...] | None:
+    """Of one tensor or a list of them; none if anything else is among these."""
+    items = argument if isinstance(argument, list) else [argument]
+    found = tuple(item.value for item in items if isinstance(item, Ref))
+    return found if len(found) == len(items) else None
 
 
 def _packable(specs: Sequence[TensorSpec]) -> bool:
