@@ -10,7 +10,6 @@ what takes the layers apart. ``--smoke`` measures one small layer.
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ import torch
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from experiments.serve.common import bundle_of, interval, keep, parser_of
+from experiments.serve.common import beside, bundle_of, keep, parser_of
 from experiments.serve.overhead import interleaved
 
 EAGER, AGAIN, ONE_THREAD, IN_ORDER, TUNED = "as it comes", "as it comes, again", "as it comes, one thread", "in order", "tuned"
@@ -100,17 +99,7 @@ def measure(layer: Layer, rounds: int, budget_s: float) -> dict[str, Any]:
         times = interleaved(runs, rounds, seed=0)
     rows = []
     for name, column in times.items():
-        ratios = [before / after for before, after in zip(times[EAGER], column, strict=True)]
-        rows.append(
-            {
-                "name": name,
-                "median_us": statistics.median(column),
-                "ci_us": interval(column),
-                "speedup": statistics.median(ratios),
-                "speedup_ci": interval(ratios),
-                "max_difference": differences[name],
-            }
-        )
+        rows.append({"name": name, **beside(times[EAGER], column), "max_difference": differences[name]})
         print(f"{layer}: {name}: {rows[-1]['median_us']:,.0f} us, {rows[-1]['speedup']:.2f}x", flush=True)
     report = tuned.report()
     return {**asdict(layer), "schedule": report.schedule, "lanes": report.lanes, "rows": rows}

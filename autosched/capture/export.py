@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,33 +125,31 @@ def exported_program(
 
 
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    with _explained(), no_nested_padding(model), real_containers(model), attributes_kept(model), assignments_seen(model):
+        exported: ExportedProgram = torch.export.export(model, args, kwargs, strict=False)
+    return exported
+
+
+def _decomposed(exported: ExportedProgram) -> ExportedProgram:
+    with _explained():
+        decomposed: ExportedProgram = exported.run_decompositions(composites(exported.graph))
+    return decomposed
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """While torch traces: what it says is not the user's, what fails is."""
     try:
-        with (
-            torch.no_grad(), quiet_torch(), no_nested_padding(model), real_containers(model), attributes_kept(model),
-            assignments_seen(model), warnings.catch_warnings(),
-        ):  # fmt: skip
+        with torch.no_grad(), quiet_torch(), warnings.catch_warnings():
             # torch's own use of its own deprecated class.
             warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
             # Tensors that a call leaves in attributes: a model that makes them once is right as it is (anchors of a detector, a second list
             # of parameters of LSTM), and one whose answers depend on the last call is refused when they are compared.
             warnings.filterwarnings("ignore", message=r"The tensor attributes? .* assigned during export", category=UserWarning)
-            exported: ExportedProgram = torch.export.export(model, args, kwargs, strict=False)
-            return exported
+            yield
     except UnsupportedGraph:
         raise
     except Exception as error:  # Whatever the user's model raises is the user's to read.
-        let_through(error)
-        raise explain_export_failure(error) from error
-
-
-def _decomposed(exported: ExportedProgram) -> ExportedProgram:
-    try:
-        with torch.no_grad(), quiet_torch(), warnings.catch_warnings():
-            # torch's own use of its own deprecated class.
-            warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)", category=FutureWarning)
-            decomposed: ExportedProgram = exported.run_decompositions(composites(exported.graph))
-            return decomposed
-    except Exception as error:  # A custom operator's own decomposition runs here.
         let_through(error)
         raise explain_export_failure(error) from error
 

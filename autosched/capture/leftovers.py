@@ -16,6 +16,7 @@ import torch
 
 from autosched.core.attribute_reach import reach
 
+_GONE = object()
 # What every module has: hooks, and tables that export looks after.
 _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
@@ -45,7 +46,7 @@ def _restoring_attributes(table: dict[str, Any], began: dict[str, Any]) -> Calla
         for key in [key for key in table if key not in began and key not in _OF_EVERY_MODULE]:
             del table[key]
         # Only what differs: whoever counts writes to this need not be told of none.
-        table.update({key: value for key, value in began.items() if table.get(key) is not value})
+        table.update({key: value for key, value in began.items() if table.get(key, _GONE) is not value})
 
     return restore
 

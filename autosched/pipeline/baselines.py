@@ -23,7 +23,7 @@ from autosched.device.cuda.settings import current_settings
 from autosched.device.registry import index_of
 from autosched.pipeline.adopting import TORCH_COMPILE
 from autosched.pipeline.compile_time import CompileTime
-from autosched.pipeline.granularity import PRODUCTS, REPLAY
+from autosched.pipeline.granularity import REPLAY, has_product
 from autosched.pipeline.judge import External
 from autosched.pipeline.replaying import recording_of
 from autosched.runtime.host_key import usable_cores
@@ -152,5 +152,4 @@ class Rivals:
 
 def has_products(program: Program) -> bool:
     """Whether ``program`` has matrix products."""
-    calls = (call for operator in program.graph.operators for call in operator.calls)
-    return any(word in call.target for call in calls for word in PRODUCTS)
+    return any(map(has_product, program.graph.operators))

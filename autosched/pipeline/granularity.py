@@ -19,9 +19,7 @@ REPLAY = "replay"
 COMPILED = (Lowering.FUSED, *WHOLE)
 """The lowerings in which a compiler has a part."""
 
-PRODUCTS = ("linear", "mm", "matmul")
-"""In names of calls: on a CPU the only operators that Inductor has templates for."""
-
+_PRODUCTS = ("linear", "mm", "matmul")
 # A product with r rows does r / 2 operations for each byte of its float32 weights. Steps of decoding, with one row, were 1.5 times as fast
 # in templates as in the fused lowering (experiments/serve/generate.py).
 _FEW_ROWS_FLOPS_A_BYTE = 2.0
@@ -101,6 +99,10 @@ def templates_note(graph: OpGraph) -> str:
     )
 
 
+def has_product(operator: Operator) -> bool:
+    """Whether a matrix product is among its calls: on a CPU the only ones that Inductor has templates for."""
+    return any(word in call.target for call in operator.calls for word in _PRODUCTS)
+
+
 def _of_few_rows(operator: Operator) -> bool:
-    product = any(word in call.target for call in operator.calls for word in PRODUCTS)
-    return product and 0 < operator.flops <= _FEW_ROWS_FLOPS_A_BYTE * operator.bytes_read
+    return has_product(operator) and 0 < operator.flops <= _FEW_ROWS_FLOPS_A_BYTE * operator.bytes_read

@@ -112,6 +112,17 @@ def interval(values: Sequence[float], seed: int = 0, rounds: int = 2000) -> tupl
     return percentile(medians, 0.025), percentile(medians, 0.975)
 
 
+def beside(base: Sequence[float], times: Sequence[float]) -> dict[str, Any]:
+    """Of calls that were timed in the rounds of ``base``, microseconds: the median, the speed-up over ``base``, and both intervals."""
+    ratios = [before / after for before, after in zip(base, times, strict=True)]
+    return {
+        "median_us": statistics.median(times),
+        "ci_us": interval(times),
+        "speedup": statistics.median(ratios),
+        "speedup_ci": interval(ratios),
+    }
+
+
 def parser_of(description: str | None, *, models: bool = True) -> argparse.ArgumentParser:
     """What every benchmark is asked: of which models, where to write, and whether it is only to show that it runs."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -17,7 +17,6 @@ import inspect
 import json
 import math
 import random
-import statistics
 import sys
 import time
 import traceback
@@ -38,7 +37,7 @@ from autosched.core.variants import Lowering  # noqa: E402
 from autosched.runtime.inductor.modes import mode_options  # noqa: E402
 from experiments.calls import LEFT, Call  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
-from experiments.serve.common import interval, parser_of, record  # noqa: E402
+from experiments.serve.common import beside, parser_of, record  # noqa: E402
 
 EAGER, AGAIN = "as it comes", "as it comes, again"
 AUTOTUNED = "StaticCache, torch.compile, max-autotune"
@@ -202,18 +201,8 @@ def measure(size: Size, device: str, budget_s: float, rounds: int) -> dict[str, 
             times[name].append((time.perf_counter_ns() - began) / 1e3)
     rows = []
     for name, column in times.items():
-        ratios = [before / after for before, after in zip(times[EAGER], column, strict=True)]
-        rows.append(
-            {
-                "name": name,
-                "median_us": statistics.median(column),
-                "ci_us": interval(column),
-                "tokens_per_s": size.tokens / statistics.median(column) * 1e6,
-                "speedup": statistics.median(ratios),
-                "speedup_ci": interval(ratios),
-                "same_tokens": same[name],
-            }
-        )
+        row = {"name": name, **beside(times[EAGER], column), "same_tokens": same[name]}
+        rows.append({**row, "tokens_per_s": size.tokens / row["median_us"] * 1e6})
         print(f"{size.name}, {name}: {rows[-1]['tokens_per_s']:,.0f} tokens/s, {rows[-1]['speedup']:.2f}x, same tokens: {same[name]}")
     report = fast.report()
     return {

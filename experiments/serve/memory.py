@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from autosched.pipeline.final import KEEP_MEMORY  # noqa: E402
-from experiments.serve.common import interval, keep, parser_of  # noqa: E402
+from experiments.serve.common import beside, keep, parser_of  # noqa: E402
 
 MODELS = (
     "torchvision:resnet50@1",
@@ -113,15 +113,11 @@ def measure(model: str, rounds: int) -> dict[str, Any]:
             caller.close()
     rows = []
     for how, which in turns:
-        times = [answer["us"] for answer in found[how, which]]
-        ratios = [before["us"] / after for before, after in zip(found[DEFAULT, which], times, strict=True)]
+        base, times = ([answer["us"] for answer in found[turn]] for turn in ((DEFAULT, which), (how, which)))
         row = {
             "name": which,
             "memory": how,
-            "median_us": statistics.median(times),
-            "ci_us": interval(times),
-            "speedup": statistics.median(ratios),
-            "speedup_ci": interval(ratios),
+            **beside(base, times),
             "system_share": statistics.median(answer["system"] for answer in found[how, which]),
             "anew_bytes": int(statistics.median(answer["bytes"] for answer in found[how, which])),
         }

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from autosched.zoo_models.decoder import Decoder, Size  # noqa: E402
-from experiments.serve.common import bundle_of, interval, keep, parser_of  # noqa: E402
+from experiments.serve.common import beside, bundle_of, keep, parser_of  # noqa: E402
 
 _BLOCK_US = 60_000.0  # a timed block is at least this long: its first call finds the caches as another contestant left them
 _STEPS = 6  # of the comparison, each at its own position
@@ -130,14 +129,10 @@ def measure(size: Size, lowerings: Sequence[str], rounds: int) -> dict[str, Any]
     rows = []
     for name, column in times.items():
         report = runs[name][1].report() if hasattr(runs[name][1], "report") else None
-        ratios = [before / after for before, after in zip(base, column, strict=True)]
         rows.append(
             {
                 "name": name,
-                "median_us": statistics.median(column),
-                "ci_us": interval(column),
-                "speedup": statistics.median(ratios),
-                "speedup_ci": interval(ratios),
+                **beside(base, column),
                 "max_difference": differences[name],
                 "copied_back_bytes": report.shapes[0].copied_back_bytes if report is not None else 0,
             }

@@ -92,6 +92,14 @@ def test_a_call_that_fails_leaves_nothing_either() -> None:
     assert model.list == []
 
 
+def test_an_attribute_that_a_call_deletes_is_there_again_whatever_it_held() -> None:
+    model = Keeper([])
+    model.mask = None
+    with attributes_kept(model):
+        del model.mask
+    assert vars(model)["mask"] is None
+
+
 def test_what_was_not_changed_is_not_written() -> None:
     """Loaded schedules count writes to dictionaries and compare what they see."""
 
