@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autosched.pipeline.shapes import tune_shapes
     from autosched.recording import record_calls
     from autosched.runtime.guard import FallbackWarning
+    from autosched.runtime.kept_memory import keep_memory
     from autosched.runtime.load import load
 
 _here = _Path(__file__).resolve().parent
@@ -23,7 +24,7 @@ if not (_here / "search").is_dir() and (_here.parent / "search" / "__init__.py")
     __path__.append(str(_here.parent))  # source checkout: sibling folders are our sub-packages
 
 __version__ = "0.1.0"
-__all__ = ["AutoschedError", "FallbackWarning", "compare", "compile", "load", "record_calls", "tune", "tune_shapes"]
+__all__ = ["AutoschedError", "FallbackWarning", "compare", "compile", "keep_memory", "load", "record_calls", "tune", "tune_shapes"]
 
 _LAZY = {
     "AutoschedError": "autosched.core.errors",
@@ -33,6 +34,7 @@ _LAZY = {
     "tune_shapes": "autosched.pipeline.shapes",
     "load": "autosched.runtime.load",
     "compile": "autosched.compiled",
+    "keep_memory": "autosched.runtime.kept_memory",
     "record_calls": "autosched.recording",
 }
 

@@ -170,7 +170,7 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         args, kwargs = _usable(args), _usable(dict(kwargs))
         captured = capture(model, args, kwargs)
         device, software = _host_keys(home)
-        key = cache.CacheKey(captured.structure, device, software, numerics_key(home.type))
+        key = cache.CacheKey(captured.structure, device, software.keeping_memory(False), numerics_key(home.type))
         found = cache.find(schedules_dir(), key)
         origin = Origin.CACHE
         if found is None and options.tune is not None:

@@ -68,6 +68,20 @@ def cpu_environment() -> tuple[tuple[str, str], ...]:
     return tuple((name, value.lower()) for name, value in found if value)
 
 
+# glibc's: nothing is mapped by itself, and the heap is not trimmed below 64 GiB (``mallopt(3)``).
+_KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30)}
+
+
+def memory_kept_since_start() -> bool:
+    """Whether the variables under which glibc keeps freed memory are set as :func:`keep_memory_in_new_processes` sets them."""
+    return all(os.environ.get(name) == value for name, value in _KEEPING.items())
+
+
+def keep_memory_in_new_processes() -> None:
+    """Set them, for processes that this one starts."""
+    os.environ.update(_KEEPING)
+
+
 def compile_limit_s(default_s: float) -> float:
     """How long a ``torch.compile`` baseline may take to compile: ``AUTOSCHED_COMPILE_LIMIT_S`` (seconds), else the default.
 

@@ -11,6 +11,7 @@ import typer
 from autosched.cli.options import ChosenDeviceOption, CustomOperatorsOption, FileArgument, JsonOption, QuietOption, SeedOption, names_in
 from autosched.cli.printing import emit, live_progress
 from autosched.cli.shapes import ChosenBatchOption, ShapeOption
+from autosched.runtime.kept_memory import keep_memory
 
 
 def bench(
@@ -36,6 +37,8 @@ def bench(
 
     _look(device)
     bundle = pipeline.read(file, shape=shape, batch=batch)
+    if bundle.keeps_memory:
+        keep_memory()
     loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
     with trusting(names_in(custom_operators)), live_progress(quiet=quiet) as progress:
         run = partial(pipeline.bench, rounds=rounds) if pause is None else partial(pipeline.bench_paused, pause_ms=pause, calls=rounds)
@@ -89,6 +92,8 @@ def trace(
     pipeline.check_writable(output)
     _look(device)
     bundle = pipeline.read(file, shape=shape, batch=batch)
+    if bundle.keeps_memory:
+        keep_memory()
     loaded = zoo.load(model if model is not None else bundle.model_name, dtype=bundle.dtype, seed=bundle.seed)
     with trusting(names_in(custom_operators)):
         result = pipeline.trace(file, loaded.model, output, shape=shape, batch=batch, device=device)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosched.cli.options import CustomOperatorsOption, JsonOption, QuietOption, SeedOption, names_in
+from autosched.cli.options import CustomOperatorsOption, JsonOption, KeepMemoryOption, QuietOption, SeedOption, keep_memory_if, names_in
 from autosched.cli.printing import complain, emit, live_progress, results_console
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def collect(
         ),
     ] = None,
     custom_operators: CustomOperatorsOption = None,
+    keep_memory: KeepMemoryOption = False,
     seed: SeedOption = 0,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -53,6 +54,7 @@ def collect(
     from autosched.pipeline import collecting
     from autosched.zoo_models import suite
 
+    keep_memory_if(keep_memory)
     budget_s = parse_seconds(budget)
     device_named(device)  # a mistake here is found before models are built
     names = models or [entry.name for entry in suite.names() if not entry.package]

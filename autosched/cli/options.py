@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from autosched.config import check_seed
+from autosched.core.errors import UsageError
 from autosched.core.variants import Lowering
+from autosched.runtime.kept_memory import keep_memory
 
 
 def _checked_seed(seed: int) -> int:
@@ -39,6 +41,12 @@ CustomOperatorsOption = Annotated[
     typer.Option("--custom-operators", metavar="NAMES", help="Namespaces of custom operators that may run, such as mylib or mylib,other."),
 ]
 SeedOption = Annotated[int, typer.Option(callback=_checked_seed, help="Seed of every random choice.")]
+KeepMemoryOption = Annotated[
+    bool,
+    typer.Option(
+        "--keep-memory", help="Keep freed memory between calls (CPU, glibc), as a process that calls autosched.keep_memory() before 'load'."
+    ),
+]
 RewriteOption = Annotated[
     bool, typer.Option("--rewrite/--no-rewrite", help="Fold, simplify and fuse operators first; --no-rewrite is --lowering aten.")
 ]
@@ -51,6 +59,16 @@ ModelArgument = Annotated[
     typer.Argument(metavar="MODEL", help="torchvision:NAME, timm:NAME, transformers:NAME, autosched:NAME, module:function or FILE.pt2."),
 ]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A tuned schedule, written by 'autosched tune'.")]
+
+
+def keep_memory_if(wanted: bool) -> None:
+    """Do what ``--keep-memory`` asks for.
+
+    Raises:
+        UsageError: if this C library cannot.
+    """
+    if wanted and not keep_memory():
+        raise UsageError("--keep-memory is for Linux with glibc, and this is another C library; leave it out")
 
 
 def names_in(text: str | None) -> tuple[str, ...]:

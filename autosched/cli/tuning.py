@@ -16,11 +16,13 @@ from autosched.cli.options import (
     DtypeOption,
     EffortOption,
     JsonOption,
+    KeepMemoryOption,
     LoweringOption,
     ModelArgument,
     QuietOption,
     RewriteOption,
     SeedOption,
+    keep_memory_if,
     names_in,
 )
 from autosched.cli.printing import live_progress, show_report, tell_what_compiles_besides
@@ -45,6 +47,7 @@ def tune(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run has measured.")] = False,
     cost_model: CostModelOption = None,
     custom_operators: CustomOperatorsOption = None,
+    keep_memory: KeepMemoryOption = False,
     seed: SeedOption = 0,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -60,6 +63,7 @@ def tune(
     from autosched.device.compiled_baseline import from_zoo
     from autosched.pipeline.budget import budget_for
 
+    keep_memory_if(keep_memory)
     budget_s = parse_seconds(budget) if budget is not None else None
     if output is not None:
         pipeline.check_writable(output)
@@ -122,6 +126,7 @@ def compare(
     compiled: Annotated[bool, typer.Option("--compiled/--no-compiled", help="Measure torch.compile too, in its own process.")] = True,
     cost_model: CostModelOption = None,
     custom_operators: CustomOperatorsOption = None,
+    keep_memory: KeepMemoryOption = False,
     seed: SeedOption = 0,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -135,6 +140,7 @@ def compare(
     from autosched.core.custom_operators import parse_namespaces
     from autosched.device.compiled_baseline import from_zoo
 
+    keep_memory_if(keep_memory)
     budget_s = parse_seconds(budget) if budget is not None else None
     trusted = parse_namespaces(names_in(custom_operators))
     names = [name.strip() for name in strategies.split(",") if name.strip()] if strategies is not None else None

@@ -224,6 +224,16 @@ class SoftwareKey:
         others = tuple(item for item in self.versions if item[0] != "lanes")
         return SoftwareKey(others if engine is Engine.PYTHON else tuple(sorted((*others, ("lanes", engine.value)))))
 
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether freed memory stayed with the process (``runtime.kept_memory``)."""
+        return ("memory", "kept") in self.versions
+
+    def keeping_memory(self, kept: bool) -> SoftwareKey:
+        """The same versions, in a process that keeps freed memory or, which is not said, does not."""
+        others = tuple(item for item in self.versions if item[0] != "memory")
+        return SoftwareKey(tuple(sorted((*others, ("memory", "kept")))) if kept else others)
+
     def differences(self, other: SoftwareKey) -> list[str]:
         """One line for each differing version."""
         mine, theirs = dict(self.versions), dict(other.versions)

@@ -38,6 +38,11 @@ class Opened:
     seed: int
     bundles: tuple[Bundle, ...]
 
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether it was tuned in a process that kept freed memory (``runtime.kept_memory``), so that it is to be timed in one."""
+        return any(bundle.key.software.keeps_memory for bundle in self.bundles)
+
 
 def read(path: str | os.PathLike[str], *, shape: str | None = None, batch: int | None = None) -> Opened:
     """Read a bundle and the model options in its evidence.

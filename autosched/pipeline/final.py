@@ -35,8 +35,6 @@ _TRACE_ROUNDS = 5
 _TRACE_BLOCK_US = 25_000.0  # so long that what else the machine did meanwhile can be told
 _DUEL_SHARE = 0.1
 _MUCH_PAGING, _LEAST_ANEW_BYTES = 0.05, 1 << 20
-KEEP_MEMORY = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736"
-"""Environment in which glibc keeps what is freed: nothing is mapped by itself, the heap is not trimmed below 64 GiB (``mallopt(3)``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,8 +245,8 @@ def paging_note(traced: ScheduleRecord | Failure) -> str:
         return ""
     return (
         f"{paging.system_share:.0%} of this schedule's processor time goes to the operating system, which gives every run "
-        f"{paging.anew_bytes / 2**20:,.0f} MiB of memory anew; it is kept, and the runs are faster, with {KEEP_MEMORY} in the environment "
-        "where you tune and where you serve"
+        f"{paging.anew_bytes / 2**20:,.0f} MiB of memory anew; it is kept, and the runs are faster, with --keep-memory (in Python: "
+        "autosched.keep_memory() where you tune and where you serve)"
     )
 
 

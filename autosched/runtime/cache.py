@@ -40,7 +40,7 @@ class CacheKey:
     Args:
         structure: ``core.likeness.structure_key`` of the model's calls, before they are fused into operators.
         device: where it was, or shall be, run.
-        software: versions there.
+        software: versions there, whether or not memory is kept between calls: a schedule for one is a good one for the other.
         numerics: process-wide settings, as ``host_key.numerics_key`` gives them.
     """
 
@@ -59,7 +59,7 @@ class CacheKey:
 def key_of(bundle: Bundle) -> CacheKey:
     """The key under which ``bundle`` is kept: that of the model, if its evidence has one, else that of its own operators."""
     structure = dict(bundle.evidence.environment).get(STRUCTURE) or structure_key(bundle.program.graph)
-    return CacheKey(structure, bundle.key.device, bundle.key.software, bundle.key.numerics)
+    return CacheKey(structure, bundle.key.device, bundle.key.software.keeping_memory(False), bundle.key.numerics)
 
 
 def find(folder: str | os.PathLike[str], key: CacheKey) -> Bundle | None:

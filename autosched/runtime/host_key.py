@@ -18,6 +18,7 @@ from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.cpu_quota import quota_cores
 from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision, products_library
 from autosched.runtime.float32 import convolutions_rounded, cpu_roundings, matmul_precision, set_cpu_roundings
+from autosched.runtime.kept_memory import memory_kept
 from autosched.runtime.native.build import engine_here
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -53,8 +54,8 @@ def cpu_device_key() -> DeviceKey:
 
 
 def software_key() -> SoftwareKey:
-    """Versions that decide which kernels run on a CPU, what they compute, and what lies between them: what runs the lanes."""
-    return compiler_key().on(engine_here())
+    """Versions that decide which kernels run on a CPU, what they compute, and how fast: what runs the lanes, and whether memory is kept."""
+    return compiler_key().on(engine_here()).keeping_memory(memory_kept())
 
 
 def compiler_key() -> SoftwareKey:

@@ -92,10 +92,12 @@ def _of_device(line: str) -> Compatibility:
 
 
 def _software_differences(there: SoftwareKey, here: SoftwareKey) -> list[str]:
-    lines = [f"software {line}" for line in there.differences(here) if not line.startswith("lanes: ")]
+    lines = [f"software {line}" for line in there.differences(here) if not line.startswith(("lanes: ", "memory: "))]
     if there.engine is not here.engine:
         missing = f" ({obstacle()})" if here.engine is Engine.PYTHON and obstacle() else ""
         lines.append(f"lanes: {there.engine} there, {here.engine} here{missing}; times were taken with the former")
+    if there.keeps_memory and not here.keeps_memory:
+        lines.append("memory: kept between calls there, given back after each here; call autosched.keep_memory() first")
     return lines
 
 

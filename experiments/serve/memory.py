@@ -2,8 +2,8 @@
 
     python experiments/serve/memory.py [MODEL@BATCH...]
 
-writes ``results/<device>/memory.json``. glibc gives the memory of large tensors back to the operating system when they are freed; the
-environment that ``autosched tune`` recommends keeps it. Two processes have the same model, one under each; their calls are timed in
+writes ``results/<device>/memory.json``. glibc gives the memory of large tensors back to the operating system when they are freed;
+after ``autosched.keep_memory()`` it does not. Two processes have the same model, and one of them keeps; their calls are timed in
 interleaved rounds, and the system's share of the processor time is counted. Schedules are sequential ones on all threads, nothing was
 searched. ``--smoke`` does it with a small model and writes nothing unless told where.
 """
@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from autosched.pipeline.final import KEEP_MEMORY  # noqa: E402
 from experiments.serve.common import beside, keep, parser_of  # noqa: E402
 
 MODELS = (
@@ -40,13 +39,11 @@ _ROUNDS = 9
 
 
 class Caller:
-    """A process that has the model, under one of the two environments; calls what it is told to and says how long it took."""
+    """A process that has the model, and keeps memory or not; calls what it is told to and says how long it took."""
 
     def __init__(self, model: str, *, keeping: bool) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-        if keeping:
-            environment.update(setting.split("=") for setting in KEEP_MEMORY.split())  # type: ignore[arg-type]
-        command = [sys.executable, __file__, "--serve", model]
+        command = [sys.executable, __file__, "--serve", model, *(["--keeping"] if keeping else [])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def ask(self, which: str) -> dict[str, float]:
@@ -64,7 +61,7 @@ class Caller:
         self._process.wait()
 
 
-def serve(model: str) -> None:
+def serve(model: str, *, keeping: bool) -> None:
     """Be the process of a :class:`Caller`."""
     import torch
 
@@ -75,6 +72,8 @@ def serve(model: str) -> None:
     from autosched.zoo import load
     from experiments.serve.common import bundle_of
 
+    if keeping and not autosched.keep_memory():
+        sys.exit("memory cannot be kept with this C library")
     name, _, batch = model.partition("@")
     made = load(name, batch=int(batch))
     captured = capture(made.model, made.args, made.kwargs)
@@ -129,12 +128,13 @@ def measure(model: str, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--serve", metavar="MODEL", help="for the script itself")
+    parser.add_argument("--keeping", action="store_true", help="for the script itself")
     asked = parser.parse_args()
     if asked.serve:
-        serve(asked.serve)
+        serve(asked.serve, keeping=asked.keeping)
         return
     models, rounds = (asked.models or MODELS, _ROUNDS) if not asked.smoke else (("autosched:toy@2",), 2)
-    keep(asked, "memory.json", {"environment_kept": KEEP_MEMORY, "cases": [measure(model, rounds) for model in models]})
+    keep(asked, "memory.json", {"cases": [measure(model, rounds) for model in models]})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from autosched.device.base import Comparison
 from autosched.device.timing import summarize
 from autosched.pipeline import final
 from autosched.pipeline.candidates import Candidate
-from autosched.pipeline.final import KEEP_MEMORY, Field, _judged, decide, disturbance_note, paging_note
+from autosched.pipeline.final import Field, _judged, decide, disturbance_note, paging_note
 from autosched.pipeline.judge import Times
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.proving import Entry
@@ -99,7 +99,7 @@ def test_memory_that_is_taken_anew_at_each_run_is_noted_where_it_takes_time(shar
     record = ScheduleRecord("", summarize([1.0]), 0, Contamination(), paging=Paging(int(mib * 2**20), share))
     note = paging_note(record)
     assert bool(note) is said
-    assert not said or ("30%" in note and "200 MiB" in note and KEEP_MEMORY in note)
+    assert not said or ("30%" in note and "200 MiB" in note and "--keep-memory" in note)
     assert not paging_note(Failure(FailureKind.CRASH, "boom"))
 
 
