@@ -11,6 +11,7 @@ from autosched.capture.draft import Draft, Node
 from autosched.capture.traffic import is_view
 from autosched.core.custom_operators import is_custom
 from autosched.core.graph import TensorSpec
+from autosched.core.row_products import LINEAR, is_row_product
 
 # Calls that Inductor writes as loops of its own, beside those that PyTorch tags as pointwise.
 _LOOPS = frozenset(
@@ -30,6 +31,7 @@ _LOOPS = frozenset(
     for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
 )  # fmt: skip
 _ANCHOR_WORDS = ("conv", "mm", "linear", "matmul", "attention", "einsum", "dot")
+_TRANSCENDENTAL = ("exp", "sigmoid", "tanh", "silu", "gelu", "erf", "softplus", "mish", "aten::elu", "log", "pow", "sin", "cos", "atan")
 # Compiled code would depend on the state of a generator, or on the data.
 _NEVER = ("rand", "dropout", "bernoulli", "multinomial", "nonzero", "unique", "masked_select", "item")
 
@@ -69,6 +71,19 @@ def is_loop(node: Node) -> bool:
 def is_anchor(node: Node) -> bool:
     """Whether the call is a convolution, a matrix product or an attention."""
     return any(word in node.kind for word in _ANCHOR_WORDS)
+
+
+def is_row(node: Node, draft: Draft) -> bool:
+    """Whether the call is a product of one row, which a compiler writes as loops of sums on a CPU."""
+    if draft.device.type != "cpu" or node.target != LINEAR:
+        return False
+    specs = [draft.specs[value] if (value := node.tensor(name)) is not None else None for name in ("input", "weight", "bias")]
+    return specs[0] is not None and specs[1] is not None and is_row_product(node.target, specs[0], specs[1], specs[2])
+
+
+def is_slow_alone(node: Node) -> bool:
+    """Whether the call is much slower for one number at a time than for many, as which it runs at the end of a sum."""
+    return torch.Tag.pointwise in node.op.tags and any(word in node.kind for word in _TRANSCENDENTAL)
 
 
 def opaque(spec: TensorSpec) -> bool:

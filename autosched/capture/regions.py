@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from autosched.capture.draft import Draft, Node, iterate_regions
 from autosched.capture.passes.pointwise import share_views
 from autosched.capture.passes.timing import products_us
-from autosched.capture.region_kinds import RegionKind, kind_of
+from autosched.capture.region_kinds import RegionKind, is_row, is_slow_alone, kind_of
 from autosched.capture.traffic import bytes_read, bytes_written, footprint, is_view
 from autosched.core.graph import topological
 
@@ -104,7 +104,7 @@ class _Partition:
                 continue
             anchors = [item for item in self.before[index] if self.kind[item] is RegionKind.ANCHOR and self.after[item] == {index}]
             for anchor in sorted(anchors, key=lambda item: (-self._finish(item), item)):
-                if self._worth(anchor, index):
+                if self._suits(anchor, index) and self._worth(anchor, index):
                     self._merge(anchor, index)
                     break
         self._time()
@@ -115,7 +115,7 @@ class _Partition:
             if index not in self.members or self.kind[index] is not RegionKind.CLUSTER:
                 continue
             for item in sorted(self.before[index], key=lambda item: (-self._finish(item), item)):
-                if self.kind[item] is RegionKind.ALONE or not self._convex(item, index):
+                if self.kind[item] is RegionKind.ALONE or not self._convex(item, index) or not self._suits(item, index):
                     continue
                 if self.kind[item] is RegionKind.ANCHOR and self._count(item) + self._count(index) > _MOST_CALLS // 4:
                     continue
@@ -156,6 +156,11 @@ class _Partition:
 
     def _count(self, index: int) -> int:
         return sum(not is_view(node, self._draft.storage) for node in self.members[index])
+
+    def _suits(self, anchor: int, cluster: int) -> bool:
+        """Not if the cluster would be computed a number at a time, at the end of each sum of a product of one row."""
+        rows = any(is_row(node, self._draft) for node in self.members[anchor])
+        return not rows or not any(is_slow_alone(node) for node in self.members[cluster])
 
     def _worth(self, producer: int, reader: int) -> bool:
         """Whether the producer may be put off until everything else that the reader reads is there."""

@@ -14,8 +14,9 @@ from autosched.capture.passes.channels_last import prefer_channels_last
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
 from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
-from autosched.capture.passes.cpu_linear import pack_cpu_linears
+from autosched.capture.passes.cpu_linear import pack_cpu_linears, pack_cpu_linears_but_rows
 from autosched.capture.passes.cpu_recurrent import part_cpu_recurrences
+from autosched.capture.passes.cpu_rows import spell_row_products
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.pointwise import fuse_pointwise
@@ -40,13 +41,14 @@ class Pass:
     """One rewrite.
 
     ``changes_values``: it makes new values or changes strides, so the draft must be observed again after it. ``only_on``: the kind of
-    device whose operators it chooses, empty for any.
+    device whose operators it chooses, empty for any; ``lowerings``: those that it is for.
     """
 
     name: str
     run: Callable[[Draft], int]
     changes_values: bool = False
     only_on: str = ""
+    lowerings: tuple[Lowering, ...] = (Lowering.REWRITTEN, Lowering.FUSED)
 
 
 PASSES: tuple[Pass, ...] = (
@@ -58,8 +60,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
+    Pass("cpu_rows", spell_row_products, changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
-    Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu"),
+    Pass("cpu_linear", pack_cpu_linears_but_rows, changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
+    Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu", lowerings=(Lowering.REWRITTEN,)),
     Pass("cpu_recurrent", part_cpu_recurrences, changes_values=True, only_on="cpu"),
 )
 GROUPING: dict[Lowering, tuple[Pass, ...]] = {
@@ -82,7 +86,7 @@ def rewrite_draft(draft: Draft, target: str = "", lowering: Lowering = Lowering.
     owed = layouts_of(draft)
     stale = False
     for item in PASSES:
-        if item.only_on and item.only_on != kind:
+        if (item.only_on and item.only_on != kind) or lowering not in item.lowerings:
             continue
         if stale and item.changes_values:
             draft.observe()

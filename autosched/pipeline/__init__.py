@@ -202,7 +202,7 @@ def _run(
     if choice.chosen:
         outcome = run_contest(model, args, kwargs, options, choice, clock)
         untried = kind == "cpu" and not options.compiled and Lowering.INDUCTOR in choice.lowerings
-        note = templates_note(outcome.captured.program.graph) if untried else ""
+        note = templates_note(outcome.captured.program) if untried else ""
     else:
         outcome = Job(model, args, kwargs, dataclasses.replace(options, lowering=choice.lowerings[0]), clock).run()
         note = coarser_note(outcome.report)

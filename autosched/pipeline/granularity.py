@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autosched.core.errors import UsageError
-from autosched.core.graph import Operator, OpGraph
+from autosched.core.graph import Operator
+from autosched.core.program import Program
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.variants import WHOLE, Lowering, lowering_named
 from autosched.runtime.regions.compile import missing_compiler
+from autosched.runtime.regions.row_products import has_row_product
 
 AUTO = "auto"
 """Try every lowering that can be compiled here, tune the one or two that can win, and keep the best; see ``contest``."""
@@ -87,10 +89,15 @@ def coarser_note(report: TuneReport) -> str:
     return f"{report.best_baseline} fuses what lowering {report.lowering} calls one by one; --lowering auto tries compiled code too"
 
 
-def templates_note(graph: OpGraph) -> str:
-    """What a job on a CPU that timed no mode of ``torch.compile`` may have missed: templates for products of few rows; empty if nothing."""
+def templates_note(program: Program) -> str:
+    """What a job on a CPU that timed no mode of ``torch.compile`` may have missed: templates for products of few rows; empty if nothing.
+
+    Products of one row are compiled in the lowering ``fused``, and no slower than templates.
+    """
+    graph, compiled = program.graph, program.lowering == Lowering.FUSED
     read = sum(operator.bytes_read for operator in graph.operators)
-    few = sum(operator.bytes_read for operator in graph.operators if _of_few_rows(operator))
+    missed = [item for item in graph.operators if _of_few_rows(item) and not (compiled and has_row_product(item, graph))]
+    few = sum(operator.bytes_read for operator in missed)
     if few <= _MOSTLY * read:
         return ""
     return (

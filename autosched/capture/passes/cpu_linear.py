@@ -11,6 +11,7 @@ import torch
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.onednn import packable_dtypes
 from autosched.core.program import Ref
+from autosched.core.row_products import LINEAR, is_row_product
 
 # In float32. Below these, packing costs more in oneDNN's call (about 10 us) than it saves, according to experiments/packing.py. Above, what
 # is not packed takes up to six times as long; with one row and on two threads mostly because PyTorch's own product of a matrix and a
@@ -31,8 +32,8 @@ _MANY_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Linear:
-    """``source [..., inputs] @ weight [+ bias]``; ``by_rows`` if the weight is stored ``[inputs, outputs]``."""
+class Linear:
+    """A linear layer: ``source [..., inputs] @ weight [+ bias]``; ``by_rows`` if the weight is stored ``[inputs, outputs]``."""
 
     source: int
     weight: int
@@ -40,10 +41,18 @@ class _Linear:
     by_rows: bool
 
 
-def pack_cpu_linears(draft: Draft) -> int:
+def pack_cpu_linears_but_rows(draft: Draft) -> int:
+    """As :func:`pack_cpu_linears`, but for products of one row."""
+    return pack_cpu_linears(draft, rows=False)
+
+
+def pack_cpu_linears(draft: Draft, *, rows: bool = True) -> int:
     """Each large ``linear``, ``addmm`` or ``mm`` with constant weight becomes ``mkldnn::_linear_pointwise``.
 
     Only ReLU is fused: oneDNN's other epilogues were no faster here than the separate call.
+
+    Args:
+        rows: whether those of a single row, too.
     """
     if draft.device.type != "cpu" or not packable_dtypes():
         return 0
@@ -54,11 +63,11 @@ def pack_cpu_linears(draft: Draft) -> int:
     replaced: dict[Node, Node] = {}
     gone: set[Node] = set()
     for node in draft.nodes:
-        linear = _read_linear(node)
-        if linear is None or not _worth_packing(linear, draft, fixed, cached):
+        linear = read_linear(node)
+        if linear is None or (not rows and _is_row_product(linear, draft)) or not _worth_packing(linear, draft, fixed, cached):
             continue
-        rows = math.prod(draft.specs[linear.source].shape[:-1])
-        weight = _packed_weight(draft, node, linear, rows, packed)
+        count = math.prod(draft.specs[linear.source].shape[:-1])
+        weight = _packed_weight(draft, node, linear, count, packed)
         last, name = node, "none"
         following = users.get(node.outputs[0], [])
         if len(following) == 1 and node.outputs[0] not in outputs and following[0].kind == "aten::relu":
@@ -72,16 +81,32 @@ def pack_cpu_linears(draft: Draft) -> int:
     return len(replaced)
 
 
-def _read_linear(node: Node) -> _Linear | None:
+def _is_row_product(linear: Linear, draft: Draft) -> bool:
+    bias = draft.specs[linear.bias] if linear.bias is not None else None
+    return is_row_product(LINEAR, draft.specs[linear.source], draft.specs[linear.weight], bias) and not linear.by_rows
+
+
+def turned(draft: Draft, node: Node, weight: int) -> int:
+    """A constant ``[inputs, outputs]`` as a dense ``[outputs, inputs]``, which the prologue makes."""
+    turned, dense = draft.fresh(), draft.fresh()
+    draft.prologue.append(Node(torch.ops.aten.t.default, (Ref(weight),), {}, (turned,), f"{node.name}_t", node.source))
+    layout: dict[str, object] = {"memory_format": torch.contiguous_format}
+    copy = torch.ops.aten.clone.default
+    draft.prologue.append(Node(copy, (Ref(turned),), layout, (dense,), f"{node.name}_dense", node.source))
+    return dense
+
+
+def read_linear(node: Node) -> Linear | None:
+    """The linear layer that ``node`` is, or None."""
     if node.target == "aten::linear.default":
         source, weight, bias = node.tensor("input"), node.tensor("weight"), node.tensor("bias")
-        return _Linear(source, weight, bias, False) if source is not None and weight is not None else None
+        return Linear(source, weight, bias, False) if source is not None and weight is not None else None
     if node.target == "aten::mm.default":
         source, weight = node.tensor("self"), node.tensor("mat2")
-        return _Linear(source, weight, None, True) if source is not None and weight is not None else None
+        return Linear(source, weight, None, True) if source is not None and weight is not None else None
     if node.target == "aten::addmm.default" and node.argument("beta") == 1 and node.argument("alpha") == 1:
         bias, source, weight = node.tensor("self"), node.tensor("mat1"), node.tensor("mat2")
-        return _Linear(source, weight, bias, True) if source is not None and weight is not None else None
+        return Linear(source, weight, bias, True) if source is not None and weight is not None else None
     return None
 
 
@@ -92,7 +117,7 @@ def _cached(draft: Draft, fixed: set[int]) -> set[int]:
     return {value for value, count in uses.items() if small or count > 1}
 
 
-def _worth_packing(linear: _Linear, draft: Draft, fixed: set[int], cached: set[int]) -> bool:
+def _worth_packing(linear: Linear, draft: Draft, fixed: set[int], cached: set[int]) -> bool:
     source, weight = draft.specs[linear.source], draft.specs[linear.weight]
     if source.dtype not in packable_dtypes() or weight.dtype != source.dtype or len(weight.shape) != 2 or len(source.shape) < 2:
         return False
@@ -118,17 +143,12 @@ def large_enough(rows: int, weights: int, dtype: str, *, from_cache: bool) -> bo
     return weights >= (_LEAST_CACHED if from_cache else _LEAST_WEIGHTS)
 
 
-def _packed_weight(draft: Draft, node: Node, linear: _Linear, rows: int, packed: dict[tuple[int, int, bool], int]) -> int:
+def _packed_weight(draft: Draft, node: Node, linear: Linear, rows: int, packed: dict[tuple[int, int, bool], int]) -> int:
     key = (linear.weight, rows, linear.by_rows)
     if key not in packed:
         weight = linear.weight
         if linear.by_rows:
-            turned, dense = draft.fresh(), draft.fresh()
-            draft.prologue.append(Node(torch.ops.aten.t.default, (Ref(weight),), {}, (turned,), f"{node.name}_t", node.source))
-            copy = torch.ops.aten.clone.default
-            layout: dict[str, object] = {"memory_format": torch.contiguous_format}
-            draft.prologue.append(Node(copy, (Ref(turned),), layout, (dense,), f"{node.name}_dense", node.source))
-            weight = dense
+            weight = turned(draft, node, weight)
         packed[key] = draft.fresh()
         reorder = torch.ops.mkldnn._reorder_linear_weight.default
         draft.prologue.append(Node(reorder, (Ref(weight), rows), {}, (packed[key],), f"{node.name}_packed", node.source))

@@ -31,6 +31,7 @@ from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor.unfinished import remove_unfinished
 from autosched.runtime.numerics import compare
 from autosched.runtime.regions.pieces import TEMPLATED, Piece
+from autosched.runtime.regions.row_products import add_row_product, row_product
 from autosched.runtime.rounding import coarsest_among
 
 Entry = Callable[[list[Any]], Sequence[torch.Tensor]]
@@ -134,7 +135,7 @@ def _compiled(
     seen: list[ModuleType] = []
     try:
         examples = [example_of(spec, device, place) for place, spec in enumerate(specs)]
-        module = _graph_module(piece, device)
+        module = _graph_module(piece, graph, device)
         _compile(module, examples, seen, device.type, width, variant)
     except Exception as error:
         let_through(error)
@@ -189,10 +190,17 @@ def load_source(source: str, name: str) -> Code | Refused:
     return Code(source, entry)
 
 
-def _graph_module(piece: Piece, device: torch.device) -> torch.fx.GraphModule:
+def _graph_module(piece: Piece, values: OpGraph, device: torch.device) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     nodes = {value: graph.placeholder(f"arg{place}") for place, value in enumerate(piece.reads)}
-    add_calls(graph, nodes, piece.calls, device)
+    for call in piece.calls:
+        found = row_product(call, values) if device.type == "cpu" else None
+        if found is None:
+            add_calls(graph, nodes, [call], device)
+            continue
+        row, matrix, bias = found
+        dtype: torch.dtype = getattr(torch, values.values[row].spec.dtype)
+        nodes[call.outputs[0]] = add_row_product(graph, nodes[row], nodes[matrix], nodes[bias] if bias is not None else None, dtype)
     graph.output(tuple(nodes[value] for value in piece.writes))
     return torch.fx.GraphModule(torch.nn.Module(), graph)
 

@@ -17,6 +17,7 @@ from autosched.core.graph import Operator, OpGraph, kernel_signature
 from autosched.core.program import Call, Program
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.cuda import cudnn_fused, sm_share
+from autosched.runtime.regions.row_products import has_row_product, row_product
 
 TEMPLATED = ("conv", "mm", "linear", "matmul")
 """What stands in the names of products and convolutions, which Inductor has templates for."""
@@ -98,7 +99,8 @@ def _compiled_variants(operator: Operator, graph: OpGraph, kind: str) -> list[Va
     compiled = [piece for piece in pieces_of(operator, graph) if piece.compiled]
     working = [call for piece in compiled for call in piece.calls if not _is_view(call, graph)]
     found: list[Variant] = []
-    if len(working) > 1 or any(word in call.target for call in working for word in _COMPOSITE):
+    several = len(working) > 1 or any(word in call.target for call in working for word in _COMPOSITE)
+    if several or (kind == "cpu" and has_row_product(operator, graph)):
         found.append(Variant.COMPILED)
     if kind == "cuda" and any(word in call.target for call in working for word in TEMPLATED):
         found += [Variant.TUNED_TEMPLATES, Variant.TEMPLATES]
@@ -108,7 +110,9 @@ def _compiled_variants(operator: Operator, graph: OpGraph, kind: str) -> list[Va
 def piece_digest(piece: Piece, graph: OpGraph) -> str:
     """Digest of what is compiled, the same for equal calls on equal shapes wherever they stand."""
     made = [value for call in piece.calls for value in call.outputs]
-    body = [kernel_signature(piece.calls, graph.values), [made.index(value) for value in piece.writes]]
+    body: list[object] = [kernel_signature(piece.calls, graph.values), [made.index(value) for value in piece.writes]]
+    if any(row_product(call, graph) is not None for call in piece.calls):
+        body.append("rows")  # such calls were not always compiled
     return hashlib.sha256(msgspec.json.encode(body)).hexdigest()[:32]
 
 
