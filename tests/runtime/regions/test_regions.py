@@ -255,3 +255,24 @@ def test_what_does_not_begin_at_16_bytes_is_moved_there_for_a_gpu():
         assert got.stride() == wanted.stride()
         assert torch.equal(got, wanted)
     assert torch.equal(made[1], window + 1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_products_of_one_row_are_compiled_as_sums(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(37, 61), nn.ReLU(), nn.Linear(61, 1, bias=False)).to(dtype).eval()
+    captured = capture(model, (torch.randn(1, 37).to(dtype),), lowering=Lowering.FUSED)
+    graph = captured.program.graph
+    assert all(variant == (Variant.CALLS, Variant.COMPILED) for variant in map(library(captured, None).variants, range(len(graph))))
+    for width in (1, 2):
+        regions = library(captured, None)
+        programs = WidePrograms(captured.program, captured.constants, regions=regions)
+        bound = programs.for_plan(make_plan(graph, compiled_schedule(captured, regions, width)))
+        inputs = random_inputs(captured.program, 0)
+        assert compare(bound.run(inputs), programs.at(1).run(inputs)).within_tolerance
+        assert regions.refusals == ()
+        assert all(instructions_of(kernel) is not None for kernel in bound.kernels)  # no library, no interpreter
+    code = region_compile.compile_piece(pieces_of(graph.operators[0], graph)[0], graph, CPU, width=1, variant=Variant.COMPILED)
+    assert isinstance(code, region_compile.Code)
+    assert "extern_kernels" not in code.source.partition("def call")[2]
