@@ -1,16 +1,19 @@
-"""From what size on a linear layer's weights are worth packing for oneDNN: PyTorch's own product and the packed one, side by side.
+"""From what size on a linear layer's weights are worth packing for oneDNN, and what a compiler makes of a product of one row.
 
     python experiments/packing.py
 
-writes ``results/<device>/packing.json``: for each shape of weights and number of rows, on one thread and on all, both products with a
-bias, in interleaved rounds. A round goes once through several layers of that shape: few enough that a cache shared by the cores holds their
+writes ``results/<device>/packing.json``: for each shape of weights and number of rows, on one thread and on all, PyTorch's own
+product and the packed one with a bias, for one row also the sums that Inductor compiles, in interleaved rounds. A round goes once through several layers of that shape: few enough that a cache shared by the cores holds their
 weights, or so many that it does not. ``autosched/capture/passes/cpu_linear.py`` has the rule made from it. ``--smoke`` measures one shape.
+Compiled code is called through Python, which takes some microseconds longer than a lane does.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ _ROUNDS = 15
 
 
 def measure(shape: tuple[int, int], rows: int, threads: int, layers: int, rounds: int) -> dict[str, Any]:
-    """Microseconds of one product, unpacked (twice, for the noise) and packed: medians over rounds.
+    """Microseconds of one product, unpacked (twice, for the noise), packed and, of one row, compiled: medians over rounds.
 
     Args:
         shape: features in, features out.
@@ -54,12 +57,38 @@ def measure(shape: tuple[int, int], rows: int, threads: int, layers: int, rounds
             for weight in packed:
                 pointwise(source, weight, bias, "none", [], "")
 
+        calls: dict[str, Callable[[], None]] = {"unpacked": unpacked_round, "again": unpacked_round, "packed": packed_round}
+        if rows == 1:
+            entry = _compiled(inputs, outputs, threads)
+
+            def compiled_round() -> None:
+                for weight in plain:
+                    entry([source, weight, bias])
+
+            calls["compiled"] = compiled_round
         with torch.inference_mode():
-            times = interleaved({"unpacked": unpacked_round, "again": unpacked_round, "packed": packed_round}, rounds, seed=0)
+            times = interleaved(calls, rounds, seed=0)
     finally:
         torch.set_num_threads(before)
     medians = {f"{name}_us": statistics.median(values) / layers for name, values in times.items()}
     return {"shape": list(shape), "rows": rows, "threads": threads, "layers": layers, **medians}
+
+
+@lru_cache
+def _compiled(inputs: int, outputs: int, threads: int) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    """What the lowering ``fused`` runs for ``row @ weight.T + bias``."""
+    from autosched.capture.export import capture
+    from autosched.core.variants import Lowering, Variant
+    from autosched.runtime.regions.compile import Code, compile_piece
+    from autosched.runtime.regions.pieces import pieces_of
+
+    layer = torch.nn.Linear(inputs, outputs).eval()
+    graph = capture(layer, (torch.randn(1, inputs),), lowering=Lowering.FUSED).program.graph
+    (piece,) = pieces_of(graph.operators[0], graph)
+    code = compile_piece(piece, graph, torch.device("cpu"), width=threads, variant=Variant.COMPILED)
+    if not isinstance(code, Code):
+        sys.exit(f"{inputs} x {outputs} cannot be compiled: {code.reason}")
+    return code.entry
 
 
 def main() -> None:

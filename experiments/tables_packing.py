@@ -24,17 +24,40 @@ def packing_table(folder: Path) -> str:
         cases = [case for case in recorded["cases"] if case["from_cache"] is from_cache]
         rows = sorted({case["rows"] for case in cases})
         if cases:
-            lines += [f"| {head} | {' | '.join(_rows(count) for count in rows)} |", f"|---|{'---:|' * len(rows)}"]
+            lines += [
+                f"Relative to packed, {head}:",
+                "",
+                f"| features | {' | '.join(_rows(count) for count in rows)} |",
+                f"|---|{'---:|' * len(rows)}",
+            ]
         for shape in dict.fromkeys(tuple(case["shape"]) for case in cases):
             cells = [_cell([case for case in cases if tuple(case["shape"]) == shape and case["rows"] == count]) for count in rows]
             lines.append(f"| {shape[0]} x {shape[1]} | {' | '.join(cells)} |")
         lines.append("")
+    lines += _one_row(recorded["cases"])
     apart = [abs(case["again_us"] / case["unpacked_us"] - 1) for case in recorded["cases"]]
     noise = f"A/A: {statistics.median(apart):.1%} apart in the median, {max(apart):.0%} at most."
-    said = "Time of PyTorch's own product relative to the packed one, in float32 with a bias: on one thread / on all."
+    said = "Time relative to the product that the head of a table names, in float32 with a bias: on one thread / on all."
     return "\n".join(
         [*lines, f"{said} Bold: packed by autosched. Medians of {recorded['rounds']} interleaved rounds. {noise} {where(recorded)}"]
     )
+
+
+def _one_row(cases: list[dict[str, Any]]) -> list[str]:
+    """What a product of one row takes unpacked and packed, relative to the compiled one."""
+    timed = [case for case in cases if "compiled_us" in case]
+    if not timed:
+        return []
+    heads = [f"{name}, {_HEADS[from_cache]}" for from_cache in _HEADS for name in ("PyTorch's own", "packed")]
+    lines = ["Relative to compiled, 1 row:", "", f"| features | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+    for shape in dict.fromkeys(tuple(case["shape"]) for case in timed):
+        cells = []
+        for from_cache in _HEADS:
+            found = [case for case in timed if tuple(case["shape"]) == shape and case["from_cache"] is from_cache]
+            found.sort(key=lambda case: int(case["threads"]))
+            cells += [" / ".join(f"{case[key] / case['compiled_us']:.2f}" for case in found) for key in ("unpacked_us", "packed_us")]
+        lines.append(f"| {shape[0]} x {shape[1]} | {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _rows(count: int) -> str:
