@@ -2,10 +2,11 @@
 
     python experiments/packing.py
 
-writes ``results/<device>/packing.json``: for each shape of weights and number of rows, on one thread and on all, PyTorch's own
-product and the packed one with a bias, for one row also the sums that Inductor compiles, in interleaved rounds. A round goes once through several layers of that shape: few enough that a cache shared by the cores holds their
-weights, or so many that it does not. ``autosched/capture/passes/cpu_linear.py`` has the rule made from it. ``--smoke`` measures one shape.
-Compiled code is called through Python, which takes some microseconds longer than a lane does.
+writes ``results/<device>/packing.json``: for each shape of weights and number of rows, on one thread and on all, PyTorch's own product and
+the packed one with a bias, for one row also the sums that Inductor compiles, in interleaved rounds. A round goes once through several
+layers of that shape: few enough that a cache shared by the cores holds their weights, or so many that it does not.
+``autosched/capture/passes/cpu_linear.py`` and ``cpu_rows.py`` have the rules made from it. Compiled code is called through Python, which
+takes some microseconds longer than a lane does. ``--smoke`` measures one shape.
 """
 
 from __future__ import annotations

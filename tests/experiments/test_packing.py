@@ -25,7 +25,10 @@ def test_it_records_what_the_table_shows(tmp_path: Path) -> None:
     assert {case["threads"] for case in cases} == {1, usable_cores()}
     assert {case["from_cache"] for case in cases} == {True, False}
     assert all(case["unpacked_us"] > 0.0 and case["packed_us"] > 0.0 for case in cases)
-    cached, memory = packing_table(tmp_path).split("weights from memory")
+    assert all((case["compiled_us"] > 0.0) if case["rows"] == 1 else ("compiled_us" not in case) for case in cases)
+    by_rows, one_row = packing_table(tmp_path).split("| 1 row |")
+    assert [len(line.split("|")) for line in one_row.splitlines() if line.startswith("| 256 x 256 |")] == [7]
+    cached, memory = by_rows.split("weights from memory")
     for part in (cached, memory):
         (row,) = [line for line in part.splitlines() if line.startswith("| 256 x 256 |")]
         # Of this size, no number of rows is packed: the call costs more.
@@ -42,3 +45,12 @@ def test_what_the_pass_packs_is_bold(tmp_path: Path) -> None:
     assert "| 512 x 512 | 1.50 |" in text
     assert "| 512 x 512 | **1.50** |" in text
     assert "A/A: 1.0% apart in the median" in text
+    assert "compiled" not in text
+
+
+def test_one_row_is_set_against_what_is_compiled(tmp_path: Path) -> None:
+    case = {"shape": [512, 512], "rows": 1, "layers": 8, "unpacked_us": 30.0, "again_us": 30.0, "packed_us": 20.0, "compiled_us": 10.0}
+    cases = [{**case, "threads": threads, "from_cache": True, "compiled_us": 10.0 / threads} for threads in (2, 1)]
+    environment = {"cores": 2, "torch": "2", "python": "3", "commit": "0123456789", "taken": "2026-01-01T00:00"}
+    (tmp_path / "packing.json").write_text(json.dumps({"environment": environment, "rounds": 3, "cases": cases}))
+    assert "| 512 x 512 | 3.00 / 6.00 | 2.00 / 4.00 |  |  |" in packing_table(tmp_path)
