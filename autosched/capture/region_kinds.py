@@ -11,7 +11,7 @@ from autosched.capture.draft import Draft, Node
 from autosched.capture.traffic import is_view
 from autosched.core.custom_operators import is_custom
 from autosched.core.graph import TensorSpec
-from autosched.core.row_products import LINEAR, is_row_product
+from autosched.core.row_products import BATCHED, LINEAR, matrix_of
 
 # Calls that Inductor writes as loops of its own, beside those that PyTorch tags as pointwise.
 _LOOPS = frozenset(
@@ -31,6 +31,7 @@ _LOOPS = frozenset(
     for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
 )  # fmt: skip
 _ANCHOR_WORDS = ("conv", "mm", "linear", "matmul", "attention", "einsum", "dot")
+_GATHERS = frozenset({"aten::index", "aten::index_select", "aten::embedding"})
 _TRANSCENDENTAL = ("exp", "sigmoid", "tanh", "silu", "gelu", "erf", "softplus", "mish", "aten::elu", "log", "pow", "sin", "cos", "atan")
 # Compiled code would depend on the state of a generator, or on the data.
 _NEVER = ("rand", "dropout", "bernoulli", "multinomial", "nonzero", "unique", "masked_select", "item")
@@ -73,12 +74,19 @@ def is_anchor(node: Node) -> bool:
     return any(word in node.kind for word in _ANCHOR_WORDS)
 
 
-def is_row(node: Node, draft: Draft) -> bool:
-    """Whether the call is a product of one row, which a compiler writes as loops of sums on a CPU."""
-    if draft.device.type != "cpu" or node.target != LINEAR:
-        return False
-    specs = [draft.specs[value] if (value := node.tensor(name)) is not None else None for name in ("input", "weight", "bias")]
-    return specs[0] is not None and specs[1] is not None and is_row_product(node.target, specs[0], specs[1], specs[2])
+def matrix_read(node: Node, draft: Draft) -> int | None:
+    """The matrix of a product of one row, which a compiler writes as loops of sums on a CPU; ``None`` if the call is none."""
+    if draft.device.type != "cpu" or node.target not in (LINEAR, BATCHED):
+        return None
+    names = ("input", "weight", "bias") if node.target == LINEAR else ("self", "mat2")
+    values = [node.tensor(name) for name in names]
+    place = matrix_of(node.target, [draft.specs[value] if value is not None else None for value in values])
+    return values[place] if place is not None else None
+
+
+def is_gather(node: Node) -> bool:
+    """Whether the call takes parts of a tensor as they are, by indices."""
+    return node.kind in _GATHERS
 
 
 def is_slow_alone(node: Node) -> bool:

@@ -7,8 +7,9 @@ again. So two branches that could run at the same time stay apart unless they ar
 
 1. *cone*: a cluster absorbs what it reads if nobody else reads it (the closed diamonds of a normalisation, an activation).
 2. *epilogue*: an anchor absorbs the cluster that alone reads it, with residual inputs that are ready before.
-3. *fan*: a cluster absorbs a reader although others read it too, if they can wait for it (the two results of an LSTM cell).
-4. *siblings*: small clusters that wait for the same become one (the lookups of a recommender).
+3. *gather*: a product of one row absorbs the gather that makes its matrix, if nobody else reads that.
+4. *fan*: a cluster absorbs a reader although others read it too, if they can wait for it (the two results of an LSTM cell).
+5. *siblings*: small clusters that wait for the same become one (the lookups of a recommender).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from autosched.capture.draft import Draft, Node, iterate_regions
 from autosched.capture.passes.pointwise import share_views
 from autosched.capture.passes.timing import products_us
-from autosched.capture.region_kinds import RegionKind, is_row, is_slow_alone, kind_of
+from autosched.capture.region_kinds import RegionKind, is_gather, is_slow_alone, kind_of, matrix_read
 from autosched.capture.traffic import bytes_read, bytes_written, footprint, is_view
 from autosched.core.graph import topological
 
@@ -35,6 +36,7 @@ def fuse_regions(draft: Draft) -> int:
     before = len(partition.members)
     partition.cones()
     partition.epilogues()
+    partition.gathers()
     partition.fans()
     partition.siblings()
     draft.regions = partition.ordered()
@@ -109,8 +111,32 @@ class _Partition:
                     break
         self._time()
 
+    def gathers(self) -> None:
+        """Rule 3: the matrix is then read where it is, not copied first (the chosen experts of a mixture)."""
+        for index in sorted(self.members):
+            for item in sorted(self.before.get(index, ())):
+                if (
+                    item in self.members
+                    and self.kind[item] is RegionKind.CLUSTER
+                    and self.after[item] == {index}
+                    and self._gathered(item, index)
+                ):
+                    self._merge(index, item)
+        self._time()
+
+    def _gathered(self, cluster: int, anchor: int) -> bool:
+        """Whether the cluster is a gather, and what it makes is the matrix of each product of one row that reads it."""
+        draft = self._draft
+        working = [node for node in self.members[cluster] if not is_view(node, draft.storage)]
+        made = {draft.storage[value] for node in working for value in node.outputs if value >= 0}
+        readers = [
+            node for node in self.members[anchor] if not is_view(node, draft.storage) and made & {draft.storage[v] for v in node.reads()}
+        ]
+        matrices = [matrix_read(node, draft) for node in readers]
+        return all(map(is_gather, working)) and all(matrix is not None and draft.storage[matrix] in made for matrix in matrices)
+
     def fans(self) -> None:
-        """Rule 3, from the inputs to the outputs: others that read the producer then wait for this reader, too."""
+        """Rule 4, from the inputs to the outputs: others that read the producer then wait for this reader, too."""
         for index in sorted(self.members):
             if index not in self.members or self.kind[index] is not RegionKind.CLUSTER:
                 continue
@@ -126,7 +152,7 @@ class _Partition:
                     break
 
     def siblings(self) -> None:
-        """Rule 4: clusters with the same predecessors, together no longer than a launch; first those that also have the same readers."""
+        """Rule 5: clusters with the same predecessors, together no longer than a launch; first those that also have the same readers."""
         for same_readers in (True, False):
             groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
             for index in sorted(self.members):
@@ -159,7 +185,7 @@ class _Partition:
 
     def _suits(self, anchor: int, cluster: int) -> bool:
         """Not if the cluster would be computed a number at a time, at the end of each sum of a product of one row."""
-        rows = any(is_row(node, self._draft) for node in self.members[anchor])
+        rows = any(matrix_read(node, self._draft) is not None for node in self.members[anchor])
         return not rows or not any(is_slow_alone(node) for node in self.members[cluster])
 
     def _worth(self, producer: int, reader: int) -> bool:

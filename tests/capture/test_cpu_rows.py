@@ -99,3 +99,34 @@ def test_rewritten_packs_them_all_the_same(rows: int) -> None:
     model = nn.Linear(2048, 1024)
     graph = capture(model, (torch.randn(rows, 2048),), lowering=Lowering.REWRITTEN).program.graph
     assert [call.target for item in graph.operators for call in item.calls] == ["mkldnn::_linear_pointwise.default"]
+
+
+class Experts(nn.Module):
+    """Of a mixture, the chosen ones, as transformers computes them: one column with each matrix, or one row."""
+
+    def __init__(self, *, columns: bool, read_twice: bool = False) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(6, 40, 32) / 6)
+        self.columns, self.read_twice = columns, read_twice
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        taken = self.weights[chosen]
+        made = torch.bmm(taken, x[..., None]) if self.columns else torch.bmm(x[:, None], taken.transpose(1, 2))
+        return made + taken.sum() if self.read_twice else made
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_the_experts_that_a_token_needs_are_read_where_they_are(columns: bool) -> None:
+    x, chosen = torch.randn(2, 32), torch.tensor([4, 1])
+    graph = fused(Experts(columns=columns), x, chosen)
+    (operator,) = graph.operators
+    assert has_row_product(operator, graph)
+    assert "aten::index.Tensor" in [call.target for call in operator.calls]
+    # Of which others also read, a copy is made once.
+    assert len(fused(Experts(columns=columns, read_twice=True), x, chosen)) > 1
+
+
+def test_a_row_that_is_looked_up_is_looked_up_once() -> None:
+    model = Apply(lambda m, x, index: m.a(x[index]), a=nn.Linear(32, 40))
+    graph = fused(model, torch.randn(5, 32), torch.tensor([3]))
+    assert [has_row_product(operator, graph) for operator in graph.operators] == [False, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autosched.core.graph import TensorSpec
-from autosched.core.row_products import LINEAR, is_row_product
+from autosched.core.row_products import BATCHED, LINEAR, matrix_of
 
 
 def spec(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = None) -> TensorSpec:
@@ -42,5 +42,24 @@ def _dense(shape: tuple[int, ...]) -> list[int]:
     ],
 )
 def test_one_row_and_a_matrix_of_its_dtype(source: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, expected: bool) -> None:
-    assert is_row_product(LINEAR, source, weight, bias) is expected
-    assert not is_row_product("aten::mm.default", source, weight, bias)
+    assert matrix_of(LINEAR, (source, weight, bias)) == (1 if expected else None)
+    assert matrix_of("aten::mm.default", (source, weight, bias)) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (spec(3, 4, 8), spec(3, 8, 1), 0),
+        (spec(3, 1, 8), spec(3, 8, 4, strides=(32, 1, 8)), 1),
+        (spec(3, 4, 8, dtype="float16"), spec(3, 8, 1, dtype="float16"), 0),
+        (spec(3, 1, 8), spec(3, 8, 4), None),  # what makes one output is spread
+        (spec(3, 4, 8, strides=(32, 1, 4)), spec(3, 8, 1), None),
+        (spec(3, 4, 8), spec(3, 8, 2), None),
+        (spec(3, 1, 8), spec(3, 8, 1), None),  # no matrix
+        (spec(3, 4, 1), spec(3, 1, 1), None),  # no sum
+        (spec(0, 4, 8), spec(0, 8, 1), None),
+        (spec(3, 4, 8), spec(3, 8, 1, dtype="float64"), None),
+    ],
+)
+def test_a_batch_of_them_has_one_row_or_one_column(first: TensorSpec, second: TensorSpec, expected: int | None) -> None:
+    assert matrix_of(BATCHED, (first, second)) == expected

@@ -11,7 +11,7 @@ import torch
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.onednn import packable_dtypes
 from autosched.core.program import Ref
-from autosched.core.row_products import LINEAR, is_row_product
+from autosched.core.row_products import LINEAR, matrix_of
 
 # In float32. Below these, packing costs more in oneDNN's call (about 10 us) than it saves, according to experiments/packing.py. Above, what
 # is not packed takes up to six times as long; with one row and on two threads mostly because PyTorch's own product of a matrix and a
@@ -83,7 +83,7 @@ def pack_cpu_linears(draft: Draft, *, rows: bool = True) -> int:
 
 def _is_row_product(linear: Linear, draft: Draft) -> bool:
     bias = draft.specs[linear.bias] if linear.bias is not None else None
-    return is_row_product(LINEAR, draft.specs[linear.source], draft.specs[linear.weight], bias) and not linear.by_rows
+    return not linear.by_rows and matrix_of(LINEAR, (draft.specs[linear.source], draft.specs[linear.weight], bias)) is not None
 
 
 def turned(draft: Draft, node: Node, weight: int) -> int:

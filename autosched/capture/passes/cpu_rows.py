@@ -15,7 +15,7 @@ from autosched.capture.passes.cpu_linear import read_linear, turned
 from autosched.capture.passes.views import depends_on_strides
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
-from autosched.core.row_products import LINEAR, is_row_product
+from autosched.core.row_products import LINEAR, matrix_of
 
 
 def spell_row_products(draft: Draft) -> int:
@@ -58,7 +58,7 @@ class _Speller:
     def _is_row(self, source: TensorSpec, weight: int, shape: Sequence[int], bias: int | None) -> bool:
         """Whether it is one once the weight lies in memory as ``shape`` says."""
         dense = TensorSpec(tuple(shape), self._draft.specs[weight].dtype, (shape[-1], 1)) if len(shape) == 2 else None
-        return dense is not None and is_row_product(LINEAR, source, dense, self._draft.specs[bias] if bias is not None else None)
+        return dense is not None and matrix_of(LINEAR, (source, dense, self._draft.specs[bias] if bias is not None else None)) is not None
 
     def _covers(self, convolution: Convolution) -> bool:
         """Whether the kernel is as large as the input, of one image, so that there is one place to put it."""

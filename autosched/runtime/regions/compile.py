@@ -31,7 +31,7 @@ from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor.unfinished import remove_unfinished
 from autosched.runtime.numerics import compare
 from autosched.runtime.regions.pieces import TEMPLATED, Piece
-from autosched.runtime.regions.row_products import add_row_product, row_product
+from autosched.runtime.regions.row_products import add_row_product, is_row_product
 from autosched.runtime.rounding import coarsest_among
 
 Entry = Callable[[list[Any]], Sequence[torch.Tensor]]
@@ -194,13 +194,10 @@ def _graph_module(piece: Piece, values: OpGraph, device: torch.device) -> torch.
     graph = torch.fx.Graph()
     nodes = {value: graph.placeholder(f"arg{place}") for place, value in enumerate(piece.reads)}
     for call in piece.calls:
-        found = row_product(call, values) if device.type == "cpu" else None
-        if found is None:
+        if device.type == "cpu" and is_row_product(call, values):
+            nodes[call.outputs[0]] = add_row_product(graph, nodes, call, values)
+        else:
             add_calls(graph, nodes, [call], device)
-            continue
-        row, matrix, bias = found
-        dtype: torch.dtype = getattr(torch, values.values[row].spec.dtype)
-        nodes[call.outputs[0]] = add_row_product(graph, nodes[row], nodes[matrix], nodes[bias] if bias is not None else None, dtype)
     graph.output(tuple(nodes[value] for value in piece.writes))
     return torch.fx.GraphModule(torch.nn.Module(), graph)
 

@@ -17,7 +17,7 @@ from autosched.core.graph import Operator, OpGraph, kernel_signature
 from autosched.core.program import Call, Program
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.cuda import cudnn_fused, sm_share
-from autosched.runtime.regions.row_products import has_row_product, row_product
+from autosched.runtime.regions.row_products import has_row_product, is_row_product
 
 TEMPLATED = ("conv", "mm", "linear", "matmul")
 """What stands in the names of products and convolutions, which Inductor has templates for."""
@@ -111,7 +111,7 @@ def piece_digest(piece: Piece, graph: OpGraph) -> str:
     """Digest of what is compiled, the same for equal calls on equal shapes wherever they stand."""
     made = [value for call in piece.calls for value in call.outputs]
     body: list[object] = [kernel_signature(piece.calls, graph.values), [made.index(value) for value in piece.writes]]
-    if any(row_product(call, graph) is not None for call in piece.calls):
+    if any(is_row_product(call, graph) for call in piece.calls):
         body.append("rows")  # such calls were not always compiled
     return hashlib.sha256(msgspec.json.encode(body)).hexdigest()[:32]
 

@@ -26,6 +26,7 @@ from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pieces import piece_digest, pieces_of
 from autosched.runtime.regions.store import RegionStore
 from autosched.runtime.widths import WidePrograms
+from tests.capture.test_cpu_rows import Experts
 from tests.conformance.interpreter import slots_after
 
 CPU = torch.device("cpu")
@@ -276,3 +277,19 @@ def test_products_of_one_row_are_compiled_as_sums(dtype: torch.dtype) -> None:
     code = region_compile.compile_piece(pieces_of(graph.operators[0], graph)[0], graph, CPU, width=1, variant=Variant.COMPILED)
     assert isinstance(code, region_compile.Code)
     assert "extern_kernels" not in code.source.partition("def call")[2]
+
+
+@needs_compiler
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batches_of_products_of_one_row_are_compiled_with_the_gather_before_them(columns: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Experts(columns=columns).to(dtype).eval()
+    captured = capture(model, (torch.randn(2, 32).to(dtype), torch.tensor([4, 1])), lowering=Lowering.FUSED)
+    graph, regions = captured.program.graph, library(captured, None)
+    programs = WidePrograms(captured.program, captured.constants, regions=regions)
+    bound = programs.for_plan(make_plan(graph, compiled_schedule(captured, regions)))
+    inputs = [torch.randn(2, 32).to(dtype), torch.tensor([0, 5])]
+    assert compare(bound.run(inputs), programs.at(1).run(inputs)).within_tolerance
+    assert regions.refusals == ()
+    assert len(graph) == regions.compiled == 1
