@@ -31,7 +31,7 @@ _LOOPS = frozenset(
     for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
 )  # fmt: skip
 _ANCHOR_WORDS = ("conv", "mm", "linear", "matmul", "attention", "einsum", "dot")
-_GATHERS = frozenset({"aten::index", "aten::index_select", "aten::embedding"})
+_EACH_BY_ITSELF = frozenset(f"aten::{name}" for name in ("_to_copy", "clone", "contiguous", "embedding", "index", "index_select", "to"))
 _TRANSCENDENTAL = ("exp", "sigmoid", "tanh", "silu", "gelu", "erf", "softplus", "mish", "aten::elu", "log", "pow", "sin", "cos", "atan")
 # Compiled code would depend on the state of a generator, or on the data.
 _NEVER = ("rand", "dropout", "bernoulli", "multinomial", "nonzero", "unique", "masked_select", "item")
@@ -84,9 +84,9 @@ def matrix_read(node: Node, draft: Draft) -> int | None:
     return values[place] if place is not None else None
 
 
-def is_gather(node: Node) -> bool:
-    """Whether the call takes parts of a tensor as they are, by indices."""
-    return node.kind in _GATHERS
+def makes_each_by_itself(node: Node) -> bool:
+    """Whether each number that the call makes comes from one place of each tensor that it reads."""
+    return torch.Tag.pointwise in node.op.tags or node.kind in _EACH_BY_ITSELF
 
 
 def is_slow_alone(node: Node) -> bool:

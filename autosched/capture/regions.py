@@ -7,7 +7,8 @@ again. So two branches that could run at the same time stay apart unless they ar
 
 1. *cone*: a cluster absorbs what it reads if nobody else reads it (the closed diamonds of a normalisation, an activation).
 2. *epilogue*: an anchor absorbs the cluster that alone reads it, with residual inputs that are ready before.
-3. *gather*: a product of one row absorbs the gather that makes its matrix, if nobody else reads that.
+3. *matrix*: a product of one row absorbs the cluster that makes its matrix, if nobody else reads that (numbers of few bits and their
+   scales, the chosen experts of a mixture).
 4. *fan*: a cluster absorbs a reader although others read it too, if they can wait for it (the two results of an LSTM cell).
 5. *siblings*: small clusters that wait for the same become one (the lookups of a recommender).
 """
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from autosched.capture.draft import Draft, Node, iterate_regions
 from autosched.capture.passes.pointwise import share_views
 from autosched.capture.passes.timing import products_us
-from autosched.capture.region_kinds import RegionKind, is_gather, is_slow_alone, kind_of, matrix_read
+from autosched.capture.region_kinds import RegionKind, is_slow_alone, kind_of, makes_each_by_itself, matrix_read
 from autosched.capture.traffic import bytes_read, bytes_written, footprint, is_view
 from autosched.core.graph import topological
 
@@ -36,7 +37,7 @@ def fuse_regions(draft: Draft) -> int:
     before = len(partition.members)
     partition.cones()
     partition.epilogues()
-    partition.gathers()
+    partition.matrices()
     partition.fans()
     partition.siblings()
     draft.regions = partition.ordered()
@@ -111,21 +112,21 @@ class _Partition:
                     break
         self._time()
 
-    def gathers(self) -> None:
-        """Rule 3: the matrix is then read where it is, not copied first (the chosen experts of a mixture)."""
+    def matrices(self) -> None:
+        """Rule 3: each number of the matrix is needed once, so nothing is computed twice, and it is neither written nor read again."""
         for index in sorted(self.members):
             for item in sorted(self.before.get(index, ())):
                 if (
                     item in self.members
                     and self.kind[item] is RegionKind.CLUSTER
                     and self.after[item] == {index}
-                    and self._gathered(item, index)
+                    and self._makes_matrix(item, index)
                 ):
                     self._merge(index, item)
         self._time()
 
-    def _gathered(self, cluster: int, anchor: int) -> bool:
-        """Whether the cluster is a gather, and what it makes is the matrix of each product of one row that reads it."""
+    def _makes_matrix(self, cluster: int, anchor: int) -> bool:
+        """Whether the cluster makes each number by itself, and these are the matrix of each product of one row that reads them."""
         draft = self._draft
         working = [node for node in self.members[cluster] if not is_view(node, draft.storage)]
         made = {draft.storage[value] for node in working for value in node.outputs if value >= 0}
@@ -133,7 +134,7 @@ class _Partition:
             node for node in self.members[anchor] if not is_view(node, draft.storage) and made & {draft.storage[v] for v in node.reads()}
         ]
         matrices = [matrix_read(node, draft) for node in readers]
-        return all(map(is_gather, working)) and all(matrix is not None and draft.storage[matrix] in made for matrix in matrices)
+        return all(map(makes_each_by_itself, working)) and all(matrix is not None and draft.storage[matrix] in made for matrix in matrices)
 
     def fans(self) -> None:
         """Rule 4, from the inputs to the outputs: others that read the producer then wait for this reader, too."""

@@ -11,7 +11,8 @@ import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.convolution import Convolution, read_convolution
-from autosched.capture.passes.cpu_linear import read_linear, turned
+from autosched.capture.passes.cpu_linear import Linear, read_linear, turned
+from autosched.capture.passes.narrow_weights import NarrowWeights
 from autosched.capture.passes.views import depends_on_strides
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
@@ -21,7 +22,8 @@ from autosched.core.row_products import LINEAR, matrix_of
 def spell_row_products(draft: Draft) -> int:
     """``addmm``, ``mm`` and convolutions of one row with constant weights become ``linear``.
 
-    A weight that is stored by inputs is turned once, so that what makes one output lies together. Others stay as they are.
+    A weight that is stored by inputs is turned once, so that what makes one output lies together. One that is made from narrower constants
+    (``narrow_weights``) is made in front of each product, whose compiled loop then reads the narrower ones.
     """
     if draft.device.type != "cpu":
         return 0
@@ -35,25 +37,40 @@ class _Speller:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._fixed = draft.fixed_values()
+        self._narrow = NarrowWeights(draft)
         self._strides_matter = depends_on_strides(draft)
         self._turned: dict[int, int] = {}
         self.count = 0
 
     def spell(self, node: Node) -> list[Node]:
         """The nodes in place of ``node``; itself if it is no such product, or spelt as one already."""
-        linear = read_linear(node)
-        if linear is not None and linear.by_rows and linear.weight in self._fixed:
-            shape = self._draft.specs[linear.weight].shape[::-1]
+        linear, convolution = read_linear(node), read_convolution(node)
+        if linear is not None and linear.weight in self._fixed:
+            weight = self._draft.specs[linear.weight]
+            shape = weight.shape[::-1] if linear.by_rows else weight.shape
             if self._is_row(self._draft.specs[linear.source], linear.weight, shape, linear.bias):
-                if linear.weight not in self._turned:
-                    self._turned[linear.weight] = turned(self._draft, node, linear.weight)
-                self.count += 1
-                return [self._linear(node, linear.source, self._turned[linear.weight], linear.bias, node.outputs)]
-        convolution = read_convolution(node)
+                return self._read_once(node, linear, shape)
         if convolution is not None and not self._strides_matter and self._covers(convolution):
             self.count += 1
             return self._flat(node, convolution)
         return [node]
+
+    def _read_once(self, node: Node, linear: Linear, shape: Sequence[int]) -> list[Node]:
+        """The product with its weight as narrow, and as few times in memory, as it can be read; ``shape`` is ``[outputs, inputs]``."""
+        together = self._draft.specs[linear.weight].strides == ((1, shape[1]) if linear.by_rows else (shape[1], 1))
+        narrow = self._narrow.made_in_place(linear.weight) if together else None
+        if narrow is None and not linear.by_rows:
+            return [node]
+        self.count += 1
+        nodes, weight = narrow or ([], linear.weight)
+        if linear.by_rows and together:
+            nodes.append(Node(torch.ops.aten.t.default, (Ref(weight),), {}, (self._draft.fresh(),), f"{node.name}_t", node.source))
+            weight = nodes[-1].outputs[0]
+        elif linear.by_rows:
+            if weight not in self._turned:
+                self._turned[weight] = turned(self._draft, node, weight)
+            weight = self._turned[weight]
+        return [*nodes, self._linear(node, linear.source, weight, linear.bias, node.outputs)]
 
     def _is_row(self, source: TensorSpec, weight: int, shape: Sequence[int], bias: int | None) -> bool:
         """Whether it is one once the weight lies in memory as ``shape`` says."""
