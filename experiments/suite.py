@@ -41,6 +41,7 @@ CPU_SUITE = (
     "autosched:speech",
     "autosched:moe",
     "autosched:decoder",
+    "autosched:decoder_int8",
     "transformers:bert",
     "transformers:t5",
     "torchvision:squeezenet1_1",

@@ -240,7 +240,8 @@ def generate_table(path: Path) -> str:
 def _kept(case: dict[str, Any]) -> str:
     # Files of 2026-11-25 and before do not say which lowering was kept.
     lowering = f"{case['lowering']}, " if "lowering" in case else ""
-    return f"{lowering}{case['schedule']}, lanes: {case['lanes']}"
+    quick = f", with little effort {case['quick_lowering']}" if case.get("quick_lowering") else ""
+    return f"{lowering}{case['schedule']}, lanes: {case['lanes']}{quick}"
 
 
 def _answered(row: dict[str, Any] | None) -> str:

@@ -12,6 +12,7 @@ OWN = {
     "speech": "convolutions and three layers of GRU in both directions, 100 frames",
     "moe": "two blocks of eight dense experts",
     "decoder": "one step of decoding with a cache of 512 tokens that each call changes",
+    "decoder_int8": "the same with the weights of its products in eight bits, as quantizing them alone leaves them",
     "toy": "a small branchy convolution net, for trying things out",
 }
 TORCHVISION = ("googlenet", "inception_v3", "squeezenet1_1", "resnet50", "mobilenet_v2", "densenet121", "densenet201", "resnext50_32x4d")

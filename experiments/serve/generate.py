@@ -2,13 +2,15 @@
 
     python experiments/serve/generate.py [--device cuda]
 
-writes ``results/<device>/generate.json``. Models of the shape of Llama with random weights. Answers are made in rounds, in random order
-within each, in one process, all greedy and of the same length: the model as it comes with the cache that ``generate`` makes by itself, the
-same again (A/A), and with a ``StaticCache``; ``torch.compile`` of the model with a ``StaticCache``, with its defaults and in the mode
-max-autotune, on a GPU as ``generate`` does it by itself, on a CPU the latter with frozen weights (Inductor's templates need them); and a
-step tuned by ``autosched.tune`` from a call that was recorded. All but the first two have a copy of the model. Whether they give the same
-tokens is recorded. With ``--deadline`` models that the file has are left out, and exit status 10 says that some are left. One that fails
-keeps no other from its turn, and makes the exit status 1. ``--smoke`` does it with a small model and writes nothing unless told where.
+writes ``results/<device>/generate.json``. Models of the shape of Llama with random weights, on a CPU also one with the weights of its
+linear layers in eight bits. Answers are made in rounds, in random order within each, in one process, all greedy and of the same length:
+the model as it comes with the cache that ``generate`` makes by itself, the same again (A/A), and with a ``StaticCache``; ``torch.compile``
+of the model with a ``StaticCache``, with its defaults and in the mode max-autotune, on a GPU as ``generate`` does it by itself, on a CPU
+the latter with frozen weights (Inductor's templates need them); and a step tuned by ``autosched.tune`` from a call that was recorded, on a
+CPU also with little effort, which tries no mode of ``torch.compile``. All but the first two have a copy of the model. Whether they give
+the same tokens is recorded. With ``--deadline`` models that the file has are left out, and exit status 10 says that some are left. One
+that fails keeps no other from its turn, and makes the exit status 1. ``--smoke`` does it with a small model and writes nothing unless told
+where.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from experiments.serve.common import beside, parser_of, record  # noqa: E402
 EAGER, AGAIN = "as it comes", "as it comes, again"
 AUTOTUNED = "StaticCache, torch.compile, max-autotune"
 OURS = "StaticCache, autosched"
+QUICK = "StaticCache, autosched, --effort quick"
 _PROMPT = 16
 
 
@@ -53,6 +56,7 @@ class Size:
         name: for people.
         layers, width, heads, shared_heads, inner, words: as Llama's configuration has them.
         tokens: how many an answer has beside its prompt.
+        eight_bit: whether linear layers have their weights in eight bits, as quantizing weights alone leaves them.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Size:
     inner: int
     words: int
     tokens: int = 64
+    eight_bit: bool = False
 
 
 SIZES = (
@@ -70,6 +75,7 @@ SIZES = (
     # As SmolLM2-135M (its published configuration).
     Size("30 layers of 576", 30, 576, 9, 3, 1536, 49152),
 )
+ON_CPU = (*SIZES, Size("30 layers of 576, eight bits", 30, 576, 9, 3, 1536, 49152, eight_bit=True))
 
 
 def decoder(size: Size, device: str) -> Any:
@@ -77,6 +83,8 @@ def decoder(size: Size, device: str) -> Any:
 
     import_torchvision()  # transformers imports it
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from autosched.zoo_models.decoder_int8 import to_eight_bits
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -90,7 +98,10 @@ def decoder(size: Size, device: str) -> Any:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return LlamaForCausalLM(config).eval().to(device)
+        model = LlamaForCausalLM(config)
+    if size.eight_bit:
+        to_eight_bits(model)
+    return model.eval().to(device)
 
 
 class Answers:
@@ -147,17 +158,25 @@ def compile_on_cpu(compiled: Answers, autotuned: Answers) -> None:
         autotuned.fixed()
 
 
-def contestants(size: Size, device: str, budget_s: float) -> tuple[dict[str, Callable[[], torch.Tensor]], Any, str]:
-    """By name, what makes an answer, each with a copy of the model; the loaded step, and the lowering of its operators."""
+def contestants(size: Size, device: str, budget_s: float) -> tuple[dict[str, Callable[[], torch.Tensor]], Any, dict[str, str]]:
+    """By name, what makes an answer, each with a copy of the model; the loaded step, and by name the lowerings of tuned ones."""
     import autosched
 
     growing, fixed, compiled, autotuned, scheduled = (Answers(size, device) for _ in range(5))
+    quick = Answers(size, device) if device == "cpu" else None
     if device == "cpu":
         compile_on_cpu(compiled, autotuned)
     _, step = autosched.record_calls(scheduled.model, scheduled.fixed)
     tuned = autosched.tune(scheduled.model, step.args, step.kwargs, device=device, budget_s=budget_s)
     print(tuned.summary())
     fast = scheduled.model.forward = autosched.load(tuned.to_bytes(), scheduled.model)
+    lowerings = {OURS: tuned.report.lowering}
+    if quick is not None:
+        _, step = autosched.record_calls(quick.model, quick.fixed)
+        little = autosched.tune(quick.model, step.args, step.kwargs, device=device, effort="quick", budget_s=budget_s)
+        print(little.summary())
+        quick.model.forward = autosched.load(little.to_bytes(), quick.model)
+        lowerings[QUICK] = little.report.lowering
     return (
         {
             EAGER: growing.growing,
@@ -166,16 +185,17 @@ def contestants(size: Size, device: str, budget_s: float) -> tuple[dict[str, Cal
             "StaticCache, torch.compile": compiled.compiled,
             AUTOTUNED: autotuned.fixed if device == "cpu" else autotuned.autotuned,
             OURS: scheduled.fixed,
+            **({QUICK: quick.fixed} if quick is not None else {}),
         },
         fast,
-        tuned.report.lowering,
+        lowerings,
     )
 
 
 def measure(size: Size, device: str, budget_s: float, rounds: int) -> dict[str, Any]:
     """One model."""
     torch._dynamo.reset()
-    runs, fast, lowering = contestants(size, device, budget_s)
+    runs, fast, lowerings = contestants(size, device, budget_s)
     expected = runs[EAGER]()
     failed: dict[str, str] = {}
     for name, run in runs.items():
@@ -184,7 +204,7 @@ def measure(size: Size, device: str, budget_s: float, rounds: int) -> dict[str, 
             run()
         except Exception as error:
             # What PyTorch cannot compile is no reason to know nothing of the others.
-            if name in (EAGER, AGAIN, OURS):
+            if name in (EAGER, AGAIN, OURS, QUICK):
                 raise
             failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             print(f"{size.name}, {name}: {failed[name]}")
@@ -209,7 +229,8 @@ def measure(size: Size, device: str, budget_s: float, rounds: int) -> dict[str, 
         **asdict(size),
         "prompt": _PROMPT,
         "rounds": rounds,
-        "lowering": lowering,
+        "lowering": lowerings[OURS],
+        "quick_lowering": lowerings.get(QUICK, ""),
         "schedule": report.schedule,
         "lanes": report.lanes,
         "steps_on_schedule": report.calls,
@@ -226,7 +247,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--deadline", type=float, default=math.inf, help="seconds this call may take; what is left goes to the next call")
     arguments = parser.parse_args()
-    sizes, budget_s, rounds = SIZES, arguments.budget, arguments.rounds
+    sizes, budget_s, rounds = ON_CPU if arguments.device == "cpu" else SIZES, arguments.budget, arguments.rounds
     if arguments.smoke:
         sizes, budget_s, rounds = (Size("2 layers of 32", 2, 32, 4, 2, 64, 50, tokens=4),), 4.0, 2
     target = None if arguments.smoke and arguments.out is None else arguments.out or results_of(arguments.device) / "generate.json"

@@ -145,7 +145,7 @@ def test_a_decoder_that_fails_keeps_no_other_from_its_turn(tmp_path: Path, monke
     monkeypatch.setattr(generate, "measure", measure)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--out", str(tmp_path / "generate.json")])
     assert generate.main() == 1
-    assert json.loads((tmp_path / "generate.json").read_text())["cases"] == [{"name": generate.SIZES[1].name}]
+    assert json.loads((tmp_path / "generate.json").read_text())["cases"] == [{"name": size.name} for size in generate.ON_CPU[1:]]
 
 
 def test_answers_are_recorded_for_every_contestant(tmp_path: Path) -> None:

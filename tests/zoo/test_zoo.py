@@ -46,7 +46,7 @@ def test_names_are_unique_and_need_no_library():
     assert {"torchvision:googlenet", "timm:hrnet_w18", "transformers:t5", "autosched:toy"} <= set(names)
 
 
-@pytest.mark.parametrize("name", [name for name in OWN if name not in ("autosched:randwire", "autosched:decoder")])
+@pytest.mark.parametrize("name", [name for name in OWN if not name.startswith(("autosched:randwire", "autosched:decoder"))])
 def test_own_models_captured_and_rewritten_equal_eager(name):
     captured, outputs, expected = run_both(zoo.load(name))
     captured.program.graph.validate()

@@ -13,7 +13,7 @@ from autosched.capture.traffic import is_view
 from autosched.core.program import Ref
 
 _LIKE_POINTWISE = frozenset({"aten::_to_copy", "aten::to", "aten::clone", "aten::contiguous"})
-_MOST_SHARE = 0.75  # of the bytes of the weight that its narrower ones may have
+_MOST_SHARE = 0.7  # of the bytes of the weight that its narrower ones may have
 _MOST_CALLS = 16
 
 

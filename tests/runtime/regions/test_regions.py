@@ -26,6 +26,7 @@ from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pieces import piece_digest, pieces_of
 from autosched.runtime.regions.store import RegionStore
 from autosched.runtime.widths import WidePrograms
+from autosched.zoo_models.decoder_int8 import EightBitLinear
 from tests.capture.test_cpu_rows import Experts
 from tests.conformance.interpreter import slots_after
 
@@ -293,3 +294,23 @@ def test_batches_of_products_of_one_row_are_compiled_with_the_gather_before_them
     assert compare(bound.run(inputs), programs.at(1).run(inputs)).within_tolerance
     assert regions.refusals == ()
     assert len(graph) == regions.compiled == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_eight_bit_weights_are_read_in_the_loop_of_their_product(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = EightBitLinear(nn.Linear(64, 40)).eval()
+    model.scale, model.bias = model.scale.to(dtype), nn.Parameter(model.bias.to(dtype))
+    captured = capture(model, (torch.randn(1, 64).to(dtype),), lowering=Lowering.FUSED)
+    graph, regions = captured.program.graph, library(captured, None)
+    programs = WidePrograms(captured.program, captured.constants, regions=regions)
+    bound = programs.for_plan(make_plan(graph, compiled_schedule(captured, regions)))
+    inputs = random_inputs(captured.program, 0)
+    assert compare(bound.run(inputs), programs.at(1).run(inputs)).within_tolerance
+    assert regions.refusals == ()
+    assert len(graph) == 1
+    code = region_compile.compile_piece(pieces_of(graph.operators[0], graph)[0], graph, CPU, width=1, variant=Variant.COMPILED)
+    assert isinstance(code, region_compile.Code)
+    assert "int8_t*" in code.source
+    assert "empty_strided_cpu((40, 64)" not in code.source
