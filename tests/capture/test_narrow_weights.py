@@ -79,6 +79,17 @@ def test_a_product_of_one_row_reads_what_its_weight_is_made_from(run: Callable[[
     assert read_by_products(captured) == {dtype}
 
 
+@pytest.mark.parametrize(("calls", "dtype"), [(10, "int8"), (40, "float32")])
+def test_what_takes_many_calls_is_made_once(calls: int, dtype: str) -> None:
+    def run(m: Narrow, x: torch.Tensor) -> torch.Tensor:
+        wide = m.weight.float()
+        for _ in range(calls):
+            wide = wide * 1.01
+        return linear(x, wide)
+
+    assert read_by_products(fused(Narrow(run), torch.randn(1, 64))) == {dtype}
+
+
 def test_each_product_makes_its_own_and_others_get_it_once() -> None:
     def run(m: Narrow, x: torch.Tensor) -> torch.Tensor:
         wide = m.weight.float()
