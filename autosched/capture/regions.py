@@ -116,25 +116,22 @@ class _Partition:
         """Rule 3: each number of the matrix is needed once, so nothing is computed twice, and it is neither written nor read again."""
         for index in sorted(self.members):
             for item in sorted(self.before.get(index, ())):
-                if (
-                    item in self.members
-                    and self.kind[item] is RegionKind.CLUSTER
-                    and self.after[item] == {index}
-                    and self._makes_matrix(item, index)
-                ):
+                alone = self.kind[item] is RegionKind.CLUSTER and self.after[item] == {index}
+                if alone and self._makes_matrix(item, index):
                     self._merge(index, item)
         self._time()
 
     def _makes_matrix(self, cluster: int, anchor: int) -> bool:
-        """Whether the cluster makes each number by itself, and these are the matrix of each product of one row that reads them."""
+        """Whether the cluster makes each number by itself, and nothing of it is read but as the matrix of a product of one row."""
         draft = self._draft
         working = [node for node in self.members[cluster] if not is_view(node, draft.storage)]
         made = {draft.storage[value] for node in working for value in node.outputs if value >= 0}
-        readers = [
-            node for node in self.members[anchor] if not is_view(node, draft.storage) and made & {draft.storage[v] for v in node.reads()}
-        ]
-        matrices = [matrix_read(node, draft) for node in readers]
-        return all(map(makes_each_by_itself, working)) and all(matrix is not None and draft.storage[matrix] in made for matrix in matrices)
+        found = []
+        for node in self.members[anchor]:
+            read = [value for value in node.reads() if draft.storage[value] in made]
+            if read and not is_view(node, draft.storage):
+                found.append(read == [matrix_read(node, draft)])
+        return bool(found) and all(found) and all(map(makes_each_by_itself, working))
 
     def fans(self) -> None:
         """Rule 4, from the inputs to the outputs: others that read the producer then wait for this reader, too."""

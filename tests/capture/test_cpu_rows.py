@@ -126,6 +126,15 @@ def test_the_experts_that_a_token_needs_are_read_where_they_are(columns: bool) -
     assert len(fused(Experts(columns=columns, read_twice=True), x, chosen)) > 1
 
 
+def test_what_makes_the_row_too_is_computed_once() -> None:
+    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
+        made = torch.sin(x)
+        return torch.bmm(made, made[:, :1].transpose(1, 2))
+
+    graph = fused(Apply(run), torch.randn(2, 40, 32))
+    assert [has_row_product(operator, graph) for operator in graph.operators] == [False, True]
+
+
 def test_a_row_that_is_looked_up_is_looked_up_once() -> None:
     model = Apply(lambda m, x, index: m.a(x[index]), a=nn.Linear(32, 40))
     graph = fused(model, torch.randn(5, 32), torch.tensor([3]))
