@@ -85,6 +85,7 @@ TABLES = {
     "serve-cpu": lambda: of_cpus(tables_serve.serve_table),
     "lanes-cpu": lambda: of_cpus(tables_serve.lanes_table),
     "packing-cpu": lambda: of_cpus(tables_packing.packing_table),
+    "narrow-cpu": lambda: of_cpus(tables_packing.narrow_table),
     "recurrent-cpu": lambda: of_cpus(tables_recurrent.recurrent_table),
     "fused-cpu": lambda: of_cpus(lambda folder: tables_fused.fused_table(folder / "fused")),
     "search-quality": lambda: tables_search.quality_table(RESULTS / "sim" / "quality.json"),

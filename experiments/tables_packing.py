@@ -1,4 +1,4 @@
-"""The table of packed linear layers, from a device's ``packing.json``."""
+"""The tables of packed linear layers and of weights in fewer bits, from a device's ``packing.json`` and ``narrow.json``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autosched.capture.passes.cpu_linear import large_enough
+from autosched.capture.passes.narrow_weights import NARROW
 from experiments.tables_recorded import NOT_YET, where
 
 _HEADS = {True: "weights in a cache", False: "weights from memory"}
@@ -65,3 +66,25 @@ def _cell(cases: list[dict[str, Any]]) -> str:
     inputs, outputs = cases[0]["shape"]
     packed = large_enough(cases[0]["rows"], inputs * outputs, "float32", from_cache=cases[0]["from_cache"])
     return f"**{ratios}**" if packed else ratios
+
+
+def narrow_table(folder: Path) -> str:
+    """Products of one row with weights in fewer bits, relative to float32: on one thread / on all, with what stays narrow in bold."""
+    path = folder / "narrow.json"
+    if not path.exists():
+        return NOT_YET
+    recorded = json.loads(path.read_text())
+    by_threads = {count: {row["dtype"]: row["us"] for row in recorded["rows"] if row["threads"] == count} for count in _threads(recorded)}
+    lines = ["| weights in | time of a product | relative to float32 |", "|---|---:|---:|"]
+    for name in next(iter(by_threads.values())):
+        times = [rows[name] for rows in by_threads.values()]
+        ratios = " / ".join(f"{rows[name] / rows['float32']:.2f}" for rows in by_threads.values())
+        shown = "float32 again (A/A)" if name == "again" else f"**{name}**" if name in NARROW else name
+        lines.append(f"| {shown} | {' / '.join(f'{time_us:.0f}' for time_us in times)} us | {ratios} |")
+    inputs, outputs = recorded["shape"]
+    said = f"One row times {inputs} x {outputs} weights from memory, in float32: on one thread / on all. Bold: left narrow by autosched."
+    return "\n".join([*lines, "", f"{said} Medians of {recorded['rounds']} interleaved rounds. {where(recorded)}"])
+
+
+def _threads(recorded: dict[str, Any]) -> list[int]:
+    return sorted({row["threads"] for row in recorded["rows"]})

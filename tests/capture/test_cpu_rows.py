@@ -41,6 +41,7 @@ def constant(*shape: int) -> nn.ParameterList:
         (lambda m, x: m.a(x[0]), {"a": nn.Linear(512, 300)}),
         (lambda m, x: torch.mm(x, m.w[0]), {"w": constant(512, 300)}),
         (lambda m, x: torch.addmm(m.b[0], x, m.w[0]), {"w": constant(512, 300), "b": constant(300)}),
+        (lambda m, x: torch.matmul(x[None], m.w[0]), {"w": constant(512, 300)}),
         (lambda m, x: m.a(x[..., None, None]), {"a": nn.Conv2d(512, 30, 1)}),
         (lambda m, x: m.a(x.view(1, 32, 4, 4)), {"a": nn.Conv2d(32, 30, 4, bias=False)}),
         (lambda m, x: m.a(x[..., None]), {"a": nn.Conv1d(512, 30, 1)}),

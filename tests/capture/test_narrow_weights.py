@@ -24,6 +24,7 @@ class Narrow(nn.Module):
     weight: torch.Tensor
     scales: torch.Tensor
     halves: torch.Tensor
+    sixteen: torch.Tensor
 
     def __init__(self, run: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -31,6 +32,7 @@ class Narrow(nn.Module):
         self.run = run
         self.register_buffer("weight", torch.randint(-127, 128, (40, 64), dtype=torch.int8))
         self.register_buffer("scales", torch.rand(40, 4, 1) / 100)
+        self.register_buffer("sixteen", self.weight.to(torch.int16))
         self.register_buffer("halves", torch.randn(40, 64).bfloat16())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,7 +70,10 @@ def read_by_products(captured: Captured) -> set[str]:
         (lambda m, x: linear(x, m.grouped()), "int8"),
         (lambda m, x: torch.mm(x, m.weight.t().float()), "int8"),  # as torchao writes it
         (lambda m, x: linear(x, m.halves.float()), "bfloat16"),
-        # No narrower, or stored by inputs, or made by more than each number for itself.
+        (lambda m, x: torch.matmul(x, m.halves.t().float()), "bfloat16"),
+        (lambda m, x: linear(x, m.weight.to(torch.int16).float()), "int8"),
+        # Slow to widen, no narrower, or stored by inputs, or made by more than each number for itself.
+        (lambda m, x: linear(x, m.sixteen.float()), "float32"),
         (lambda m, x: linear(x, m.halves.float() * m.weight), "float32"),
         (lambda m, x: torch.mm(x[:, :40], m.weight.float()), "float32"),
         (lambda m, x: linear(x, m.weight.float().softmax(-1)), "float32"),

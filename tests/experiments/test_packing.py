@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from autosched.runtime.host_key import usable_cores
-from experiments.tables_packing import packing_table
+from experiments.narrow import DTYPES
+from experiments.tables_packing import narrow_table, packing_table
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "packing.py"
 
@@ -54,3 +55,18 @@ def test_one_row_is_set_against_what_is_compiled(tmp_path: Path) -> None:
     environment = {"cores": 2, "torch": "2", "python": "3", "commit": "0123456789", "taken": "2026-01-01T00:00"}
     (tmp_path / "packing.json").write_text(json.dumps({"environment": environment, "rounds": 3, "cases": cases}))
     assert "| 512 x 512 | 3.00 / 6.00 | 2.00 / 4.00 |  |  |" in packing_table(tmp_path)
+
+
+@pytest.mark.slow
+def test_weights_in_fewer_bits_are_timed_beside_float32(tmp_path: Path) -> None:
+    assert narrow_table(tmp_path) == "(not recorded yet)"
+    command = [sys.executable, str(_SCRIPT.parent / "narrow.py"), "--smoke", "--out", str(tmp_path / "narrow.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "narrow.json").read_text())["rows"]
+    assert {(row["dtype"], row["threads"]) for row in rows} == {(name, n) for name in (*DTYPES, "again") for n in {1, usable_cores()}}
+    assert all(row["us"] > 0.0 for row in rows)
+    text = narrow_table(tmp_path)
+    assert "| **int8** |" in text
+    assert "| int16 |" in text
+    assert "| float32 again (A/A) |" in text

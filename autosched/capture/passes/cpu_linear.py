@@ -101,8 +101,8 @@ def read_linear(node: Node) -> Linear | None:
     if node.target == "aten::linear.default":
         source, weight, bias = node.tensor("input"), node.tensor("weight"), node.tensor("bias")
         return Linear(source, weight, bias, False) if source is not None and weight is not None else None
-    if node.target == "aten::mm.default":
-        source, weight = node.tensor("self"), node.tensor("mat2")
+    if node.target in ("aten::mm.default", "aten::matmul.default"):
+        source, weight = node.tensor("self"), node.tensor("mat2" if node.kind == "aten::mm" else "other")
         return Linear(source, weight, None, True) if source is not None and weight is not None else None
     if node.target == "aten::addmm.default" and node.argument("beta") == 1 and node.argument("alpha") == 1:
         bias, source, weight = node.tensor("self"), node.tensor("mat1"), node.tensor("mat2")

@@ -11,6 +11,10 @@ from autosched.capture.draft import Draft, Node
 from autosched.capture.traffic import is_view
 
 _LIKE_POINTWISE = frozenset({"aten::_to_copy", "aten::to", "aten::clone", "aten::contiguous"})
+# Which Inductor's loops widen as fast as they come from memory. Not int16 and float8_e4m3fn: which are slower than
+# float32 itself (experiments/narrow.py).
+NARROW = frozenset({"int8", "uint8", "bfloat16", "float16"})
+_FEW = 8  # scales and the like have at most the eighth part of the weight's numbers, and may be anything
 _MOST_SHARE = 0.7  # of the bytes of the weight that its narrower ones may have
 _MOST_CALLS = 16
 
@@ -31,7 +35,8 @@ class NarrowWeights:
         order, roots = self._makers_of(weight)
         specs = self._draft.specs
         narrow = sum(specs[root].bytes for root in roots)
-        if not order or narrow > _MOST_SHARE * specs[weight].bytes:
+        many = [specs[root].dtype for root in roots if specs[root].elements * _FEW > specs[weight].elements]
+        if not order or narrow > _MOST_SHARE * specs[weight].bytes or not NARROW.issuperset(many):
             return None
         names: dict[int, int] = {}
         made = []
