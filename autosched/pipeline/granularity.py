@@ -23,7 +23,7 @@ COMPILED = (Lowering.FUSED, *WHOLE)
 
 _PRODUCTS = ("linear", "mm", "matmul")
 # A product with r rows does r / 2 operations for each byte of its float32 weights. Steps of decoding, with one row, were 1.5 times as fast
-# in templates as in the fused lowering (experiments/serve/generate.py).
+# in templates as packed for oneDNN (experiments/serve/generate.py, before the fused lowering compiled products of one row).
 _FEW_ROWS_FLOPS_A_BYTE = 2.0
 _MOSTLY = 0.5
 
