@@ -20,6 +20,7 @@ import torch
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from experiments.packing import compiled_product
 from experiments.serve.common import keep, parser_of
 from experiments.serve.overhead import interleaved
 
@@ -37,32 +38,16 @@ class Widened(torch.nn.Module):
         return torch.nn.functional.linear(row, weight.to(row.dtype))
 
 
-def compiled(dtype: torch.dtype, threads: int) -> tuple[Callable[[list[torch.Tensor]], Any], bool]:
-    """What the lowering ``fused`` runs for it, and whether that is given the row before the weight."""
-    from autosched.capture.export import capture
-    from autosched.core.variants import Lowering, Variant
-    from autosched.runtime.regions.compile import Code, compile_piece
-    from autosched.runtime.regions.pieces import pieces_of
-
-    given = torch.randn(1, INPUTS), torch.zeros(OUTPUTS, INPUTS).to(dtype)
-    graph = capture(Widened().eval(), given, lowering=Lowering.FUSED).program.graph
-    (piece,) = pieces_of(graph.operators[-1], graph)
-    code = compile_piece(piece, graph, torch.device("cpu"), width=threads, variant=Variant.COMPILED)
-    if not isinstance(code, Code):
-        sys.exit(f"a weight in {dtype} cannot be compiled: {code.reason}")
-    return code.entry, graph.values[piece.reads[0]].spec.shape[0] == 1
-
-
 def measure(threads: int, weights: int, rounds: int) -> list[dict[str, Any]]:
     """Microseconds of one product for each dtype, medians over rounds; the first again, for the noise."""
     row = torch.randn(1, INPUTS)
     calls: dict[str, Callable[[], None]] = {}
     for name in (*DTYPES, WIDE):
         dtype: torch.dtype = getattr(torch, name)
-        entry, row_first = compiled(dtype, threads)
+        entry, shapes = compiled_product(Widened(), (row, torch.zeros(OUTPUTS, INPUTS).to(dtype)), threads)
         many = [torch.randint(0, 100, (OUTPUTS, INPUTS)).to(dtype) for _ in range(weights)]
 
-        given = [[row, weight] if row_first else [weight, row] for weight in many]
+        given = [[row, weight] if shapes[0] == row.shape else [weight, row] for weight in many]
 
         def run(entry: Any = entry, given: list[list[torch.Tensor]] = given) -> None:
             for tensors in given:

@@ -75,21 +75,27 @@ def measure(shape: tuple[int, int], rows: int, threads: int, layers: int, rounds
     return {"shape": list(shape), "rows": rows, "threads": threads, "layers": layers, **medians}
 
 
-@lru_cache
-def _compiled(inputs: int, outputs: int, threads: int) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-    """What the lowering ``fused`` runs for ``row @ weight.T + bias``."""
+def compiled_product(
+    model: torch.nn.Module, given: tuple[torch.Tensor, ...], threads: int
+) -> tuple[Callable[[list[torch.Tensor]], Sequence[torch.Tensor]], list[tuple[int, ...]]]:
+    """What the lowering ``fused`` runs for a model that is one product of one row, and the shapes of what that reads, in order."""
     from autosched.capture.export import capture
     from autosched.core.variants import Lowering, Variant
     from autosched.runtime.regions.compile import Code, compile_piece
     from autosched.runtime.regions.pieces import pieces_of
 
-    layer = torch.nn.Linear(inputs, outputs).eval()
-    graph = capture(layer, (torch.randn(1, inputs),), lowering=Lowering.FUSED).program.graph
-    (piece,) = pieces_of(graph.operators[0], graph)
+    graph = capture(model.eval(), given, lowering=Lowering.FUSED).program.graph
+    (piece,) = pieces_of(graph.operators[-1], graph)
     code = compile_piece(piece, graph, torch.device("cpu"), width=threads, variant=Variant.COMPILED)
     if not isinstance(code, Code):
-        sys.exit(f"{inputs} x {outputs} cannot be compiled: {code.reason}")
-    return code.entry
+        sys.exit(f"{[(tuple(tensor.shape), tensor.dtype) for tensor in given]} cannot be compiled: {code.reason}")
+    return code.entry, [graph.values[value].spec.shape for value in piece.reads]
+
+
+@lru_cache
+def _compiled(inputs: int, outputs: int, threads: int) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    """Of ``row @ weight.T + bias``."""
+    return compiled_product(torch.nn.Linear(inputs, outputs), (torch.randn(1, inputs),), threads)[0]
 
 
 def main() -> None:

@@ -284,6 +284,16 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def is_dense(spec: TensorSpec) -> bool:
+    """Whether it has elements and they lie row by row; a dimension of one element may have any stride."""
+    step = 1
+    for size, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return spec.elements > 0
+
+
 def _drop(tensors: dict[int, torch.Tensor], values: Sequence[int]) -> None:
     for value in values:
         tensors.pop(value, None)

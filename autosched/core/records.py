@@ -221,8 +221,7 @@ class SoftwareKey:
 
     def on(self, engine: Engine) -> SoftwareKey:
         """The same versions with lanes run by ``engine``, said only where it is not what it has always been: old keys stay known."""
-        others = tuple(item for item in self.versions if item[0] != "lanes")
-        return SoftwareKey(others if engine is Engine.PYTHON else tuple(sorted((*others, ("lanes", engine.value)))))
+        return self._saying("lanes", "" if engine is Engine.PYTHON else engine.value)
 
     @property
     def keeps_memory(self) -> bool:
@@ -231,8 +230,12 @@ class SoftwareKey:
 
     def keeping_memory(self, kept: bool) -> SoftwareKey:
         """The same versions, in a process that keeps freed memory or, which is not said, does not."""
-        others = tuple(item for item in self.versions if item[0] != "memory")
-        return SoftwareKey(tuple(sorted((*others, ("memory", "kept")))) if kept else others)
+        return self._saying("memory", "kept" if kept else "")
+
+    def _saying(self, name: str, value: str) -> SoftwareKey:
+        """The same versions with ``value`` under ``name``; nothing there if it is empty."""
+        others = tuple(item for item in self.versions if item[0] != name)
+        return SoftwareKey(tuple(sorted((*others, (name, value)))) if value else others)
 
     def differences(self, other: SoftwareKey) -> list[str]:
         """One line for each differing version."""

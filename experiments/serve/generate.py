@@ -158,25 +158,27 @@ def compile_on_cpu(compiled: Answers, autotuned: Answers) -> None:
         autotuned.fixed()
 
 
-def contestants(size: Size, device: str, budget_s: float) -> tuple[dict[str, Callable[[], torch.Tensor]], Any, dict[str, str]]:
-    """By name, what makes an answer, each with a copy of the model; the loaded step, and by name the lowerings of tuned ones."""
+def put_on_schedule(answers: Answers, device: str, **options: Any) -> tuple[Any, str]:
+    """Tune a recorded step and load it in the model's place; the loaded step, and the lowering of its operators."""
     import autosched
 
+    _, step = autosched.record_calls(answers.model, answers.fixed)
+    tuned = autosched.tune(answers.model, step.args, step.kwargs, device=device, **options)
+    print(tuned.summary())
+    fast = answers.model.forward = autosched.load(tuned.to_bytes(), answers.model)
+    return fast, tuned.report.lowering
+
+
+def contestants(size: Size, device: str, budget_s: float) -> tuple[dict[str, Callable[[], torch.Tensor]], Any, dict[str, str]]:
+    """By name, what makes an answer, each with a copy of the model; the loaded step, and by name the lowerings of tuned ones."""
     growing, fixed, compiled, autotuned, scheduled = (Answers(size, device) for _ in range(5))
     quick = Answers(size, device) if device == "cpu" else None
     if device == "cpu":
         compile_on_cpu(compiled, autotuned)
-    _, step = autosched.record_calls(scheduled.model, scheduled.fixed)
-    tuned = autosched.tune(scheduled.model, step.args, step.kwargs, device=device, budget_s=budget_s)
-    print(tuned.summary())
-    fast = scheduled.model.forward = autosched.load(tuned.to_bytes(), scheduled.model)
-    lowerings = {OURS: tuned.report.lowering}
+    lowerings: dict[str, str] = {}
+    fast, lowerings[OURS] = put_on_schedule(scheduled, device, budget_s=budget_s)
     if quick is not None:
-        _, step = autosched.record_calls(quick.model, quick.fixed)
-        little = autosched.tune(quick.model, step.args, step.kwargs, device=device, effort="quick", budget_s=budget_s)
-        print(little.summary())
-        quick.model.forward = autosched.load(little.to_bytes(), quick.model)
-        lowerings[QUICK] = little.report.lowering
+        _, lowerings[QUICK] = put_on_schedule(quick, device, effort="quick", budget_s=budget_s)
     return (
         {
             EAGER: growing.growing,

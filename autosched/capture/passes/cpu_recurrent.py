@@ -6,7 +6,6 @@ packs the weights at every call, which for a few steps takes longer than the ste
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from autosched.capture.draft import Draft, Node
+from autosched.capture.draft import Draft, Node, is_dense
 from autosched.capture.passes.onednn import packable_dtypes
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
@@ -120,14 +119,14 @@ class _Parts:
         """The calls, which fill the outputs that ``node`` fills."""
         aten: Any = torch.ops.aten
         layer, draft = self.layer, self.draft
-        shape, dense = draft.specs[layer.source].shape, _is_dense(draft.specs[layer.source])
+        shape, dense = draft.specs[layer.source].shape, is_dense(draft.specs[layer.source])
         source = layer.source
         if layer.batch_first:
             shape = (shape[1], shape[0], *shape[2:])
             dense = dense and (shape[0] == 1 or shape[1] == 1)
             source = self._call(aten.transpose.int, (Ref(source), 0, 1))
         source = source if dense else self._dense(source)
-        states = [value if _is_dense(draft.specs[value]) else self._dense(value) for value in layer.states]
+        states = [value if is_dense(draft.specs[value]) else self._dense(value) for value in layer.states]
         last: list[list[int]] = [[] for _ in states]
         for number in range(layer.layers):
             outputs = []
@@ -203,13 +202,3 @@ class _Parts:
         for call in self.calls:
             call.substitute(named)
             call.outputs = tuple(named.get(value, value) for value in call.outputs)
-
-
-def _is_dense(spec: TensorSpec) -> bool:
-    """Whether it lies row by row; a dimension of one element may have any stride."""
-    step = 1
-    for size, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return math.prod(spec.shape) > 0

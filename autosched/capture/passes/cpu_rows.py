@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from autosched.capture.draft import Draft, Node
+from autosched.capture.draft import Draft, Node, is_dense
 from autosched.capture.passes.convolution import Convolution, read_convolution
 from autosched.capture.passes.cpu_linear import Linear, read_linear, turned
 from autosched.capture.passes.narrow_weights import NarrowWeights
@@ -85,7 +85,7 @@ class _Speller:
         dilated = any(item != 1 for item in convolution.dilation) and weight.elements != weight.shape[0] * weight.shape[1]
         if source.shape != (1, *weight.shape[1:]) or dilated:
             return False
-        if convolution.weight not in self._fixed or not _dense(weight):
+        if convolution.weight not in self._fixed or not is_dense(weight):
             return False
         inputs = weight.elements // max(1, weight.shape[0])
         flat = TensorSpec((1, inputs), source.dtype, (inputs, 1))
@@ -106,13 +106,3 @@ class _Speller:
     def _linear(self, node: Node, source: int, weight: int, bias: int | None, outputs: tuple[int, ...]) -> Node:
         args = (Ref(source), Ref(weight), Ref(bias) if bias is not None else None)
         return Node(torch.ops.aten.linear.default, args, {}, outputs, node.name, node.source)
-
-
-def _dense(spec: TensorSpec) -> bool:
-    """Whether elements lie in memory in the order of the dimensions, whatever the strides of those of size one are."""
-    expected = 1
-    for size, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
