@@ -37,7 +37,15 @@ from autosched.runtime.instructions import carrying
 from autosched.runtime.kernels import BoundProgram, in_turn
 from autosched.runtime.plan import Plan
 from autosched.runtime.regions.compile import Code, Entry, aligned, compile_piece, load_source, missing_compiler
-from autosched.runtime.regions.pieces import UNCOMPILED, WITH_VARIANTS, Piece, piece_digest, pieces_of, variants_of
+from autosched.runtime.regions.pieces import (
+    UNCOMPILED,
+    WITH_VARIANTS,
+    Piece,
+    operator_digest,
+    piece_digest,
+    pieces_of,
+    variants_of,
+)
 from autosched.runtime.regions.pool import Made, compile_apart, worker_count
 from autosched.runtime.regions.store import RegionStore
 from autosched.runtime.regions.worker import Job, Opening
@@ -73,7 +81,7 @@ class RegionLibrary:
         self._codes: dict[str, Code | Refused] = {}
         self._pieces: dict[int, tuple[tuple[Piece, str], ...]] = {}
         self._kernels: dict[tuple[int, int, int], Kernel | Refused] = {}
-        self._tried: dict[str, str] = {}  # what is wrong with cuDNN's fused kernels, by the operator's signature
+        self._tried: dict[str, str] = {}  # what is wrong with cuDNN's fused kernels, by the operator's digest
         self._settings: str | None = None
         self._refusals: dict[tuple[int, int, Variant], RegionRefusal] = {}
         self._lock = RenewedLock(threading.RLock)
@@ -248,9 +256,10 @@ class RegionLibrary:
             return Refused(why)
         if not cudnn_fused.fusions_of(operator, graph):
             return Refused("it has no convolution that relu follows, with nobody else reading what is between")
-        if operator.signature not in self._tried:
-            self._tried[operator.signature] = cudnn_fused.difference(operator, graph, self._device)
-        if why := self._tried[operator.signature]:
+        digest = operator_digest(operator, graph)
+        if digest not in self._tried:
+            self._tried[digest] = cudnn_fused.difference(operator, graph, self._device)
+        if why := self._tried[digest]:
             return Refused(why)
         return _joined(cudnn_fused.fused_steps(operator, graph, self._device), operator)
 

@@ -109,11 +109,24 @@ def _compiled_variants(operator: Operator, graph: OpGraph, kind: str) -> list[Va
 
 def piece_digest(piece: Piece, graph: OpGraph) -> str:
     """Digest of what is compiled, the same for equal calls on equal shapes wherever they stand."""
-    made = [value for call in piece.calls for value in call.outputs]
-    body: list[object] = [kernel_signature(piece.calls, graph.values), [made.index(value) for value in piece.writes]]
+    body: list[object] = [_computed(piece.calls, piece.reads, piece.writes, graph)]
     if any(is_row_product(call, graph) for call in piece.calls):
-        body.append("rows")  # such calls were not always compiled
+        body.append("rows in blocks")  # such calls were not always compiled so
     return hashlib.sha256(msgspec.json.encode(body)).hexdigest()[:32]
+
+
+def operator_digest(operator: Operator, graph: OpGraph) -> str:
+    """Digest of what an operator computes. Operators of equal signatures take equally long and may compute something else."""
+    return hashlib.sha256(msgspec.json.encode(_computed(operator.calls, operator.reads, operator.writes, graph))).hexdigest()[:32]
+
+
+def _computed(calls: Sequence[Call], reads: Sequence[int], writes: Sequence[int], graph: OpGraph) -> list[object]:
+    """The calls, and which value each reads: a signature has the specs of values that calls make, not whose output each is."""
+    places = {value: place for place, value in enumerate(reads)}
+    for value in (value for call in calls for value in call.outputs if value >= 0):
+        places[value] = len(places)
+    wiring = [[places[value] for value in call.tensors()] for call in calls]
+    return [kernel_signature(calls, graph.values), wiring, [places[value] for value in writes]]
 
 
 def _is_view(call: Call, graph: OpGraph) -> bool:
