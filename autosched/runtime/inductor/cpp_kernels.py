@@ -8,7 +8,7 @@ kernel throws.
 
 The line is part of what is hashed: kernels built here and kernels that ``torch.compile`` builds never share a cache entry.
 
-Within the same block, on AVX2, loads of eight numbers of eight bits are made one instruction (see ``_short_loads``).
+Within the same block the text of kernels is revised, too (``cpp_source``).
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from autosched.core.forks import RenewedLock
+from autosched.runtime.inductor.cpp_source import divides_integers, revised
 
 _HOLDS_LOCK = "kernel({}); Py_RETURN_NONE;"
 # A lambda: its arguments are parsed before its body runs. The guard takes the lock back also when the kernel throws.
@@ -32,12 +31,6 @@ _RELEASES_LOCK = (
     "[](auto... given) {{ struct Released {{ PyThreadState* state = PyEval_SaveThread(); ~Released() {{ PyEval_RestoreThread(state); }} }} "
     "released; kernel(given...); }}({}); Py_RETURN_NONE;"
 )
-# These report a division by zero through one pointer of the whole process, so two of them must not run at the same time.
-_DIVIDES_INTEGERS = ("floor_divide_integral(", "remainder_integral(", "mod(")
-
-# A load of as many numbers of eight bits as a register of AVX2 holds of float32.
-_SHORT_LOAD = re.compile(r"auto (tmp\d+) = at::vec::Vectorized<(u?int8_t)>::loadu\((.+), static_cast<int64_t>\(8\)\);")
-
 # The function that the binding calls; its name is a setting of PyTorch's binding cache, the same for all kernels.
 _SIGNATURE = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(([^()]*)\)\s*\{')
 
@@ -73,8 +66,8 @@ def kernels_release_gil() -> Iterator[bool]:
         build = cache.load_pybinding_async
 
         def load(cls: Any, argtypes: Any, main_code: str, *args: Any, **kwargs: Any) -> Any:
-            main_code = _short_loads(main_code)
-            if any(name in main_code for name in _DIVIDES_INTEGERS):
+            main_code = revised(main_code)
+            if divides_integers(main_code):
                 return build(argtypes, main_code, *args, **kwargs)
             cache.call_entry_function = _RELEASES_LOCK
             try:
@@ -103,28 +96,6 @@ def _binding_cache() -> Any:
     return cache if known and hasattr(cache, "load_pybinding_async") else None
 
 
-def _short_loads(code: str) -> str:
-    """``code`` with short loads on AVX2 made by one instruction, where each is only widened to float32.
-
-    PyTorch's own (seen in 2.13) fills a register in memory, copies the eight numbers over its front and reads all of it back, which waits
-    for both stores: some twenty cycles. What it leaves behind the eight numbers differs, so nothing else may read them.
-    """
-    if torch.backends.cpu.get_cpu_capability() != "AVX2":
-        return code
-
-    def shortened(found: re.Match[str]) -> str:
-        name, dtype, address = found.groups()
-        rest = code[found.end() :]
-        again = rest.find(f"auto {name} = ")
-        read = rest if again < 0 else rest[:again]
-        widened = read.count(f"at::vec::convert<float>({name})")
-        if not widened or widened != len(re.findall(rf"\b{name}\b", read)):
-            return found.group()
-        return f"auto {name} = at::vec::Vectorized<{dtype}>::loadu_one_fourth({address});"
-
-    return _SHORT_LOAD.sub(shortened, code)
-
-
 def entry_of(binding: object, parameters: Sequence[str], source: str) -> Entry | str:
     """The C++ function behind a binding, to be called without the interpreter; or why it must not be.
 
@@ -133,7 +104,7 @@ def entry_of(binding: object, parameters: Sequence[str], source: str) -> Entry |
         parameters: C++ types of its arguments.
         source: its text.
     """
-    if any(name in source for name in _DIVIDES_INTEGERS):
+    if divides_integers(source):
         return "divides integers, and two such kernels must not run at the same time"
     signatures = _SIGNATURE.findall(source)
     if len(signatures) != 1:
