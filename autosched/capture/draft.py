@@ -109,6 +109,7 @@ class Draft:
         specs, storage: shape and strides, and the owner of the memory, of each value, as last observed.
         state: input value id -> tensor of the model's that it changes, so that it is no constant.
         writes: ``(input, value)``: what the contents of an input become after the run, in order.
+        target: kind of device that it is rewritten for; empty: where it lies.
     """
 
     inputs: list[int]
@@ -126,6 +127,7 @@ class Draft:
     storage: dict[int, int] = field(default_factory=dict)
     state: dict[int, Constant] = field(default_factory=dict)
     writes: list[tuple[int, int]] = field(default_factory=list)
+    target: str = ""
 
     def copy(self) -> Draft:
         """The same draft, to be changed apart from this one; tensors are shared. It is not grouped into operators."""
@@ -144,6 +146,7 @@ class Draft:
             storage=dict(self.storage),
             state=dict(self.state),
             writes=list(self.writes),
+            target=self.target,
         )
 
     def fresh(self) -> int:

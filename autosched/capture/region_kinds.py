@@ -76,7 +76,7 @@ def is_anchor(node: Node) -> bool:
 
 def matrix_read(node: Node, draft: Draft) -> int | None:
     """The matrix of a product of one row, which a compiler writes as loops of sums on a CPU; ``None`` if the call is none."""
-    if draft.device.type != "cpu" or node.target not in (LINEAR, BATCHED):
+    if (draft.target or draft.device.type) != "cpu" or node.target not in (LINEAR, BATCHED):
         return None
     names = ("input", "weight", "bias") if node.target == LINEAR else ("self", "mat2")
     values = [node.tensor(name) for name in names]

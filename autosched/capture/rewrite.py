@@ -79,7 +79,7 @@ def rewrite_draft(draft: Draft, target: str = "", lowering: Lowering = Lowering.
         lowering: which operators to group it into.
         target: kind of device the program is for; by default the draft's own.
     """
-    kind = target or draft.device.type
+    kind = draft.target = target or draft.device.type
     reports: list[RewriteReport] = []
     layouts = [draft.specs[leaf.value] if isinstance(leaf, Ref) else None for leaf in draft.output_leaves]
     layouts += [draft.specs[value] for _, value in draft.writes]

@@ -10,13 +10,20 @@ from autosched.core.graph import TensorSpec
 
 
 def example_of(spec: TensorSpec, device: torch.device, place: int) -> torch.Tensor:
-    """A tensor like ``spec``, the same for the same ``place``: normal numbers; zero for integers, an index that always exists."""
+    """A tensor like ``spec``, the same for the same ``place``: normal numbers; small ones in ``int8``, which holds weights.
+
+    Zero for other integers, an index that always exists, and where several places share memory.
+    """
     dtype: torch.dtype = getattr(torch, spec.dtype)
+    generator = torch.Generator().manual_seed(place)
     with torch.inference_mode(False):
         made = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
+        if dtype is torch.int8 and 0 not in spec.strides:
+            return made.copy_(torch.randint(-9, 10, spec.shape, generator=generator))
         if not dtype.is_floating_point or dtype is torch.float4_e2m1fn_x2 or 0 in spec.strides:
-            return made.zero_() if 0 not in spec.strides else torch.zeros_like(made)
-        generator = torch.Generator().manual_seed(place)
+            return torch.zeros(made.untyped_storage().nbytes() // made.itemsize, dtype=dtype, device=device).as_strided(
+                spec.shape, spec.strides
+            )
         return made.copy_(torch.randn(spec.shape, generator=generator).to(dtype))
 
 

@@ -59,6 +59,20 @@ def test_a_tag_or_a_name_does_not_fuse_one_with_its_neighbours() -> None:
         assert len(variants_of(only, graph, "cuda", lowering)) == 1
 
 
+def test_neighbours_that_wait_for_one_another_around_it_stay_two() -> None:
+    class Around(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before = torch.relu(x @ x)
+            return before * Calls("offset")(before)
+
+    for lowering in (Lowering.REWRITTEN, Lowering.FUSED):
+        with trusting([NAMESPACE]):
+            graph = capture(Around().eval(), (torch.randn(4, 4),), lowering=lowering).program.graph
+        graph.validate()
+        (only,) = custom(graph.operators)
+        assert working(only) == ["testlib::offset.default"]
+
+
 def test_a_list_of_tensors_may_be_returned() -> None:
     model, x = Calls("both").eval(), torch.randn(3)
     with trusting([NAMESPACE]):

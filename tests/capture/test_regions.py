@@ -186,3 +186,19 @@ def _random(seed: int):
         return made[-1], made[-2] * 2.0
 
     return run
+
+
+def test_on_a_gpu_a_product_of_one_row_is_the_librarys_wherever_the_model_lies() -> None:
+    class Looked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.Parameter(torch.randn(6, 40, 32))
+
+        def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+            return nn.functional.gelu(torch.bmm(x[:, None], self.weights[chosen].transpose(1, 2)))
+
+    def of(target: str) -> list[list[str]]:
+        return kinds(assert_legal(partition(Looked().eval(), (torch.randn(2, 32), torch.tensor([4, 1])), None, target)))
+
+    assert [{"index", "bmm"} <= set(calls) for calls in of("cpu")] == [True, False]
+    assert [{"bmm", "gelu"} <= set(calls) for calls in of("cuda")] == [False, True]

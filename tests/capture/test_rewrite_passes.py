@@ -55,12 +55,20 @@ def _seed():
 def test_identities_go():
     def run(m, x):
         x = m.drop(x)
-        x = (x + 0) * 1
+        x = (x - 0) * 1
         x = x.expand(2, 4).contiguous().reshape(2, 4)
         return torch.cat([x.to(torch.float32)], 0).relu()
 
     draft = check(Apply(run, drop=nn.Dropout(0.5)), (torch.randn(2, 4),), drop_identities, expected=5)
     assert kinds(draft) == ["relu"]
+
+
+def test_a_sum_with_zero_stays_where_it_changes_a_sign():
+    def run(m, x, count):
+        return (x + 0).reciprocal(), x - (-0.0), (x + -0.0).neg(), (count + 0).neg()
+
+    draft = check(Apply(run), (torch.tensor([-0.0, 1.0]), torch.tensor([3, 0])), drop_identities, expected=2)
+    assert kinds(draft) == ["add", "reciprocal", "sub", "neg", "neg"]
 
 
 def test_look_alikes_of_identities_stay():

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import copysign
+
+import torch
+
 from autosched.capture.draft import Draft, Node
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
@@ -14,15 +18,15 @@ _SAME_WHEN_SAME_SHAPE = frozenset(
         "aten::repeat", "aten::alias", "aten::expand_as", "aten::view_as", "aten::type_as", "aten::detach",
     }
 )  # fmt: skip
-# The scalar that changes nothing, and the name of the argument that holds it.
+# The scalar that changes nothing, and the name of the argument that holds it. Not +0.0 for a sum: it makes +0.0 of -0.0.
 _NEUTRAL: dict[str, tuple[str, float]] = {
-    "aten::add": ("other", 0), "aten::sub": ("other", 0), "aten::mul": ("other", 1), "aten::div": ("other", 1),
+    "aten::add": ("other", -0.0), "aten::sub": ("other", 0.0), "aten::mul": ("other", 1), "aten::div": ("other", 1),
     "aten::pow": ("exponent", 1),
 }  # fmt: skip
 
 
 def drop_identities(draft: Draft) -> int:
-    """Dropout switched off, views and copies that change neither shape nor layout, ``x + 0``, ``x * 1``, concatenations of one tensor.
+    """Dropout switched off, views and copies that change neither shape nor layout, ``x - 0``, ``x * 1``, concatenations of one tensor.
 
     A copy stays if it leaves the model, whole or as a view, or if the model changes the memory it was taken from.
     """
@@ -47,13 +51,13 @@ def _unchanged(node: Node, draft: Draft) -> int | None:
     """Value id that the call gives back, or None if it computes something."""
     if len(node.outputs) != 1 or node.outputs[0] < 0 or node.mutates():
         return None
-    source = _candidate(node)
+    source = _candidate(node, draft)
     if source is None or not same_layout(draft.specs[source], draft.specs[node.outputs[0]]):
         return None
     return source
 
 
-def _candidate(node: Node) -> int | None:
+def _candidate(node: Node, draft: Draft) -> int | None:
     first = node.args[0] if node.args else None
     if node.kind == "aten::cat" and isinstance(first, list) and len(first) == 1 and isinstance(first[0], Ref):
         return first[0].value
@@ -68,7 +72,9 @@ def _candidate(node: Node) -> int | None:
         scalar = node.argument(name)
         rounds = node.kind == "aten::div" and node.op._schema.overload_name.endswith("mode")
         if isinstance(scalar, int | float) and not isinstance(scalar, bool) and scalar == neutral and not rounds:
-            return first.value
+            dtype: torch.dtype = getattr(torch, draft.specs[first.value].dtype)
+            signed = dtype.is_floating_point or dtype.is_complex
+            return first.value if not signed or copysign(1, scalar) == copysign(1, neutral) else None
     return None
 
 

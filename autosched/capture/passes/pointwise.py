@@ -57,7 +57,8 @@ class _Regions:
         self._pointwise = {index: self._is_pointwise(region) for index, region in self.members.items()}
         self._fixed = {index for index, region in self.members.items() if self._touches(region, written)}
         self._small = {
-            index: self._pointwise[index] and self._elements(region) <= _SMALL_ELEMENTS for index, region in self.members.items()
+            index: self._pointwise[index] and index not in self._fixed and self._elements(region) <= _SMALL_ELEMENTS
+            for index, region in self.members.items()
         }
         self._start: dict[int, float] = {}
         self._finish: dict[int, float] = {}
@@ -94,10 +95,10 @@ class _Regions:
             frontier[index] = {item for item in reached if not any(ancestors[other] >> item & 1 for other in reached)}
             gate[index] = next(iter(frontier[index])) if len(frontier[index]) == 1 else None
         for index in list(self.members):
-            if not self._small[index] or gate[index] is None or index in self._fixed:
+            if not self._small[index] or gate[index] is None:
                 continue
             for item in self._before[index]:
-                if self._small[item] and gate[item] == gate[index] and item not in self._fixed:
+                if self._small[item] and gate[item] == gate[index]:
                     self._join(cluster, item, index)
         groups: dict[int, list[int]] = {}
         for index in cluster:
