@@ -105,9 +105,9 @@ def test_rewritten_packs_them_all_the_same(rows: int) -> None:
 class Experts(nn.Module):
     """Of a mixture, the chosen ones, as transformers computes them: one column with each matrix, or one row."""
 
-    def __init__(self, *, columns: bool, read_twice: bool = False) -> None:
+    def __init__(self, *, columns: bool, read_twice: bool = False, numbers: int = 32) -> None:
         super().__init__()
-        self.weights = nn.Parameter(torch.randn(6, 40, 32) / 6)
+        self.weights = nn.Parameter(torch.randn(6, 40, numbers) / numbers**0.5)
         self.columns, self.read_twice = columns, read_twice
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

@@ -260,11 +260,14 @@ def test_what_does_not_begin_at_16_bytes_is_moved_there_for_a_gpu():
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_products_of_one_row_are_compiled_as_sums(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),  # 256 are summed in blocks
+    [(torch.float32, 37), (torch.float32, 256), (torch.bfloat16, 37), (torch.bfloat16, 256), (torch.float16, 256)],
+)
+def test_products_of_one_row_are_compiled_as_sums(dtype: torch.dtype, numbers: int) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(37, 61), nn.ReLU(), nn.Linear(61, 1, bias=False)).to(dtype).eval()
-    captured = capture(model, (torch.randn(1, 37).to(dtype),), lowering=Lowering.FUSED)
+    model = nn.Sequential(nn.Linear(numbers, 61), nn.ReLU(), nn.Linear(61, 1, bias=False)).to(dtype).eval()
+    captured = capture(model, (torch.randn(1, numbers).to(dtype),), lowering=Lowering.FUSED)
     graph = captured.program.graph
     assert all(variant == (Variant.CALLS, Variant.COMPILED) for variant in map(library(captured, None).variants, range(len(graph))))
     for width in (1, 2):
@@ -282,15 +285,15 @@ def test_products_of_one_row_are_compiled_as_sums(dtype: torch.dtype) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("columns", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_batches_of_products_of_one_row_are_compiled_with_the_gather_before_them(columns: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "numbers"), [(torch.float32, 32), (torch.float32, 128), (torch.bfloat16, 128)])
+def test_batches_of_products_of_one_row_are_compiled_with_the_gather_before_them(columns: bool, dtype: torch.dtype, numbers: int) -> None:
     torch.manual_seed(0)
-    model = Experts(columns=columns).to(dtype).eval()
-    captured = capture(model, (torch.randn(2, 32).to(dtype), torch.tensor([4, 1])), lowering=Lowering.FUSED)
+    model = Experts(columns=columns, numbers=numbers).to(dtype).eval()
+    captured = capture(model, (torch.randn(2, numbers).to(dtype), torch.tensor([4, 1])), lowering=Lowering.FUSED)
     graph, regions = captured.program.graph, library(captured, None)
     programs = WidePrograms(captured.program, captured.constants, regions=regions)
     bound = programs.for_plan(make_plan(graph, compiled_schedule(captured, regions)))
-    inputs = [torch.randn(2, 32).to(dtype), torch.tensor([0, 5])]
+    inputs = [torch.randn(2, numbers).to(dtype), torch.tensor([0, 5])]
     assert compare(bound.run(inputs), programs.at(1).run(inputs)).within_tolerance
     assert regions.refusals == ()
     assert len(graph) == regions.compiled == 1
@@ -300,9 +303,9 @@ def test_batches_of_products_of_one_row_are_compiled_with_the_gather_before_them
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_eight_bit_weights_are_read_in_the_loop_of_their_product(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model = EightBitLinear(nn.Linear(64, 40)).eval()
+    model = EightBitLinear(nn.Linear(256, 40)).eval()
     model.scale, model.bias = model.scale.to(dtype), nn.Parameter(model.bias.to(dtype))
-    captured = capture(model, (torch.randn(1, 64).to(dtype),), lowering=Lowering.FUSED)
+    captured = capture(model, (torch.randn(1, 256).to(dtype),), lowering=Lowering.FUSED)
     graph, regions = captured.program.graph, library(captured, None)
     programs = WidePrograms(captured.program, captured.constants, regions=regions)
     bound = programs.for_plan(make_plan(graph, compiled_schedule(captured, regions)))
@@ -313,4 +316,4 @@ def test_eight_bit_weights_are_read_in_the_loop_of_their_product(dtype: torch.dt
     code = region_compile.compile_piece(pieces_of(graph.operators[0], graph)[0], graph, CPU, width=1, variant=Variant.COMPILED)
     assert isinstance(code, region_compile.Code)
     assert "int8_t*" in code.source
-    assert "empty_strided_cpu((40, 64)" not in code.source
+    assert "empty_strided_cpu((40, 256)" not in code.source
