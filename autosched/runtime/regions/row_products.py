@@ -14,6 +14,8 @@ from autosched.core.row_products import BATCHED, LINEAR, matrix_of
 # As many as a vector register of AVX512 holds, of float32 or of two bytes: Inductor's loops step by a register of the narrowest floats.
 _BLOCK, _LOW_BLOCK = 16, 32
 _BLOCKS = 4  # two gain less, eight no more
+# Below Inductor's own limits, of 4 reads and 30 instructions; a call is a few.
+_MOST_READ, _MOST_CALLS = 3, 8
 _WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
@@ -67,7 +69,7 @@ def _sums(graph: torch.fx.Graph, first: torch.fx.Node, second: torch.fx.Node, in
     """
     aten: Any = torch.ops.aten
     length = _BLOCKS * (_LOW_BLOCK if dtype in _WIDE else _BLOCK)
-    if inputs % length:
+    if inputs % length or not (_is_read_often(first) and _is_read_often(second)):
         return graph.call_function(aten.sum.dim_IntList, (graph.call_function(aten.mul.Tensor, (first, second)), [-1]))
     shape = [inputs // length, _BLOCKS, length // _BLOCKS]
     split = [graph.call_function(aten.unflatten.int, (node, -1, shape)) for node in (first, second)]
@@ -79,6 +81,18 @@ def _sums(graph: torch.fx.Graph, first: torch.fx.Node, second: torch.fx.Node, in
         pairs = zip(added[::2], added[1::2], strict=True)
         added = [graph.call_function(aten.add.Tensor, pair) for pair in pairs]
     return graph.call_function(aten.sum.dim_IntList, (added[0], [-2, -1]))
+
+
+def _is_read_often(node: torch.fx.Node) -> bool:
+    """Whether Inductor computes ``node`` anew for each of several readers. Of much work it would keep the wide result in memory instead."""
+    found: dict[torch.fx.Node, None] = {}
+    pending = [node]
+    while pending:
+        one = pending.pop()
+        found[one] = None
+        pending += [item for item in one.all_input_nodes if item not in found]
+    given = sum(item.op == "placeholder" for item in found)
+    return given <= _MOST_READ and len(found) - given <= _MOST_CALLS
 
 
 def _matrix(call: Call, graph: OpGraph) -> int | None:
