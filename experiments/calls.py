@@ -35,6 +35,10 @@ LATE = -1
 # rounds.
 _AROUND_S = 110.0
 _LEAST_COMPILE_S = 10.0
+# What the compilers of a further comparison in a call must find: the default one takes half of it.
+_COMPILERS_S = 60.0
+# Baselines that have a time limit of their own, by the names that reports have for them.
+_LIMITED = frozenset({"eager", "torch_compile", "compiled", "max_autotune", "max_autotune_combo"})
 # Between two looks at what a process has done so far.
 _LOOK_S = 10.0
 
@@ -92,9 +96,20 @@ def compile_total_s(left_s: float, budget_s: float) -> float:
     return max(_LEAST_COMPILE_S, left_s - budget_s - _AROUND_S)
 
 
-def without_compilers_s(took_s: float, budget_s: float) -> float:
-    """Seconds that a comparison like one which took ``took_s`` needs: its compilers make do with what there is, as above."""
-    return min(took_s, budget_s + _AROUND_S)
+def another_s(took_s: float, budget_s: float, *, compiled: bool) -> float:
+    """Seconds that a comparison needs after one that took ``took_s``.
+
+    Compilers make do with what there is, as above, so that one whose were slow says nothing of the next; but without a minute for its own
+    that one would have no row of theirs.
+    """
+    around_s = budget_s + _AROUND_S
+    return around_s + _COMPILERS_S if compiled else min(took_s, around_s)
+
+
+def late_baselines(report: dict[str, Any]) -> list[str]:
+    """Baselines of a comparison that have no time because theirs was over: with more of it they may have one."""
+    rows = report.get("strategies", ())
+    return [row["name"] for row in rows if row["name"] in _LIMITED and (row.get("failure") or {}).get("kind") == "timeout"]
 
 
 def write_whole(target: Path, text: str) -> None:

@@ -148,8 +148,14 @@ def measure(run: Run, timeout_s: float, extra_environment: dict[str, str] | None
     return found
 
 
-def record(run: Run, target: Path, timeout_s: float, extra_environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Measure ``run`` and write what came out, with where and how, to ``target``."""
+def record(
+    run: Run, target: Path, timeout_s: float, extra_environment: dict[str, str] | None = None, *, keep: bool = False
+) -> dict[str, Any]:
+    """Measure ``run`` and write what came out, with where and how, to ``target``.
+
+    Args:
+        keep: a result of an earlier run stays where this one has none; that it had so much time, and how it ended, is added there.
+    """
     begin = time.monotonic()
     report = measure(run, timeout_s, extra_environment)
     document = {
@@ -158,7 +164,12 @@ def record(run: Run, target: Path, timeout_s: float, extra_environment: dict[str
         "took_s": round(time.monotonic() - begin, 1),
         "report": report,
     }
-    write_json(target, document)
+    earlier = json.loads(target.read_text(encoding="utf-8")) if keep and target.exists() else None
+    if "error" in report and earlier is not None and "error" not in earlier["report"]:
+        limit_s = max(round(timeout_s), earlier["run"]["limit_s"])
+        write_json(target, {**earlier, "run": {**earlier["run"], "limit_s": limit_s}, "again": report["error"]})
+    else:
+        write_json(target, document)
     return document
 
 

@@ -135,7 +135,9 @@ class Rivals:
         found: list[External] = []
         for kind in wanted:
             self._progress.stage(f"baseline {kind}", OUTSIDE)
-            with self.compile_time.turn() as limit_s:
+            # The model as it came compiles nothing: it neither waits for a compiler's turn nor takes one.
+            turn = self.compile_time.turn() if kind is not BaselineKind.EAGER else contextlib.nullcontext(PREPARE_TIMEOUT_S)
+            with turn as limit_s:
                 baseline = CudaBaseline(captured.program, captured.constants, kind, settings, timeout_s=limit_s, model=model)
                 self._stack.callback(baseline.close)
                 prepared = baseline.prepare()

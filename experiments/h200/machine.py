@@ -1,22 +1,26 @@
-"""What a machine with a GPU is like before anything is measured on it: what starting takes, how its clock rises, how much room there is.
+"""What a machine with a GPU is like before anything is measured on it: what starting takes, how its clock rises, how much room there is,
+and whether its convolutions give the same bits each time.
 
     python experiments/h200/machine.py --out DIR       # writes DIR/machine.json; fails where no GPU answers
 
-Limits and waiting times of autosched were set without a GPU; these are the figures to set them by.
+Limits and waiting times of autosched were set without a GPU; these are the figures to set them by. A schedule is proved by its bits, so
+where convolutions do not repeat theirs, no proof can succeed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
+import importlib.metadata
 import os
 import resource
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,13 @@ from experiments.devices import commit  # noqa: E402
 
 _RAMP_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _SPIN_CYCLES = 2_000_000
+_PACKAGES = ("cuda-bindings", "triton", "nvidia-cudnn-cu13")
+# Of GoogLeNet: channels in and out, size of the image, of the kernel, and its step.
+_CONVOLUTIONS = (
+    (3, 64, 224, 7, 2), (64, 192, 56, 3, 1), (192, 64, 28, 1, 1), (96, 128, 28, 3, 1), (16, 32, 28, 3, 1), (160, 320, 14, 3, 1),
+    (832, 384, 7, 1, 1),
+)  # fmt: skip
+_TIMES = 5
 
 
 def room() -> dict[str, Any]:
@@ -87,6 +98,46 @@ def ramp(torch: Any, clock: Callable[[], int | None]) -> list[dict[str, Any]]:
     return rows
 
 
+def versions() -> dict[str, str]:
+    """Of packages that decide what can be had of a graph; empty where one is missing."""
+    found = dict.fromkeys(_PACKAGES, "")
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def differing(runs: Mapping[str, Callable[[], Any]]) -> list[str]:
+    """Names of ``runs`` that do not return a tensor of the same bits each time; all are run in turns, as in a model."""
+    first = {name: run() for name, run in runs.items()}
+    again = [(name, run()) for _ in range(_TIMES - 1) for name, run in runs.items()]
+    # What is not a number equals nothing; none of these has any.
+    return sorted({name for name, made in again if not made.equal(first[name])})
+
+
+def convolutions(torch: Any, device: str = "cuda") -> dict[str, Any]:
+    """Whether GoogLeNet's repeat their bits, in the dtypes that models are measured in."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random_of(*shape: int) -> Any:
+        return torch.randn(shape, generator=generator)
+
+    runs: dict[str, Callable[[], Any]] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for inner, outer, size, kernel, step in _CONVOLUTIONS:
+            image, weight = random_of(1, inner, size, size).to(device, dtype), random_of(outer, inner, kernel, kernel).to(device, dtype)
+            run = functools.partial(torch.conv2d, image, weight, stride=step, padding=kernel // 2)
+            runs[f"{dtype} {inner} to {outer}, {size}, {kernel} by {kernel}"] = run
+    names = differing(runs)
+    return {
+        "cudnn": torch.backends.cudnn.version(),
+        "tried": len(runs),
+        "times": _TIMES,
+        "repeat_their_bits": not names,
+        "differing": names,
+    }
+
+
 def told(look: Callable[[], Any]) -> Any:
     """What ``look`` finds, or how it failed: everything else runs only where this command ends well, and needs no figure of it."""
     try:
@@ -104,17 +155,22 @@ def main() -> int:
     found: dict[str, Any] = {"commit": commit(), "room": told(room), "idle_clock_mhz": clock()}
     torch: Any = timed(steps, "import_torch_s", lambda: importlib.import_module("torch"))
     if not arguments.smoke:
-        found |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
+        found |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda, "packages": told(versions)}
         timed(steps, "context_s", lambda: torch.ones(1, device="cuda").item())
         square = torch.ones((256, 256), device="cuda")
         image = torch.ones((1, 64, 56, 56), device="cuda")
         for name in ("first", "second"):
             timed(steps, f"{name}_product_s", lambda: (square @ square).sum().item())
             timed(steps, f"{name}_convolution_s", lambda: torch.conv2d(image, image[:, :, :3, :3].expand(64, 64, 3, 3)).sum().item())
+        found["convolutions"] = timed(steps, "convolutions_s", lambda: told(lambda: convolutions(torch)))
         found |= {"free_bytes": told(lambda: torch.cuda.mem_get_info()[0]), "ramp": told(lambda: ramp(torch, clock))}
     found |= {"steps": steps, "room_after": told(room)}
     write_json(arguments.out / "machine.json", found)
-    print(", ".join(f"{name} {value}" for name, value in {**found, **steps}.items() if name not in ("steps", "ramp")))
+    own = ("steps", "ramp", "packages", "convolutions")
+    print(", ".join(f"{name} {value}" for name, value in {**found, **steps}.items() if name not in own))
+    # A line each: whoever shows the end of a log may cut what is long.
+    for name in own[2:]:
+        print(f"{name}: {found.get(name, 'not asked')}")
     return 0
 
 

@@ -64,7 +64,7 @@ def p3(bench: Bench) -> Answer:
                 rows[-1]["replay_us"] = replay
             data[f"{shape}_{nodes}"] = rows
     last = {shape: data[f"{shape}_500"][-1] for shape in ("line", "four_branches")}
-    # Near one, blocks of replays time the host and not the device.
+    # From one on, blocks of replays that nothing holds back time the host and not the device.
     share = median(row["launch_us"] / row["replay_us"] for row in data["four_branches_100"])
     return (
         "500 nodes: "

@@ -53,13 +53,11 @@ _REHEARSAL = "rehearsal"
 _DIARY = "session.json"
 # Files of tests/gpu on which everything else rests; tests/gpu/conftest.py puts the others in order.
 _RULES = ("streams", "serving", "layout")
-# Those that compile quickly have a step of their own, which fits into what a call has left.
-_QUICK = ("autosched:deepfm", "torchvision:squeezenet1_1", "transformers:bert")
-# Begun with nearly all of a call: what max-autotune is late for in the first one's run is not asked again. Then what the quick ones' own
-# step had no time for; what has a result is skipped.
+_FIRST = "torchvision:googlenet"
+# Those that compile quickly come first: a call's end often has room for one of them.
 _SUITE = (
-    "torchvision:googlenet", *_QUICK, "autosched:randwire", "torchvision:resnet50", "transformers:t5", "torchvision:inception_v3",
-    "torchvision:mobilenet_v2", "torchvision:densenet201", "timm:nasnetalarge",
+    "autosched:deepfm", "torchvision:squeezenet1_1", "transformers:bert", "autosched:randwire", "torchvision:resnet50", "transformers:t5",
+    "torchvision:inception_v3", "torchvision:mobilenet_v2", "torchvision:densenet201", "timm:nasnetalarge",
 )  # fmt: skip
 
 
@@ -124,9 +122,13 @@ def steps(opara: Path | None = None) -> list[Step]:
         Step("device", _script("h200/machine.py", "--out", "{out}"), 180.0, 5.0, required=True),
         Step("doctor", ("-P", "-m", "autosched", "doctor"), 60.0, 5.0, smoke=()),
         Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=_NAMES, restarts=_RESTARTS),
-        Step("quick", _suite(*_QUICK), 360.0, 260.0, retry=again),
-        Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 200.0, retry=again),
-        Step("suite", _suite(*_SUITE), 500.0, 400.0, retry=again),
+        # With nearly all of a call, which compilers that time kernels need; and before that, with whatever the first call has left: what
+        # breaks or is missing is then known while there is time. Where no compiler was late the first time, nothing is run again.
+        Step("googlenet", _suite(_FIRST), 500.0, 400.0, retry=again),
+        Step("early", _suite(_FIRST), 330.0, 260.0, retry=again),
+        # Sixteen processes that each import PyTorch and begin with CUDA; it stops between any two of them.
+        Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 300.0, retry=again),
+        Step("suite", _suite(*_SUITE), 400.0, 260.0, retry=again),
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
         Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 75.0, smoke=on_cpu),

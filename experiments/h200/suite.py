@@ -6,8 +6,9 @@
 
 Each model, batch and data type is one ``autosched compare`` in a process of its own: eager, the sequential CUDA graph, ``torch.compile``
 (default, max-autotune, max-autotune with combo kernels and frozen weights), every strategy, and the tuned schedule, interleaved in one
-run; one JSON file each. A call begins no run that would not fit and skips what has a file, so calling it again goes on. Exit status: 0
-everything asked for has a result, 1 the result of one is that it failed, 10 something is left for the next call.
+run; one JSON file each. A call begins no run that would not fit and skips what has a file, so calling it again goes on. Where a baseline
+ended because the call had too little time for it, a later call that has more measures that model again, after those that have no result.
+Exit status: 0 everything asked for has a result, 1 the result of one is that it failed, 10 something is left for the next call.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
@@ -26,7 +28,7 @@ sys.path.append(str(ROOT))
 
 from autosched.config import parse_seconds  # noqa: E402
 from autosched.core.errors import DeviceMissing  # noqa: E402
-from experiments.calls import LEFT, Call, compile_total_s, without_compilers_s  # noqa: E402
+from experiments.calls import LEFT, Call, another_s, compile_total_s, late_baselines  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.suite import Run, outcome, record, stem_of  # noqa: E402
 
@@ -72,18 +74,28 @@ def cases(models: Sequence[str] = (), batches: Sequence[int] = (), dtypes: Seque
 
 
 def finished(case: Case, folders: Sequence[Path], call: Call, *, failures: bool = True) -> bool:
-    """Whether a result is there. One that only ran out of time counts if it had all the time that a call can give.
+    """Whether a result is there. One that ran out of time, or a baseline of which did, counts if it had all the time that a call can give.
 
     Args:
         failures: whether a run that failed counts as well; it would most likely fail again.
     """
-    for folder in folders:
-        path = folder / case.file
-        if path.is_file():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if "error" not in found["report"] or (failures and call.settled(found["report"], found["run"]["limit_s"])):
+    for found in _found(case, folders):
+        report, limit_s = found["report"], found["run"]["limit_s"]
+        if "error" in report:
+            if failures and call.settled(report, limit_s):
                 return True
+        elif not late_baselines(report) or call.had_all(limit_s):
+            return True
     return False
+
+
+def measured(case: Case, folders: Sequence[Path]) -> bool:
+    """Whether there are times, if not of every baseline."""
+    return any("error" not in found["report"] for found in _found(case, folders))
+
+
+def _found(case: Case, folders: Sequence[Path]) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text(encoding="utf-8")) for folder in folders if (path := folder / case.file).is_file()]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,13 +133,14 @@ def main() -> int:
     out = _folder(parser, arguments)
     folders = (out, *([arguments.done] if arguments.done is not None else _recorded(arguments.device)))
     left = [case for case in wanted if not finished(case, folders, call, failures=not arguments.retry)]
-    # With --retry, what has not been tried at all comes before what has failed.
-    left.sort(key=lambda case: finished(case, folders, call))
+    # What has no times comes before what lacks those of a baseline; with --retry, what has failed comes last.
+    left.sort(key=lambda case: (finished(case, folders, call), measured(case, folders)))
     if arguments.list:
         for case in wanted:
             done = "done" if finished(case, folders, call, failures=False) else "failed"
             print(f"{'left' if case in left else done:6}  {case.file}")
         return LEFT if left else 0
+    late: list[Case] = []
     while left and call.fits():
         case = left.pop(0)
         run = Run(
@@ -142,13 +155,18 @@ def main() -> int:
         limit_s, budget_s = call.limit_s, parse_seconds(arguments.budget)
         total_s = compile_total_s(limit_s, budget_s)
         limits = {"AUTOSCHED_COMPILE_LIMIT_S": f"{arguments.compile_limit:.0f}", "AUTOSCHED_COMPILE_TOTAL_S": f"{total_s:.0f}"}
-        document = record(run, out / case.file, limit_s, limits)
+        document = record(run, out / case.file, limit_s, limits, keep=True)
         # One model whose compilers were slow keeps no other from its turn.
-        call.took(without_compilers_s(document["took_s"], budget_s))
-        print(f"{case.file} in {document['took_s']:.0f} s: {outcome(document['report'])}", flush=True)
-        if not finished(case, (out,), call):
+        call.took(another_s(document["took_s"], budget_s, compiled=arguments.compiled))
+        report = document["report"]
+        slow = f"; no time for {', '.join(names)}" if (names := late_baselines(report)) else ""
+        print(f"{case.file} in {document['took_s']:.0f} s: {outcome(report)}{slow}", flush=True)
+        if not call.settled(report, limit_s):
             left.insert(0, case)
             break
+        if not finished(case, (out,), call):
+            late.append(case)
+    left += late
     failed = [case for case in wanted if case not in left and not finished(case, folders, call, failures=False)]
     if failed:
         print(f"failed: {', '.join(case.file for case in failed)}; --retry runs them again", flush=True)

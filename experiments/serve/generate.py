@@ -8,9 +8,10 @@ the model as it comes with the cache that ``generate`` makes by itself, the same
 of the model with a ``StaticCache``, with its defaults and in the mode max-autotune, on a GPU as ``generate`` does it by itself, on a CPU
 the latter with frozen weights (Inductor's templates need them); and a step tuned by ``autosched.tune`` from a call that was recorded, on a
 CPU also with little effort, which tries no mode of ``torch.compile``. All but the first two have a copy of the model. Whether they give
-the same tokens is recorded. With ``--deadline`` models that the file has are left out, and exit status 10 says that some are left. One
-that fails keeps no other from its turn, and makes the exit status 1. ``--smoke`` does it with a small model and writes nothing unless told
-where.
+the same tokens is recorded. With ``--deadline`` models that the file has are left out, and exit status 10 says that some are left;
+what tuning compiles for comparison is held to that time, and a few rounds without what ``torch.compile`` has yet to compile are recorded
+first: who stops a call while it compiles has those, and the next call measures that model again. One that fails keeps no other from its
+turn, and makes the exit status 1. ``--smoke`` does it with a small model and writes nothing unless told where.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import random
 import sys
 import time
@@ -37,7 +39,7 @@ sys.path.append(str(ROOT))
 
 from autosched.core.variants import Lowering  # noqa: E402
 from autosched.runtime.inductor.modes import mode_options  # noqa: E402
-from experiments.calls import LEFT, Call  # noqa: E402
+from experiments.calls import LEFT, Call, compile_total_s  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.serve.common import beside, parser_of, record  # noqa: E402
 
@@ -46,6 +48,13 @@ AUTOTUNED = "StaticCache, torch.compile, max-autotune"
 OURS = "StaticCache, autosched"
 QUICK = "StaticCache, autosched, --effort quick"
 _PROMPT = 16
+# Need no compiler once a step is tuned.
+_AT_ONCE = (EAGER, "StaticCache", OURS)
+_FIRST_ROUNDS = 3
+UNFINISHED = "unfinished"
+"""Of a case in the file: it has only the first rounds."""
+# Of a call, for what is not tuning: ``generate`` compiles its step in two ways, and the rounds.
+_ANSWERS_S = 70.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +203,25 @@ def contestants(size: Size, device: str, budget_s: float) -> tuple[dict[str, Cal
     )
 
 
-def measure(size: Size, device: str, budget_s: float, rounds: int) -> dict[str, Any]:
-    """One model."""
+def measure(size: Size, device: str, budget_s: float, rounds: int, first: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+    """One model.
+
+    Args:
+        first: told what a few rounds found, before ``torch.compile`` is waited for.
+    """
     torch._dynamo.reset()
     runs, fast, lowerings = contestants(size, device, budget_s)
     expected = runs[EAGER]()
+    if first is not None:
+        some = {name: runs[name] for name in _AT_ONCE}
+        rows = _rows(size, settled(size, some)[0], expected, _FIRST_ROUNDS)
+        first({**_case(size, _FIRST_ROUNDS, rows, fast, lowerings, {}), UNFINISHED: True})
+    runs, failed = settled(size, runs)
+    return _case(size, rounds, _rows(size, runs, expected, rounds), fast, lowerings, failed)
+
+
+def settled(size: Size, runs: dict[str, Callable[[], torch.Tensor]]) -> tuple[dict[str, Callable[[], torch.Tensor]], dict[str, str]]:
+    """Those of ``runs`` that answer, and why the others do not; all have compiled what they compile."""
     failed: dict[str, str] = {}
     for name, run in runs.items():
         try:
@@ -210,7 +233,10 @@ def measure(size: Size, device: str, budget_s: float, rounds: int) -> dict[str, 
                 raise
             failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             print(f"{size.name}, {name}: {failed[name]}")
-    runs = {name: run for name, run in runs.items() if name not in failed}
+    return {name: run for name, run in runs.items() if name not in failed}, failed
+
+
+def _rows(size: Size, runs: dict[str, Callable[[], torch.Tensor]], expected: torch.Tensor, rounds: int) -> list[dict[str, Any]]:
     same = {name: bool(torch.equal(run(), expected)) for name, run in runs.items()}
     rng = random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -226,6 +252,12 @@ def measure(size: Size, device: str, budget_s: float, rounds: int) -> dict[str, 
         row = {"name": name, **beside(times[EAGER], column), "same_tokens": same[name]}
         rows.append({**row, "tokens_per_s": size.tokens / row["median_us"] * 1e6})
         print(f"{size.name}, {name}: {rows[-1]['tokens_per_s']:,.0f} tokens/s, {rows[-1]['speedup']:.2f}x, same tokens: {same[name]}")
+    return rows
+
+
+def _case(
+    size: Size, rounds: int, rows: list[dict[str, Any]], fast: Any, lowerings: dict[str, str], failed: dict[str, str]
+) -> dict[str, Any]:
     report = fast.report()
     return {
         **asdict(size),
@@ -254,25 +286,32 @@ def main() -> int:
         sizes, budget_s, rounds = (Size("2 layers of 32", 2, 32, 4, 2, 64, 50, tokens=4),), 4.0, 2
     target = None if arguments.smoke and arguments.out is None else arguments.out or results_of(arguments.device) / "generate.json"
     call = Call(arguments.deadline, expect_s=4.0 * budget_s)
-    cases: list[dict[str, Any]] = []
+    limited = arguments.deadline < math.inf
+    cases: dict[str, dict[str, Any]] = {}
     failed = False
-    if arguments.deadline < math.inf and target is not None and target.exists():
-        cases = json.loads(target.read_text(encoding="utf-8"))["cases"]
+    if limited and target is not None and target.exists():
+        cases = {case["name"]: case for case in json.loads(target.read_text(encoding="utf-8"))["cases"]}
+
+    def keep(case: dict[str, Any]) -> None:
+        cases[case["name"]] = case
+        if target is not None:
+            record(target, {"device": arguments.device, "threads": torch.get_num_threads(), "cases": list(cases.values())})
+
     for size in sizes:
-        if any(case["name"] == size.name for case in cases):
+        if size.name in cases and not cases[size.name].get(UNFINISHED):
             continue
         if not call.fits():
             return LEFT
         began = time.monotonic()
+        if limited:
+            os.environ["AUTOSCHED_COMPILE_TOTAL_S"] = f"{compile_total_s(call.left_s - _ANSWERS_S, budget_s):.0f}"
         try:
-            cases.append(measure(size, arguments.device, budget_s, rounds))
+            keep(measure(size, arguments.device, budget_s, rounds, keep if limited else None))
         except Exception:
             traceback.print_exc()
             failed = True
             continue
         call.took(time.monotonic() - began)
-        if target is not None:
-            record(target, {"device": arguments.device, "threads": torch.get_num_threads(), "cases": cases})
     return int(failed)
 
 

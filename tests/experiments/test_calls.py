@@ -10,10 +10,16 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from autosched.core.records import Failure, FailureKind
+from autosched.core.report import StrategyRow
+from autosched.core.variants import Lowering
+from autosched.device.cuda.baselines import BaselineKind
+from autosched.pipeline.adopting import TORCH_COMPILE
 from experiments import calls
-from experiments.calls import Call, compile_total_s, run_logged, run_to_end, write_json
+from experiments.calls import Call, another_s, compile_total_s, late_baselines, run_logged, run_to_end, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +42,23 @@ def test_a_run_is_begun_while_one_like_the_longest_fits(monkeypatch: pytest.Monk
 def test_slow_compilers_leave_time_for_measuring() -> None:
     assert 60.0 + compile_total_s(512.0, 60.0) < 512.0 - 100.0
     assert compile_total_s(100.0, 60.0) > 0.0
+
+
+def test_a_further_comparison_is_begun_with_a_minute_for_its_compilers() -> None:
+    for took_s in (50.0, 500.0):
+        assert compile_total_s(another_s(took_s, 60.0, compiled=True), 60.0) >= 60.0
+    assert another_s(50.0, 60.0, compiled=False) == 50.0
+    assert another_s(500.0, 60.0, compiled=False) < 200.0
+
+
+def test_every_baseline_with_a_time_limit_is_known() -> None:
+    limited = [*map(str, BaselineKind), TORCH_COMPILE, Lowering.MAX_AUTOTUNE.value]
+    why = [Failure(FailureKind.TIMEOUT, "no progress for 8 s"), Failure(FailureKind.CRASH, "it broke"), None]
+    names = [*limited, "portfolio"]
+    rows = [StrategyRow(name, False, *[None] * 7, failure) for failure in why for name in names]  # type: ignore[arg-type]
+    report = {"strategies": msgspec.to_builtins(rows)}
+    assert late_baselines(report) == limited
+    assert late_baselines({"error": {"message": "broken"}}) == []
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from autosched.runtime.cuda.graph import GraphCapturer
 from experiments.calls import LEFT, Ended
 from experiments.h200 import probe
+from tests.conformance.fake_cuda import FakeCuda
 
 Call = Callable[..., tuple[int, list[tuple[str, float]]]]
 ANSWER = {"answer": "yes", "data": {}}
@@ -121,6 +123,38 @@ def test_starts_in_one_tick_of_a_clock_tell_no_order(
 
     assert probe_bench.rank_correlation(created, starts) == pytest.approx(expected)
     assert probe_bench.rank_correlation(starts, created) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("replays", "held_us"), [(20, 20 * 2 * 100.0), (1000, 50_000.0)])
+def test_the_device_is_held_back_until_a_block_is_launched(monkeypatch: pytest.MonkeyPatch, replays: int, held_us: float) -> None:
+    """Of a graph that takes less than its launch, the time was the host's."""
+    monkeypatch.syspath_prepend(str(Path(probe.__file__).parent))
+    import probe_bench
+
+    now_s: list[float] = [0.0]
+    done: list[str | float] = []
+
+    class Slow(FakeCuda):
+        def replay(self, graph: Any) -> None:
+            now_s[0] += 100e-6
+            done.append("replay")
+            super().replay(graph)
+
+        def sleep(self, time_us: float) -> None:
+            done.append(time_us)
+            super().sleep(time_us)
+
+        def record(self, event: Any, stream: Any) -> None:
+            done.append("record")
+            super().record(event, stream)
+
+    cuda = Slow()
+    bench = probe_bench.Bench(cuda, GraphCapturer(cuda, reader=cuda), True, None, pytest.fail)
+    graph, _ = bench.capture(bench.lanes(1), cuda.touch)
+    monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
+    done.clear()
+    assert bench.replay_us(graph, replays, 1) == [1.0]
+    assert done == ["replay", pytest.approx(held_us), "record", *["replay"] * replays, "record"]
 
 
 @pytest.mark.slow

@@ -33,8 +33,16 @@ def test_the_whole_suite_is_what_is_to_be_measured() -> None:
     assert list(cases(["autosched:toy"], [2], ["bfloat16"])) == [Case("autosched:toy", 2, "bfloat16")]
 
 
-def result(folder: Path, case: Case, error: dict[str, Any] | None = None, limit_s: int = 100) -> None:
-    report = {"error": error} if error else {"verdict": "kept"}
+LATE = [
+    {"name": "compiled", "failure": None},
+    {"name": "max_autotune", "failure": {"kind": "timeout", "detail": "no progress for 8 s"}},
+]
+
+
+def result(
+    folder: Path, case: Case, error: dict[str, Any] | None = None, limit_s: int = 100, rows: list[dict[str, Any]] | None = None
+) -> None:
+    report = {"error": error} if error else {"verdict": "kept", "strategies": rows or []}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / case.file).write_text(json.dumps({"run": {"limit_s": limit_s}, "report": report}))
 
@@ -72,13 +80,14 @@ Called = list[tuple[str, float]]
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, Called]]:
-    """Runs the script with runs that pretend to take ``took_s`` each."""
+    """Runs the script with runs that pretend to take ``took_s`` each, and whose compilers need ``needs_s``."""
 
-    def call(took_s: float, *arguments: str) -> tuple[int, Called]:
+    def call(took_s: float, *arguments: str, needs_s: float = 0.0) -> tuple[int, Called]:
         made: Called = []
         clock = [0.0]
 
-        def fake(run: runs.Run, target: Path, timeout_s: float, extra: dict[str, str] | None = None) -> dict[str, Any]:
+        def fake(run: runs.Run, target: Path, timeout_s: float, extra: dict[str, str] | None = None, *, keep: bool) -> dict[str, Any]:
+            assert keep
             made.append((target.name, timeout_s))
             assert extra is not None
             # With every compiler as slow as it may be, the run still ends in time, or it could not in any case.
@@ -87,8 +96,9 @@ def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tup
             clock[0] += took_s
             over = took_s > timeout_s
             error = {"message": "late", "exit_code": -1} if over else None
-            result(target.parent, Case(run.model, run.batch or 1, run.dtype or ""), error, limit_s=round(timeout_s))
-            return {"took_s": took_s, "report": {"error": error} if over else {"verdict": "kept"}}
+            rows = LATE if total_s < needs_s else []
+            result(target.parent, Case(run.model, run.batch or 1, run.dtype or ""), error, limit_s=round(timeout_s), rows=rows)
+            return {"took_s": took_s, "report": {"error": error} if over else {"verdict": "kept", "strategies": rows}}
 
         monkeypatch.setattr(suite, "record", fake)
         monkeypatch.setattr("time.monotonic", lambda: clock[0])
@@ -120,6 +130,45 @@ def test_a_run_that_was_cut_short_comes_first_next_time(called: Callable[..., tu
     assert (code, len(made)) == (LEFT, 1)
     code, made = called(600.0, *asked)  # longer than any call: it is given up with the whole window
     assert (code, [name for name, _ in made]) == (1, ["a_2_b1_float32.json"])
+
+
+def test_a_model_whose_compilers_had_too_little_is_measured_again_when_there_is_more(
+    called: Callable[..., tuple[int, Called]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("a:1", "a:2", "a:3", "--batches", "1", "--dtypes", "float32")
+    # The first had all that this call could give it; nobody waits for the second's compilers, but they have a minute.
+    code, made = called(140.0, *asked, "--deadline", "420", needs_s=250.0)
+    assert (code, made) == (LEFT, [("a_1_b1_float32.json", 412.0), ("a_2_b1_float32.json", 272.0)])
+    assert "kept; no time for max_autotune" in capsys.readouterr().out
+    # A longer call takes up what has no times at all first, then what lacks some, with all of a call's time each.
+    code, made = called(400.0, *asked, "--deadline", "520", needs_s=250.0)
+    assert (code, [name for name, _ in made]) == (LEFT, ["a_3_b1_float32.json"])
+    code, made = called(400.0, *asked, "--deadline", "520", needs_s=250.0)
+    assert (code, [name for name, _ in made]) == (LEFT, ["a_1_b1_float32.json"])
+    code, made = called(400.0, *asked, "--deadline", "520", needs_s=400.0)
+    assert (code, [name for name, _ in made]) == (0, ["a_2_b1_float32.json"])
+    # However late they are, a whole call is all there is.
+    assert called(400.0, *asked, "--deadline", "520", needs_s=400.0) == (0, [])
+
+
+def test_times_of_an_earlier_run_stay_where_a_longer_one_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, target = Case("a:1", 1, "float32"), tmp_path / "a_1_b1_float32.json"
+    result(tmp_path, case, limit_s=300, rows=LATE)
+    reports: list[dict[str, Any]] = [{"error": {"message": "late", "exit_code": -1}}, {"verdict": "kept", "strategies": []}]
+    monkeypatch.setattr(runs, "environment", dict)
+    monkeypatch.setattr(runs, "measure", lambda *given: reports.pop(0))
+    run = runs.Run("a:1", "cuda")
+    assert "error" in runs.record(run, target, 490.0, keep=True)["report"]
+    found = json.loads(target.read_text())
+    assert (found["report"]["strategies"], found["run"]["limit_s"], found["again"]["message"]) == (LATE, 490, "late")
+    assert finished(case, [tmp_path], Call(500.0, spare_s=0.0))
+    assert not finished(case, [tmp_path], Call(900.0, spare_s=0.0))
+    runs.record(run, target, 490.0, keep=True)
+    assert json.loads(target.read_text())["report"] == {"verdict": "kept", "strategies": []}
+    # Whoever measures anew without that wish is told what came out.
+    reports.append({"error": {"message": "it broke", "exit_code": 1}})
+    runs.record(run, target, 490.0)
+    assert "error" in json.loads(target.read_text())["report"]
 
 
 def test_smoke_never_lands_among_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

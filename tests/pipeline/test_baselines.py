@@ -1,0 +1,51 @@
+"""Baselines of a GPU: what compiles shares the compilers' time, what does not is not held to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosched.capture.export import capture
+from autosched.core.progress import Silent
+from autosched.core.records import Failure, FailureKind
+from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S
+from autosched.device.cuda.baselines import BaselineKind
+from autosched.device.registry import device_named
+from autosched.pipeline import baselines, compile_time
+from tests.conformance.fake_driver import gpus_called
+
+
+def test_the_model_as_it_came_takes_no_compilers_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With little of the total left it had no time, although it compiles nothing."""
+    now: list[float] = [0.0]
+    limits_s: dict[BaselineKind, float] = {}
+    monkeypatch.delenv("AUTOSCHED_COMPILE_LIMIT_S", raising=False)
+    monkeypatch.setenv("AUTOSCHED_COMPILE_TOTAL_S", "80")
+
+    class Baseline:
+        def __init__(self, program: Any, constants: Any, kind: BaselineKind, *rest: Any, timeout_s: float, **options: Any) -> None:
+            limits_s[kind] = timeout_s
+
+        def prepare(self) -> Failure:
+            now[0] += 30.0
+            return Failure(FailureKind.UNAVAILABLE, "a double")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(baselines, "CudaBaseline", Baseline)
+    model, args = nn.ReLU(), (torch.ones(2),)
+    captured = capture(model, args)
+    with gpus_called("Test GPU A"):
+        rivals = baselines.Rivals(model, args, None, device_named("cuda"), compiled=True, source=None, progress=Silent())
+        monkeypatch.setattr(compile_time.time, "monotonic", lambda: now[0])
+        rivals.ready(captured, [])
+    assert limits_s == {
+        BaselineKind.EAGER: PREPARE_TIMEOUT_S,
+        BaselineKind.COMPILED: 40.0,
+        BaselineKind.MAX_AUTOTUNE: 25.0,
+        BaselineKind.MAX_AUTOTUNE_COMBO: 10.0,
+    }
