@@ -282,6 +282,8 @@ def test_a_bundle_without_a_compiler_runs_the_model_as_it_came(
 class _Constants(nn.Module):
     """Returns what depends on its parameters alone, which Inductor computes once."""
 
+    anchors: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
