@@ -59,34 +59,59 @@ def record_calls(model: torch.nn.Module, run: Callable[[], object], most: int = 
         )
     if most < 1:
         raise UsageError(f"record_calls() got most={most}; expected 1 or more")
-    specs: list[pytree.TreeSpec] = []
-    keys: list[list[object]] = []
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    times: list[int] = []
-
-    def note(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        leaves, spec = pytree.tree_flatten(pack((args, kwargs)))
-        key = [leaf_key(leaf) for leaf in leaves]
-        for place, known in enumerate(zip(specs, keys, strict=True)):
-            if known == (spec, key):
-                times[place] += 1
-                return
-        if len(calls) < most:
-            # The call may change what it is given.
-            specs.append(spec)
-            keys.append(key)
-            calls.append(map_tensors(_copy, (args, kwargs)))
-            times.append(1)
+    forms = _Forms(most)
 
     # What was compiled before calls no hook, and no forward but the one that it was compiled from. Nor does a schedule call hooks.
-    with as_they_came(model), _heard(model, note), torch.compiler.set_stance("force_eager"):
+    with as_they_came(model), _heard(model, forms.note), torch.compiler.set_stance("force_eager"):
         run()
+    calls = forms.recorded()
     if not calls:
         raise UsageError(
             f"run() made no call of the {type(model).__name__}; expected one. Give the module that it calls as module(...) or "
             "module.forward(...): a part of the model, perhaps."
         )
-    return tuple(RecordedCall(*call, count) for call, count in zip(calls, times, strict=True))
+    return calls
+
+
+@dataclass(slots=True)
+class _Form:
+    spec: pytree.TreeSpec
+    key: list[object]
+    call: tuple[tuple[Any, ...], dict[str, Any]]
+    times: int = 1
+
+
+class _Forms:
+    """The forms of calls so far. Several threads may call the model at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: list[_Form] = []
+        self._lock = threading.Lock()
+
+    def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a call, and copy what it is given if it is the first of its form."""
+        leaves, spec = pytree.tree_flatten(pack((args, kwargs)))
+        key = [leaf_key(leaf) for leaf in leaves]
+        with self._lock:
+            if self._counted(spec, key) or len(self._found) >= self._most:
+                return
+        # The call may change what it is given. Other threads need not wait for the copy; one of them may have been first meanwhile.
+        call = map_tensors(_copy, (args, kwargs))
+        with self._lock:
+            if not self._counted(spec, key) and len(self._found) < self._most:
+                self._found.append(_Form(spec, key, call))
+
+    def recorded(self) -> tuple[RecordedCall, ...]:
+        with self._lock:
+            return tuple(RecordedCall(*form.call, form.times) for form in self._found)
+
+    def _counted(self, spec: pytree.TreeSpec, key: list[object]) -> bool:
+        for form in self._found:
+            if (form.spec, form.key) == (spec, key):
+                form.times += 1
+                return True
+        return False
 
 
 class _Thread(threading.local):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 from torch import nn
 
 import autosched
+from autosched import recording
 from autosched.capture.export import capture
 from autosched.core.errors import UsageError
 from autosched.recording import record_calls
@@ -102,6 +106,31 @@ class Holder:
 def test_forms_beyond_the_most_are_let_through_and_forgotten(loop: Loop) -> None:
     calls = record_calls(loop.step, lambda: [loop.step(torch.ones(size), torch.zeros(1)) for size in (1, 2, 3, 1)], most=2)
     assert [(tuple(call.args[0].shape), call.times) for call in calls] == [((1,), 2), ((2,), 1)]
+
+
+def test_calls_of_several_threads_are_all_counted(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the threads take turns: they meet at every copy, which is where one call is noted while another comes."""
+    threads, calls, meeting = 4, 6, threading.Barrier(4)
+    copied = recording._copy
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(0.2)
+        return copied(tensor)
+
+    monkeypatch.setattr(recording, "_copy", copy)
+
+    def serve(_: int) -> None:
+        for length in range(1, calls + 1):
+            loop.step(torch.zeros(length), torch.zeros(3))
+
+    def run() -> None:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(serve, range(threads)))
+
+    recorded = record_calls(loop.step, run)
+    assert [len(call.args[0]) for call in recorded] == list(range(1, calls + 1))
+    assert [call.times for call in recorded] == [threads] * calls
 
 
 def test_a_model_that_was_not_called_is_named(loop: Loop) -> None:

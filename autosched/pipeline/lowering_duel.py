@@ -22,7 +22,8 @@ _LEAST_ROUNDS = 15
 def duels(
     outcomes: Sequence[Outcome], prepared: Sequence[Prepared], options: Options, ledger: Ledger, progress: Progress
 ) -> tuple[Outcome, dict[str, str]]:
-    """The first outcome, unless another one's schedule is faster beyond noise; and what is to be said of each lowering that lost.
+    """The first outcome, unless another one's schedule is faster beyond noise, or the only one that still runs; and what is to be said of
+    each lowering that lost.
 
     Args:
         outcomes: of one tuned lowering each, the fastest in order first.
@@ -38,7 +39,11 @@ def duels(
         progress.stage(f"{names[0]} against {names[1]}")
         fought = _fight(kept, rival, sessions, rounds=2 * options.budget.final_rounds, seconds=seconds)
         if isinstance(fought, Failure):
-            why[names[1]] = f"it could not be compared ({fought.kind}: {fought.detail})"
+            if (guilty := _only_first_fails(kept, rival, sessions)) is not None:
+                why[names[0]] = f"its schedule failed in the last comparison ({guilty.kind}: {guilty.detail})"
+                kept = rival
+            else:
+                why[names[1]] = f"it could not be compared ({fought.kind}: {fought.detail})"
             continue
         ledger.measurements += 3 * len(fought.once)
         ratio, noise = paired_ratio(fought.rival, fought.base), noise_floor_pct(fought.once, fought.again)
@@ -85,6 +90,12 @@ def _fight(first: Outcome, second: Outcome, sessions: Mapping[str, Prepared], *,
         for column, time_us in zip((fought.base, fought.rival, fought.once, fought.again), (base, rival, once, again), strict=True):
             column.append(time_us)
     return fought
+
+
+def _only_first_fails(first: Outcome, second: Outcome, sessions: Mapping[str, Prepared]) -> Failure | None:
+    """The failure of the first schedule, run by itself, if the second one runs; none where it is not the first alone that fails."""
+    mine, theirs = (sessions[outcome.report.lowering].session.paired([outcome.schedule], rounds=1) for outcome in (first, second))
+    return mine if isinstance(mine, Failure) and not isinstance(theirs, Failure) else None
 
 
 def _sentence(ratio: Ratio, names: tuple[str, str], noise: float) -> str:

@@ -23,6 +23,7 @@ from autosched.runtime.native.build import native_library
 from autosched.runtime.native.code import NotNative
 from autosched.runtime.native.lanes import NativePlan, team_comes, team_size
 from autosched.runtime.plan import Plan, Step
+from autosched.runtime.thread_count import use_threads
 from autosched.runtime.walk import walk
 
 _log = logging.getLogger(__name__)
@@ -123,9 +124,9 @@ class LaneExecutor:
             try:
                 outputs = self._run_python(inputs, trace) if self._native is None else self._native.run(inputs, trace, self._pool)
             finally:
-                # Also when this thread's own count is untouched: a lane's change is what new threads would inherit.
+                # Also when PyTorch's count of this thread is untouched: MKL's, which cannot be asked for, may not be.
                 if self.lanes > 1 or torch.get_num_threads() != threads:
-                    torch.set_num_threads(threads)
+                    use_threads(threads)
             if trace is not None:
                 trace.finish_ns = time.perf_counter_ns()
             return outputs
@@ -180,7 +181,7 @@ class _Lane:
             slots[value] = None
 
     def _widen(self, width: int) -> None:
-        torch.set_num_threads(width)
+        use_threads(width)
         self._width = width
 
 

@@ -22,6 +22,7 @@ from autosched.runtime.inductor.common import Refused
 from autosched.runtime.kernels import BoundProgram, bind
 from autosched.runtime.plan import Plan
 from autosched.runtime.regions.library import RegionLibrary
+from autosched.runtime.thread_count import use_threads
 
 
 def _unchanged(bound: BoundProgram) -> BoundProgram:
@@ -58,11 +59,11 @@ class WidePrograms:
         """The program with weights packed for ``width`` threads."""
         if width not in self._bound:
             before = torch.get_num_threads()
-            torch.set_num_threads(width)
+            use_threads(width)
             try:
                 bound = bind(self.program, self._constants, "cpu")
             finally:
-                torch.set_num_threads(before)
+                use_threads(before)
             for other in self._bound.values():
                 bound = dataclasses.replace(bound, constants=self._shared(bound.constants, other.constants))
                 break

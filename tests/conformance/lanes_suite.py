@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -163,6 +164,50 @@ class LanesSuite:
                 assert inherited == [3]
         finally:
             torch.set_num_threads(before)
+
+    @pytest.mark.parametrize("lanes", [1, 2])
+    def test_threads_that_first_use_pytorch_during_a_run_have_the_users_count(self, bound: BoundProgram, lanes: int) -> None:
+        graph = bound.program.graph
+        inherited: set[int] = set()
+
+        def look() -> None:
+            thread = threading.Thread(target=lambda: inherited.add(torch.get_num_threads()))
+            thread.start()
+            thread.join()
+
+        watched = bound
+        for index in range(len(graph)):
+            watched = with_hook(watched, index, look)
+        before = torch.get_num_threads()
+        torch.set_num_threads(3)
+        try:
+            self.executor(watched, random_schedule(graph, lanes, 3, widths=(1, 2))).run(random_inputs(bound.program, 0))
+            assert inherited == {3}
+        finally:
+            torch.set_num_threads(before)
+
+    def test_a_caller_does_not_undo_what_another_thread_has_set(self, bound: BoundProgram) -> None:
+        graph = bound.program.graph
+        executor = self.executor(bound, random_schedule(graph, 2, 3, widths=(1, 2)))
+        counts: list[int] = []
+        before = torch.get_num_threads()
+
+        def call() -> None:
+            executor.run(random_inputs(bound.program, 0))
+            counts.append(torch.get_num_threads())
+
+        with ThreadPoolExecutor(1) as caller:
+            torch.set_num_threads(2)
+            try:
+                caller.submit(call).result()
+                torch.set_num_threads(3)
+                # Its own count is the one that it began with.
+                caller.submit(call).result()
+                with ThreadPoolExecutor(1) as new:
+                    counts.append(new.submit(torch.get_num_threads).result())
+            finally:
+                torch.set_num_threads(before)
+        assert counts == [2, 2, 3]
 
     def test_widths_reach_the_operators_of_every_lane(self, bound: BoundProgram) -> None:
         graph = bound.program.graph

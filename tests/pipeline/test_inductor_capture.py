@@ -16,6 +16,7 @@ from torch.nn import functional
 from autosched.capture.export import Captured, capture
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
 from autosched.core.program_json import decode_program, encode_program
+from autosched.core.records import Engine
 from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.pipeline.inductor_capture import capture_inductor, estimated_flops
@@ -276,6 +277,41 @@ def test_a_bundle_without_a_compiler_runs_the_model_as_it_came(
     x = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(loaded(x), model(x))
+
+
+class _Constants(nn.Module):
+    """Returns what depends on its parameters alone, which Inductor computes once."""
+
+    anchors: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.register_buffer("anchors", torch.rand(6, 2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        anchors = self.anchors * 8
+        return self.layer(x), self.scale.exp(), anchors, anchors[1:].t(), anchors.clone()
+
+
+@pytest.mark.usefixtures("native")
+def test_what_a_caller_writes_to_an_output_is_in_no_later_one() -> None:
+    model, x = _Constants().eval(), torch.randn(2, 4)
+    found = capture_inductor(model, (x,))
+    assert not isinstance(found, Refused), found.reason
+    bound = _bound(found)
+    plan = make_plan(found.program.graph, random_placement(random.Random(3), found.program.graph, 1))
+    assert LaneExecutor(bound, plan).engine is Engine.NATIVE
+    loaded = load(_bundle(found, 1), model, strict=True)
+    with torch.no_grad():
+        wanted = model(x)
+        for _ in range(2):
+            got = loaded(x)
+            assert len({output.data_ptr() for output in got}) == len(got)
+            for mine, theirs in zip(got, wanted, strict=True):
+                torch.testing.assert_close(mine, theirs)
+                mine.mul_(3)
 
 
 def test_capture_leaves_it_to_those_who_may_compile() -> None:

@@ -27,6 +27,9 @@ class Machine:
     def __init__(self, times_us: dict[str, float | Failure]) -> None:
         self.times_us = times_us
         self.turns: list[str] = []
+        self.fails_after: dict[str, int] = {}
+        """Of its turns, how many a lowering makes before it fails."""
+        self.recovers = False
 
     def session(self, lowering: str) -> Any:
         return SimpleNamespace(paired=lambda schedules, *, rounds: self.paired(lowering, schedules, rounds))
@@ -36,6 +39,10 @@ class Machine:
         if isinstance(found, Failure):
             return found
         assert len(schedules) == 1
+        if self.turns.count(lowering) >= self.fails_after.get(lowering, 1_000):
+            if self.recovers:
+                del self.fails_after[lowering]
+            return Failure(FailureKind.CRASH, "gone")
         cold = not self.turns or self.turns[-1] != lowering
         self.turns.append(lowering)
         return [[found * COLD if cold and turn == 0 else found for turn in range(rounds)]]
@@ -74,3 +81,29 @@ def test_a_rival_that_fails_leaves_the_first() -> None:
     found, why, ledger = fight(Machine({"fused": 100.0, "inductor": Failure(FailureKind.CRASH, "boom")}))
     assert (found, ledger.measurements) == ("fused", 0)
     assert "boom" in why["inductor"]
+
+
+@pytest.mark.parametrize("after", [0, 3, 21])
+def test_a_first_one_that_fails_by_now_leaves_the_rival(after: int) -> None:
+    machine = Machine({"fused": 100.0, "inductor": 130.0})
+    machine.fails_after["fused"] = after
+    found, why, _ = fight(machine)
+    assert found == "inductor"
+    assert set(why) == {"fused"}
+    assert "gone" in why["fused"]
+
+
+def test_where_nothing_runs_any_more_the_first_is_kept() -> None:
+    machine = Machine({"fused": 100.0, "inductor": 90.0})
+    machine.fails_after = {"fused": 5, "inductor": 4}
+    found, why, _ = fight(machine)
+    assert found == "fused"
+    assert "gone" in why["inductor"]
+
+
+def test_a_failure_that_does_not_come_again_is_nobodys() -> None:
+    machine = Machine({"fused": 100.0, "inductor": 90.0})
+    machine.fails_after["fused"], machine.recovers = 3, True
+    found, why, _ = fight(machine)
+    assert found == "fused"
+    assert "could not be compared" in why["inductor"]

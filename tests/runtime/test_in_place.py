@@ -19,10 +19,13 @@ from autosched.core.program import Call, Many, Program, Ref, WriteBack
 from autosched.core.records import Engine
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.core.variants import Lowering
+from autosched.export.bundle import encode_bundle
 from autosched.runtime import lanes
+from autosched.runtime.guard import FallbackWarning
 from autosched.runtime.in_place import finished_before, first_of_lanes, granted, homes_of, in_place, in_place_form
 from autosched.runtime.kernels import Begun, bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor
+from autosched.runtime.lateness import Lateness, Walkers
 from autosched.runtime.load import load
 from autosched.runtime.native.lanes import Deserted, NativeProgram
 from autosched.runtime.numerics import compare
@@ -37,6 +40,7 @@ from tests.conformance.stateful import (
     Stateful,
     assert_like_eager,
     bundle_bytes,
+    bundled,
     example,
     made,
 )
@@ -236,8 +240,51 @@ def test_a_run_that_its_team_left_midway_is_not_done_once_more(midway: bool, mon
     if midway:
         with pytest.raises(Deserted):
             executor.run(inputs)
-    else:
-        assert same(executor.run(inputs), expected)
+    # It is not asked again.
+    assert same(executor.run(inputs), expected)
+    assert not executor.one_team
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_caller_hears_of_a_team_that_left_what_he_hears_of_an_operator_that_failed(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
+    # However late it comes here.
+    monkeypatch.setattr(Lateness, "walkers", lambda lateness: Walkers.TEAM)
+    model = made(KeyValueCache)
+    loaded = load(two_lanes(model), model)
+    prepared = loaded._table.slots[0].prepared  # type: ignore[union-attr]
+    assert prepared is not None
+    assert prepared.overwriting is not None
+    marks = prepared.overwriting.begun
+    real = NativeProgram._here
+
+    def left(program: NativeProgram, *given: Any) -> Any:
+        if program._lanes == 1:
+            return real(program, *given)
+        marks.set(begun)
+        raise Deserted(midway=True)
+
+    monkeypatch.setattr(NativeProgram, "_here", left)
+    eager = copy.deepcopy(model)
+    with torch.no_grad():
+        x = example()
+        if begun:
+            with pytest.raises(HalfWritten, match="OpenMP gave fewer threads"):
+                loaded(x)
+        else:
+            with pytest.warns(FallbackWarning, match="OpenMP gave fewer threads"):
+                torch.testing.assert_close(loaded(x), eager(x))
+            assert torch.equal(model.keys, eager.keys)
+
+
+def two_lanes(model: Stateful) -> bytes:
+    """A bundle whose operators are on two lanes in turn, each waiting for the one before, so that all may write in place."""
+    _, bundle = bundled(model, (example(),))
+    count = len(bundle.program.graph)
+    order = tuple(range(count))
+    schedule = make_schedule(bundle.program.graph, order, [place % 2 for place in order], extra_edges=[(i, i + 1) for i in order[:-1]])
+    return encode_bundle(dataclasses.replace(bundle, schedule=schedule))
 
 
 def reader_and_writer() -> tuple[Program, OpGraph]:
@@ -419,8 +466,6 @@ def test_a_cache_that_is_given_is_changed_where_it_lies() -> None:
 
 
 def test_two_caches_that_share_memory_run_the_model() -> None:
-    from autosched.runtime.guard import FallbackWarning
-
     class TwoCaches(Stateful):
         def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
             one.mul_(2)

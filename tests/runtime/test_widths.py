@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 
 from autosched import zoo
 from autosched.capture.export import Captured, capture
 from autosched.core.schedule import make_schedule, sequential
-from autosched.runtime.kernels import BoundProgram, random_inputs
+from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
@@ -62,16 +65,27 @@ def test_every_width_computes_the_model(captured: Captured) -> None:
         assert compare(got, reference).within_tolerance
 
 
-def test_binding_leaves_the_thread_count_alone_and_adapts_once(captured: Captured) -> None:
+def test_binding_leaves_the_thread_count_alone_and_adapts_once(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[BoundProgram] = []
+    inherited: set[int] = set()
+
+    def bound_here(*given: Any) -> BoundProgram:
+        thread = threading.Thread(target=lambda: inherited.add(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        return bind(*given)
 
     def adapt(bound: BoundProgram) -> BoundProgram:
         seen.append(bound)
         return bound
+
+    monkeypatch.setattr("autosched.runtime.widths.bind", bound_here)
 
     before = torch.get_num_threads()
     programs = WidePrograms(captured.program, captured.constants, adapt)
     for width in (1, 2, 1, 2):
         programs.at(width)
     assert torch.get_num_threads() == before
+    # A thread that first uses PyTorch meanwhile has the user's count as well.
+    assert inherited == {before}
     assert len(seen) == 2

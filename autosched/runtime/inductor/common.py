@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -84,17 +85,20 @@ def _exists(config: Any, name: str) -> bool:
 
 @contextlib.contextmanager
 def modules_into(found: list[ModuleType]) -> Iterator[None]:
-    """Note every module of a graph that is loaded within the block; not those that the compiler writes to time one kernel of its own."""
+    """Note every module of a graph that this thread loads within the block; not those that the compiler writes to time one kernel."""
     from torch._inductor.codecache import PyCodeCache
 
     cache: Any = PyCodeCache
+    # The cache is the whole process's, and another thread may compile something of its own meanwhile.
+    owner = threading.get_ident()
     original = vars(cache)["load_by_key_path"]
     load = cache.load_by_key_path
 
     def noting(cls: Any, *args: Any, **kwargs: Any) -> ModuleType:
         module: ModuleType = load(*args, **kwargs)
         # A harness has a ``call`` too: templates are timed with and without the operators that can be fused into them.
-        if callable(getattr(module, "call", None)) and not hasattr(module, "benchmark_all_configs"):
+        graph = callable(getattr(module, "call", None)) and not hasattr(module, "benchmark_all_configs")
+        if graph and threading.get_ident() == owner:
             found.append(module)
         return module
 

@@ -9,7 +9,8 @@ Dataflow is that of buffers, seen through views (``inductor.accesses``):
   its own, and each writer makes its window of it, so that branches stay independent and a reader waits for the windows it reads;
 - any other buffer with several writers is made by the first and changed in place by the others, in the order of the code;
 - an argument that the code overwrites (a cache that the model fills) is copied by a unit of its own, and what would change the argument
-  changes the copy: units are a pure function, and whoever may overwrite the argument leaves the copy out (``runtime.in_place``).
+  changes the copy: units are a pure function, and whoever may overwrite the argument leaves the copy out (``runtime.in_place``);
+- a frozen tensor of the module's own that the code returns is cloned by a unit of its own, as callers own what they are given.
 """
 
 from __future__ import annotations
@@ -193,6 +194,8 @@ class _Maker:
     def _returned(self, expression: ast.expr, units: list[Unit]) -> str:
         view = self._module.view(expression, self._known)
         base = self._name(view.base)
+        if base in self._known:
+            return self._cloned(base, expression, units)
         if view.size is None:
             return base
         # A window that is returned is a value of its own, in the memory of its buffer.
@@ -207,6 +210,16 @@ class _Maker:
                 unit.reads.update(dict.fromkeys(self._accesses.windows_before(len(self._module.launches), view)))
             unit.makes[name] = self._text(_expression(view), set())
             units.append(unit)
+        return name
+
+    def _cloned(self, base: str, expression: ast.expr, units: list[Unit]) -> str:
+        """A copy of a tensor of the module's own that is returned: callers may write to what they are given, and it outlives the call."""
+        unit = Unit(self._fresh("clone"), "inductor::clone", "", [])
+        name = f"returned_{unit.name.replace('.', '_')}"
+        unit.reads[base] = None
+        unit.lines.append(f"{name} = torch.ops.aten.clone.default({self._text(expression, set())})")
+        unit.makes[name] = name
+        units.append(unit)
         return name
 
     def _drop_private(self, units: list[Unit], returned: list[str]) -> None:

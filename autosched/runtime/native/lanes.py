@@ -39,8 +39,8 @@ TEAM_SPIN_US = 2000.0
 _FORSAKEN, _DESERTED, _ENDED, _PAUSED, _LATE = -2, -1, 0, 1, 2
 
 
-class Deserted(Exception):
-    """Fewer threads came to a team than it has lanes: others have them, or OpenMP was told to have fewer.
+class Deserted(RuntimeError):
+    """Fewer threads came to a team than it has lanes: others have them, or OpenMP was told to have fewer. A failure like an operator's.
 
     Args:
         midway: whether operators had run by then.
@@ -87,7 +87,7 @@ class NativeProgram:
             The tensors of the outputs, in order.
 
         Raises:
-            Deserted: the team is too small. The run is not done, and nothing of it is left.
+            Deserted: the team is too small. The run is not done, and nothing of it is left but what its operators wrote in place.
             BaseException: what the first failing operator raised; the other lanes have stopped by then.
         """
         if self._threaded:
@@ -161,7 +161,11 @@ class NativePlan:
         return self._of_team is not None
 
     def run(self, inputs: Sequence[torch.Tensor], trace: Trace | None, pool: LanePool) -> list[torch.Tensor]:
-        """As :meth:`NativeProgram.run`; a team that is too small is not asked again."""
+        """As :meth:`NativeProgram.run`; a team that is too small is not asked again, and the lanes run on threads of their own.
+
+        Raises:
+            Deserted: only where operators of a run that writes in place had run by then.
+        """
         if trace is None:
             return self._run(inputs, None, pool)
         # Zeros: an operator that did not run has none.
@@ -178,11 +182,11 @@ class NativePlan:
             try:
                 outputs = self._of_team.run(inputs, times, pool)
             except Deserted as why:
+                _log.info("OpenMP gave fewer threads than there are lanes; from now on they have threads of their own")
+                self._of_team = None
                 if why.midway and self._bound.in_place:
                     # A second run would change once more what the first has changed.
                     raise
-                _log.info("OpenMP gave fewer threads than there are lanes; from now on they have threads of their own")
-                self._of_team = None
             else:
                 self._lateness.came(late=self._of_team.late)
                 return outputs

@@ -4,8 +4,8 @@
 #include "operators.h"
 #include "run.h"
 #include "team.h"
+#include "threads.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
 namespace {
@@ -28,12 +28,6 @@ void run_step(Run& run, const Step& step, Stack& stack) {
   if (times != nullptr) times[run.program.operators] = now_ns();
   if (step.records) run.raise(step.index);
   for (auto slot : step.frees) run.slots[slot] = IValue();
-}
-
-// MKL's number of threads is each thread's own, and cannot be asked for: a thread of a team inherits PyTorch's, but not MKL's.
-void use_threads(int width) {
-  thread_local int said = 0;
-  if (said != width || at::get_num_threads() != width) at::set_num_threads(said = width);
 }
 
 // Whether the lane has come to the end of the phase; false if its turn is over first.

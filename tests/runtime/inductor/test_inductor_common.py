@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import ModuleType
 
 from autosched.runtime.inductor.common import modules_into
@@ -22,3 +23,17 @@ def test_a_module_that_times_one_kernel_is_not_the_code_of_a_graph() -> None:
         made = PyCodeCache.load(_GRAPH)
     assert found == [made]
     assert vars(PyCodeCache)["load_by_key_path"] is before
+
+
+def test_what_another_thread_compiles_meanwhile_is_its_own() -> None:
+    from torch._inductor.codecache import PyCodeCache
+
+    found: list[ModuleType] = []
+    theirs: list[ModuleType] = []
+    with modules_into(found):
+        mine = PyCodeCache.load(_GRAPH)
+        other = threading.Thread(target=lambda: theirs.append(PyCodeCache.load(f"other = 1\n{_GRAPH}")))
+        other.start()
+        other.join()
+    assert found == [mine]
+    assert len(theirs) == 1
