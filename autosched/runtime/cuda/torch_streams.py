@@ -97,10 +97,6 @@ class TorchStreams:
         """Of the whole device."""
         torch.cuda.synchronize(self.device)
 
-    def finish(self, stream: Stream) -> None:
-        """``Stream.synchronize``."""
-        stream.synchronize()
-
     def capturing(self, stream: Stream) -> bool:
         """Asked of the current stream, as PyTorch offers no other way."""
         with torch.cuda.stream(stream):
