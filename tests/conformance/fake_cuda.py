@@ -94,6 +94,7 @@ class FakeCuda(FakeAllocator):
         event.capture = stream.capture
         if stream.capture is None:
             event.at_us = stream.clock_us
+            event.behind = stream.behind | {graph for graph in self._running if graph.running_on is stream}
             return
         self._require_valid(stream.capture)
         if event.in_graph:
@@ -108,6 +109,7 @@ class FakeCuda(FakeAllocator):
             if stream.capture is not None:
                 self._invalidate(stream.capture, "cudaErrorStreamCaptureIsolation: a captured stream waited for an event from outside")
             stream.clock_us = max(stream.clock_us, event.at_us)
+            stream.behind |= event.behind
             return
         if not event.capture.open:
             raise CaptureError("cudaErrorCapturedEvent: the event was last recorded in a capture that is over")
@@ -133,31 +135,23 @@ class FakeCuda(FakeAllocator):
             raise RuntimeError(self.lost)
         if self._capture is not None:
             self._invalidate(self._capture, "cudaErrorStreamCaptureUnsupported: the device was synchronised in a capture")
-        for stream in {graph.running_on for graph in self._running}:
-            self._ended(stream)
-
-    def finish(self, stream: FakeStream) -> None:
-        if self.lost:
-            raise RuntimeError(self.lost)
-        self._require_there(stream)
-        if stream.capture is not None:
-            self._invalidate(stream.capture, "cudaErrorStreamCaptureUnsupported: a captured stream was synchronised")
-        self._ended(stream)
+        self._ended(frozenset(self._running))
 
     def await_event(self, event: FakeEvent) -> None:
         if self.lost:
             raise RuntimeError(self.lost)
-        self._ended(event.source)
+        if event.capture is not None:
+            self._invalidate(event.capture, "cudaErrorCapturedEvent: an event of a capture was waited for")
+        self._ended(event.behind)
 
     @staticmethod
     def _require_there(stream: FakeStream) -> None:
         if stream.gone:
             raise RuntimeError("cudaErrorInvalidResourceHandle: the stream was destroyed")
 
-    def _ended(self, stream: FakeStream | None) -> None:
-        for graph in self._running:
-            if graph.running_on is stream:
-                graph.running_on = None
+    def _ended(self, graphs: frozenset[FakeCapture]) -> None:
+        for graph in graphs:
+            graph.running_on = None
         self._running = [graph for graph in self._running if graph.running_on is not None]
 
     def capturing(self, stream: FakeStream) -> bool:

@@ -40,6 +40,7 @@ class FakeStream:
     frontier: frozenset[int] = frozenset()
     joined: bool = True  # whether the origin has waited for everything on it
     clock_us: float = 0.0
+    behind: frozenset[FakeCapture] = frozenset()  # graphs launched elsewhere that it has waited for
     foreign: bool = False  # another library's
     gone: bool = False  # destroyed by it
 
@@ -52,6 +53,7 @@ class FakeEvent:
     frontier: frozenset[int] = frozenset()
     source: FakeStream | None = None
     recorded: bool = False
+    behind: frozenset[FakeCapture] = frozenset()  # graphs that have ended when it has happened
     at_us: float = 0.0
 
 

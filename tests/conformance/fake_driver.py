@@ -59,7 +59,7 @@ class FakeDriverLibrary:
 def gpus_called(*names: str) -> Iterator[None]:
     """A machine with these GPUs and a CUDA build of PyTorch, as far as anything is asked before a context is made."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_key, "_driver", lambda: FakeDriverLibrary(names=names))
+        patch.setattr(cuda_key, "driver_library", lambda: FakeDriverLibrary(names=names))
         patch.setattr(torch.version, "cuda", "13.0")
         cuda_key.gpu_facts.cache_clear()
         yield

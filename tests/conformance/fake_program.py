@@ -23,7 +23,7 @@ class FakeProgram:
         graph: OpGraph,
         *,
         kernels_of: Mapping[int, int] | None = None,
-        fail_at: Mapping[int, Exception] | None = None,
+        fail_at: Mapping[int, BaseException] | None = None,
         durations_us: Mapping[int, float] | None = None,
     ) -> None:
         self.cuda = cuda

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autosched.core.errors import DeviceError
+from autosched.core.from_outside import let_through
 from autosched.core.program import Program
 from autosched.core.records import Failure, FailureKind
 from autosched.device.compiled_baseline import ModelSource, compile_request
@@ -80,6 +81,7 @@ class CudaBaseline:
         try:
             call = compile_request(self._worker, *model, threads=1) if model is not None else None
         except Exception as error:
+            let_through(error)
             return Failure(FailureKind.UNAVAILABLE, f"the model's call cannot be handed to another process: {describe(error).detail}")
         answer = self._single(wrap_request(BaselineBody(self.kind.value, call)))
         if isinstance(answer, ExtraAnswer) and (result := unwrap(answer, BaselineResult)) is not None:

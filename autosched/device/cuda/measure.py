@@ -16,6 +16,7 @@ from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, Failure, Samples, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.core.variants import variant_signature
+from autosched.device.cuda.launches import launched_us
 from autosched.device.cuda.variants import CapturedVariants
 from autosched.device.cuda.waking import Waker
 from autosched.device.timing import summarize
@@ -327,18 +328,9 @@ class CudaMeasurer:
         return max(1, min(2000, int(max(min_block_us, _BLOCK_US) / max(once, _RESOLUTION_US)) + 1))
 
     def _block_us(self, runner: GraphRunner, replays: int) -> float:
-        backend, stream = self.backend, self.replay_stream
-        start, end = backend.new_event(timing=True), backend.new_event(timing=True)
-        with backend.on(stream):
-            # One launch ahead of the clock: the host is then always in front of the device.
-            runner.replay()
-            backend.record(start, stream)
-            for _ in range(replays):
-                runner.replay()
-            backend.record(end, stream)
-        backend.synchronize()
+        time_us = launched_us(self.backend, self.replay_stream, runner.replay, replays)
         self._waker.busy()
-        return backend.elapsed_us(start, end) / replays
+        return time_us
 
     def _trace(self, schedule: Schedule) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Start and end of each operator, from a graph with a time stamp around every one: a few percent slower, so only for traces."""

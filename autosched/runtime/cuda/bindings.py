@@ -6,11 +6,13 @@ than the driver. The driver's interface is used throughout: its handles are the 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from dataclasses import dataclass
 from typing import Any
 
 from autosched.runtime.cuda.captured import NodeKind
+from autosched.runtime.cuda.key import driver_library
 from autosched.runtime.cuda.streams import Graph, Stream
 
 _NEEDED = (
@@ -37,6 +39,12 @@ _WITH_EDGE_DATA = {
     "cuGraphNodeGetDependencies": "cuGraphNodeGetDependencies_v2",
 }
 _EDGE_DATA_SINCE = 12030  # of CUDA, as ``cuDriverGetVersion`` counts
+
+
+class _EdgeData(ctypes.Structure):
+    """``CUgraphEdgeData`` of the driver."""
+
+    _fields_ = (("from_port", ctypes.c_ubyte), ("to_port", ctypes.c_ubyte), ("type", ctypes.c_ubyte), ("reserved", ctypes.c_ubyte * 5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +164,20 @@ class GraphBindings:
         return nodes, tuple((int(before[place]), int(after[place])) for place in range(count))
 
     def early_edges(self, graph: Graph) -> int:
-        """Edges of ``cuGraphGetEdges`` whose data says programmatic."""
-        _, _, kinds, count = self._all("cuGraphGetEdges", self._graph(graph), _MANY)
-        return sum(int(kind.type) == _PROGRAMMATIC for kind in (kinds or ())[:count])
+        """Edges of ``cuGraphGetEdges`` whose data says programmatic.
+
+        Asked of the driver itself: before 13.3.0, and 12.9.7, cuda-bindings answers with pointers to edge data that it has freed
+        (NVIDIA/cuda-python#1804).
+        """
+        query, room = driver_library().cuGraphGetEdges_v2, _MANY
+        while True:
+            before, after = (ctypes.c_void_p * room)(), (ctypes.c_void_p * room)()
+            data, count = (_EdgeData * room)(), ctypes.c_size_t(room)
+            if (code := int(query(ctypes.c_void_p(int(graph.raw_cuda_graph())), before, after, data, ctypes.byref(count)))) != 0:
+                raise RuntimeError(f"CUDA error: cuGraphGetEdges_v2 returned {code}")
+            if count.value < room:
+                return sum(edge.type == _PROGRAMMATIC for edge in data[: count.value])
+            room *= 4
 
     def kernels(self, graph: Graph) -> tuple[KernelNode, ...]:
         """Every kernel node of a graph."""

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from autosched.core.from_outside import let_through
 from autosched.core.graph import Operator, OpGraph, TensorSpec
 from autosched.core.program import Argument, Call, Many, Ref
 from autosched.runtime.calls import Kernel, Slots, compile_call
@@ -137,6 +138,7 @@ def difference(operator: Operator, graph: OpGraph, device: torch.device) -> str:
             with full_convolutions() if rounds else contextlib.nullcontext():
                 return _difference(operator, graph, device)
     except Exception as error:
+        let_through(error)
         return f"cuDNN's fused convolution does not run: {first_line(error)}"
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
+
 import torch
 
+from autosched.core.from_outside import let_through
 from autosched.core.records import Failure, FailureKind
 
 # How the driver, and cuBLAS and cuDNN in the names of their status codes, say that there is none.
@@ -16,3 +19,25 @@ def failure_of(error: BaseException, doing: str) -> Failure:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in text.lower() for words in _NO_MEMORY):
         return Failure(FailureKind.OOM, text)
     return Failure(FailureKind.CAPTURE, text)
+
+
+def released(error: BaseException) -> BaseException | None:
+    """Drop the tensors that the frames of a capture's exception hold; what is no failure of the capture, to be raised once that is undone.
+
+    An interrupt, and what a signal's handler has raised, says nothing of what was captured. It keeps its traceback, by which it is known
+    further out.
+    """
+    outside = error if not isinstance(error, Exception) else _from_outside(error)
+    if outside is None:
+        error.__traceback__ = None
+    else:
+        traceback.clear_frames(outside.__traceback__)
+    return outside
+
+
+def _from_outside(error: BaseException) -> BaseException | None:
+    try:
+        let_through(error)
+    except BaseException as outside:
+        return outside
+    return None

@@ -23,12 +23,13 @@ from typing import Any
 import torch
 
 from autosched.core.errors import DeviceError
+from autosched.core.from_outside import let_through
 from autosched.core.graph import OpGraph
 from autosched.core.in_place import outputs_overwritten
 from autosched.core.records import Failure, FailureKind
 from autosched.runtime.cuda.bindings import NOT_INSTALLED
 from autosched.runtime.cuda.captured import CapturedGraph, GraphNode, StorageSpan
-from autosched.runtime.cuda.failures import failure_of
+from autosched.runtime.cuda.failures import failure_of, released
 from autosched.runtime.cuda.lanes import NO_OPERATOR, CaptureNotes, CaptureOptions, GraphReader, LaneExecutor, Launchable, Slots
 from autosched.runtime.cuda.reader_trial import flaw_of
 from autosched.runtime.cuda.runner import GraphRunner, ReplayGate
@@ -118,6 +119,7 @@ class GraphCapturer:
                 if not backend.keeps_workspaces():
                     return None
         except Exception as error:
+            let_through(error)
             return failure_of(error, "workspaces")
         made = self._recorded(lanes, body, pool)
         if isinstance(made, Failure):
@@ -138,6 +140,7 @@ class GraphCapturer:
                     program.run(inputs, beat)
             self.backend.synchronize()
         except Exception as error:
+            let_through(error)
             return failure_of(error, "warm-up")
         return None
 
@@ -246,6 +249,7 @@ class GraphCapturer:
         except Exception as error:
             outputs.clear()
             backend.reset(made)
+            let_through(error)
             return failure_of(error, "instantiating the graph")
         runner = GraphRunner(
             backend, made, pool, inputs, outputs, executor.stamps, captured, peak, program, self._gate, overwritten, callers
@@ -275,6 +279,7 @@ class GraphCapturer:
             self.backend.instantiate(result[0])
         except Exception as error:
             self.backend.reset(result[0])
+            let_through(error)
             return failure_of(error, "instantiating the graph")
         return result[:2]
 
@@ -298,8 +303,8 @@ class GraphCapturer:
     def _try_reader(self) -> None:
         """Once: what answers wrongly about a graph that is known would condemn every schedule, or none."""
         if self._reader is not None and not self._tried:
-            self._tried = True
             self.unread = flaw_of(self._reader, self.backend, (self.streams.lane(0), self.streams.lane(1)), self._record)
+            self._tried = True
             self._reader = None if self.unread else self._reader
 
     def _touch(self, name: str) -> None:
@@ -332,6 +337,7 @@ class GraphCapturer:
         executor: LaneExecutor | None = None,
         names: OpGraph | None = None,
     ) -> tuple[Graph, Any] | Failure:
+        """Capture what ``body`` launches on ``side``. Whatever comes out of it, the capture is ended, or its streams would stay in it."""
         backend = self.backend
         origin = self.streams.named("origin")
         backend.synchronize()
@@ -344,22 +350,28 @@ class GraphCapturer:
                 self._join(origin, side)
                 ended = True
                 backend.end_capture(graph)
-            except Exception as error:
+            except BaseException as error:
                 doing = "capture"
                 if executor is not None and executor.current != NO_OPERATOR and names is not None:
                     doing = f"capture, at operator {names.operators[executor.current].name}"
                 failure = failure_of(error, doing)
                 clean = isinstance(error, EmptyCapture)
-                error.__traceback__ = None  # its frames hold tensors of the pool
+                outside = released(error)
             else:
                 return graph, made
             if slots is not None:
                 slots.clear()
             if graph is not None:
-                if not ended:
+                # An interrupt may come before the end was even asked for.
+                if not ended or (outside is not None and backend.capturing(origin)):
                     clean = self._end(graph, origin, side)
                 self._unwind(graph, pool, clean=clean)
         log.debug("capture failed: %s", failure.detail)
+        if outside is not None:
+            try:
+                raise outside
+            finally:
+                del outside  # its traceback holds this frame
         return failure
 
     def _fork(self, origin: Stream, side: Sequence[Stream]) -> None:
@@ -400,8 +412,9 @@ class GraphCapturer:
                 self.tainted = True
             self.backend.synchronize()
         except Exception as error:
-            log.warning("the device does not answer after a failed capture: %s", error)
             self.tainted = True
+            let_through(error)
+            log.warning("the device does not answer after a failed capture: %s", error)
 
     def _describe(self, graph: Graph, notes: CaptureNotes, pool: Pool) -> CapturedGraph:
         reader = self._reader

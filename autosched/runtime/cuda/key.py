@@ -73,7 +73,7 @@ def gpu_count() -> int:
     Raises:
         DeviceMissing: if there is no driver, or it does not start.
     """
-    library = _driver()
+    library = driver_library()
     count = ctypes.c_int()
     if (code := library.cuInit(0)) != 0:
         raise DeviceMissing(f"the NVIDIA driver does not start (cuInit gave error {code}); check 'nvidia-smi', {_OR_CPU}")
@@ -89,7 +89,7 @@ def gpu_facts(index: int = 0) -> GpuFacts:
         DeviceMissing: saying what is missing (the driver, a GPU, a CUDA build of PyTorch) and what to do.
         UsageError: if there are GPUs, but fewer than that.
     """
-    library, count = _driver(), gpu_count()
+    library, count = driver_library(), gpu_count()
     if count == 0:
         raise DeviceMissing(f"the NVIDIA driver sees 0 GPUs; expected at least 1. Check CUDA_VISIBLE_DEVICES, {_OR_CPU}")
     if index >= count:
@@ -123,7 +123,7 @@ def pci_bus_id(index: int = 0) -> str:
         DeviceMissing: as :func:`gpu_facts`, or if the driver does not tell.
     """
     gpu_facts(index)
-    library, handle = _driver(), ctypes.c_int()
+    library, handle = driver_library(), ctypes.c_int()
     place = ctypes.create_string_buffer(32)
     library.cuDeviceGet(ctypes.byref(handle), index)
     if (code := library.cuDeviceGetPCIBusId(place, 32, handle)) != 0:
@@ -138,7 +138,7 @@ def fastest_clock_mhz(index: int = 0) -> float:
         DeviceMissing: as :func:`gpu_facts`.
     """
     gpu_facts(index)
-    library, handle, value = _driver(), ctypes.c_int(), ctypes.c_int()
+    library, handle, value = driver_library(), ctypes.c_int(), ctypes.c_int()
     library.cuDeviceGet(ctypes.byref(handle), index)
     told = library.cuDeviceGetAttribute(ctypes.byref(value), _CLOCK_KHZ, handle) == 0 and value.value > 0
     return value.value / 1e3 if told else _FASTEST_MHZ
@@ -160,7 +160,12 @@ def require_cuda_build() -> None:
     gpu_facts()
 
 
-def _driver() -> Any:
+def driver_library() -> Any:
+    """The NVIDIA driver's own library; nothing is started.
+
+    Raises:
+        DeviceMissing: if there is none.
+    """
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         return ctypes.CDLL(name)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from autosched.core.from_outside import let_through
 from autosched.core.records import Failure
 from autosched.runtime.cuda.captured import NodeKind
 from autosched.runtime.cuda.lanes import GraphReader
@@ -74,6 +75,7 @@ class _Trial:
             nodes, edges = self._reader.read(graph)
             self._reader.early_edges(graph)
         except Exception as error:
+            let_through(error)
             return f"the driver does not tell a graph's nodes and edges ({error})"
         if not {node for node, kind in nodes if kind is NodeKind.KERNEL} >= set(self._last):
             return "kernels that were captured are not among the nodes that the driver tells"
@@ -98,6 +100,7 @@ class _Trial:
             self._last.append(ends[0])
             self._before[ends[0]] = self._reader.dependencies(ends[0])
         except Exception as error:
+            let_through(error)
             self._flaw = f"the driver does not tell what a capturing stream waits for ({error})"
 
 

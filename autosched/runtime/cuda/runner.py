@@ -3,63 +3,69 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from autosched.core.errors import DeviceError
+from autosched.core.from_outside import let_through
 from autosched.runtime.cuda.captured import CapturedGraph
 from autosched.runtime.cuda.lanes import Launchable
 from autosched.runtime.cuda.streams import Event, Graph, Pool, Stream, StreamBackend, Tensor
 
 
 class ReplayGate:
-    """Serialises the graphs of one capturer, on the host by a lock and on the device by waiting for the stream of the call before.
+    """Serialises the graphs of one capturer, on the host by a lock and on the device by waiting for the end of the call before.
 
     Per capturer, not per graph: GEMMs captured on one stream share that stream's cuBLAS workspace, so two graphs captured on the
     same lanes may not run at the same time.
+
+    The end of a call is noted on its stream at once: by the next call that stream may be gone, or be capturing a graph of its owner's, and
+    who then waits for it joins that capture.
     """
 
     def __init__(self, backend: StreamBackend) -> None:
         self.lock = threading.Lock()
         self._backend = backend
-        self._last: Stream | None = None
-        self._last_handle = 0
-        self._lasting = True
-        self._ended: Event | None = None  # of the last call; only where its stream may be gone
+        self._stream: Stream | None = None  # of the last call
+        self._handle = 0
+        self._ended: Event | None = None  # made once: a wait is for what was recorded when it was asked for
+        self._kept: list[object] = []
 
     def pass_on(self) -> None:
-        """Make the current stream wait for whatever stream a graph was launched on last. Call with the lock held."""
+        """Make the current stream wait for the call before. Call with the lock held."""
         # Nearly every call comes on the stream of the call before.
         handle = self._backend.current_handle()
-        last = self._last
-        if last is not None and handle == self._last_handle and self._lasting:
+        if self._stream is not None and handle == self._handle:
             return
         current = self._backend.current_stream()
-        if last is not None:
-            event = self._ended
-            if event is None:
-                event = self._backend.new_event()
-                self._backend.record(event, last)
-            self._backend.wait(current, event)
-        self._last, self._last_handle = current, handle
-        self._lasting, self._ended = self._backend.lasting(current), None
+        if self._ended is not None:
+            self._backend.wait(current, self._ended)
+        # Another library's stream may be gone by the next call, and its handle another stream's.
+        self._stream = current if self._backend.lasting(current) else None
+        self._handle = handle
 
     def passed(self) -> None:
-        """Everything of a call has been launched: note its end on a stream that may be gone before the next. Call with the lock held."""
-        if not self._lasting:
+        """Everything of a call has been launched: note where it ends. Call with the lock held."""
+        if self._ended is None:
             self._ended = self._backend.new_event()
-            self._backend.record(self._ended, self._last)
+        self._backend.record(self._ended, self._stream if self._stream is not None else self._backend.current_stream())
 
     def finish(self) -> None:
-        """Wait until the graph launched last has ended. Call with the lock held."""
-        if self._last is not None:
-            # A device that is lost does not keep memory from being given back.
-            with contextlib.suppress(RuntimeError):
-                if self._ended is not None:
-                    self._backend.await_event(self._ended)
-                else:
-                    self._backend.finish(self._last)
+        """Wait until the graph launched last has ended, and let go of what was kept until then."""
+        kept, self._kept = self._kept, []
+        if self._ended is not None:
+            try:
+                self._backend.await_event(self._ended)
+            except RuntimeError as error:
+                # A device that is lost does not keep memory from being given back.
+                let_through(error)
+        kept.clear()
+
+    def keep(self, *things: object) -> None:
+        """Hold what a replay may still use until the next :meth:`finish`."""
+        self._kept.append(things)
 
 
 class GraphRunner:
@@ -114,9 +120,11 @@ class GraphRunner:
             self._gate.pass_on()
             self._backend.copy(self.inputs, [inputs[place] for place in self._fed] if self._callers else inputs)
             self._backend.replay(self._alive())
-            made = self._answer(inputs) if self._overwritten else self._backend.clone(self.outputs)
-            self._gate.passed()
-            return made
+            try:
+                return self._answer(inputs) if self._overwritten else self._backend.clone(self.outputs)
+            finally:
+                # The graph runs, though there may be no memory for the clones.
+                self._gate.passed()
 
     def _answer(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         made = list(self.outputs)
@@ -152,13 +160,29 @@ class GraphRunner:
         Without waiting, memory that a replay still uses would go back to the stream it came from, which need not be the caller's.
         """
         with self._gate.lock:
+            self._free()
+
+    def __del__(self) -> None:
+        # Without the lock: a collection may come upon a call that holds it, in this thread. Nobody calls this runner any more.
+        if sys.is_finalizing():
+            return
+        with contextlib.suppress(Exception):
+            if self._graph is None:
+                return
+            if self._backend.capturing(self._backend.current_stream()):
+                # To wait, or to free a graph, would end that capture.
+                self._gate.keep(self._graph, self.inputs, self.outputs, self._program, self._stamps)
+            else:
+                self._free()
+
+    def _free(self) -> None:
+        if self._graph is not None:
+            self._gate.finish()
             graph, self._graph = self._graph, None
-            if graph is not None:
-                self._gate.finish()
-                self.outputs = []
-                self._backend.reset(graph)
-                # Nodes of the graph record them, so they go after it.
-                self._stamps = {}
+            self.outputs = []
+            self._backend.reset(graph)
+            # Nodes of the graph record them, so they go after it.
+            self._stamps = {}
 
     def _alive(self) -> Graph:
         if self._graph is None:

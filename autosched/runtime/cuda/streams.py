@@ -70,16 +70,13 @@ class StreamBackend(Protocol):
         """Whatever is launched on ``stream`` from now on runs after ``event``."""
 
     def await_event(self, event: Event) -> None:
-        """Wait on the host until an event has happened; allowed when :meth:`finish` is."""
+        """Wait on the host until an event has happened; allowed while another thread captures on other streams."""
 
     def elapsed_us(self, start: Event, end: Event) -> float:
         """Microseconds between two timing events that have happened."""
 
     def synchronize(self) -> None:
         """Wait until the device is idle; raises what it has been hiding."""
-
-    def finish(self, stream: Stream) -> None:
-        """Wait until what was launched on ``stream`` has ended; allowed while another thread captures on other streams."""
 
     def capturing(self, stream: Stream) -> bool:
         """Whether launches on ``stream`` are being captured."""

@@ -6,6 +6,7 @@ CPU build the names exist and raise when constructed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -96,10 +97,6 @@ class TorchStreams:
         """Of the whole device."""
         torch.cuda.synchronize(self.device)
 
-    def finish(self, stream: Stream) -> None:
-        """``Stream.synchronize``."""
-        stream.synchronize()
-
     def capturing(self, stream: Stream) -> bool:
         """Asked of the current stream, as PyTorch offers no other way."""
         with torch.cuda.stream(stream):
@@ -128,6 +125,12 @@ class TorchStreams:
         generator.graphsafe_set_state(self._generator)
         try:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        except BaseException:
+            # A signal's handler may raise when it has begun, and then nobody else could end it.
+            if torch.cuda.is_current_stream_capturing():
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+            raise
         finally:
             generator.graphsafe_set_state(everyones)
         return graph

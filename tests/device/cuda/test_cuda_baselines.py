@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import torch
 from autosched.capture.export import Captured, capture
 from autosched.core.records import Failure, FailureKind
 from autosched.device.compiled_baseline import ModelSource, from_zoo
+from autosched.device.cuda import baseline_session
 from autosched.device.cuda.baseline_session import CudaBaseline, ModelCall
 from autosched.device.cuda.baselines import BaselineKind, TimedBaseline
 from autosched.device.cuda.settings import current_settings
@@ -92,6 +94,24 @@ def test_arguments_that_cannot_travel_leave_the_program(captured: Captured, toy:
     with CudaBaseline(captured.program, captured.constants, BaselineKind.EAGER, current_settings(0), model=call, module=WORKER) as baseline:
         assert not isinstance(baseline.prepare(), Failure)
     assert "lock" in baseline.why_not_model or "object" in baseline.why_not_model
+
+
+def test_a_time_limit_is_no_reason_to_do_without_the_model(captured: Captured, toy: ZooModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Expired(RuntimeError):
+        pass
+
+    def expire(number: int, frame: object) -> None:
+        raise Expired
+
+    before = signal.signal(signal.SIGUSR1, expire)
+    monkeypatch.setattr(baseline_session, "compile_request", lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
+    call, settings = call_of(toy, from_zoo("autosched:toy")), current_settings(0)
+    baseline = CudaBaseline(captured.program, captured.constants, BaselineKind.EAGER, settings, model=call, module=WORKER)
+    try:
+        with baseline, pytest.raises(Expired):
+            baseline.prepare()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_process_that_was_ended_while_it_waited_is_said_to_be(captured: Captured) -> None:

@@ -57,17 +57,17 @@ def test_without_a_driver_or_a_gpu_the_reason_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(ctypes, "CDLL", no_library)
     with pytest.raises(DeviceMissing, match="no NVIDIA driver here"):
         facts.gpu_facts()
-    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(start=100))
+    monkeypatch.setattr(facts, "driver_library", lambda: FakeDriverLibrary(start=100))
     with pytest.raises(DeviceMissing, match="cuInit gave error 100"):
         facts.gpu_facts()
-    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(names=()))
+    monkeypatch.setattr(facts, "driver_library", lambda: FakeDriverLibrary(names=()))
     with pytest.raises(DeviceMissing, match="sees 0 GPUs"):
         facts.gpu_facts()
 
 
 def test_the_key_is_read_without_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
     facts.gpu_facts.cache_clear()
-    monkeypatch.setattr(facts, "_driver", FakeDriverLibrary)
+    monkeypatch.setattr(facts, "driver_library", FakeDriverLibrary)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     device = CudaDevice()
     details = dict(device.key.details)
@@ -83,7 +83,7 @@ def test_the_key_is_read_without_a_context(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_clock_is_the_drivers_or_one_that_no_gpu_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
     facts.gpu_facts.cache_clear()
-    monkeypatch.setattr(facts, "_driver", FakeDriverLibrary)
+    monkeypatch.setattr(facts, "driver_library", FakeDriverLibrary)
     assert facts.fastest_clock_mhz() == pytest.approx(0.013)  # this driver's attributes are their numbers
     monkeypatch.setattr(FakeDriverLibrary, "cuDeviceGetAttribute", lambda self, value, number, handle: 1)
     assert facts.fastest_clock_mhz() > 3000
@@ -106,17 +106,17 @@ def test_the_meter_asks_for_the_gpu_by_its_place(monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     facts.gpu_facts.cache_clear()
-    monkeypatch.setattr(facts, "_driver", FakeDriverLibrary)
+    monkeypatch.setattr(facts, "driver_library", FakeDriverLibrary)
     assert GpuMeter(0).read() == Contamination(clock_mhz=1980.0)
     assert asked == ["0000:3b:00.0"]
     facts.gpu_facts.cache_clear()
-    monkeypatch.setattr(facts, "_driver", lambda: FakeDriverLibrary(names=()))
+    monkeypatch.setattr(facts, "driver_library", lambda: FakeDriverLibrary(names=()))
     assert GpuMeter(0).read() == Contamination()
     facts.gpu_facts.cache_clear()
 
 
 def test_variables_that_cuda_reads_at_start_are_in_the_software_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "_driver", FakeDriverLibrary)
+    monkeypatch.setattr(facts, "driver_library", FakeDriverLibrary)
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     facts.gpu_facts.cache_clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import functools
 import types
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autosched.runtime.cuda import bindings
 from autosched.runtime.cuda.bindings import GraphBindings, KernelNode, open_bindings, why_unread
 from autosched.runtime.cuda.captured import NodeKind
 
@@ -17,6 +19,42 @@ class Code(enum.IntEnum):
     SUCCESS = 0
     INVALID = 1
     LOSSY = 918
+
+
+class FreedEdge:
+    """What cuda-bindings before 13.3.0 says an edge carries: whatever is in that memory by now."""
+
+    @property
+    def type(self) -> int:
+        raise AssertionError("memory is read that cuda-bindings has freed")
+
+
+class FakeLibrary:
+    """The driver's own library, which knows graph 9: its first edge, and ``more`` others of its kind, are early ones.
+
+    It writes where it is told, as the real one does.
+    """
+
+    def __init__(self, more: int = 0, code: int = 0) -> None:
+        self.edges = [(11, 12, 1), *[(11, 12, 1)] * more, (12, 13, 0)]
+        self.code = code
+
+    def cuGraphGetEdges_v2(self, graph: ctypes.c_void_p, *arguments: Any) -> int:
+        assert graph.value == 9
+        before, after, data, count = (ctypes.cast(item, ctypes.c_void_p).value or 0 for item in arguments)
+        room = ctypes.c_size_t.from_address(count)
+        told = self.edges[: room.value]
+        for place, (first, last, kind) in enumerate(told):
+            ctypes.c_void_p.from_address(before + 8 * place).value = first
+            ctypes.c_void_p.from_address(after + 8 * place).value = last
+            ctypes.memmove(data + 8 * place, bytes([kind, 0, kind, 0, 0, 0, 0, 0]), 8)
+        room.value = len(told)
+        return self.code
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "driver_library", FakeLibrary)
 
 
 class FakeDriver(types.SimpleNamespace):
@@ -60,8 +98,7 @@ class FakeDriver(types.SimpleNamespace):
         return Code.SUCCESS, [11, 12, 13][:count], 3
 
     def cuGraphGetEdges(self, graph: int, count: int = 0) -> tuple[Any, ...]:
-        early, whole = types.SimpleNamespace(type=1), types.SimpleNamespace(type=0)
-        return self._filled(count, [11, 12], [12, 13], [early, whole])
+        return self._filled(count, [11, 12], [12, 13], [FreedEdge(), FreedEdge()])
 
     def _filled(self, room: int, *arrays: list[Any]) -> tuple[Any, ...]:
         # Asked for a count alone, the driver would have to drop what edges carry.
@@ -226,6 +263,18 @@ def test_a_library_s_kernel_is_described_without_a_function_in_this_context() ->
     own, library = GraphBindings(Contextless()).kernels(RawGraph())
     assert (library.registers, library.resident_blocks) == (168, 1)
     assert (own.cluster, library.cluster) == (2, 4)  # as launched; as compiled
+
+
+@pytest.mark.parametrize("more", [4094, 4095, 40000])  # one edge less than there is room for at first, as many, and more
+def test_what_all_edges_of_a_large_graph_carry_is_read_from_memory_of_our_own(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    monkeypatch.setattr(bindings, "driver_library", lambda: FakeLibrary(more))
+    assert GraphBindings(FakeDriver()).early_edges(RawGraph()) == more + 1
+
+
+def test_edges_that_the_driver_does_not_tell_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "driver_library", lambda: FakeLibrary(code=1))
+    with pytest.raises(RuntimeError, match="cuGraphGetEdges_v2 returned 1"):
+        GraphBindings(FakeDriver()).early_edges(RawGraph())
 
 
 def test_a_driver_error_is_an_error() -> None:

@@ -37,6 +37,40 @@ def test_a_graph_that_was_abandoned_stays_where_the_allocators_look_for_it(monke
     assert alive() is not None
 
 
+def test_a_capture_that_is_interrupted_as_it_begins_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = False
+
+    class Default:
+        def graphsafe_get_state(self) -> str:
+            return ""
+
+        def graphsafe_set_state(self, state: str) -> None:
+            pass
+
+    class Graph:
+        def __init__(self, keep_graph: bool = False) -> None:
+            pass
+
+        def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+            nonlocal capturing
+            capturing = True
+            raise KeyboardInterrupt  # as soon as the interpreter looks for signals again
+
+        def capture_end(self) -> None:
+            nonlocal capturing
+            capturing = False
+            raise RuntimeError("CUDA error: operation failed")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "default_generators", (Default(),))
+    streams = object.__new__(TorchStreams)
+    streams.device, streams._generator = torch.device("cuda", 0), "nobody's"  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        streams.begin_capture((0, 1))
+    assert not capturing
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_default_generator_takes_no_part_in_a_capture(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     """PyTorch 2.11 would refuse every random number meanwhile, and for good where the end fails."""
@@ -61,6 +95,7 @@ def test_the_default_generator_takes_no_part_in_a_capture(monkeypatch: pytest.Mo
 
     default, seen = Default(), []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "default_generators", (default,))
     streams = object.__new__(TorchStreams)
     streams.device, streams._generator = torch.device("cuda", 0), "nobody's"  # type: ignore[assignment]
