@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ import msgspec
 
 import autosched
 from autosched.core.atomic_write import write_atomically
-from autosched.core.errors import UsageError
+from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
@@ -43,6 +43,7 @@ from autosched.runtime.bundle.format import (
     schema_for,
     shape_file,
 )
+from autosched.runtime.bundle.zip import MAX_BUNDLE_BYTES
 from autosched.runtime.host_key import numerics_key
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 _UNIX = 3
+_MIB = 2**20
+_ROOM_BYTES = 64 * _MIB  # for programs, schedules and evidence
+_ZIP_BYTES = 2 * _MIB  # for the manifest and the zip's own directory
+_REGISTER = "Make large tensors of the model buffers (register_buffer), which are not in the file."
 
 
 def make_bundle(
@@ -91,7 +96,7 @@ def encode_bundle(bundle: Bundle, *more: Bundle) -> bytes:
         bundle, more: one for each shape of inputs, measured on one host by one version; literals that are equal are written once.
 
     Raises:
-        UsageError: if a figure is not finite (JSON cannot write it), or the shapes are of different hosts or too many.
+        UsageError: if a figure is not finite (JSON cannot write it), the shapes are of different hosts or too many, or all is too large.
         ArtifactCorrupt: if what was written would not be read back; the bundle's parts do not fit together.
     """
     shapes = (bundle, *more)
@@ -100,6 +105,8 @@ def encode_bundle(bundle: Bundle, *more: Bundle) -> bytes:
         raise UsageError("the shapes of one bundle were tuned on different machines, versions or settings; tune them in one run")
     if len(shapes) > MAX_SHAPES:
         raise UsageError(f"{len(shapes)} shapes; a bundle holds at most {MAX_SHAPES}. Write several bundles.")
+    for item in shapes:
+        require_literals_fit(item.literals.values())
     files = {LITERALS: _encode_literals([item.literals for item in shapes])}
     for index, item in enumerate(shapes):
         _require_finite(item)
@@ -109,9 +116,26 @@ def encode_bundle(bundle: Bundle, *more: Bundle) -> bytes:
     entries = {name: FileEntry(hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()}
     keys = tuple(ShapeKey(item.key.graph, item.key.model) for item in shapes)
     manifest = msgspec.json.encode(Manifest(FORMAT, schema_for(shapes), bundle.created_by, host, keys, entries), order="sorted")
+    size = sum(map(len, files.values())) + _ZIP_BYTES
+    if size > MAX_BUNDLE_BYTES:
+        raise UsageError(f"the bundle has {size} bytes; expected at most {MAX_BUNDLE_BYTES}. {_REGISTER}")
     data = zip_files({MANIFEST: manifest, **files})
     read_bundles(data)
     return data
+
+
+def require_literals_fit(literals: Iterable[torch.Tensor]) -> None:
+    """Refuse a model whose own tensors, which travel in a bundle, do not leave room in it for the rest: asked before anything is measured.
+
+    Raises:
+        UnsupportedGraph: saying how many bytes they have.
+    """
+    size = sum(tensor.numel() * tensor.element_size() for tensor in literals)
+    if size > MAX_BUNDLE_BYTES - _ROOM_BYTES:
+        raise UnsupportedGraph(
+            f"the model has {size} bytes in tensors that are neither parameters nor buffers, and those travel in the file; expected at "
+            f"most {MAX_BUNDLE_BYTES - _ROOM_BYTES}. {_REGISTER}"
+        )
 
 
 def zip_files(files: Mapping[str, bytes]) -> bytes:

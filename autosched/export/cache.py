@@ -10,7 +10,7 @@ from autosched.core.atomic_write import remove_half_written
 from autosched.core.errors import AutoschedError
 from autosched.export.bundle import write_bundle
 from autosched.runtime.bundle.format import Bundle
-from autosched.runtime.cache import SUFFIX, key_of, warn_once
+from autosched.runtime.cache import SUFFIX, key_of, may_be_anyones, warn_once
 
 _ENTRIES = rf"[0-9a-f-]+{re.escape(SUFFIX)}"
 
@@ -29,7 +29,8 @@ def keep(folder: str | os.PathLike[str], bundle: Bundle) -> Path | None:
     """
     target = Path(folder) / key_of(bundle).filename
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        # Whatever the user's mask is, it is read only where nobody else may write.
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if may_be_anyones(target.parent) else 0o777)
         remove_half_written(target.parent, _ENTRIES)
         return write_bundle(target, bundle)
     except (OSError, AutoschedError) as error:

@@ -9,11 +9,13 @@ import torch
 
 from autosched.capture.export import Captured, lower_draft
 from autosched.capture.screen import require_operators
+from autosched.core.program import ConstantSource
 from autosched.core.progress import Progress
 from autosched.core.variants import WHOLE, Lowering
 from autosched.device.ahead import compile_ahead
 from autosched.device.base import Device, Session, StartsEarly
 from autosched.device.registry import place_of
+from autosched.export.bundle import require_literals_fit
 from autosched.pipeline.attempts import EXPORTS, Attempts
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger
@@ -122,7 +124,9 @@ def prepare(
     captured = _captured_early(device, lowering, original, limit_s)
     if isinstance(captured, NotHad):
         return captured
-    require_operators(len(captured.program.graph))
+    program = captured.program
+    require_operators(len(program.graph))
+    require_literals_fit(captured.constants[item.value] for item in program.bindings if item.source is ConstantSource.LITERAL)
     ledger = Ledger()
     progress.stage(f"starting the worker, {lowering}")
     session = device.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)

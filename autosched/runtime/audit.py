@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from autosched.core.extents import storage_of
-from autosched.core.graph import Operator, OpGraph, ValueRole
+from autosched.core.graph import Operator, ValueRole
 from autosched.runtime.calls import Slots
 from autosched.runtime.kernels import BoundProgram, dtype_name
 
@@ -20,14 +20,17 @@ from autosched.runtime.kernels import BoundProgram, dtype_name
 def audit_run(bound: BoundProgram, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:
     """Run every operator on the calling thread and compare shapes, dtypes, aliases and in-place changes with the graph.
 
+    Nothing runs after the first operator that did otherwise: the next one may change what that one has made a view of.
+
     Args:
         inputs: in the order of ``program.graph.inputs``.
 
     Returns:
-        The output tensors, and one line for each difference (empty if the graph tells the truth).
+        The output tensors, and one line for each difference. There are outputs only if there is none, and the graph tells the truth.
     """
     graph = bound.program.graph
-    found: list[str] = []
+    if lie := _untold_memory(bound):
+        return [], [lie]
     # Version counters exist only outside inference mode.
     with torch.inference_mode(False), torch.no_grad():
         slots = bound.new_slots(inputs)
@@ -36,20 +39,25 @@ def audit_run(bound: BoundProgram, inputs: Sequence[torch.Tensor]) -> tuple[list
             changed = _outsiders(bound, operator)
             before = {value: _version(slots[value]) for value in changed}
             bound.kernels[operator.index](slots)
-            for value, version in before.items():
-                if _version(slots[value]) != version:
-                    found.append(f"operator {operator.name} changes value {value} in place and the graph does not say so")
+            found = [
+                f"operator {operator.name} changes value {value} in place and the graph does not say so"
+                for value, version in before.items()
+                if _version(slots[value]) != version
+            ]
             found += memory.enter(operator, slots)
+            if found:
+                return [], found
             memory.leave(operator, slots)
-        return bound.outputs(slots), found
+        return bound.outputs(slots), []
 
 
-def changes_callers_memory(graph: OpGraph) -> str:
-    """The first operator that changes an input or a constant in place, or an empty string."""
-    values = graph.values
-    for operator in graph.operators:
-        if any(values[values[value].storage].role in (ValueRole.INPUT, ValueRole.CONSTANT) for value in operator.mutates):
-            return operator.name
+def _untold_memory(bound: BoundProgram) -> str:
+    """Why it could not be seen what is changed in place, or an empty string."""
+    graph = bound.program.graph
+    # Code that was compiled here changes only buffers that it has made itself.
+    changes = "" if bound.program.source else next((operator.name for operator in graph.operators if operator.mutates), "")
+    if changes and any(isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided for tensor in bound.constants):
+        return f"operator {changes} changes a tensor in place, beside constants that are not strided, whose views nobody can tell"
     return ""
 
 
@@ -77,9 +85,12 @@ class _Memory:
         self._members: dict[int, list[int]] = {}
         for value in self._graph.values:
             self._members.setdefault(value.storage, []).append(value.index)
-            # Constants may share memory (tied weights); nothing changes them, so sharing is harmless.
+            # Constants may share memory (tied weights); nothing changes them, so sharing is harmless. Those that the graph puts into one
+            # storage may be several.
             if slots[value.index] is not None:
-                self._settle(value.storage, storage_of(slots[value.index]))
+                real = storage_of(slots[value.index])
+                self._real.setdefault(value.storage, real)
+                self._taken[real] = self._taken.get(real, 0) + 1
         kept = {self._graph.values[value].storage for value in self._graph.outputs}
         self._last: dict[int, list[int]] = {}
         for storage, uses in self._graph.storage_uses.items():

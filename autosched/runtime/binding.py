@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ import torch
 from autosched.core.custom_operators import trusted, trusting
 from autosched.core.errors import IncompatibleArtifact
 from autosched.core.from_outside import let_through
-from autosched.core.program import InputSpec, Program
+from autosched.core.program import Binding, InputSpec, Program
 from autosched.runtime.agreement import models_answer, require_agreement
-from autosched.runtime.audit import audit_run, changes_callers_memory
+from autosched.runtime.audit import audit_run
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.current_device import made_current
@@ -26,6 +26,7 @@ from autosched.runtime.kernels import Begun, BoundProgram, bind, gather_constant
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.prepared import Bound, ChangedMeanwhile, Overwriting, Prepared, Runner
+from autosched.runtime.reads import Reads
 from autosched.runtime.regions.library import RegionLibrary, region_library
 from autosched.runtime.state import Asked, OtherBuffers, ask, copies_of, version_of, whole_answer
 from autosched.runtime.telling_inputs import telling_inputs
@@ -34,6 +35,7 @@ from autosched.runtime.weights import ModelWatch
 from autosched.runtime.widths import WidePrograms
 from autosched.runtime.workspace import peak_live_bytes, unshared_bytes
 from autosched.runtime.write_back import WriteBacks
+from autosched.runtime.written import changes_callers_memory
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +44,27 @@ _SEED = 20_259  # of the inputs of the comparison; any will do, one makes a fail
 
 @dataclasses.dataclass(slots=True)
 class _Manners:
-    """What a model was last seen to do with the memory that it changes."""
+    """What a model was last seen to do.
+
+    Args:
+        seen: with the memory that it changes.
+        unbound: parameters and buffers that it reads and the program does not.
+    """
 
     seen: Asked | None = None
+    unbound: tuple[Binding, ...] = ()
 
 
 RunnerFactory = Callable[[BoundProgram, Plan, Sequence[torch.Tensor]], Runner]
 """Makes a runner of a bound program and a plan; the tensors are an example input."""
+
+
+class _ReadsMore(Exception):
+    """The model reads parameters and buffers that the schedule does without: they have to be watched from before it was bound."""
+
+    def __init__(self, bindings: tuple[Binding, ...]) -> None:
+        super().__init__()
+        self.bindings = bindings
 
 
 class Binder:
@@ -92,12 +108,17 @@ class Binder:
 
     def _bind(self, bundle: Bundle, plan: Plan, manners: _Manners, *, verify: bool) -> Bound:
         with trusting(self._trusted), made_current(self._device):
-            return self._bind_trusting(bundle, plan, manners, verify=verify)
+            while True:
+                try:
+                    return self._bind_trusting(bundle, plan, manners, verify=verify)
+                except _ReadsMore as found:
+                    manners.unbound = found.bindings
 
     def _bind_trusting(self, bundle: Bundle, plan: Plan, manners: _Manners, *, verify: bool) -> Bound:
         program, device = bundle.program, self._device
+        reads = Reads(program, self.model, manners.unbound) if verify and not self._frozen else None
         # The watch first: a change while the weights are read is then seen at the next call.
-        watch = ModelWatch(self.model, program, frozen=self._frozen)
+        watch = ModelWatch(self.model, program, reads.known if reads is not None else manners.unbound, frozen=self._frozen)
         began = self._tensors(program)
         constants = gather_constants(program, self.model, bundle.literals)
         regions = _regions(program, plan, device)
@@ -111,11 +132,10 @@ class Binder:
         if program.writes and (verify or manners.seen is None):
             manners.seen = self._asked(program)
         served = self._in_place(bound, plan, manners.seen)
-        runner = self._factory(served, plan, random_inputs(program, _SEED, device))
-        intermediates = getattr(runner, "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))
-        workspace = intermediates + unshared_bytes(bound.constants, constants.values())
+        # To make one may run the operators: not before they are audited.
+        runner = cache(lambda: self._factory(served, plan, random_inputs(program, _SEED, device)))
         others = OtherBuffers(program, self.model) if verify else None
-        error = self._compared(bundle, bound, runner, began) if verify else None
+        error = self._compared(bundle, bound, runner, began, reads) if verify else None
         if others is not None and others.changed():
             # Once may be a table that is made at the first call; twice is a state.
             error = self._compared(bundle, bound, runner, began)
@@ -126,10 +146,12 @@ class Binder:
         if verify and watch.settle() and error is not None:
             # A model that keeps count of something may have agreed by chance, in that very call.
             error = max(error, self._compared(bundle, bound, runner, began))
+        intermediates = getattr(runner(), "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))
+        workspace = intermediates + unshared_bytes(bound.constants, constants.values())
         if manners.seen is None:
-            return Bound(runner, watch, workspace, error)
+            return Bound(runner(), watch, workspace, error)
         writes = WriteBacks(program, self.model, list(constants.values()), manners.seen, served.in_place)
-        return Bound(runner, watch, workspace, error, writes, self._overwriting(served, plan, runner))
+        return Bound(runner(), watch, workspace, error, writes, self._overwriting(served, plan, runner()))
 
     def _in_place(self, bound: BoundProgram, plan: Plan, asked: Asked | None) -> BoundProgram:
         """The program that is served: with those of its write-backs done in place that may be, by the plan and by what the model does."""
@@ -157,14 +179,16 @@ class Binder:
             raise IncompatibleArtifact(self._label, ["the model changes its memory in one way in one call, and in another way in the next"])
         return one
 
-    def _compared(self, bundle: Bundle, bound: BoundProgram, runner: Runner, began: _Tensors) -> float:
+    def _compared(
+        self, bundle: Bundle, bound: BoundProgram, runner: Callable[[], Runner], began: _Tensors, reads: Reads | None = None
+    ) -> float:
         """As :meth:`_verify`, of a model that had the tensors ``began`` when it was read.
 
         Raises:
             ChangedMeanwhile: if it differs, and has others by now.
         """
         try:
-            return self._verify(bundle, bound, runner)
+            return self._verify(bundle, bound, runner, reads)
         except Exception as error:
             let_through(error)
             now = self._tensors(bundle.program)
@@ -183,22 +207,33 @@ class Binder:
         found = {name: (tensor, 0) for name, tensor in self.model.named_buffers() if name not in state}
         return {**found, **{name: (tensor, version_of(tensor)) for name, tensor in self.model.named_parameters() if name not in state}}
 
-    def _verify(self, bundle: Bundle, bound: BoundProgram, runner: Runner) -> float:
+    def _verify(self, bundle: Bundle, bound: BoundProgram, runner: Callable[[], Runner], reads: Reads | None) -> float:
         """Audit the operators, then compare the schedule's outputs with the model's; the largest absolute difference.
 
+        Args:
+            reads: notes what the model reads.
+
         Raises:
+            _ReadsMore: if that is more than is known.
             IncompatibleArtifact: saying what differs.
         """
         label, model, program = self._label, self.model, bundle.program
         if operator := changes_callers_memory(program.graph):
-            what = "changes an input or a buffer in place, and such a model is not scheduled; return the new value instead"
+            what = "changes an input or a constant in place, and such a model is not scheduled; return the new value instead"
             raise IncompatibleArtifact(label, [f"operator {operator} {what}"])
-        inputs, answer = telling_inputs(program, _SEED, bound.device, lambda tensors: models_answer(program, model, tensors))
+
+        def answered(tensors: list[torch.Tensor]) -> Any:
+            asked = partial(models_answer, program, model, tensors)
+            return asked() if reads is None else reads.during(asked)
+
+        inputs, answer = telling_inputs(program, _SEED, bound.device, answered)
+        if reads is not None and (found := reads.found()) != reads.known:
+            raise _ReadsMore(found)
         in_order, lies = audit_run(bound, inputs)
         if lies:
             raise IncompatibleArtifact(label, [printable(line) for line in lies[:5]])
         # Copies: a schedule may overwrite what it is given.
-        made = runner(copies_of(inputs))
+        made = runner()(copies_of(inputs))
         worst = self._agree(bundle, bound, made, inputs, answer, in_order)
         if all(_is_telling(program, item) for item in program.inputs):
             return worst
@@ -210,7 +245,7 @@ class Binder:
             let_through(error)
             # Inputs unlike the example's may be beyond the model itself.
             return worst
-        return max(worst, self._agree(bundle, bound, runner(copies_of(others)), others, answer))
+        return max(worst, self._agree(bundle, bound, runner()(copies_of(others)), others, answer))
 
     def _agree(
         self,

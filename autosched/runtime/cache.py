@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from autosched.core.forks import RenewedLock
 from autosched.core.likeness import structure_key
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.bundle.format import Bundle, read_bundle
+from autosched.runtime.regions.store import private_folder
 
 SUFFIX = ".autosched"
 STRUCTURE = "structure"  # in a bundle's environment: the model's key, which does not depend on how it was cut into operators
@@ -76,6 +78,10 @@ def find(folder: str | os.PathLike[str], key: CacheKey) -> Bundle | None:
     try:
         if not path.exists():
             return None
+        if may_be_anyones(path.parent) and not private_folder(path.parent):
+            why = "others can write there. Set AUTOSCHED_CACHE to a folder of your own."
+            warn_once(f"{folder}: not private", f"tuned schedules in {folder} are not used: it belongs to another user, or {why}")
+            return None
         bundle = _read(path)
         if key_of(bundle) != key:
             raise ArtifactCorrupt(str(path), "it holds a schedule for something else than its name says")
@@ -86,6 +92,11 @@ def find(folder: str | os.PathLike[str], key: CacheKey) -> Bundle | None:
         warn_once(f"{path}: {type(error).__name__}", f"the tuned schedule in {path} is not used: {error}")
         return None
     return bundle
+
+
+def may_be_anyones(folder: Path) -> bool:
+    """Whether any user could have made a folder of this name before: it is among temporary files."""
+    return folder.absolute().is_relative_to(tempfile.gettempdir())
 
 
 def _read(path: Path) -> Bundle:

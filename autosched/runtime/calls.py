@@ -1,7 +1,7 @@
 """One call of a program as a callable on slots: which operators may run, and the shortest way to run them.
 
-Programs come from bundles, and bundles come from strangers: only operators of the allow-list resolve, and functional ones of the
-namespaces that the caller trusts (``core.custom_operators``).
+Programs come from bundles, and bundles come from strangers: only operators of PyTorch's own namespaces resolve, but for those of
+``runtime.refused``, and functional ones of the namespaces that the caller trusts (``core.custom_operators``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,10 @@ from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Argument, Call, Many, NonFinite, Ref, TorchLiteral
 from autosched.runtime.direct import binding_of
 from autosched.runtime.instructions import CallOperator, carrying
+from autosched.runtime.refused import is_refused, makes_tensors
 
 Slots = list[Any]
 Kernel = Callable[[Slots], None]
-
-# Reading files, printing, and changing what memory a tensor means have no place in a captured model.
-_REFUSED = frozenset(
-    {"from_file", "_print", "set_", "set_data", "resize_", "resize_as_", "_resize_output_", "set_source", "pin_memory", "_pin_memory"}
-)
 
 
 def resolve(target: str) -> Callable[..., Any]:
@@ -37,7 +33,7 @@ def resolve(target: str) -> Callable[..., Any]:
     namespace, separator, rest = target.partition("::")
     name, dot, overload = rest.rpartition(".")
     custom = namespace not in BUILT_IN
-    if not separator or not dot or (custom and namespace not in trusted()) or name in _REFUSED or name.startswith("__"):
+    if not separator or not dot or (custom and namespace not in trusted()) or is_refused(name):
         advice = f"If you trust {namespace!r}, give custom_operators=({namespace!r},)." if custom else "Capture the model again."
         raise UnsupportedGraph(f"operator {target!r} may not run from a schedule; expected one of {sorted(BUILT_IN | trusted())}. {advice}")
     if (module := ON_IMPORT.get(namespace)) is not None:
@@ -51,6 +47,8 @@ def resolve(target: str) -> Callable[..., Any]:
             )
         raise UnsupportedGraph(f"operator {target!r} does not exist in torch {torch.__version__}; tune again with this version.")
     found: Any = getattr(packet, overload)
+    if not custom and not makes_tensors(found._schema):
+        raise UnsupportedGraph(f"operator {target!r} may not run from a schedule: it returns no tensor. Capture the model again.")
     if custom and (reason := why_unfit(found._schema)):
         raise UnsupportedGraph(f"custom operator {target!r} {reason}.")
     resolved: Callable[..., Any] = found

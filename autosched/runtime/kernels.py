@@ -23,6 +23,7 @@ from autosched.runtime.bag_offsets import as_offsets, bag_offsets
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.instructions import Release, carrying_all
 from autosched.runtime.plan import make_plan
+from autosched.runtime.written import require_harmless
 
 
 class Begun:
@@ -121,12 +122,13 @@ def bind(program: Program, constants: Mapping[int, torch.Tensor], device: torch.
     Raises:
         UnsupportedGraph: if an operator is not allowed or does not exist here.
         ArtifactCorrupt: if a constant is missing.
-        IncompatibleArtifact: if its operators are compiled where they run, and here are others.
+        IncompatibleArtifact: if its operators are compiled where they run, and here are others; or if they change what is not theirs.
     """
     if program.lowering in WHOLE:
         from autosched.runtime.inductor.bind import bind_recorded
 
         return bind_recorded(program, constants, device)
+    require_harmless(program)
     graph = program.graph
     home = torch.device(device) if device is not None else _home(constants)
     slots: Slots = [None] * len(graph.values)

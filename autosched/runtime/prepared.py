@@ -12,7 +12,7 @@ from autosched.core.from_outside import let_through
 from autosched.core.program import Program
 from autosched.runtime.kernels import Begun
 from autosched.runtime.unrest import Unrest
-from autosched.runtime.weights import Change, ModelWatch
+from autosched.runtime.weights import Change, ModelWatch, in_its_code
 from autosched.runtime.write_back import WriteBacks
 
 Runner = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -207,7 +207,7 @@ class Prepared:
             return error
 
     def _harmless(self, change: Change) -> bool:
-        if change is not Change.CONTENT or self.program.prologue:
+        if change is not Change.CONTENT or self.program.prologue or in_its_code(self.program, self.device.type):
             return False
         # Read where they are at every call, and nothing was computed from them ahead of time.
         self.watch.accept()

@@ -17,6 +17,7 @@ import torch
 
 from autosched.core.parts import parts_of, whole_of
 from autosched.core.program import Binding, ConstantSource, Program
+from autosched.core.variants import WHOLE
 from autosched.runtime.attribute_contents import Harmless, places_of, version_of
 from autosched.runtime.dict_counts import DictCounts
 from autosched.runtime.memory_words import MemoryWords
@@ -48,13 +49,15 @@ class ModelWatch:
     Args:
         model: the module that was tuned.
         program: what was captured from it; its bindings say which tensors matter.
+        beside: others that the model reads and the program does not (``runtime.reads``). Whatever happens to them is a change of structure:
+            only a comparison with the model tells whether the program may still do without them.
         frozen: the caller vouches that modules and weights stay as they are; only modes and hooks are then looked at.
 
     Raises:
         UnwatchableModel: if a parameter carries no version counter (it was made under ``torch.inference_mode``).
     """
 
-    def __init__(self, model: torch.nn.Module, program: Program, *, frozen: bool = False) -> None:
+    def __init__(self, model: torch.nn.Module, program: Program, beside: Sequence[Binding] = (), *, frozen: bool = False) -> None:
         self._frozen = frozen
         modules = list(model.modules())
         self._modes = Modes(modules_with_a_mode(model))
@@ -67,7 +70,8 @@ class ModelWatch:
         self._childless = [module._modules for module in plain if not module._modules]
         parts: dict[int, Entry] = {id(module._modules): (module.__dict__, "_modules") for module in plain if "_modules" in module.__dict__}
         bindings = [binding for binding in program.bindings if binding.source is not ConstantSource.LITERAL]
-        places, self._tensors = _bound_to(model, bindings)
+        places, self._tensors = _bound_to(model, [*bindings, *beside])
+        self._beside = self._tensors[len(bindings) :]
         # A tied weight is bound under one of its names, and may be replaced under another.
         places += _other_names(plain, places)
         self._bound: list[Entry] = [(getattr(owner, kind), key) for owner, kind, key in places]
@@ -90,8 +94,10 @@ class ModelWatch:
         self._fixed = [*(module.__dict__ for module in modules), *chain.from_iterable(each.tables for each in tables)]
         self._count()
         # Nothing is computed ahead from what operators read, nor need one that vouches for them be told.
-        ahead = {value for call in program.prologue for value in call.reads()} if not frozen else set()
-        self._ahead = [tensor for tensor, binding in zip(self._tensors, bindings, strict=True) if binding.value in ahead]
+        ahead = {value for call in program.prologue for value in call.reads()}
+        whole = any(in_its_code(program, tensor.device.type) for tensor in self._tensors)
+        taken = [tensor for tensor, binding in zip(self._tensors, bindings, strict=False) if whole or binding.value in ahead]
+        self._ahead = [*taken, *self._beside] if not frozen else []
         self._native: NativeWatch | None = None
         self._watchable = not self._modes.elsewhere and can_watch()
         self._calm = True
@@ -109,6 +115,7 @@ class ModelWatch:
         self._places = places_of(self._placed)
         self._versions = list(map(version_of, self._tensors))
         self._words = MemoryWords(self._ahead)
+        self._beside_were = self._of_beside()
 
     def settle(self) -> bool:
         """Call after the model ran: what it sets itself in ``forward`` is nothing to watch. Whether it did set anything."""
@@ -176,11 +183,22 @@ class ModelWatch:
                 return change
             self._settled = counts
         if places_of(self._placed) != self._places:
-            return Change.MOVED
+            return self._graver(Change.MOVED)
         # The words last: where memory is another, that was said before they are read.
         if self._steps.taken or list(map(version_of, self._tensors)) != self._versions or self._words.changed():
-            return Change.CONTENT
+            return self._graver(Change.CONTENT)
         return Change.NONE
+
+    def _graver(self, change: Change) -> Change:
+        """``change``, unless it is, or may be, of a tensor that the program does without."""
+        if not self._beside:
+            return change
+        written = any(tensor is other for tensor in self._words.different() for other in self._beside)
+        return Change.STRUCTURE if self._steps.taken or written or self._of_beside() != self._beside_were else change
+
+    def _of_beside(self) -> list[object]:
+        placed = [tensor for tensor in self._beside if tensor.layout is torch.strided]
+        return [*places_of(placed), *map(version_of, self._beside)]
 
     def _changed_elsewhere(self) -> bool:
         """Whether anything was changed that is in no counted dictionary."""
@@ -206,6 +224,14 @@ class ModelWatch:
             # A neighbour that the program does not read.
             self._weights.accept()
         return Change.NONE
+
+
+def in_its_code(program: Program, kind: str) -> bool:
+    """Whether numbers of the model's may be in the very code of a program on a device of ``kind``, where no prologue tells of them.
+
+    Inductor writes the smallest of the constants that it computes with into what it generates.
+    """
+    return program.lowering in WHOLE and (program.frozen or kind == "cpu")
 
 
 def modules_with_a_mode(model: torch.nn.Module) -> Iterator[torch.nn.Module]:

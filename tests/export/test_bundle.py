@@ -17,12 +17,12 @@ import msgspec
 import pytest
 import torch
 
-from autosched.core.errors import ArtifactCorrupt, IllegalSchedule, UsageError
+from autosched.core.errors import ArtifactCorrupt, IllegalSchedule, UnsupportedGraph, UsageError
 from autosched.core.program_json import encode_program
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.export import bundle as writer
-from autosched.export.bundle import encode_bundle, write_bundle
+from autosched.export.bundle import encode_bundle, require_literals_fit, write_bundle
 from autosched.runtime.bundle.format import Bundle, ManifestOne, migrate, read_bundle, read_bundles
 from autosched.runtime.inductor.modes import Mode, mode_of
 from autosched.runtime.kernels import bind, gather_constants
@@ -280,3 +280,18 @@ def test_a_model_that_changes_memory_raises_the_schema_and_its_golden_bundle_is_
     written = [place[item.value] for item in golden.program.writes]
     assert torch.equal(written[0], torch.ones(4, 8))
     assert int(written[1]) == 1
+
+
+def test_literals_that_leave_no_room_are_refused_before_they_are_written(bundle: Bundle) -> None:
+    large = torch.zeros(1).expand(2**28)
+    require_literals_fit([torch.zeros(8)])
+    with pytest.raises(UnsupportedGraph, match=r"1073741824 bytes in tensors.*register_buffer"):
+        require_literals_fit([large])
+    with pytest.raises(UnsupportedGraph, match="neither parameters nor buffers"):
+        encode_bundle(dataclasses.replace(bundle, literals={**bundle.literals, "large": large}))
+
+
+def test_a_bundle_larger_than_may_be_read_is_not_written(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_ZIP_BYTES", 2**30)
+    with pytest.raises(UsageError, match=r"the bundle has \d+ bytes; expected at most 1073741824"):
+        encode_bundle(bundle)

@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -272,3 +273,39 @@ def test_a_writer_killed_half_way_leaves_the_old_entry(tmp_path: Path) -> None:
     # What it left behind is hidden and no entry: the next writer is not in its way.
     assert all(path.name.startswith(".") for path in folder.iterdir() if path.name != _KEY.filename)
     assert keep(folder, _BUNDLE) is not None
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775, 0o757])
+def test_a_folder_among_temporary_files_is_used_only_if_nobody_else_may_write_there(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "autosched-0" / "schedules"
+    before = os.umask(0o002)
+    try:
+        assert keep(folder, _BUNDLE) is not None
+    finally:
+        os.umask(before)
+    assert find(folder, _KEY) is not None
+    folder.chmod(mode)
+    if mode == 0o755:
+        assert find(folder, _KEY) is not None
+        return
+    with pytest.warns(CacheWarning, match="others can write there") as said:
+        assert [find(folder, _KEY) for _ in range(2)] == [None, None]
+    assert len(said) == 1
+    # A folder that the user has named elsewhere may be a team's.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    assert find(folder, _KEY) is not None
+
+
+def test_a_folder_of_another_user_among_temporary_files_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    keep(tmp_path / "schedules", _BUNDLE)
+    if os.getuid() == 0:
+        os.chown(tmp_path / "schedules", 12345, -1)
+    else:
+        # Whoever owns it is now somebody else than who asks.
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.warns(CacheWarning, match="belongs to another user"):
+        assert find(tmp_path / "schedules", _KEY) is None

@@ -17,9 +17,11 @@ from autosched.core.progress import Silent
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.schedule import Schedule
 from autosched.core.variants import Lowering
+from autosched.export import bundle
 from autosched.pipeline import original, preparing
 from autosched.pipeline.original import Original
 from autosched.pipeline.preparing import NotHad
+from autosched.runtime.bundle.zip import MAX_BUNDLE_BYTES
 from tests.conformance.session_double import SessionDouble
 
 
@@ -109,3 +111,23 @@ def test_a_model_is_exported_once_for_all_its_lowerings(monkeypatch: pytest.Monk
         assert found.structure == alone.structure
     assert exported == [net]
     assert shared.export_s > 0.0
+
+
+def test_a_model_whose_literals_no_file_holds_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.ones(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table
+
+    monkeypatch.setattr(bundle, "_ROOM_BYTES", MAX_BUNDLE_BYTES - 7)
+    device = Device()
+    with pytest.raises(UnsupportedGraph, match="8 bytes in tensors that are neither parameters nor buffers"):
+        preparing.prepare(Lowering.ATEN, Original(Table(), (torch.ones(2),), None), device, Silent())  # type: ignore[arg-type]
+    assert not any(asked.startswith("open") for asked in device.asked)
+    registered = Table()
+    del registered.table
+    registered.register_buffer("table", torch.ones(2), persistent=False)
+    preparing.prepare(Lowering.ATEN, Original(registered, (torch.ones(2),), None), device, Silent())  # type: ignore[arg-type]

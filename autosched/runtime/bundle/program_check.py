@@ -48,6 +48,7 @@ def check_program(program: Program) -> None:
         _check_names((operator.name, operator.signature, operator.source))
     _check_boundary(program)
     graph.validate()
+    _check_storages(graph)
     _check_constants(program)
     _check_writes(program)
     _check_tree(program.input_tree, len(program.input_leaves), "inputs")
@@ -142,6 +143,14 @@ def _check_boundary(program: Program) -> None:
             raise InvalidGraph("a list is a leaf of the call signature; expected its items to be")
         if isinstance(leaf, int):
             _check_range((leaf,), "the call signature")
+
+
+def _check_storages(graph: OpGraph) -> None:
+    # What is changed in place is told from the caller's memory by the role of the value that owns the storage.
+    callers = (ValueRole.INPUT, ValueRole.CONSTANT)
+    for value in graph.values:
+        if value.role in callers and graph.values[value.storage].role not in callers:
+            raise InvalidGraph(f"value {value.index} is an {value.role} in memory that the program makes itself")
 
 
 def _strided_bytes(spec: TensorSpec) -> int:

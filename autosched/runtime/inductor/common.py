@@ -107,3 +107,26 @@ def modules_into(found: list[ModuleType]) -> Iterator[None]:
         yield
     finally:
         cache.load_by_key_path = original
+
+
+@contextlib.contextmanager
+def scalars_in_cache_keys() -> Iterator[None]:
+    """Within the block, Inductor's own cache tells frozen scalars apart by their numbers, which Inductor writes into its code.
+
+    PyTorch takes constants of one dimension alone for such, and hands out the code of another number.
+    """
+    import torch._inductor.config as inductor_config
+    from torch._inductor.graph import GraphLowering
+
+    lowering: Any = GraphLowering
+    original = vars(lowering).get("can_inline_constant")
+    if original is None:
+        with inductor_config.patch(fx_graph_cache=False):
+            yield
+        return
+    inlined = lowering.can_inline_constant
+    lowering.can_inline_constant = staticmethod(lambda tensor: tensor.dim() == 0 or inlined(tensor))
+    try:
+        yield
+    finally:
+        lowering.can_inline_constant = original

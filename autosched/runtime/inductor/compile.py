@@ -29,7 +29,7 @@ from autosched.core.from_outside import let_through
 from autosched.core.program import Program, WriteBack
 from autosched.runtime.inductor import kept as inductor_kept
 from autosched.runtime.inductor.choices import Answers, choices_into
-from autosched.runtime.inductor.common import Compiled, Refused, add_calls, first_line, known_options, modules_into
+from autosched.runtime.inductor.common import Compiled, Refused, add_calls, first_line, known_options, modules_into, scalars_in_cache_keys
 from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor.modes import PLAIN, Mode, mode_options
 from autosched.runtime.inductor.packed import packing_into
@@ -193,6 +193,7 @@ def _compile(module: torch.fx.GraphModule, example: list[torch.Tensor], seen: _S
             if hasattr(functorch_config, "enable_autograd_cache"):
                 stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
             stack.enter_context(kernels_release_gil())
+            stack.enter_context(scalars_in_cache_keys())
             stack.enter_context(modules_into(seen.modules))
             stack.enter_context(inductor_kept.folds_into(seen.folds))
             if mode.autotuned:

@@ -117,7 +117,6 @@ def _native(bound: BoundProgram) -> LaneExecutor:
         Call("aten::where.ScalarSelf", (Ref(4), 1.0, X), (), (5,)),
         Call("aten::pow.Tensor_Scalar", (X, 2), (), (4,)),
         Call("aten::std.correction", (X, Many((3,))), (("correction", 0),), (4,)),
-        Call("aten::add_.Tensor", (X, X), (), (4,)),
         Call("aten::native_batch_norm.default", (X, BIAS, BIAS, BIAS, BIAS, False, 0.1, 1e-5), (), (4, -1, -1)),
     ],
     ids=lambda call: f"{call.target.removeprefix('aten::')}-{len(call.args)}",
@@ -129,6 +128,14 @@ def test_every_kind_of_argument_reaches_the_operator(call: Call) -> None:
         assert ours.dtype == theirs.dtype
         assert ours.stride() == theirs.stride()
         assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
+
+
+def test_an_operator_in_place_changes_its_argument() -> None:
+    inputs = _inputs()
+    expected = inputs[0] * 2
+    (made,) = _native(_bound([], (4,), [CallOperator(Call("aten::add_.Tensor", (X, X), (), (4,)))])).run(inputs)
+    assert torch.equal(made, expected)
+    assert torch.equal(inputs[0], expected)
 
 
 def test_the_numbers_of_a_compiled_kernel_get_where_they_should() -> None:
