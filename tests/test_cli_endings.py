@@ -163,6 +163,25 @@ def test_a_bug_is_json_too_and_still_a_traceback(monkeypatch: pytest.MonkeyPatch
     assert json.loads(capsys.readouterr().out) == {"error": {"type": "KeyError", "message": "'lanes'", "exit_code": 1}}
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("no data set", "ended it: no data set."), (0, "sys.exit(0)"), (None, "sys.exit()"), (3, "sys.exit(3)")],
+)
+def test_code_that_ends_the_process_has_not_done_what_was_asked_for(
+    code: object, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave() -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr("autosched.doctor.examine", leave)
+    assert run("doctor", "--json") == 2
+    said = capsys.readouterr()
+    error = json.loads(said.out)["error"]
+    assert (error["type"], error["exit_code"]) == ("SystemExit", 2)
+    assert words in error["message"]
+    assert words in said.err
+
+
 def test_what_leaves_nothing_behind_promises_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("autosched.doctor.examine", lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run("doctor") == 143
