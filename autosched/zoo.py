@@ -24,6 +24,7 @@ from autosched.core.errors import UnknownModel, UsageError
 from autosched.zoo_models.suite import OWN, names
 
 _Made = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
+_LIBRARIES = ("torchvision", "timm", "transformers", "autosched")
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -63,6 +64,16 @@ def load(name: str, *, batch: int | None = None, dtype: str | None = None, seed:
     if not name.endswith(".pt2"):
         model = model.eval()
     return ZooModel(name, model, tuple(args), dict(kwargs))
+
+
+def of_library(name: str) -> bool:
+    """Whether :func:`load` builds what is called so from a library, and neither imports a user's module nor reads a file.
+
+    >>> of_library("autosched:toy"), of_library("mymodels:make"), of_library("model.pt2")
+    (True, False, False)
+    """
+    family, _, rest = name.partition(":")
+    return family in _LIBRARIES and bool(rest) and not name.endswith(".pt2")
 
 
 def _cast(leaf: object, dtype: torch.dtype) -> object:
@@ -208,7 +219,7 @@ def _find_function(name: str, module: str, function: str) -> Callable[..., Any]:
         dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
         raise UnknownModel(f"unknown model {name!r}; a module is named without .py: did you mean {dotted}:{function}?")
     here = str(Path.cwd())
-    # First where the named module is looked for, so that it is the user's own; a name of his that a package has, too, hides no package later.
+    # First while the named module is looked for, so that it is the user's own; later no module of his hides a package of the same name.
     sys.path.insert(0, here)
     try:
         found = importlib.import_module(module)
