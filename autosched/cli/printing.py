@@ -68,7 +68,10 @@ def json_alone() -> Iterator[None]:
 
 
 def emit(value: Any) -> None:
-    """Write ``value`` (anything msgspec can encode) to stdout as one JSON object, in UTF-8 whatever the terminal's encoding."""
+    """Write ``value`` (anything msgspec can encode) to stdout as one JSON object, in UTF-8 whatever the terminal's encoding.
+
+    A file's name may hold bytes that are no UTF-8; they are spelt out, as on stderr.
+    """
     import msgspec
 
     stdout = _for_json if _for_json is not None else getattr(sys.stdout, "buffer", None)
@@ -77,8 +80,20 @@ def emit(value: Any) -> None:
         return
     if sys.stdout is not None:
         sys.stdout.flush()
-    stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(_spelt_out(msgspec.to_builtins(value)))
+    stdout.write(msgspec.json.format(encoded, indent=2) + b"\n")
     stdout.flush()
+
+
+def _spelt_out(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_spelt_out(key): _spelt_out(item) for key, item in value.items()}
+    return [_spelt_out(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def spell_out_what_has_no_letter() -> None:
@@ -120,7 +135,8 @@ def complain(message: str) -> None:
         return
     if sys.stderr.isatty():
         message = folded(message, shutil.get_terminal_size().columns)
-    with contextlib.suppress(BrokenPipeError):
+    # Nobody reads it, or its terminal or disk takes no more: there is no other place to say so.
+    with contextlib.suppress(OSError):
         print(message, file=sys.stderr)
 
 
