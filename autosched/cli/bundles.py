@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autosched.cli.options import ChosenDeviceOption, CustomOperatorsOption, FileArgument, JsonOption, QuietOption, SeedOption, names_in
-from autosched.cli.printing import emit, live_progress
+from autosched.cli.printing import complain, emit, live_progress
 from autosched.cli.shapes import ChosenBatchOption, ShapeOption
 from autosched.runtime.kept_memory import keep_memory
 
@@ -46,6 +46,7 @@ def bench(
     """Measure a tuned schedule against the sequential one and against the model as it comes, interleaved; every shape by default."""
     from autosched import pipeline
     from autosched.core.custom_operators import trusting
+    from autosched.pipeline.benching import BenchShapes
 
     _look(device)
     bundle = pipeline.read(file, shape=shape, batch=batch)
@@ -59,6 +60,10 @@ def bench(
         emit(result)
     else:
         print(result.summary())
+    if isinstance(result, BenchShapes) and result.unstable:
+        of_all = f"{len(result.unstable)} of {len(result.unstable) + len(result.shapes)} shapes"
+        complain(f"autosched: nothing can be said of {of_all}: the machine was too noisy; stop other work on it and try again")
+        raise typer.Exit(3)
 
 
 def check(

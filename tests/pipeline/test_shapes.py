@@ -18,11 +18,13 @@ from autosched.cli.shapes import parse_batches
 from autosched.core.errors import UnstableMeasurement, UsageError
 from autosched.core.schedule import sequential
 from autosched.export.bundle import write_bundle
-from autosched.pipeline.benching import BenchShapes
+from autosched.pipeline import benching
+from autosched.pipeline.benching import BenchResult, BenchShapes
 from autosched.pipeline.shapes import TunedShapes
-from autosched.runtime.bundle.format import read_bundles
+from autosched.runtime.bundle.format import Bundle, read_bundles
 from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name
 from tests.conformance.bundles import shapes_of, two_branches_bundle
+from tests.conformance.command import run
 from tests.conformance.graphs import TwoBranches
 
 
@@ -166,6 +168,42 @@ def test_bench_measures_every_shape_or_the_one_chosen(tmp_path: Path) -> None:
     assert [result.shape for result in results.shapes] == ["[1, 8] float32, [1, 8] float32", "[4, 8] float32, [4, 8] float32"]
     assert not isinstance(one, BenchShapes)
     assert one.shape == results.shapes[1].shape
+
+
+@pytest.mark.parametrize(
+    ("restless", "code", "shapes"), [("", 0, ["1x8", "4x8"]), ("4x8", 3, ["1x8"]), ("1x8", 3, ["4x8"]), ("1x8, 4x8", 3, [])]
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_shape_in_which_the_machine_was_restless_takes_no_other_away(
+    restless: str,
+    code: int,
+    shapes: list[str],
+    as_json: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write_bundle(tmp_path / "two.autosched", *shapes_of(TwoBranches().eval(), 1, 4))
+
+    def measured(path: str, bundle: Bundle, *_: object) -> BenchResult:
+        if (name := shape_name(bundle.program).partition(",")[0]) in restless:
+            raise UnstableMeasurement(f"{name} varied")
+        return BenchResult(str(path), "m", "cpu", "beam", 1, 2, None, (1, 1), 2, (2, 2), None, 5, 1, None, name)
+
+    monkeypatch.setattr(benching, "_bench", measured)
+    monkeypatch.setattr("autosched.zoo.load", lambda *_, **__: SimpleNamespace(model=TwoBranches()))
+    assert run("bench", str(path), *(["--json"] if as_json else [])) == code
+    said = capsys.readouterr()
+    if not as_json:
+        assert all(f"m {shape} on cpu" in said.out for shape in shapes)
+        assert said.out.count(" varied") == (2 - len(shapes) if shapes else 0)
+    elif shapes:
+        found = json.loads(said.out)
+        assert [item["shape"] for item in found["shapes"]] == shapes
+        assert len(found["unstable"]) == 2 - len(shapes)
+    else:
+        assert json.loads(said.out)["error"]["type"] == "UnstableMeasurement"
+    assert ("too noisy" in said.err or "varied" in said.err) == (code == 3)
 
 
 @pytest.mark.parametrize("unstable", [False, True])
