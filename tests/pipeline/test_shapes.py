@@ -16,12 +16,16 @@ from autosched import pipeline
 from autosched.cli import main
 from autosched.cli.shapes import parse_batches
 from autosched.core.errors import UnstableMeasurement, UsageError
+from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import sequential
+from autosched.datasets.journal import Scope
 from autosched.export.bundle import write_bundle
 from autosched.pipeline import benching
 from autosched.pipeline.benching import BenchResult, BenchShapes
+from autosched.pipeline.memory import forget_measurements, open_journal
 from autosched.pipeline.shapes import TunedShapes
 from autosched.runtime.bundle.format import Bundle, read_bundles
+from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name
 from tests.conformance.bundles import shapes_of, two_branches_bundle
 from tests.conformance.command import run
@@ -77,6 +81,31 @@ def test_the_budget_is_divided_and_what_is_left_goes_on(monkeypatch: pytest.Monk
     # The lowering is chosen at the first shape; the others are tuned in it.
     assert lowerings == [None, "fused", "fused"]
     assert [dict(bundle.evidence.environment)["batch"] for bundle in tuned.bundles] == ["1", "4", "8"]
+
+
+def test_what_is_measured_anew_for_one_shape_is_not_forgotten_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    device: Any = SimpleNamespace(key=cpu_device_key(), software=software_key())
+    scope = Scope(device.key, device.software)
+    bundles = iter(shapes_of(TwoBranches().eval(), 1, 4))
+    known: list[int] = []
+
+    def add(signature: str) -> int:
+        with open_journal(scope, private=False) as journal:
+            journal.add_solo(signature, 1, Failure(FailureKind.CRASH, "tried"))
+            return len(journal)
+
+    def tune(*_: object, **__: object) -> Any:
+        forget_measurements(device)
+        known.append(add(f"of shape {len(known)}"))
+        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(search_s=5.0, lowering="fused"))
+
+    add("of an earlier run")
+    monkeypatch.setattr(pipeline, "tune", tune)
+    autosched.tune_shapes(TwoBranches().eval(), [(torch.randn(rows, 8),) for rows in (1, 4)], fresh=True)
+    assert known == [1, 2]
+    forget_measurements(device)
+    assert add("later") == 1
 
 
 @pytest.mark.slow
