@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -156,10 +157,10 @@ def _limit_s(name: str, default_s: float) -> float:
 def cache_dir() -> Path:
     """Where finished measurements and tuned schedules are kept: ``AUTOSCHED_CACHE``, else the platform's cache folder.
 
-    A user without a home folder, as a container's may be, has one of his own among temporary files.
+    A user without a home folder that he can write into, as a container's may be, has one of his own among temporary files.
 
     Raises:
-        UsageError: if the variable begins with a home folder that there is not.
+        UsageError: if the variable begins with a home folder that there is not, or somebody else made the folder among temporary files.
     """
     chosen = os.environ.get("AUTOSCHED_CACHE")
     if chosen:
@@ -172,9 +173,34 @@ def cache_dir() -> Path:
     # Releases differ in what they make of a home folder that is not there: an error, or a folder called "~".
     with contextlib.suppress(RuntimeError):
         usual = Path(platformdirs.user_cache_dir("autosched", appauthor=False))
-        if usual.is_absolute():
+        if usual.is_absolute() and _is_or_can_be_made(usual):
             return usual
-    return Path(tempfile.gettempdir()) / f"autosched-{os.getuid()}"
+    return _among_temporary_files()
+
+
+def _is_or_can_be_made(folder: Path) -> bool:
+    if os.path.exists(folder):
+        # If only to be read: it may have been filled when an image was built.
+        return True
+    nearest = next(parent for parent in folder.parents if os.path.exists(parent))
+    return os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _among_temporary_files() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"autosched-{os.getuid()}"
+    # Made now and for nobody else: anybody may make a folder of that name there, and what is found in the cache is trusted.
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700)
+    try:
+        status = folder.lstat()
+    except OSError:
+        return folder
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"the cache would be in {folder}, for want of a home folder, but that is no folder of this user's that only he can write into; "
+            "set AUTOSCHED_CACHE to one that is"
+        )
+    return folder
 
 
 def schedules_dir() -> Path:

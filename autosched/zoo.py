@@ -11,7 +11,7 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from autosched.core.errors import UnknownModel, UsageError
 from autosched.zoo_models.suite import OWN, names
 
 _Made = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
+_LIBRARIES = ("torchvision", "timm", "transformers", "autosched")
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -63,6 +64,16 @@ def load(name: str, *, batch: int | None = None, dtype: str | None = None, seed:
     if not name.endswith(".pt2"):
         model = model.eval()
     return ZooModel(name, model, tuple(args), dict(kwargs))
+
+
+def of_library(name: str) -> bool:
+    """Whether :func:`load` builds what is called so from a library, and neither imports a user's module nor reads a file.
+
+    >>> of_library("autosched:toy"), of_library("mymodels:make"), of_library("model.pt2")
+    (True, False, False)
+    """
+    family, _, rest = name.partition(":")
+    return family in _LIBRARIES and bool(rest) and not name.endswith(".pt2")
 
 
 def _cast(leaf: object, dtype: torch.dtype) -> object:
@@ -179,7 +190,7 @@ def _transformers(name: str, rest: str, batch: int) -> _Made:
 
 def _from_module(name: str, module: str, function: str, options: dict[str, object]) -> _Made:
     make = _find_function(name, module, function)
-    accepted = inspect.signature(make).parameters
+    accepted = _arguments_of(make)
     if options["batch"] is not None and "batch" not in accepted:
         raise UsageError(f"{name} takes no argument 'batch', so batch {options['batch']} cannot be honoured; add it to the function.")
     given = {key: value for key, value in options.items() if key in accepted and value is not None}
@@ -189,14 +200,27 @@ def _from_module(name: str, module: str, function: str, options: dict[str, objec
         raise UsageError(
             f"{name} raised {type(error).__name__}: {error}. Expected a model and its example inputs; call it yourself."
         ) from error
+    except SystemExit as stopped:
+        raise UsageError(
+            f"{name} called sys.exit({stopped.code!r}). Expected a model and its example inputs; call it yourself."
+        ) from stopped
     return _as_model(name, made)
+
+
+def _arguments_of(make: Callable[..., Any]) -> Iterable[str]:
+    try:
+        return inspect.signature(make).parameters
+    except (TypeError, ValueError):  # written in C, and it does not say
+        return ()
 
 
 def _find_function(name: str, module: str, function: str) -> Callable[..., Any]:
     if module.endswith(".py"):
         dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
         raise UnknownModel(f"unknown model {name!r}; a module is named without .py: did you mean {dotted}:{function}?")
-    sys.path.insert(0, str(Path.cwd()))
+    here = str(Path.cwd())
+    # First while the named module is looked for, so that it is the user's own; later no module of his hides a package of the same name.
+    sys.path.insert(0, here)
     try:
         found = importlib.import_module(module)
     except ImportError as error:
@@ -207,8 +231,14 @@ def _find_function(name: str, module: str, function: str) -> Callable[..., Any]:
     except Exception as error:  # As a function's failure: theirs to read.
         said = f"it raised {type(error).__name__}: {error}"
         raise UsageError(f"{module} cannot be imported: {said}. See where it does: python -c 'import {module}'") from error
+    except SystemExit as stopped:
+        said = f"it called sys.exit({stopped.code!r})"
+        raise UsageError(f"{module} cannot be imported: {said}. Put what only a script does under if __name__ == '__main__'.") from stopped
     finally:
-        sys.path.remove(str(Path.cwd()))
+        sys.path.remove(here)
+        # Last for as long as the process lives: for what its functions import when they are called, and for measuring processes.
+        if here not in sys.path:
+            sys.path.append(here)
     make = getattr(found, function, None)
     if not callable(make):
         functions = [key for key, value in vars(found).items() if inspect.isfunction(value)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from autosched.core.errors import UsageError
 from autosched.device.compiled_baseline import from_zoo
 from autosched.export.bundle import encode_bundle
+from autosched.pipeline.result import BUILT_BATCH
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.command import run
 from tests.conformance.graphs import TwoBranches
@@ -161,6 +165,73 @@ def test_check_says_exact_here_and_incompatible_for_another_model(tmp_path: Path
     assert json.loads(capsys.readouterr().out)["verdict"] == "exact"
     assert run("check", str(path), "autosched:toy") == 4
     assert "left.weight" in capsys.readouterr().out
+
+
+_USERS_CODE = """
+from pathlib import Path
+Path("was_imported").touch()
+from tests.conformance.graphs import TwoBranches
+def need(batch):
+    Path("batch").write_text(str(batch))
+    return TwoBranches(), ()
+def plain():
+    Path("batch").write_text("none")
+    return TwoBranches(), ()
+"""
+
+
+def _tuned_for(model: str, path: Path, **environment: str) -> str:
+    bundle = two_branches_bundle(TwoBranches())
+    report = dataclasses.replace(bundle.evidence.report, model=model)
+    evidence = dataclasses.replace(bundle.evidence, report=report, environment=tuple(environment.items()))
+    path.write_bytes(encode_bundle(dataclasses.replace(bundle, evidence=evidence)))
+    return str(path)
+
+
+@pytest.fixture
+def users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "users_code.py").write_text(_USERS_CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("users_code", None)
+
+
+@pytest.mark.parametrize("command", ["bench", "trace"])
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("users_code:need", "autosched {} 'a file.autosched' users_code:need\n"),
+        ("saved.pt2", "autosched {} 'a file.autosched' saved.pt2\n"),
+        ("Tiny", "autosched {} 'a file.autosched' MODEL, with a module:function"),
+        ("os:system('ls')", "autosched {} 'a file.autosched' MODEL, with a module:function"),
+    ],
+)
+def test_a_file_by_itself_has_no_code_imported_and_the_command_that_does_is_said(
+    command: str, model: str, words: str, users_code: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _tuned_for(model, tmp_path / "a file.autosched")
+    assert run(command, "a file.autosched") == 2
+    said = capsys.readouterr().err
+    assert words.format(command) in said
+    assert model in said
+    assert not Path("was_imported").exists()
+
+
+@pytest.mark.parametrize("command", ["bench", "trace", "check"])
+@pytest.mark.parametrize(
+    ("built", "model", "batch"),
+    [("4", "users_code:need", "4"), ("4", "users_code:plain", "none"), ("-4", "users_code:plain", "none")],
+)
+def test_a_model_is_built_with_the_batch_that_it_was_tuned_with(
+    command: str, built: str, model: str, batch: str, users_code: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bench", "trace"):
+        monkeypatch.setattr(f"autosched.pipeline.{name}", _refuse)
+    tuned_for = "users_code:need" if built == "4" else model
+    file = _tuned_for(tuned_for, tmp_path / "two.autosched", **{BUILT_BATCH: built})
+    assert run(command, file, model) == (0 if command == "check" else 2)
+    assert Path("batch").read_text() == batch
 
 
 @pytest.mark.parametrize("command", ["models", "doctor"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autosched import config
+from autosched.cli.cache import age_text
 from autosched.export.cache import keep
 from autosched.runtime.regions.store import RegionStore
 from tests.conformance.bundles import two_branches_bundle
@@ -121,3 +122,8 @@ def test_what_is_young_stays(entry: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run("cache", "clear", "--older-than", "30d") == 0
     assert "nothing to remove" in capsys.readouterr().out
     assert entry.exists()
+
+
+@pytest.mark.parametrize("age_s", [3.0, 300.0, 7300.0, 3e6])
+def test_an_age_is_shown_in_a_unit_that_can_be_asked_for(age_s: float) -> None:
+    assert config.parse_seconds(age_text(age_s).replace(" ", ""), "--older-than") == pytest.approx(age_s, rel=0.05)

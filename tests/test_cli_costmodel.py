@@ -179,6 +179,44 @@ def test_every_column_of_an_evaluation_is_explained() -> None:
     assert {heading.removesuffix(" %") for heading in _METRICS} <= explained
 
 
+@pytest.mark.parametrize("folder", ["file", "file/tables"])
+def test_a_folder_that_cannot_be_is_named_before_anything_is_evaluated(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setattr(retraining, "evaluate", None)
+    assert run("evaluate", str(tmp_path), str(tmp_path), "-o", str(tmp_path / folder)) == 2
+    assert f"cannot write tables and figures to {tmp_path / folder}: " in capsys.readouterr().err
+
+
+def test_a_folder_without_permission_is_named_before_anything_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(retraining, "evaluate", None)
+    # As for everyone but root.
+    monkeypatch.setattr("os.access", lambda path, mode, **_: Path(path).name != "tables")
+    assert run("evaluate", str(tmp_path), str(tmp_path), "-o", str(tmp_path / "tables")) == 2
+    assert "its permissions do not allow it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_collection_of_no_model_is_a_mistake(
+    as_json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def result(not_measured: tuple[str, ...]) -> collecting.CollectResult:
+        left_out = tuple(f"{name} left out: no operator" for name in not_measured)
+        return collecting.CollectResult(str(tmp_path), "cpu", (), left_out, (), 9, 0, 0, 0, 0, 1, 0, 0, None, (), not_measured)
+
+    command = ["collect", "autosched:toy", "autosched:toy", "-o", str(tmp_path / "runs"), *(["--json"] if as_json else [])]
+    for not_measured, code in (("a", "b"), 2), (("a",), 0):
+        monkeypatch.setattr(collecting, "collect", lambda *_, found=not_measured, **__: result(found))
+        assert run(*command) == code
+        said = capsys.readouterr()
+        assert "a left out: no operator" in (said.err if code else said.out)
+        if as_json:
+            assert ("error" in json.loads(said.out)) == bool(code)
+
+
 @pytest.mark.parametrize(("before", "kept", "disturbed", "code"), [(0, 0, 12, 3), (500, 0, 12, 3), (0, 5, 12, 0), (500, 0, 0, 0)])
 def test_a_collection_of_which_nothing_was_kept_ends_as_unstable(
     before: int, kept: int, disturbed: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
@@ -110,6 +111,7 @@ def test_a_file_as_large_as_it_may_be_is_said_in_one_line(tmp_path: Path) -> Non
         (["tune", "autosched:toy", "--device", "cpu"], signal.SIGINT, 130, "the same command continues"),
         (["compare", "autosched:toy", "--device", "cpu"], signal.SIGTERM, 143, "the same command continues"),
         (["collect", "autosched:toy", "--device", "cpu"], signal.SIGTERM, 143, "the same command continues"),
+        (["tune", "autosched:toy", "--device", "cpu"], signal.SIGHUP, 129, "the same command continues"),
     ],
 )
 def test_a_signal_ends_a_job_with_its_code_and_how_to_go_on(
@@ -120,6 +122,52 @@ def test_a_signal_ends_a_job_with_its_code_and_how_to_go_on(
     assert run(*command) == code
     assert words in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+_LONG = """
+import sys, time
+import autosched.doctor
+from pathlib import Path
+from autosched.cli import main
+from autosched.cli.printing import live_progress
+from autosched.core.scratch import Scratch
+def examine():
+    with Scratch(Path(sys.argv[1])) as folder, live_progress() as progress:
+        progress.stage("capture", 10.0)
+        (folder / "weights").touch()
+        for _ in range(600):
+            time.sleep(0.05)
+autosched.doctor.examine = examine
+main(["doctor"])
+"""
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_closed_terminal_stops_a_command_and_leaves_no_weights(nohup: bool, tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text(_LONG)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process, terminal = pty.fork()
+    if process == 0:
+        if nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.execv(sys.executable, [sys.executable, "-P", str(tmp_path / "long.py"), str(scratch)])
+    try:
+        end_s = time.monotonic() + 60.0
+        while not list(scratch.glob("*/weights")) and time.monotonic() < end_s:
+            time.sleep(0.05)
+        os.close(terminal)
+        if nohup:
+            time.sleep(1.0)
+            assert os.waitpid(process, os.WNOHANG) == (0, 0)
+            assert list(scratch.glob("*/weights"))
+            return
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 129
+        assert not list(scratch.iterdir())
+    finally:
+        if nohup:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
 
 
 _INTERRUPTED_IN_EXEC = """
@@ -161,6 +209,25 @@ def test_a_bug_is_json_too_and_still_a_traceback(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(KeyError, match="lanes"):
         main(["doctor", "--json"])
     assert json.loads(capsys.readouterr().out) == {"error": {"type": "KeyError", "message": "'lanes'", "exit_code": 1}}
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("no data set", "ended it: no data set."), (0, "sys.exit(0)"), (None, "sys.exit()"), (3, "sys.exit(3)")],
+)
+def test_code_that_ends_the_process_has_not_done_what_was_asked_for(
+    code: object, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave() -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr("autosched.doctor.examine", leave)
+    assert run("doctor", "--json") == 2
+    said = capsys.readouterr()
+    error = json.loads(said.out)["error"]
+    assert (error["type"], error["exit_code"]) == ("SystemExit", 2)
+    assert words in error["message"]
+    assert words in said.err
 
 
 def test_what_leaves_nothing_behind_promises_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,6 +314,14 @@ def test_a_terminal_that_lacks_a_letter_gets_json_as_utf_8_and_no_traceback(argu
     if "--json" in arguments:
         said = json.loads(done.stdout.decode())
         assert "models" in said or "\u0153" in said["error"]["message"]
+
+
+@pytest.mark.parametrize("arguments", [["report", "\udcff.autosched"], ["tune", "\udcff.pt2"]], ids=["report", "tune"])
+def test_the_json_of_a_file_whose_name_is_no_utf_8_spells_it_out(arguments: list[str]) -> None:
+    command = [sys.executable, "-P", "-m", "autosched", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert (done.returncode, b"Traceback" in done.stderr) == (2, False)
+    assert "\\udcff." in json.loads(done.stdout)["error"]["message"]
 
 
 _WARNS = """

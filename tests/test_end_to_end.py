@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -140,7 +141,11 @@ def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.Monk
     assert cache_dir() == tmp_path / "here"
 
 
-@pytest.mark.parametrize("unknown", [RuntimeError("no home"), "~/.cache/autosched"], ids=["an error", "a folder called ~"])
+@pytest.mark.parametrize(
+    "unknown",
+    [RuntimeError("no home"), "~/.cache/autosched", "/dev/null/.cache/autosched"],
+    ids=["an error", "a folder called ~", "below what is no folder"],
+)
 def test_a_user_without_a_home_folder_has_a_cache_all_the_same(
     unknown: RuntimeError | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +158,43 @@ def test_a_user_without_a_home_folder_has_a_cache_all_the_same(
     monkeypatch.setattr("platformdirs.user_cache_dir", usual)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert cache_dir() == tmp_path / f"autosched-{os.getuid()}"
+
+
+def test_a_home_folder_that_cannot_be_written_is_none_unless_there_is_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, temporary = tmp_path / "nonexistent" / ".cache" / "autosched", tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.delenv("AUTOSCHED_CACHE")
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda *args, **options: str(usual))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    assert cache_dir() == usual
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)  # as for everyone but root
+    assert cache_dir() == temporary / f"autosched-{os.getuid()}"
+    usual.mkdir(parents=True)
+    assert cache_dir() == usual
+
+
+@pytest.mark.parametrize("whose", ["own", "others may write", "a link", "another user's"])
+def test_a_cache_among_temporary_files_is_this_users_alone(whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / f"autosched-{os.getuid()}"
+    monkeypatch.delenv("AUTOSCHED_CACHE")
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda *args, **options: "~/.cache/autosched")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if whose == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        assert cache_dir() == folder
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    if whose == "own":
+        return
+    if whose == "others may write":
+        folder.chmod(0o770)
+    if whose == "another user's":
+        other = os.getuid() + 1
+        folder.rename(tmp_path / f"autosched-{other}")
+        monkeypatch.setattr("os.getuid", lambda: other)
+    with pytest.raises(UsageError, match="set AUTOSCHED_CACHE"):
+        cache_dir()
 
 
 def test_a_cache_in_a_home_folder_that_is_not_there_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:

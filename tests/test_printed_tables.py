@@ -55,6 +55,21 @@ def test_without_a_file_the_last_lines_say_where_the_schedule_is_and_how_to_use_
     assert "kept in the cache" not in capsys.readouterr().out
 
 
+def test_what_to_do_next_names_the_model_and_operators_that_no_library_has(report: TuneReport, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = dataclasses.replace(report, model="my models/saved.pt2")
+    show_report(dataclasses.replace(mine, bundle="a.autosched"), as_json=False, namespaces=("mylib", "other"))
+    printed = capsys.readouterr().out
+    assert "autosched bench a.autosched 'my models/saved.pt2' --custom-operators mylib,other\n" in printed
+    assert "autosched.load('a.autosched', model, custom_operators=['mylib', 'other'])" in printed
+    show_report(dataclasses.replace(mine, cached="c.autosched"), as_json=False, namespaces=("mylib",))
+    printed = capsys.readouterr().out
+    assert "autosched bench c.autosched 'my models/saved.pt2' --custom-operators mylib\n" in printed
+    assert """torch.compile(model, backend="autosched", options={"custom_operators": ['mylib']})""" in printed
+    assert "autosched.compile(model, inputs, custom_operators=['mylib'])" in printed
+    show_report(dataclasses.replace(report, bundle="a.autosched"), as_json=False)
+    assert "autosched bench a.autosched\n" in capsys.readouterr().out
+
+
 def found(report: TuneReport, *names: str, measured_us: float = 9.0, **changes: Any) -> tuple[StrategyRow, ...]:
     row = dataclasses.replace(report.strategies[0], measured_us=measured_us, predicted_us=8.0, is_baseline=False, **changes)
     return tuple(dataclasses.replace(row, name=name) for name in names)

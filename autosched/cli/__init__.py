@@ -1,7 +1,7 @@
 """The command line. Results go to stdout, everything else to stderr; with ``--json`` stdout holds one JSON object and nothing else.
 
-Exit codes: 0 ok, 2 usage, 3 unstable measurement, 4 incompatible or corrupt artifact, 5 device missing or faulty, 130 interrupted,
-143 asked to stop by SIGTERM.
+Exit codes: 0 ok, 2 usage, 3 unstable measurement, 4 incompatible or corrupt artifact, 5 device missing or faulty, 129 its terminal was
+closed (SIGHUP), 130 interrupted, 143 asked to stop by SIGTERM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ To begin: autosched doctor, then autosched tune torchvision:googlenet --effort q
 """
 _EPILOG = (
     "Exit codes: 0 ok, 2 a mistake in the command, 3 the machine was too noisy for any conclusion, 4 an incompatible or corrupt file, "
-    "5 a missing or faulty device, 130 interrupted, 143 stopped by SIGTERM."
+    "5 a missing or faulty device, 129 stopped by SIGHUP, 130 interrupted, 143 stopped by SIGTERM."
 )
 
 app = typer.Typer(
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as stopped:
-        code = 0 if reader_left(stopped) else stopped.code
+        code = 0 if reader_left(stopped) else _stopped_from_within(stopped, as_json)
     except OSError as error:
         code = 0 if reader_left(error) else _no_room(error, as_json)
     except Exception as error:
@@ -131,6 +131,12 @@ def _no_room(error: OSError, as_json: bool) -> int:
     # What could not be written must not be tried again at the end of the interpreter.
     drop_output()
     return code
+
+
+def _stopped_from_within(stopped: SystemExit, as_json: bool) -> int:
+    """No command ends so by itself; a user's code that it called does, and what was asked for has not been done."""
+    said = f": {stopped.code}" if isinstance(stopped.code, str) else f" with sys.exit({'' if stopped.code is None else stopped.code})"
+    return _say("SystemExit", f"code that the command called ended it{said}. Look for sys.exit in the model's code.", 2, as_json)
 
 
 def _fail(error: AutoschedError, as_json: bool) -> int:

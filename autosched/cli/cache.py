@@ -175,12 +175,12 @@ def size_text(size_bytes: int) -> str:
 
 
 def age_text(age_s: float) -> str:
-    """Seconds for people, in the unit that ``--older-than`` takes.
+    """Seconds for people, in a unit that ``--older-than`` takes.
 
     >>> age_text(7300)
     '2 h'
     """
-    for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
+    for unit, length_s in (("d", 86400), ("h", 3600), ("m", 60)):
         if age_s >= length_s:
             return f"{age_s / length_s:.0f} {unit}"
     return f"{age_s:.0f} s"

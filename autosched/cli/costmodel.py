@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +51,7 @@ def collect(
     from autosched import zoo
     from autosched.config import parse_seconds
     from autosched.core.custom_operators import trusting
+    from autosched.core.errors import UsageError
     from autosched.device.registry import device_named
     from autosched.pipeline import collecting
     from autosched.zoo_models import suite
@@ -71,6 +73,8 @@ def collect(
             seed=seed,
             progress=progress,
         )
+    if len(result.not_measured) == len(subjects):
+        raise UsageError("none of these models could be measured:\n  " + "\n  ".join(result.left_out))
     if json:
         emit(result)
     else:
@@ -165,11 +169,13 @@ def evaluate(
     """
     from autosched.pipeline import retraining
 
+    if output is not None:
+        # Found out before the comparison is made.
+        _make_folder(output)
     result = retraining.evaluate(model or retraining.model_of(device), runs or retraining.places_of(device)[0], seed=seed)
     if output is not None:
         from autosched.costmodel.plots import write_plots
 
-        output.mkdir(parents=True, exist_ok=True)
         (output / "evaluation.json").write_bytes(result.to_json())
         write_plots(result, result.curve, output / "evaluation.html")
     if json:
@@ -178,6 +184,18 @@ def evaluate(
     from autosched.cli.costmodel_tables import print_evaluation
 
     print_evaluation(result, results_console())
+
+
+def _make_folder(folder: Path) -> None:
+    from autosched.core.errors import UsageError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(folder, os.W_OK | os.X_OK) else "its permissions do not allow it"
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
+        raise UsageError(f"cannot write tables and figures to {folder}: {why}. Name a folder that is writable, or can be made.")
 
 
 def register(app: typer.Typer) -> None:

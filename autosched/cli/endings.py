@@ -1,10 +1,11 @@
-"""How a command ends before its time: somebody interrupts it, asks it to stop, or no longer reads what it prints."""
+"""How a command ends before its time: somebody interrupts it, asks it to stop, closes its terminal, or no longer reads what it prints."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 INTERRUPTED = 128 + signal.SIGINT  # as a shell would say it, and what typer makes of an interrupt
 _MOMENT_S = 0.05
+_INTERRUPTS = ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_DFL))
 _GOES_ON = frozenset({"tune", "compare", "collect"})
 
 
@@ -34,13 +36,18 @@ class Stop:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Stop]:
-    """Within, SIGTERM is an interrupt like Ctrl-C, so that children, locks and scratch files go the same way."""
+    """Within, SIGTERM and SIGHUP are interrupts like Ctrl-C, so that children, locks and scratch files go the same way.
+
+    One that somebody handles or ignores already (``nohup``) is left to them.
+    """
     stop = Stop()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         stop.signal = signal.Signals(number)
         # A second one does what it would have done without us, should the first take too long.
         signal.signal(number, usual[number])
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
         raise _Stopped
 
     timers: list[threading.Timer] = []
@@ -58,7 +65,7 @@ def stoppable() -> Iterator[Stop]:
 
     usual: dict[int, Any] = {
         number: handler
-        for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
+        for number, handler in _INTERRUPTS
         if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is handler
     }
     for number in usual:
@@ -100,10 +107,22 @@ def flush_output() -> None:
         drop_output()
 
 
+def _leave_closed_terminal() -> None:
+    """What goes to a terminal that is gone goes nowhere from now on: each write would fail, and hide that the command was stopped."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
+                _to_nowhere(number)
+
+
 def drop_output() -> None:
     """From now on what is written to stdout, and what is in its buffer, goes nowhere."""
     if sys.stdout is None:
         return
+    _to_nowhere(sys.stdout.fileno())
+
+
+def _to_nowhere(number: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, number)
     os.close(nowhere)

@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
@@ -68,7 +68,10 @@ def json_alone() -> Iterator[None]:
 
 
 def emit(value: Any) -> None:
-    """Write ``value`` (anything msgspec can encode) to stdout as one JSON object, in UTF-8 whatever the terminal's encoding."""
+    """Write ``value`` (anything msgspec can encode) to stdout as one JSON object, in UTF-8 whatever the terminal's encoding.
+
+    A file's name may hold bytes that are no UTF-8; they are spelt out, as on stderr.
+    """
     import msgspec
 
     stdout = _for_json if _for_json is not None else getattr(sys.stdout, "buffer", None)
@@ -77,8 +80,20 @@ def emit(value: Any) -> None:
         return
     if sys.stdout is not None:
         sys.stdout.flush()
-    stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(_spelt_out(msgspec.to_builtins(value)))
+    stdout.write(msgspec.json.format(encoded, indent=2) + b"\n")
     stdout.flush()
+
+
+def _spelt_out(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_spelt_out(key): _spelt_out(item) for key, item in value.items()}
+    return [_spelt_out(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def spell_out_what_has_no_letter() -> None:
@@ -120,7 +135,8 @@ def complain(message: str) -> None:
         return
     if sys.stderr.isatty():
         message = folded(message, shutil.get_terminal_size().columns)
-    with contextlib.suppress(BrokenPipeError):
+    # Nobody reads it, or its terminal or disk takes no more: there is no other place to say so.
+    with contextlib.suppress(OSError):
         print(message, file=sys.stderr)
 
 
@@ -170,10 +186,11 @@ def live_progress(*, quiet: bool = False) -> LiveProgress:
     return LiveProgress(Stderr(stderr=True, quiet=quiet))
 
 
-def show_report(report: TuneReport, as_json: bool, *, with_steps: bool = True) -> None:
+def show_report(report: TuneReport, as_json: bool, *, with_steps: bool = True, namespaces: Sequence[str] = ()) -> None:
     """Print a report.
 
     Args:
+        namespaces: custom operators that were trusted.
         with_steps: whether to say where the schedule is and how to use it; not for one of several that are in one file.
 
     Raises:
@@ -182,7 +199,8 @@ def show_report(report: TuneReport, as_json: bool, *, with_steps: bool = True) -
     if as_json:
         emit(report)
     else:
-        _print_report(report, next_steps(report.bundle, report.cached, report.device.kind) if with_steps else ())
+        steps = next_steps(report.bundle, report.cached, report.device.kind, report.model, namespaces) if with_steps else ()
+        _print_report(report, steps)
     if report.unstable:
         from autosched.core.report import RESTLESS
 
@@ -219,19 +237,31 @@ def _print_report(report: TuneReport, last: tuple[str, ...]) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def next_steps(bundle: str | None, cached: str | None, kind: str) -> tuple[str, ...]:
-    """Where a schedule for a device of ``kind`` went and how to use it; nothing for a comparison, which keeps none."""
+def next_steps(bundle: str | None, cached: str | None, kind: str, model: str, namespaces: Sequence[str] = ()) -> tuple[str, ...]:
+    """Where a schedule for a device of ``kind`` went and how to use it; nothing for a comparison, which keeps none.
+
+    Args:
+        model: its name, which commands are told unless a library has it.
+        namespaces: custom operators that were trusted.
+    """
+    from autosched.zoo import of_library
+
+    named = "" if of_library(model) else f" {shlex.quote(model)}"
+    trusted = f" --custom-operators {shlex.quote(','.join(namespaces))}" if namespaces else ""
+    keyword = f", custom_operators={list(namespaces)!r}" if namespaces else ""
     if bundle:
         return (
             f"written to {bundle}",
-            f"measure it again: autosched bench {shlex.quote(bundle)}",
-            f"run it: autosched.load({bundle!r}, model)" if kind in _LOADED else f"nothing here loads what was made for {kind!r}",
+            f"measure it again: autosched bench {shlex.quote(bundle)}{named}{trusted}",
+            f"run it: autosched.load({bundle!r}, model{keyword})" if kind in _LOADED else f"nothing here loads what was made for {kind!r}",
         )
     if cached:
+        option = f', options={{"custom_operators": {list(namespaces)!r}}}' if namespaces else ""
+        found_by = f'torch.compile(model, backend="autosched"{option}) or autosched.compile(model, inputs{keyword})'
         return (
             f"kept in the cache: {cached}",
-            f"measure it again: autosched bench {shlex.quote(cached)}",
-            'run it: torch.compile(model, backend="autosched") or autosched.compile(model, inputs) finds it on this machine',
+            f"measure it again: autosched bench {shlex.quote(cached)}{named}{trusted}",
+            f"run it: {found_by} finds it on this machine",
             "to take it along or to load it by name: -o FILE",
         )
     return ()

@@ -71,11 +71,12 @@ def tune_several(
             progress=progress,
             **options,
         )
-    show_shapes(tuned.save(output) if output is not None else tuned.report, batches, json)
+    namespaces = options["custom_operators"]
+    show_shapes(tuned.save(output) if output is not None else tuned.report, batches, json, namespaces)
 
 
-def show_shapes(report: ShapesReport, batches: tuple[int | None, ...], as_json: bool) -> None:
-    """Print the report of each shape, or all as one JSON object.
+def show_shapes(report: ShapesReport, batches: tuple[int | None, ...], as_json: bool, namespaces: Sequence[str] = ()) -> None:
+    """Print the report of each shape, or all as one JSON object; ``namespaces`` as for ``show_report``.
 
     Raises:
         typer.Exit: with code 3 if the machine was too restless for a statement about any of them.
@@ -89,11 +90,12 @@ def show_shapes(report: ShapesReport, batches: tuple[int | None, ...], as_json: 
                 unstable |= item.unstable
                 continue
             print(f"batch {batch}")
-            show_report(item, as_json=False, with_steps=report.bundle is None)
+            show_report(item, as_json=False, with_steps=report.bundle is None, namespaces=namespaces)
         except typer.Exit:
             unstable = True
     if report.bundle and not as_json:
-        where, *then = next_steps(report.bundle, None, report.shapes[0].device.kind)
+        first = report.shapes[0]
+        where, *then = next_steps(report.bundle, None, first.device.kind, first.model, namespaces)
         print(f"{len(report.shapes)} shapes {where}", *then, sep="\n")
     if unstable:
         raise typer.Exit(3)

@@ -102,7 +102,7 @@ def tune(
     report = tuned.report
     if output is not None:
         report = tuned.save(output)
-    show_report(report, json)
+    show_report(report, json, namespaces=trusted)
     if not json and report.bundle is None and report.cached is None:
         print("the schedule was not kept; -o FILE writes it to a file")
 

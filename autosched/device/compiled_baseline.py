@@ -135,7 +135,8 @@ class CompiledBaseline:
             raise UsageError("neither a source nor a model was given; expected one of them")
         exported, args, kwargs = exported_program(self._model, self._args, self._kwargs)
         leaves = _flattened(exported, args, kwargs)
-        path = self._worker.folder / "model.pt2"
+        size_bytes = sum(tensor.nbytes for tensor in exported.state_dict.values())
+        path = self._worker.folder_for(size_bytes) / "model.pt2"
         torch.export.save(exported, path)
         return ModelSource(str(path)), leaves, {}
 

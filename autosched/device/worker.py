@@ -30,6 +30,8 @@ MAX_BARE_DEATHS = 3
 MAX_BLAMED_DEATHS = 12
 ENDED_WAITING = Failure(FailureKind.CRASH, "its process was ended while it waited (by someone, or because memory ran out)")
 """What a request that no fresh process could answer gets instead of one."""
+_NO_FOLDER = "there is no folder for the files of the measuring process: {}. Make room, or set TMPDIR to a folder that has it."
+_SHARED = Path("/dev/shm")
 
 
 class WorkerDied(Exception):
@@ -65,6 +67,7 @@ class Worker:
         self._opening: tuple[Request, ...] = ()
         self._plugin = plugin
         self._folder: Scratch | None = None
+        self._more: Scratch | None = None
         self._child: ChildProcess | None = None
         self._is_open = False
         self._bare_deaths = 0
@@ -81,9 +84,7 @@ class Worker:
             try:
                 self._folder = _scratch()
             except OSError as error:
-                raise ScratchFull(
-                    f"there is no folder for the files of the measuring process: {error}. Make room, or set TMPDIR to a folder that has it."
-                ) from error
+                raise ScratchFull(_NO_FOLDER.format(error)) from error
         return self._folder.path
 
     @property
@@ -151,16 +152,41 @@ class Worker:
         Raises:
             ScratchFull: if they cannot be written.
         """
-        path = self.folder / name
-        try:
-            write_tensors(path, tensors)
-        except (OSError, SafetensorError) as error:
-            size_mib = sum(tensor.nbytes for tensor in tensors.values()) / 2**20
-            raise ScratchFull(
-                f"{size_mib:.1f} MiB for the measuring process cannot be written to {path.parent}: {error}. "
-                "Make room there, or set TMPDIR to a folder that has it."
-            ) from error
-        return path
+        size_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        path = self.folder_for(size_bytes) / name
+        while True:
+            try:
+                write_tensors(path, tensors)
+            except (OSError, SafetensorError) as error:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                # Others may have filled shared memory meanwhile, or a limit may count for it that nobody is told of.
+                if path.parent.parent == _SHARED != Path(tempfile.gettempdir()):
+                    path = self._folder_on_disk() / name
+                    continue
+                raise ScratchFull(
+                    f"{size_bytes / 2**20:.1f} MiB for the measuring process cannot be written to {path.parent}: {error}. "
+                    "Make room there, or set TMPDIR to a folder that has it."
+                ) from error
+            return path
+
+    def folder_for(self, size_bytes: int) -> Path:
+        """:attr:`folder`, or one on disk that goes with it, for a file that would take more of shared memory than it can spare.
+
+        Raises:
+            ScratchFull: as :attr:`folder`.
+        """
+        if self.folder.parent != _SHARED or _shared_memory_spares(size_bytes):
+            return self.folder
+        return self._folder_on_disk()
+
+    def _folder_on_disk(self) -> Path:
+        if self._more is None:
+            try:
+                self._more = Scratch()
+            except OSError as error:
+                raise ScratchFull(_NO_FOLDER.format(error)) from error
+        return self._more.path
 
     def write_program(self, program: Program, constants: Mapping[int, torch.Tensor]) -> tuple[str, str]:
         """Put a program, and the tensor of each of its bindings by value index, where the process can read them; returns the two files.
@@ -186,9 +212,10 @@ class Worker:
         child, self._child = self._child, None
         if child is not None:
             child.close()
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.close()
+        folders, self._folder, self._more = (self._folder, self._more), None, None
+        for folder in folders:
+            if folder is not None:
+                folder.close()
 
     def _ready_child(self) -> ChildProcess:
         if self._child is not None and not self._child.alive:
@@ -243,17 +270,19 @@ class Worker:
 
 def _scratch() -> Scratch:
     """In shared memory if there is room; what a killed process has left is taken away from both places."""
-    shared, disk = Path("/dev/shm"), Path(tempfile.gettempdir())
+    disk = Path(tempfile.gettempdir())
     base = _shared_memory()
-    remove_abandoned_folders(disk if base == shared else shared)
+    remove_abandoned_folders(disk if base == _SHARED else _SHARED)
     return Scratch(base)
 
 
 def _shared_memory() -> Path:
-    shared = Path("/dev/shm")
+    return _SHARED if _shared_memory_spares(0) else Path(tempfile.gettempdir())
+
+
+def _shared_memory_spares(size_bytes: int) -> bool:
     # A quarter stays free for others: a full shared memory breaks programs that have nothing to do with us.
-    if shared.is_dir() and os.access(shared, os.W_OK):
-        usage = shutil.disk_usage(shared)
-        if usage.free > max(usage.total // 4, 1 << 30):
-            return shared
-    return Path(tempfile.gettempdir())
+    if not _SHARED.is_dir() or not os.access(_SHARED, os.W_OK):
+        return False
+    usage = shutil.disk_usage(_SHARED)
+    return usage.free - size_bytes > max(usage.total // 4, 1 << 30)

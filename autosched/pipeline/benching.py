@@ -24,7 +24,7 @@ from autosched.pipeline.judge import CHANGED_PACE, RESTLESS_PCT, Times, claimabl
 from autosched.pipeline.native import ready_lanes
 from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.kernels import random_inputs
-from autosched.runtime.shapes import describe_shape
+from autosched.runtime.shapes import describe_shape, shape_name
 from autosched.runtime.trees import unflatten_inputs
 
 ROUNDS = 40
@@ -94,14 +94,18 @@ Result = TypeVar("Result", bound=Stated)
 
 @dataclass(frozen=True, slots=True)
 class BenchShapes(Generic[Result]):
-    """``autosched bench`` on a bundle of several shapes: one result for each."""
+    """``autosched bench`` on a bundle of several shapes: one result for each of which anything may be said.
+
+    ``unstable`` has a sentence for each of the others, in which the machine was too restless.
+    """
 
     file: str
     shapes: tuple[Result, ...]
+    unstable: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """For people."""
-        return "\n".join(result.summary() for result in self.shapes)
+        return "\n".join([*(result.summary() for result in self.shapes), *self.unstable])
 
 
 def bench(
@@ -126,13 +130,21 @@ def bench(
 
     Raises:
         IncompatibleArtifact: if a schedule does not fit this machine or model.
-        UnstableMeasurement: if the machine is too restless.
+        UnstableMeasurement: if the machine is too restless, for every shape.
     """
     bundles = chosen(path, shape, batch)
     if any(bundle.key.software.engine is Engine.NATIVE for bundle in bundles):
         ready_lanes(bundles[0].key.device.kind, progress or Silent())
-    results = [_bench(path, bundle, model, device, rounds, seed, progress) for bundle in bundles]
-    return results[0] if len(results) == 1 else BenchShapes(os.fspath(path), tuple(results))
+    results: list[BenchResult] = []
+    unstable: list[str] = []
+    for bundle in bundles:
+        try:
+            results.append(_bench(path, bundle, model, device, rounds, seed, progress))
+        except UnstableMeasurement as error:
+            unstable.append(f"{shape_name(bundle.program)}: {error}")
+            if len(unstable) == len(bundles):
+                raise
+    return results[0] if len(bundles) == 1 else BenchShapes(os.fspath(path), tuple(results), tuple(unstable))
 
 
 def _bench(

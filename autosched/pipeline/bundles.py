@@ -13,6 +13,7 @@ from autosched.core.records import DeviceKey, Failure
 from autosched.device.base import Session
 from autosched.device.registry import AUTO, device_like
 from autosched.export.trace import write_trace
+from autosched.pipeline.result import BUILT_BATCH
 from autosched.runtime.bundle.format import Bundle, OperatorTimes, read_bundles
 from autosched.runtime.kernels import gather_constants
 from autosched.runtime.shapes import choose_shapes, describe_shape, shape_name
@@ -27,6 +28,7 @@ class Opened:
 
     Args:
         bundle: the first of the shapes meant.
+        batch: that the model was built with; ``None`` where none was named.
         dtype: ``None`` for float32.
         seed: of the model's random weights.
         bundles: all shapes meant.
@@ -34,6 +36,7 @@ class Opened:
 
     bundle: Bundle
     model_name: str
+    batch: int | None
     dtype: str | None
     seed: int
     bundles: tuple[Bundle, ...]
@@ -58,16 +61,21 @@ def read(path: str | os.PathLike[str], *, shape: str | None = None, batch: int |
     first = bundles[0]
     dtype = dict(first.evidence.environment).get("dtype", "float32")
     seed = dict(first.evidence.seeds).get("tune", 0)
-    return Opened(first, first.evidence.report.model, None if dtype == "float32" else dtype, seed, bundles)
+    return Opened(first, first.evidence.report.model, _size(first, BUILT_BATCH), None if dtype == "float32" else dtype, seed, bundles)
 
 
 def chosen(path: str | os.PathLike[str], shape: str | None, batch: int | None) -> tuple[Bundle, ...]:
     """The shapes of a bundle that are meant, all by default."""
     bundles = read_bundles(path)
-    noted = [dict(bundle.evidence.environment).get("batch", "") for bundle in bundles]
-    batches = [int(text) if text.isdecimal() and len(text) < 10 else None for text in noted]
+    batches = [_size(bundle, "batch") for bundle in bundles]
     places = choose_shapes([bundle.program for bundle in bundles], batches, shape=shape, batch=batch)
     return tuple(bundles[place] for place in places)
+
+
+def _size(bundle: Bundle, name: str) -> int | None:
+    """A batch size noted in a bundle; what is none, in a file from a stranger, counts as not noted."""
+    text = dict(bundle.evidence.environment).get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 10 and int(text) > 0 else None
 
 
 def _only(path: str | os.PathLike[str], shape: str | None, batch: int | None) -> Bundle:

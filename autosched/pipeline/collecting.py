@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -15,7 +16,7 @@ import torch
 
 from autosched.capture.export import capture
 from autosched.capture.screen import require_operators
-from autosched.core.errors import AutoschedError, UsageError
+from autosched.core.errors import AutoschedError, DeviceError, UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.progress import Progress, Silent
 from autosched.costmodel.active import ModelUncertainty
@@ -81,7 +82,8 @@ class CollectResult:
     """``autosched collect``: rows in the store afterwards, and what an audit says of them.
 
     ``unfinished`` are models whose aims the time did not suffice for: the same command goes on with them. ``kept``, ``disturbed`` and
-    ``failures`` are measurements of this run.
+    ``failures`` are measurements of this run. ``not_measured`` are models that could not be captured, or whose measuring process was lost;
+    ``left_out`` says why, and what else is left out.
     """
 
     store: str
@@ -99,6 +101,7 @@ class CollectResult:
     failures: int
     noise_floor_pct: float | None
     findings: tuple[str, ...]
+    not_measured: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """For people."""
@@ -141,10 +144,12 @@ def collect(
         keep_disturbed: keep what was timed while others had the cores, marked as such, instead of leaving it for a later run;
             training leaves it out. For rehearsals.
 
-    A model that cannot be captured is left out and named; the rest goes on. One whose turn comes when the time is up is not begun.
+    A model that cannot be captured, or whose measuring process is lost, is left out and named; the rest goes on. One whose turn comes when
+    the time is up is not begun.
 
     Raises:
         UsageError: before anything is measured, if there can be no such folder.
+        DeviceError: if a process was lost, and no model could be measured.
     """
     told, wanted = progress or Silent(), aims or Aims()
     model = load_model(Path(cost_model)) if cost_model is not None else None
@@ -152,7 +157,9 @@ def collect(
     lanes_note = ready_lanes(opened.key.kind, told)
     store = _store_at(Path(folder))
     left_out: list[str] = [lanes_note] if lanes_note else []
+    not_measured: list[str] = []
     unfinished: list[str] = []
+    lost: DeviceError | None = None
     total = Totals()
     deadline = time.monotonic() + budget_s
     for index, subject in enumerate(subjects):
@@ -166,23 +173,30 @@ def collect(
             require_operators(len(captured.program.graph))
         except AutoschedError as error:
             left_out.append(f"{subject.name} left out: {error}")
+            not_measured.append(subject.name)
             continue
-        session = opened.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)
         try:
-            # Starts the worker, so that its start is not taken from this model's share.
-            scope = scope_row(opened, session.limits)
-            left_out += _on_other_lanes(subject, scope, opened)
-            share_s = max(deadline - time.monotonic(), 0.0) / (len(subjects) - index)
-            done = collect_graph(
-                session, captured.program.graph, store, scope, name=subject.name, aims=wanted, model=model, budget_s=share_s, seed=seed,
-                progress=told, keep_disturbed=keep_disturbed,
-            )  # fmt: skip
-        finally:
-            session.close()
+            with contextlib.closing(opened.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)) as session:
+                # Starts the worker, so that its start is not taken from this model's share.
+                scope = scope_row(opened, session.limits)
+                left_out += _on_other_lanes(subject, scope, opened)
+                share_s = max(deadline - time.monotonic(), 0.0) / (len(subjects) - index)
+                done = collect_graph(
+                    session, captured.program.graph, store, scope, name=subject.name, aims=wanted, model=model, budget_s=share_s,
+                    seed=seed, progress=told, keep_disturbed=keep_disturbed,
+                )  # fmt: skip
+        except DeviceError as error:
+            # What it measured before is in the store, and the next model has a process of its own.
+            left_out.append(f"{subject.name} left out: {error}")
+            not_measured.append(subject.name)
+            lost = error
+            continue
         total = total.with_those_of(done)
         if not done.finished:
             unfinished.append(subject.name)
-    return _result(store, opened, subjects, left_out, unfinished, total)
+    if lost is not None and len(not_measured) == len(subjects):
+        raise lost
+    return _result(store, opened, subjects, left_out, not_measured, unfinished, total)
 
 
 def _on_other_lanes(subject: Subject, scope: ScopeRow, device: Device) -> list[str]:
@@ -259,7 +273,13 @@ def collect_graph(
 
 
 def _result(
-    store: Store, device: Device, subjects: Sequence[Subject], left_out: Sequence[str], unfinished: Sequence[str], total: Totals
+    store: Store,
+    device: Device,
+    subjects: Sequence[Subject],
+    left_out: Sequence[str],
+    not_measured: Sequence[str],
+    unfinished: Sequence[str],
+    total: Totals,
 ) -> CollectResult:
     found: Audit = audit(store)
     pairs = store.pairs()
@@ -280,4 +300,5 @@ def _result(
         failures=total.failures,
         noise_floor_pct=noise if np.isfinite(noise) else None,
         findings=tuple(found.lines()),
+        not_measured=tuple(not_measured),
     )

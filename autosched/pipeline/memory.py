@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,10 +50,28 @@ def open_journal(scope: Scope, *, private: bool) -> Journal:
     return _private_journal(path.name, scope)
 
 
+_forgotten: ContextVar[set[Path] | None] = ContextVar("journals begun anew", default=None)
+
+
+@contextlib.contextmanager
+def forgetting_once() -> Iterator[None]:
+    """Within, :func:`forget_measurements` forgets a device only once: what one of several jobs measures is for those after it."""
+    token = _forgotten.set(set())
+    try:
+        yield
+    finally:
+        _forgotten.reset(token)
+
+
 def forget_measurements(device: Device) -> None:
     """Begin the journals of a device anew, whatever runs the lanes of a program."""
+    begun = _forgotten.get()
     for engine in Engine:
         path = _journal_path(Scope(device.key, device.software.on(engine)))
+        if begun is not None:
+            if path in begun:
+                continue
+            begun.add(path)
         try:
             path.unlink(missing_ok=True)
         except OSError as error:

@@ -13,6 +13,9 @@ from autosched.export.bundle import encode_bundle, make_bundle, write_bundle
 from autosched.pipeline.options import Options, Outcome
 from autosched.runtime.bundle.format import Bundle, Evidence, OperatorTimes
 
+BUILT_BATCH = "built_batch"
+"""In a bundle's environment: the batch size that the model was built with, where one was named."""
+
 
 class Tuned:
     """A tuned schedule. ``save`` writes it, ``summary`` says what was found, ``report`` holds every figure."""
@@ -38,7 +41,7 @@ class Tuned:
         measured = outcome.trace
         evidence = Evidence(
             report=outcome.report,
-            environment=tuple(sorted((("dtype", options.dtype or "float32"), ("effort", options.effort), ("model", options.name)))),
+            environment=tuple(sorted(_environment(options).items())),
             seeds=(("tune", options.seed),),
             planned=OperatorTimes(*outcome.planned_us),
             measured=OperatorTimes(measured.operator_start_us, measured.operator_end_us) if measured is not None else OperatorTimes(),
@@ -64,6 +67,13 @@ class Tuned:
     def summary(self) -> str:
         """The verdict, a line for each schedule and baseline, and what there is to know besides, as text."""
         return self.report.summary()
+
+
+def _environment(options: Options) -> dict[str, str]:
+    found = {"dtype": options.dtype or "float32", "effort": options.effort, "model": options.name}
+    built_for = dict(options.source.options).get("batch") if options.source is not None else None
+    # Not "batch", which is what one of several shapes is found by: all of them are of the model that was built for the first.
+    return found if built_for is None else {**found, BUILT_BATCH: str(built_for)}
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

@@ -105,6 +105,7 @@ def tune_shapes(
         AutoschedError: every other error a user can cause; its class says which.
     """
     from autosched.pipeline import tune
+    from autosched.pipeline.memory import forgetting_once
 
     for position, args in enumerate(examples):
         require_call(f"example {position} of tune_shapes", model, args)
@@ -120,14 +121,15 @@ def tune_shapes(
     chooses = options.get("lowering") in (None, AUTO) and options.get("rewrite", True)
     left_s = budget_for(effort, budget_s).total_s
     found: list[Tuned] = []
-    for index, (args, kwargs, source) in enumerate(zip(examples, keywords, places, strict=True)):
-        share_s = left_s / (count - index)
-        told = _Numbered(progress or Silent(), index + 1, count)
-        if chooses and found:
-            options["lowering"] = found[0].report.lowering
-        found.append(tune(model, args, kwargs, device, effort, share_s, seed, source=source, progress=told, **options))
-        # The rivals' compile time is not the search's, so a job may report more seconds than its share.
-        left_s -= min(found[-1].report.search_s, share_s)
+    with forgetting_once():
+        for index, (args, kwargs, source) in enumerate(zip(examples, keywords, places, strict=True)):
+            share_s = left_s / (count - index)
+            told = _Numbered(progress or Silent(), index + 1, count)
+            if chooses and found:
+                options["lowering"] = found[0].report.lowering
+            found.append(tune(model, args, kwargs, device, effort, share_s, seed, source=source, progress=told, **options))
+            # The rivals' compile time is not the search's, so a job may report more seconds than its share.
+            left_s -= min(found[-1].report.search_s, share_s)
     if len({call_key(tuned.bundle.program) for tuned in found}) < count:
         raise UsageError("two of the examples answer the same call; give each shape once")
     return TunedShapes(found, sizes)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -18,12 +22,73 @@ from autosched.device import worker as worker_room
 from autosched.device.worker import Worker
 
 
-def test_a_folder_for_temporary_files_that_takes_nothing_is_named() -> None:
+def test_a_folder_for_temporary_files_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_room, "_SHARED", tmp_path / "none")
     worker = Worker("no.module.is.started", timeout_s=1.0)
     try:
         (worker.folder / "constants.safetensors").mkdir()
         with pytest.raises(ScratchFull, match=r"4\.0 MiB .* cannot be written to .*TMPDIR"):
             worker.write_tensors("constants.safetensors", {"0": torch.zeros(1024, 1024)})
+    finally:
+        worker.close()
+
+
+_ROOM = 8 << 30
+
+
+def _two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int) -> tuple[Path, Path]:
+    """Shared memory of 8 GiB, and a folder for temporary files on disk."""
+    shared, disk = tmp_path / "shared", tmp_path / "disk"
+    for folder in (shared, disk):
+        folder.mkdir()
+    monkeypatch.setattr(worker_room, "_SHARED", shared)
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=_ROOM, free=free))
+    return shared, disk
+
+
+@pytest.mark.parametrize(
+    ("spare", "size", "on_disk"), [(1 << 20, 1 << 10, False), (1 << 20, 1 << 20, True), (-1, 0, True)], ids=["fits", "does not", "full"]
+)
+def test_a_file_that_shared_memory_cannot_spare_goes_to_the_disk(
+    spare: int, size: int, on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, disk = _two_places(tmp_path, monkeypatch, _ROOM // 4 + spare)
+    worker = Worker("no.module.is.started", timeout_s=1.0)
+    try:
+        first = worker.folder
+        path = worker.write_tensors("constants.safetensors", {"0": torch.zeros(size, dtype=torch.uint8)})
+        assert path.parent.parent == (disk if on_disk else shared)
+        assert path.stat().st_size > size
+        assert worker.folder == first
+    finally:
+        worker.close()
+    assert not [*shared.iterdir(), *disk.iterdir()]
+
+
+def test_what_shared_memory_refuses_is_written_to_the_disk_and_leaves_no_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, disk = _two_places(tmp_path, monkeypatch, _ROOM)
+    places: list[Path] = []
+
+    def write(path: Path, tensors: object) -> None:
+        path.write_bytes(b"a piece")
+        places.append(path)
+        if path.is_relative_to(shared):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(worker_room, "write_tensors", write)
+    worker = Worker("no.module.is.started", timeout_s=1.0)
+    try:
+        path = worker.write_tensors("constants.safetensors", {"0": torch.zeros(1)})
+        assert [place.parent.parent for place in places] == [shared, disk]
+        assert path == places[1]
+        assert not places[0].exists()
+        # The folder is then a file, so that none can be made in it.
+        monkeypatch.setattr(tempfile, "tempdir", str(path))
+        other = Worker("no.module.is.started", timeout_s=1.0)
+        with pytest.raises(ScratchFull, match=r"no folder for the files .*TMPDIR"):
+            other.write_tensors("constants.safetensors", {"0": torch.zeros(1)})
+        other.close()
     finally:
         worker.close()
 

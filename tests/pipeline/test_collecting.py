@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autosched.core.errors import UsageError
+from autosched.core.errors import UsageError, WorkerLost
 from autosched.core.records import Contamination, Engine, Failure, Samples, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.datasets.schema import ScopeRow
@@ -67,6 +67,27 @@ def test_a_model_whose_turn_comes_when_the_time_is_up_is_not_begun_but_named(
     assert found.unfinished == ("a", "b", "c")[begun:]
     assert len(found.unfinished) == unfinished
     assert ("run the command again to continue" in found.summary()) == bool(unfinished)
+
+
+@pytest.mark.parametrize("died", ["ab", "a", "b", ""])
+def test_a_model_whose_process_is_lost_is_left_out_and_the_others_go_on(died: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def collect_graph(*_: object, name: str, **__: object) -> SimpleNamespace:
+        if name in died:
+            raise WorkerLost(f"the process of {name} died")
+        return SimpleNamespace(kept=2, disturbed=0, failures=0, finished=True)
+
+    monkeypatch.setattr(collecting, "collect_graph", collect_graph)
+    monkeypatch.setattr(collecting, "device_named", lambda name: Device())
+    monkeypatch.setattr(collecting, "capture", lambda *_, **__: SimpleNamespace(program=PROGRAM, constants={}))
+    subjects = [Subject(name, TwoBranches(), (), {}) for name in "ab"]
+    if died == "ab":
+        with pytest.raises(WorkerLost, match="the process of b died"):
+            collect(subjects, tmp_path / "runs", device="cpu", budget_s=60.0)
+        return
+    found = collect(subjects, tmp_path / "runs", device="cpu", budget_s=60.0)
+    assert found.not_measured == tuple(died)
+    assert found.kept == 2 * (2 - len(died))
+    assert all(f"{name} left out: the process of {name} died" in found.left_out for name in died)
 
 
 def test_what_became_of_a_run_is_added_up_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

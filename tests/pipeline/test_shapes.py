@@ -16,13 +16,19 @@ from autosched import pipeline
 from autosched.cli import main
 from autosched.cli.shapes import parse_batches
 from autosched.core.errors import UnstableMeasurement, UsageError
+from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import sequential
+from autosched.datasets.journal import Scope
 from autosched.export.bundle import write_bundle
-from autosched.pipeline.benching import BenchShapes
+from autosched.pipeline import benching
+from autosched.pipeline.benching import BenchResult, BenchShapes
+from autosched.pipeline.memory import forget_measurements, open_journal
 from autosched.pipeline.shapes import TunedShapes
-from autosched.runtime.bundle.format import read_bundles
+from autosched.runtime.bundle.format import Bundle, read_bundles
+from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name
 from tests.conformance.bundles import shapes_of, two_branches_bundle
+from tests.conformance.command import run
 from tests.conformance.graphs import TwoBranches
 
 
@@ -75,6 +81,31 @@ def test_the_budget_is_divided_and_what_is_left_goes_on(monkeypatch: pytest.Monk
     # The lowering is chosen at the first shape; the others are tuned in it.
     assert lowerings == [None, "fused", "fused"]
     assert [dict(bundle.evidence.environment)["batch"] for bundle in tuned.bundles] == ["1", "4", "8"]
+
+
+def test_what_is_measured_anew_for_one_shape_is_not_forgotten_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    device: Any = SimpleNamespace(key=cpu_device_key(), software=software_key())
+    scope = Scope(device.key, device.software)
+    bundles = iter(shapes_of(TwoBranches().eval(), 1, 4))
+    known: list[int] = []
+
+    def add(signature: str) -> int:
+        with open_journal(scope, private=False) as journal:
+            journal.add_solo(signature, 1, Failure(FailureKind.CRASH, "tried"))
+            return len(journal)
+
+    def tune(*_: object, **__: object) -> Any:
+        forget_measurements(device)
+        known.append(add(f"of shape {len(known)}"))
+        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(search_s=5.0, lowering="fused"))
+
+    add("of an earlier run")
+    monkeypatch.setattr(pipeline, "tune", tune)
+    autosched.tune_shapes(TwoBranches().eval(), [(torch.randn(rows, 8),) for rows in (1, 4)], fresh=True)
+    assert known == [1, 2]
+    forget_measurements(device)
+    assert add("later") == 1
 
 
 @pytest.mark.slow
@@ -166,6 +197,42 @@ def test_bench_measures_every_shape_or_the_one_chosen(tmp_path: Path) -> None:
     assert [result.shape for result in results.shapes] == ["[1, 8] float32, [1, 8] float32", "[4, 8] float32, [4, 8] float32"]
     assert not isinstance(one, BenchShapes)
     assert one.shape == results.shapes[1].shape
+
+
+@pytest.mark.parametrize(
+    ("restless", "code", "shapes"), [("", 0, ["1x8", "4x8"]), ("4x8", 3, ["1x8"]), ("1x8", 3, ["4x8"]), ("1x8, 4x8", 3, [])]
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_shape_in_which_the_machine_was_restless_takes_no_other_away(
+    restless: str,
+    code: int,
+    shapes: list[str],
+    as_json: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write_bundle(tmp_path / "two.autosched", *shapes_of(TwoBranches().eval(), 1, 4))
+
+    def measured(path: str, bundle: Bundle, *_: object) -> BenchResult:
+        if (name := shape_name(bundle.program).partition(",")[0]) in restless:
+            raise UnstableMeasurement(f"{name} varied")
+        return BenchResult(str(path), "m", "cpu", "beam", 1, 2, None, (1, 1), 2, (2, 2), None, 5, 1, None, name)
+
+    monkeypatch.setattr(benching, "_bench", measured)
+    monkeypatch.setattr("autosched.zoo.load", lambda *_, **__: SimpleNamespace(model=TwoBranches()))
+    assert run("bench", str(path), *(["--json"] if as_json else [])) == code
+    said = capsys.readouterr()
+    if not as_json:
+        assert all(f"m {shape} on cpu" in said.out for shape in shapes)
+        assert said.out.count(" varied") == (2 - len(shapes) if shapes else 0)
+    elif shapes:
+        found = json.loads(said.out)
+        assert [item["shape"] for item in found["shapes"]] == shapes
+        assert len(found["unstable"]) == 2 - len(shapes)
+    else:
+        assert json.loads(said.out)["error"]["type"] == "UnstableMeasurement"
+    assert ("too noisy" in said.err or "varied" in said.err) == (code == 3)
 
 
 @pytest.mark.parametrize("unstable", [False, True])

@@ -1,13 +1,18 @@
 import builtins
 import importlib.util
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import autosched
 from autosched import zoo
 from autosched.capture.export import capture
+from autosched.core.custom_operators import trusting
 from autosched.core.errors import UnknownModel, UsageError
+from autosched.device.registrations import describe_registrations
 from autosched.runtime.kernels import bind
 from autosched.runtime.load import load
 from autosched.runtime.trees import flatten_inputs
@@ -190,7 +195,49 @@ def wrong():
 
 def fails():
     raise ValueError("no weights here")
+
+def stops():
+    raise SystemExit("no data set")
+
+def late():
+    import users_helpers
+
+    return users_helpers.Late(), (torch.ones(1, 4),)
 """
+
+HELPERS = """
+import torch
+
+class Late(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+    def forward(self, given):
+        import users_later
+
+        return users_later.twice(super().forward(given))
+"""
+
+
+OPERATORS = """
+import torch
+
+@torch.library.custom_op("users_operators::double", mutates_args=())
+def double(given: torch.Tensor) -> torch.Tensor:
+    return given * 2
+
+@double.register_fake
+def _(given):
+    return torch.empty_like(given)
+
+def make():
+    return torch.nn.Linear(4, 2), (torch.ones(1, 4),)
+"""
+ROOT = str(Path(autosched.__file__).parent.parent)
+REGISTER = (
+    "import torch; from autosched.device.registrations import register_there; "
+    "register_there(sys.argv[1]); torch.ops.users_operators.double(torch.ones(2))"
+)
 
 
 @pytest.fixture
@@ -199,18 +246,52 @@ def user_module(tmp_path, monkeypatch):
     (tmp_path / "broken_models.py").write_text("import a_package_nobody_has\n")
     (tmp_path / "misspelt_models.py").write_text("def make(:\n")
     (tmp_path / "raising_models.py").write_text("1 / 0\n")
+    (tmp_path / "stopping_models.py").write_text("raise SystemExit\n")
     (tmp_path / "empty_models.py").write_text("")
+    (tmp_path / "users_helpers.py").write_text(HELPERS)
+    (tmp_path / "users_later.py").write_text("def twice(given):\n    return given + given\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    sys.modules.pop("users_models", None)
+    for name in ("users_models", "users_helpers", "users_later"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("function", ["make", "plain", "with_kwargs", "attribute"])
-def test_a_function_of_the_users_module(user_module, function):
+def test_a_function_of_the_users_module(user_module, function, tmp_path):
     path = list(sys.path)
-    made = zoo.load(f"users_models:{function}")
-    assert made.model(*made.args, **made.kwargs).shape[1] == 2
-    assert sys.path == path
+    for _ in range(2):
+        made = zoo.load(f"users_models:{function}")
+        assert made.model(*made.args, **made.kwargs).shape[1] == 2
+        assert sys.path == [*path, str(tmp_path)]
+
+
+def test_what_the_users_code_imports_when_it_is_called_is_found(user_module):
+    made = zoo.load("users_models:late")
+    captured, outputs, expected = run_both(made)
+    assert len(captured.program.graph)
+    assert_close(outputs, expected)
+
+
+def test_a_measuring_process_finds_the_operators_of_the_users_module(tmp_path, monkeypatch):
+    (tmp_path / "users_operators.py").write_text(OPERATORS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    zoo.load("users_operators:make")
+    with trusting(["users_operators"]):
+        told = describe_registrations()
+    process = [sys.executable, "-P", "-c", f"import sys; sys.path.append({ROOT!r}); {REGISTER}", told]
+    subprocess.run(process, check=True, cwd="/")
+
+
+def test_the_users_module_comes_before_a_package_of_its_name_and_hides_none_later(tmp_path, monkeypatch):
+    (tmp_path / "colorsys.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    zoo.load("colorsys:make")
+    monkeypatch.delitem(sys.modules, "colorsys")
+    assert hasattr(importlib.import_module("colorsys"), "rgb_to_hsv")
 
 
 def test_batch_reaches_a_function_that_takes_it_and_is_refused_otherwise(user_module):
@@ -228,6 +309,14 @@ def test_mistakes_in_the_users_module_are_explained(user_module):
         zoo.load("users_models:wrong")
     with pytest.raises(UsageError, match="no weights here"):
         zoo.load("users_models:fails")
+    with pytest.raises(UsageError, match=r"users_models:stops called sys.exit\('no data set'\)"):
+        zoo.load("users_models:stops")
+    with pytest.raises(UsageError, match=r"stopping_models cannot be imported: it called sys.exit\(None\)"):
+        zoo.load("stopping_models:make")
+    with pytest.raises(UsageError, match="math:hypot takes no argument 'batch'"):
+        zoo.load("math:hypot", batch=2)
+    with pytest.raises(UsageError, match="math:hypot returned float; expected"):
+        zoo.load("math:hypot")
     with pytest.raises(UsageError, match="a_package_nobody_has"):
         zoo.load("broken_models:make")
     with pytest.raises(UsageError, match=r"misspelt_models cannot be imported: it raised SyntaxError: .*line 1"):
