@@ -42,8 +42,8 @@ _function_transform = torch._C._functorch.peek_interpreter_stack
 _OF_A_FUNCTION = ("__name__", "__qualname__", "__doc__", "__code__", "__globals__", "__annotations__", "__defaults__", "__kwdefaults__")
 
 _HOOKED = (
-    "the model has forward hooks, which its own call runs around the schedule in its place; those that were captured with it would run twice. "
-    "Remove them and load again, or call what load() returned without putting it in the model's place"
+    "the model has forward hooks, which its own call runs around the schedule in its place; those that were captured with it would run "
+    "twice. Remove them and load again, or call what load() returned without putting it in the model's place"
 )
 
 
