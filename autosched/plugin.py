@@ -55,7 +55,7 @@ def autosched(
     Raises:
         UsageError: by the callable, so that it arrives as it is: an option that cannot be honoured.
     """
-    from autosched.capture.dynamo import gives_gradients, inputs_of
+    from autosched.capture.dynamo import gives_gradients, inputs_of, turns_gradients_on
 
     try:
         if mode is not None:
@@ -65,6 +65,8 @@ def autosched(
         return _raiser(error)
     if gives_gradients(graph):
         reason = "it is called with gradients; call it under torch.no_grad() or torch.inference_mode() to run a schedule"
+        if turns_gradients_on(graph):
+            reason = "it turns gradients on itself for what it returns (torch.enable_grad); leave that out to run a schedule"
         if parsed.strict:
             return _raiser(UnsupportedGraph(f"the graph may not be scheduled: {reason}"))
         return _aside(graph, reason)

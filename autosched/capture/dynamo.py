@@ -59,9 +59,16 @@ def inputs_of(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> GraphInpu
     return GraphInputs(tuple(_name(node) for node in nodes), static, numbers, given, dynamic)
 
 
+def turns_gradients_on(graph: torch.fx.GraphModule) -> bool:
+    """Whether part of the graph runs under ``torch.enable_grad``, though it is called without gradients."""
+    if torch.is_grad_enabled():
+        return False
+    return any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in graph.graph.nodes)
+
+
 def gives_gradients(graph: torch.fx.GraphModule) -> bool:
     """Whether something the graph returns has a gradient history, or may have one."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() and not turns_gradients_on(graph):
         return False
     returned = next(node for node in graph.graph.nodes if node.op == "output").all_input_nodes
     values = [node.meta.get("example_value", node.meta.get("val")) for node in returned]

@@ -18,10 +18,12 @@ from autosched.capture.build import build_program
 from autosched.capture.containers import real_containers
 from autosched.capture.custom import run_twice
 from autosched.capture.draft import Draft
+from autosched.capture.dynamo import DynamoGraph
 from autosched.capture.export_reader import ExportReader
 from autosched.capture.leftovers import attributes_kept
 from autosched.capture.passes.batch_norm import whole_batch_norms
 from autosched.capture.passes.views import loosen_views
+from autosched.capture.rehearsal import rehearse
 from autosched.capture.rewrite import RewriteReport, rewrite_draft
 from autosched.capture.screen import (
     composites,
@@ -121,6 +123,9 @@ def exported_program(
     register_namedtuples(call)
     args, given = _as_examples(call)
     with as_they_came(model):
+        # A graph of Dynamo's keeps nothing outside of itself: whatever does, Dynamo has traced already.
+        if not isinstance(model, DynamoGraph):
+            rehearse(model, args, given)
         return _export(model, args, given), args, given
 
 

@@ -12,7 +12,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
 from autosched.capture.draft import Constant, Draft, Node
-from autosched.capture.screen import is_check, require_schedulable
+from autosched.capture.screen import is_check, require_schedulable, require_true_for_all_inputs
 from autosched.capture.sources import source_of
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.namedtuples import register_namedtuples
@@ -42,6 +42,7 @@ class ExportReader:
         self._targets: dict[str, int] = {}  # what a call may change, by the name that the signature has for it
         self._state: dict[int, Constant] = {}
         self._writes: list[tuple[int, int]] = []
+        self._varying: set[torch.fx.Node] = set()  # what depends on inputs or state
         self._returned = _reach_outputs(exported)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
@@ -116,6 +117,7 @@ class ExportReader:
                 input_leaves.append(Ref(value))
                 examples[value] = leaf.detach()
                 self._targets[node.name] = value
+                self._varying.add(node)
             elif spec.kind is InputKind.PARAMETER:
                 value = self._fresh()
                 tensor = named[ConstantSource.PARAMETER].get(name, self._exported.state_dict.get(name))
@@ -140,10 +142,14 @@ class ExportReader:
                 self._state[value] = constants.pop(value)
                 examples[value] = self._state[value].tensor.detach()
                 self._targets[name] = value
+                self._varying.add(node)
             self._ids[node] = value
         return constants, inputs, input_leaves, examples
 
     def _call(self, node: torch.fx.Node) -> None:
+        varies = not self._varying.isdisjoint(node.all_input_nodes)
+        if varies:
+            self._varying.add(node)
         if node.target is operator.getitem:
             source, index = node.args
             items = self._ids[source] if isinstance(source, torch.fx.Node) else None
@@ -151,6 +157,7 @@ class ExportReader:
                 self._ids[node] = items[index]
                 return
         if is_check(node):
+            require_true_for_all_inputs(node, varies)
             self._ids[node] = None
             return
         require_schedulable(node)

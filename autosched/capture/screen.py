@@ -35,6 +35,7 @@ _PICKS_BY_VALUE = frozenset(
 )  # fmt: skip
 _BACKENDS = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 _EFFECT_FREE_CHECKS = ("aten::_assert", "aten::sym_", "aten::_functional_assert", "aten::_functional_sym")
+_ASSERT_VALUES = ("aten::_assert_async", "aten::_functional_assert_async")
 
 
 def require_inference(model: torch.nn.Module) -> None:
@@ -130,11 +131,32 @@ def composites(graph: torch.fx.Graph) -> dict[OpOverload[..., Any], Any]:
 
 
 def is_check(node: torch.fx.Node) -> bool:
-    """Whether a node only asserts something that export has already made true."""
+    """Whether a node computes nothing, but asserts something: of sizes, which export has made true, or of a tensor's values."""
     target = node.target
     if isinstance(target, OpOverload):
         return target._schema.name.startswith(_EFFECT_FREE_CHECKS)
     return getattr(target, "__name__", "").startswith(("sym_constrain", "_assert"))
+
+
+def require_true_for_all_inputs(node: torch.fx.Node, depends: bool) -> None:
+    """Refuse a check of what is computed from inputs: a schedule would compute something where the model raises.
+
+    Args:
+        node: one that ``is_check``.
+        depends: whether what it asserts depends on an input, or on what calls change.
+
+    Raises:
+        UnsupportedGraph: naming the operator, its own message and the source line.
+    """
+    target = node.target
+    if not (depends and isinstance(target, OpOverload) and target._schema.name.startswith(_ASSERT_VALUES)):
+        return
+    place = source_of(node.meta.get("stack_trace")) or "a place export did not record"
+    said = f" ({node.args[1]!r})" if len(node.args) > 1 else ""
+    raise UnsupportedGraph(
+        f"{target._schema.name} at {place}{said} asserts something of the values of an input, which no schedule would check; expected "
+        "assertions on sizes, dtypes and weights only. Take the assertion out of forward, and check inputs before the call."
+    )
 
 
 def require_schedulable(node: torch.fx.Node) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -16,8 +19,35 @@ def as_they_came(model: torch.nn.Module) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for module in model.modules():
-            forward = vars(module).get("forward")
-            stand_aside = getattr(type(forward), "standing_aside", None)
-            if stand_aside is not None:
-                stack.enter_context(stand_aside(forward))
+            schedule = schedule_within(vars(module).get("forward"))
+            if schedule is not None:
+                stack.enter_context(schedule.standing_aside())
         yield
+
+
+def schedule_within(forward: object) -> Any:
+    """The schedule that ``forward`` is, or that is within the functions which libraries have put around it; ``None`` if there is none.
+
+    As far as a function says what it is around: by ``functools.wraps``, as a partial, or as a method.
+    """
+    pending, seen = [forward], set[int]()
+    while pending:
+        found = pending.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        if hasattr(type(found), "standing_aside"):
+            return found
+        # Not by getattr for all of them: a mock has any name.
+        if isinstance(found, functools.partial):
+            pending.append(found.func)
+        if isinstance(found, types.MethodType):
+            pending.append(found.__func__)
+        pending.append(getattr(found, "__wrapped__", None))
+    return None
+
+
+def hooks_around(model: torch.nn.Module) -> tuple[dict[Any, Any], ...]:
+    """Tables of the hooks that a call of ``model`` runs before and after its ``forward``: its own, and those of all modules."""
+    everywhere = (torch.nn.modules.module._global_forward_hooks, torch.nn.modules.module._global_forward_pre_hooks)
+    return model._forward_hooks, model._forward_pre_hooks, *everywhere

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ from torch.utils._device import DeviceContext
 from autosched.core.callers import warn_caller
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.core.forks import RenewedLock
-from autosched.core.standing_aside import as_they_came
+from autosched.core.standing_aside import as_they_came, hooks_around, schedule_within
 from autosched.runtime.prepared import Prepared, Runner
 from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.slot import Refused, Slot
@@ -40,6 +40,11 @@ _function_transform = torch._C._functorch.peek_interpreter_stack
 # In the model's place it is asked what a function is asked: torch.export wants to know where the code is. Not what it wraps, for some
 # libraries would call that instead.
 _OF_A_FUNCTION = ("__name__", "__qualname__", "__doc__", "__code__", "__globals__", "__annotations__", "__defaults__", "__kwdefaults__")
+
+_HOOKED = (
+    "the model has forward hooks, which its own call runs around the schedule in its place; those that were captured with it would run "
+    "twice. Remove them and load again, or call what load() returned without putting it in the model's place"
+)
 
 
 class FallbackWarning(UserWarning):
@@ -139,8 +144,11 @@ class LoadedModel:
         self._table = table
         self._report = report
         self._strict = strict
-        # A newer file takes the place of an older one, and nothing of that is kept.
+        # A newer file takes the place of an older one, and nothing of that is kept, unless a library has put a function around it.
         self._forward: Callable[..., Any] = model.forward._forward if isinstance(model.forward, LoadedModel) else model.forward
+        older = schedule_within(self._forward)
+        self._older_aside: Callable[[], Any] = nullcontext if older is None else older.standing_aside
+        self._hooks = hooks_around(model)
         self._signature = inspect.signature(model.forward)
         # In the model's place it is asked what it takes: generate() of transformers gives a model no positions if that has no such name.
         self.__signature__ = self._signature
@@ -168,6 +176,9 @@ class LoadedModel:
                 return self._as_it_came(args, kwargs)
             if reason := foreign_mode(table.kind):
                 return self._step_aside("mode", reason, args, kwargs)
+            own, own_before, of_all, of_all_before = self._hooks
+            if (own or own_before or of_all or of_all_before) and self._in_place:
+                return self._step_aside("hooks", _HOOKED, args, kwargs)
             try:
                 found = table.find(self._signature, args, kwargs)
                 slot, tensors = found.slot, found.tensors
@@ -233,7 +244,8 @@ class LoadedModel:
         before = self._running.inside
         self._running.inside = True
         try:
-            yield
+            with self._older_aside():
+                yield
         finally:
             self._running.inside = before
 
@@ -268,8 +280,8 @@ class LoadedModel:
         if table is None:
             return
         for slot in table.slots:
-            # In the model's place this would else be asked for the answer that it is compared with.
-            with as_they_came(self.model):
+            # In the model's place this would else be asked for the answer that it is compared with, and wait for itself.
+            with self.standing_aside(), as_they_came(self.model):
                 refused = table.refresh(slot)
             if refused is not None:
                 if self._strict:
@@ -297,13 +309,13 @@ class LoadedModel:
     def _as_it_came(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # In the model's place, the model's own call is on its way already, and runs its hooks.
         run = self._forward if self._in_place else self.model
-        return run(*args, **kwargs)
+        with self._older_aside():
+            return run(*args, **kwargs)
 
     @property
     def _in_place(self) -> bool:
-        forward = self.model.__dict__.get("forward")
         # Libraries, and record_calls, put a function around what is there.
-        return forward is not None and inspect.unwrap(forward, stop=lambda inner: inner is self) is self
+        return schedule_within(self.model.__dict__.get("forward")) is self
 
     def _step_aside(
         self, kind: str, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], error: AutoschedError | None = None

@@ -284,3 +284,54 @@ def test_a_triton_kernel_of_the_models_own_is_named_with_what_to_register_it_wit
 def test_a_kernel_that_export_runs_into_is_told_to_be_registered():
     error = RuntimeError("Cannot access data pointer of Tensor. It is likely that we are erroneously tracing into a custom kernel.")
     assert "triton_op of PyTorch's library module" in str(explain_export_failure(error))
+
+
+class Asserts(nn.Module):
+    """Asserts something of what ``about`` gives for the model and its input."""
+
+    def __init__(self, about):
+        super().__init__()
+        self.about = about
+        self.register_buffer("scale", torch.ones(4))
+        self.register_buffer("steps", torch.zeros(4))
+
+    def forward(self, x):
+        torch._assert_async(self.about(self, x), "all of them positive")
+        self.steps += 1
+        return x * self.scale
+
+
+VARYING = {
+    "input": lambda model, x: (x > 0).all(),
+    "one of several outputs": lambda model, x: x.max(dim=1)[0].min() > 0,
+    "state": lambda model, x: (model.steps < 10).all(),
+}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_an_assertion_on_values_that_vary_is_refused(name):
+    with pytest.raises(UnsupportedGraph, match=r"_assert_async at .*test_refusals.py:\d+ .*positive.*asserts something of the values"):
+        capture(Asserts(VARYING[name]).eval(), (torch.rand(2, 4),))
+
+
+STAYING = {
+    "weight": lambda model, x: (model.scale > 0).all(),
+    "constant": lambda model, x: torch.arange(x.shape[1]).min() == 0,
+    "size": lambda model, x: torch.tensor(x.shape[0] == 2),
+}
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_an_assertion_on_what_stays_is_left_out(name):
+    captured = capture(Asserts(STAYING[name]).eval(), (torch.rand(2, 4),))
+    assert not any("assert" in operator.name for operator in captured.program.graph.operators)
+
+
+def test_checks_of_sizes_are_left_out():
+    class Checks(nn.Module):
+        def forward(self, x):
+            torch._check(x.shape[0] == 2)
+            torch._assert(x.shape[1] == 4, "four columns")
+            return x.to(torch.float64)
+
+    assert len(capture(Checks().eval(), (torch.rand(2, 4),)).program.graph) == 1

@@ -75,6 +75,33 @@ def test_with_gradients_it_steps_aside_once_and_without_them_it_runs() -> None:
         compiled(model, strict=True)(*args)
 
 
+class TurnsOn(Mlp):
+    """Computes its first layer with gradients, whatever its caller wants."""
+
+    def __init__(self, returned: bool) -> None:
+        super().__init__()
+        self.returned = returned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            y = self.first(x).relu()
+        return y if self.returned else y * 2
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_a_graph_that_turns_gradients_on_for_what_it_returns_runs_as_it_came(returned: bool) -> None:
+    model = TurnsOn(returned).eval()
+    args, _ = inputs_of(model)
+    if not returned:
+        require_same(compiled(model, strict=True)(*args), model(*args))
+        assert reports()[0].calls == 1
+        return
+    with pytest.warns(FallbackWarning, match=r"turns gradients on itself.*enable_grad"):
+        assert compiled(model)(*args).requires_grad
+    with pytest.raises(UnsupportedGraph, match="turns gradients on itself"):
+        compiled(model, strict=True)(*args)
+
+
 def test_gradient_mode_alone_is_no_obstacle() -> None:
     model = Mlp().eval().requires_grad_(False)
     args, _ = inputs_of(model)

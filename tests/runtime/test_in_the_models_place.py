@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import io
+import types
 import typing
 import warnings
 import weakref
@@ -19,7 +20,8 @@ from torch import nn
 
 import autosched
 from autosched.capture.export import capture
-from autosched.core.errors import UsageError
+from autosched.core.errors import AutoschedError, UsageError
+from autosched.core.standing_aside import schedule_within
 from autosched.export.bundle import encode_bundle
 from autosched.recording import record_calls
 from autosched.runtime.guard import FallbackWarning, LoadedModel
@@ -239,3 +241,135 @@ def test_within_a_function_that_a_library_puts_around_it_a_call_is_one_call(oute
     with torch.no_grad():
         outer(x[:2])
     assert len(seen) == 1
+
+
+# One of all modules hears those of the tracer, too.
+def steered(module: nn.Module, args: Any, output: torch.Tensor) -> Any:
+    return output + 1 if isinstance(module, Adapters) else output
+
+
+def doubled(module: nn.Module, args: tuple[torch.Tensor]) -> Any:
+    return (args[0] * 2,) if isinstance(module, Adapters) else args
+
+
+HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "after": lambda model: model.register_forward_hook(steered),
+    "before": lambda model: model.register_forward_pre_hook(doubled),
+    "after, of all modules": lambda model: nn.modules.module.register_module_forward_hook(steered),
+    "before, of all modules": lambda model: nn.modules.module.register_module_forward_pre_hook(doubled),
+}
+
+
+@pytest.mark.parametrize("prepare", ["all", "first-use"])
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_that_were_captured_do_not_run_twice(name: str, x: torch.Tensor, prepare: Any) -> None:
+    model = Adapters().eval()
+    handle = HOOKS[name](model)
+    try:
+        kept = bundle_bytes(model, (x,))
+        with torch.no_grad():
+            expected = model(x)
+            fast = load(kept, model, prepare=prepare)
+            # Beside the model it does all that a call of the model does.
+            torch.testing.assert_close(fast(x), expected)
+            assert fast.report().calls == 1
+            model.forward = fast  # type: ignore[method-assign]
+            with pytest.warns(FallbackWarning, match="forward hooks"):
+                torch.testing.assert_close(model(x), expected)
+            model.forward = functools.update_wrapper(functools.partial(fast), fast)  # type: ignore[method-assign]
+            torch.testing.assert_close(model(x), expected)
+            assert fast.report().calls == 1
+            model.forward = load(kept, model, strict=True)  # type: ignore[method-assign]
+            with pytest.raises(AutoschedError, match="forward hooks"):
+                model(x)
+    finally:
+        handle.remove()
+
+
+def test_hooks_of_a_part_are_no_obstacle_in_the_models_place(x: torch.Tensor) -> None:
+    model = Adapters().eval()
+    model.base.register_forward_hook(lambda module, args, output: output + 1)
+    with torch.no_grad():
+        expected = model(x)
+        fast = model.forward = load(bundle_bytes(model, (x,)), model, strict=True)  # type: ignore[method-assign]
+        torch.testing.assert_close(model(x), expected)
+    assert fast.report().calls == 1
+
+
+def test_hooks_that_were_added_later_run_once(x: torch.Tensor) -> None:
+    model = Adapters().eval()
+    with torch.no_grad():
+        model.forward = load(bundle_bytes(model, (x,)), model)  # type: ignore[method-assign]
+        expected = model(x) + 1
+        model.register_forward_hook(steered)
+        with pytest.warns(FallbackWarning, match="forward hooks"):
+            torch.testing.assert_close(model(x), expected)
+
+
+def partial_of(forward: Any, part: nn.Module) -> Any:
+    return functools.partial(forward)
+
+
+def wrapped(forward: Any, part: nn.Module) -> Any:
+    @functools.wraps(forward)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return around
+
+
+def bound(forward: Any, part: nn.Module) -> Any:
+    @functools.wraps(forward)
+    def around(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return types.MethodType(around, part)
+
+
+def hooked(forward: Any, part: nn.Module) -> Any:
+    """As accelerate's ``add_hook_to_module``."""
+
+    def new_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return functools.update_wrapper(functools.partial(new_forward, part), forward)
+
+
+@pytest.mark.timeout(60, method="thread")
+@pytest.mark.parametrize("around", [partial_of, wrapped, bound, hooked])
+def test_within_a_function_of_a_library_it_stands_aside_and_is_refreshed(outer: Outer, x: torch.Tensor, around: Any) -> None:
+    kept = encode_bundle(two_branches_bundle(outer.part))
+    fast = load(kept, outer.part, strict=True)
+    outer.part.forward = around(fast, outer.part)  # type: ignore[method-assign]
+    fast.refresh()
+    newer = load(kept, outer.part)
+    assert fast.report().calls == 0
+    outer.part.forward = newer  # type: ignore[method-assign]
+    newer.refresh()
+    with torch.no_grad():
+        outer(x)
+        assert (fast.report().calls, newer.report().calls) == (0, 1)
+        # Where the newer one steps aside, the model itself answers.
+        with pytest.warns(FallbackWarning):
+            outer(x[:2])
+    assert fast.report().calls == 0
+
+
+@pytest.mark.timeout(60, method="thread")
+def test_within_a_function_that_does_not_say_so_it_is_refreshed(outer: Outer) -> None:
+    fast = load(encode_bundle(two_branches_bundle(outer.part)), outer.part, strict=True)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return fast(*args, **kwargs)
+
+    outer.part.forward = forward  # type: ignore[method-assign]
+    fast.refresh()
+    assert fast.report().calls == 0
+
+
+def test_functions_that_are_around_each_other_hold_no_schedule() -> None:
+    one, other = (lambda: None), (lambda: None)
+    vars(one)["__wrapped__"], vars(other)["__wrapped__"] = other, one
+    assert schedule_within(one) is None
+    assert schedule_within(None) is None
+    assert schedule_within(functools.partial(torch.relu)) is None

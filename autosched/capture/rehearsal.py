@@ -1,0 +1,113 @@
+"""One call of a model with real tensors, before it is traced.
+
+What a model makes at its first call and keeps outside of itself (a table of cosines behind ``functools.lru_cache``, a mask in a dictionary
+of its class) it would else make, for good, of a tracer's tensors, which have no values.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from autosched.capture.containers import real_containers
+from autosched.capture.leftovers import attributes_kept
+from autosched.core.from_outside import let_through
+
+
+def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Call ``model`` once, with packed arguments; afterwards it, its arguments and random numbers are as they were.
+
+    Nothing is done where the arguments have no values either. What the model raises it raises again when it is traced, which explains it.
+    """
+    tensors = [*_tensors((args, kwargs)), *model.parameters(), *model.buffers()]
+    if detect_fake_mode(tensors) is not None:
+        return
+    devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
+    with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng(devices), attributes_kept(model), _places_kept(model):
+        warnings.simplefilter("ignore")
+        undoing = _Undoing()
+        try:
+            # A part that is compiled at its first call, as control flow is, would take longer to compile than the rest to run.
+            with real_containers(model), torch.compiler.set_stance("force_eager"), undoing:
+                model(*args, **kwargs)
+        except Exception as error:
+            let_through(error)
+        finally:
+            undoing.undo()
+
+
+@contextmanager
+def _places_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Parameters and buffers of ``model`` and its parts are afterwards the tensors that they are now."""
+    tables = [table for module in model.modules() for table in (module._parameters, module._buffers) if isinstance(table, dict)]
+    began: list[dict[str, Any]] = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, before in zip(tables, began, strict=True):
+            if table.keys() != before.keys() or any(table[key] is not item for key, item in before.items()):
+                table.clear()
+                table.update(before)
+
+
+class _Undoing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Copies what calls write to, unless calls have made it, so that it can be given back.
+
+    To copy all that might be written to, weights among it, would take the memory of a second model.
+    """
+
+    # Nothing is to be undone of these themselves.
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made: set[int] = set()
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        given = kwargs or {}
+        if isinstance(func, OpOverload):
+            self._copies += [(each, each.clone()) for each in _written(func, args, given) if _address(each) not in self._made]
+        answer = func(*args, **given)
+        # What was there before lies, as long as the call lasts, where nothing is made.
+        self._made |= {*map(_address, _tensors(answer))} - {0, *map(_address, _tensors((args, given)))}
+        return answer
+
+    def undo(self) -> None:
+        """Give back what was written to."""
+        for tensor, before in reversed(self._copies):
+            if tensor.shape != before.shape:
+                tensor.resize_(before.shape)
+            # Whoever counts writes to this need not be told of none.
+            if not torch.equal(tensor, before):
+                tensor.copy_(before)
+
+
+def _written(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for place, argument in enumerate(func._schema.arguments):
+        alias = argument.alias_info
+        # Batch norm in training mode changes its statistics without a mark in its schema.
+        if (alias is not None and alias.is_write) or argument.name.startswith("running_"):
+            found += _tensors(args[place] if place < len(args) else kwargs.get(argument.name))
+    return found
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where its memory begins; 0 for none, or what PyTorch does not tell."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0

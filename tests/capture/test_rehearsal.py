@@ -1,0 +1,141 @@
+"""A model is called once with real tensors before it is traced, and nothing is left of that but what it keeps outside of itself."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from autosched.capture.dynamo import DynamoGraph, GraphInputs
+from autosched.capture.export import capture
+from autosched.capture.rehearsal import rehearse
+
+_kept: dict[int, torch.Tensor] = {}
+
+
+@functools.lru_cache
+def _angles(size: int) -> torch.Tensor:
+    return torch.arange(size).float().cos()
+
+
+class Cold(nn.Module):
+    """Keeps what it makes at its first call where every model of its class finds it."""
+
+    masks: dict[int, torch.Tensor] = {}  # noqa: RUF012 - as models have it
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = x.shape[-1]
+        if size not in _kept:
+            _kept[size] = torch.ones(size) * 2
+        if size not in self.masks:
+            self.masks[size] = torch.ones(size).cumsum(0)
+        return x * _kept[size] + self.masks[size] * _angles(size)
+
+
+@pytest.fixture
+def cold() -> Cold:
+    _angles.cache_clear()
+    _kept.clear()
+    Cold.masks.clear()
+    return Cold().eval()
+
+
+def test_what_a_model_keeps_outside_of_itself_has_values_after_capture(cold: Cold) -> None:
+    x = torch.randn(2, 4)
+    capture(cold, (x,))
+    answer = cold(x)
+    assert not isinstance(answer, FakeTensor)
+    assert torch.equal(answer, x * 2 + torch.arange(1.0, 5.0) * torch.arange(4).float().cos())
+
+
+def test_a_first_capture_gives_what_a_second_one_gives(cold: Cold) -> None:
+    x = torch.randn(2, 4)
+    first, second = capture(cold, (x,)), capture(cold, (x,))
+    assert first.program.graph.hash == second.program.graph.hash
+
+
+class Changing(nn.Module):
+    """Changes whatever it has, counted by PyTorch or not, and draws a number."""
+
+    cache: torch.Tensor
+    state: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.table = nn.Embedding(4, 4, max_norm=0.1)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("cache", torch.zeros(4))
+        self.register_buffer("state", torch.zeros(4))
+        self.plain = [torch.zeros(4)]
+        self.real = 0
+
+    def forward(self, x: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
+        self.real += 1
+        seen.append(x)
+        self.steps.add_(1)
+        self.cache[1:3].add_(x[0, 1:3])
+        self.state = self.state + 1
+        self.plain[0].mul_(2).add_(1)
+        given[0].zero_()
+        given.append(x)
+        nn.functional.batch_norm(x, self.norm.running_mean, self.norm.running_var, training=True)
+        y: torch.Tensor = torch.rand(4).relu_() + self.table(torch.tensor([1]))
+        return x + y
+
+
+seen: list[torch.Tensor] = []
+
+
+def test_what_a_model_changes_is_given_back() -> None:
+    model, x, given = Changing().eval(), torch.randn(2, 4), [torch.ones(4)]
+    tensors = [*model.parameters(), *model.buffers(), model.plain[0], x, given[0]]
+    before = [tensor.clone() for tensor in tensors]
+    still = [tensor._version for tensor in (model.norm.weight, model.table.weight)]
+    seen.clear()
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    rehearse(model, (x, given), {})
+    assert len(seen) == 1
+    assert torch.equal(torch.rand(2), expected)
+    now = [*model.parameters(), *model.buffers(), model.plain[0], x, given[0]]
+    assert all(tensor is other for tensor, other in zip(now, tensors, strict=True))
+    for tensor, value in zip(now, before, strict=True):
+        torch.testing.assert_close(tensor, value, rtol=0, atol=0)
+    assert len(given) == 1
+    assert model.real == 0
+    # Nobody is told of a write to what was only read.
+    assert model.norm.weight._version == still[0]
+
+
+def test_what_cannot_be_called_is_given_back_what_it_changed_before() -> None:
+    class Failing(Changing):
+        def forward(self, x: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
+            super().forward(x, given)
+            raise RuntimeError("late")
+
+    model = Failing().eval()
+    rehearse(model, (torch.randn(2, 4), [torch.ones(4)]), {})
+    assert (model.steps.item(), model.real, model.plain[0].sum().item()) == (0, 0, 0)
+
+
+def test_arguments_without_values_are_not_computed_with() -> None:
+    seen.clear()
+    with FakeTensorMode() as mode:
+        rehearse(Changing().eval(), (torch.ones(2, 4), [torch.ones(4)]), {})
+    rehearse(Changing().eval(), (mode.from_tensor(torch.ones(2, 4)), [torch.ones(4)]), {})
+    assert not seen
+
+
+def test_a_graph_of_dynamos_is_not_called() -> None:
+    calls: list[Any] = []
+    traced = torch.fx.symbolic_trace(nn.ReLU())
+    traced.register_forward_pre_hook(lambda _, args: calls.append(args[0]))
+    capture(DynamoGraph(traced, GraphInputs(("x",), (), (), (0,), False), ()), (torch.ones(2),))
+    assert calls
+    assert all(isinstance(each, FakeTensor) for each in calls)
