@@ -23,6 +23,7 @@ from autosched.device.base import Device, Limits
 from autosched.pipeline.candidates import Candidate
 from autosched.pipeline.judge import Times
 from autosched.pipeline.schedule_runs import limits_row, schedule_row
+from autosched.pipeline.scope import software_of
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +50,9 @@ def open_journal(scope: Scope, *, private: bool) -> Journal:
 
 
 def forget_measurements(device: Device) -> None:
-    """Begin the journals of a device anew, whatever runs the lanes of a program."""
+    """Begin the journals of a device anew, under the settings of this process and whatever runs the lanes of a program."""
     for engine in Engine:
-        path = _journal_path(Scope(device.key, device.software.on(engine)))
+        path = _journal_path(Scope(device.key, software_of(device).on(engine)))
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
