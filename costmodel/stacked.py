@@ -114,7 +114,9 @@ class StackedModel:
         folds = by_kernel(keys, FOLDS, rng)
         count = len(query)
         # What no fold tested has no error to learn from: a fold that leaves nothing to train on is left out, with the pairs in it alone.
-        tested = np.isin(np.arange(count), np.concatenate([fold.test for fold in folds] or [[]]))
+        tested = np.zeros(count, dtype=np.bool_)
+        for fold in folds:
+            tested[fold.test] = True
         if tested.sum() < LEAST_PAIRS:
             return
         rows, target = design(query).rows, log_targets(labels)
