@@ -18,6 +18,7 @@ from autosched.costmodel.graybox import GrayboxModel
 from autosched.costmodel.model import (
     COST_MODELS,
     Floats,
+    Indices,
     PairLabels,
     PairModel,
     PairQuery,
@@ -111,32 +112,46 @@ class StackedModel:
     def _fit_residual(self, query: PairQuery, labels: PairLabels, rng: np.random.Generator) -> None:
         keys = list(zip(query.first.tolist(), query.last.tolist(), strict=True))
         folds = by_kernel(keys, FOLDS, rng)
+        count = len(query)
+        # What no fold tested has no error to learn from: a fold that leaves nothing to train on is left out, with the pairs in it alone.
+        tested = np.zeros(count, dtype=np.bool_)
+        for fold in folds:
+            tested[fold.test] = True
+        if tested.sum() < LEAST_PAIRS:
+            return
         rows, target = design(query).rows, log_targets(labels)
         weight = np.concatenate([labels.weight, labels.weight])
-        count = len(query)
         held_out = np.zeros(2 * count)
         for fold in folds:
             base = self._fixed
             if base is None:
                 base = GrayboxModel()
                 base.fit(take(query, fold.train), take_labels(labels, fold.train), rng=rng)
-            both = np.concatenate([fold.test, fold.test + count])
-            held_out[both] = _log_of(base, take(query, fold.test))
+            held_out[_both(fold.test, count)] = _log_of(base, take(query, fold.test))
         left = target - held_out
         corrections = np.zeros(2 * count)
         for fold in folds:
-            train, test = (np.concatenate([part, part + count]) for part in (fold.train, fold.test))
+            train, test = _both(fold.train[tested[fold.train]], count), _both(fold.test, count)
+            if not len(train):
+                continue
             trees = XgboostModel()
             trees.fit_rows(rows[train], left[train], weight[train], rng=rng)
             corrections[test] = trees.predict_rows(rows[test])
         # Predictions are cut at 1 before they are used, so they are compared after the cut.
-        errors = [float((weight * np.abs(target - np.maximum(0.0, held_out + share * corrections))).mean()) for share in SHARES]
+        judged = _both(np.flatnonzero(tested), count)
+        misses = [np.abs(target - np.maximum(0.0, held_out + share * corrections)) for share in SHARES]
+        errors = [float((weight * miss)[judged].mean()) for miss in misses]
         best = int(np.argmin(errors))
         # A gain under 2 % of the error is within what another draw of folds would move it.
         self.share = SHARES[best] if errors[best] < 0.98 * errors[0] else 0.0
         if self.share > 0:
             self._residual = XgboostModel()
-            self._residual.fit_rows(rows, left, weight, rng=rng)
+            self._residual.fit_rows(rows[judged], left[judged], weight[judged], rng=rng)
+
+
+def _both(pairs: Indices, count: int) -> Indices:
+    """The directional rows of some of ``count`` pairs."""
+    return np.concatenate([pairs, pairs + count])
 
 
 def _log_of(model: PairModel, query: PairQuery) -> Floats:

@@ -81,7 +81,7 @@ def make_cost_table(
     Args:
         graph: the operators.
         solo: ``[n_operators][len(widths)]``, in the order of ``widths``.
-        pairs: any measured pairs; those of kernels the graph does not have are passed over.
+        pairs: any measured pairs; those of kernels that the graph does not have, or never lets run together, are passed over.
         widths: ascending, first 1.
         launch_gap_us, cross_lane_us, fixed_us, max_lanes, one_team: as in ``CostTable``.
         device: facts; unknown peaks are taken from the solo records.
@@ -243,8 +243,8 @@ def _correct(rows: _Rows, pairs: Sequence[PairRecord], table_first: Floats, tabl
     unusable = 0
     for pair in pairs:
         first, last = place.get((pair.first, pair.first_width)), place.get((pair.last, pair.last_width))
-        if first is None or last is None:
-            continue
+        if first is None or last is None or not needed[first, last]:
+            continue  # of other graphs, or of two that never run together here: nothing to correct, and nothing to learn from
         values = (pair.slowdown_first, pair.slowdown_last)
         if not all(math.isfinite(value) and value > 0 for value in values):
             unusable += 1

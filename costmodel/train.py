@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from autosched.core.errors import UsageError
@@ -101,7 +102,9 @@ def train(
     unseen = np.arange(len(pairs)) if start is None else _unseen_by(start, pairs)
     if len(pairs) < LEAST_PAIRS:
         decision = _too_few(pairs, start)
-        return Training(_finish(pairs, decision, factories, {}, seed, start=start), {}, decision, ())
+        if start is not None and decision.chosen in _BEGUN_ELSEWHERE:
+            return Training(_untouched(start, decision), {}, decision, ())
+        return Training(_finish(pairs, decision, factories, {}, seed), {}, decision, ())
     name, folds = _folds(pairs, unseen, seed)
     held_out: dict[str, HeldOut] = {}
     for kind, factory in factories.items():
@@ -249,6 +252,12 @@ def _finish(
     )
     inner = model.model if isinstance(model, _Unchanged) else model
     return TrainedModel(inner, calibrate(rows.prediction, rows.labels) if rows is not None else None, card)
+
+
+def _untouched(start: TrainedModel, decision: GateDecision) -> TrainedModel:
+    """``start`` where pairs were too few to hold any out: it learned nothing from them, and its errors and intervals are as they were."""
+    card = msgspec.structs.replace(start.card, decision=replace(decision, folds=start.card.decision.folds))
+    return TrainedModel(start.inner, start.intervals, card)
 
 
 def _joined(*parts: Iterable[str]) -> tuple[str, ...]:

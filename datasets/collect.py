@@ -235,9 +235,11 @@ class _Job:
         known = self.store.keys("groups")
         added = 0
         mine = sum(row.model == self.model and row.scope == self.scope.scope for row in self.store.groups())
-        chosen = group_candidates(self.graph, times, max(0, max_groups - mine), self.rng)
-        open_groups = [choice for choice in chosen if self._group_key(choice) not in known]
-        for batch in self._batches(open_groups):
+        # With one seed each run draws the same first: as many as are missing would be those that are there.
+        drawn = group_candidates(self.graph, times, 2 * max_groups if mine < max_groups else 0, self.rng)
+        fresh = {key: choice for choice in drawn if (key := self._group_key(choice)) not in known}
+        chosen = list(fresh.values())[: max(0, max_groups - mine)]
+        for batch in self._batches(chosen):
             rows = []
             for choice, answer in zip(batch, self.measurer.groups(batch), strict=True):
                 if isinstance(answer, Failure):

@@ -1,8 +1,9 @@
-"""Optuna on the device: trials are list policies, values are measured medians, the study lies in SQLite where its dashboard opens it.
+"""Optuna on the device: trials are list policies, values are measured times, the study lies in SQLite where its dashboard opens it.
 
-Each trial is measured in rounds beside the incumbent, so that drift does not decide. A policy whose schedule was measured already (by
-canonical form) is told the known median and costs nothing. A study that was interrupted goes on: finished trials are kept, each
-trial's sampler is seeded by its number, so the trials to come are those an unbroken run would have made.
+Each trial is measured in rounds beside the incumbent, and its value is the median of its ratio to the incumbent there, so that drift
+does not decide. A policy whose schedule was measured already (by canonical form) is told the known value and costs nothing. A study that
+was interrupted goes on: finished trials are kept, each trial's sampler is seeded by its number, so the trials to come are those an
+unbroken run would have made.
 
 *Source:* as ``optuna_search``.
 """
@@ -10,6 +11,7 @@ trial's sampler is seeded by its number, so the trials to come are those an unbr
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autosched.core.schedule import canonical_key
@@ -24,7 +26,7 @@ from autosched.search.strategy import SearchContext
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """The fastest policy schedule measured and its median in microseconds; None and inf if every trial failed."""
+    """The fastest policy schedule measured and its value in microseconds; None and inf if every trial failed."""
 
     best: Proposal | None
     best_us: float
@@ -61,7 +63,7 @@ def study_on_device(
     widths = context.width_indices(problem)
     decoder = Decoder(problem, context.lanes(problem), widths)
     seed = int(context.rng.integers(0, 2**31 - 1))
-    medians = _Medians(ledger, incumbent, rounds)
+    values = _Values(ledger, incumbent, rounds)
     best = StudyResult(None, float("inf"), 0)
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     number = 0
@@ -78,42 +80,57 @@ def study_on_device(
             key = canonical_key(problem.graph, schedule, lanes_matter=lanes_matter)
             proposal = Proposal(("optuna",), False, schedule, candidate.makespan_us, key)
             if known is not None:
-                median_us = medians.remember(proposal, known.value)
+                value_us = values.remember(proposal, known.value)
             else:
-                median_us = medians.measure(proposal, bench)
+                value_us = values.measure(proposal, bench)
                 # Not FAIL, which a resumed study takes for an interrupted trial: such a policy was tried, and its schedule failed.
-                study.tell(trial, median_us, state=None if median_us is not None else optuna.trial.TrialState.PRUNED)
+                study.tell(trial, value_us, state=None if value_us is not None else optuna.trial.TrialState.PRUNED)
             number += 1
-            if median_us is not None and median_us < best.best_us:
-                best = StudyResult(proposal, median_us, number)
-                context.progress("optuna", number, median_us)
+            if value_us is not None and value_us < best.best_us:
+                best = StudyResult(proposal, value_us, number)
+                context.progress("optuna", number, value_us)
     return replace(best, trials=number)
 
 
 @dataclass(slots=True)
-class _Medians:
-    """Medians of proposals by canonical key, microseconds; the rounds that each is made of are taken from the ledger once."""
+class _Values:
+    """Values of proposals by canonical key; the rounds that each is made of are taken from the ledger once.
+
+    A value is the median ratio to the incumbent, times ``incumbent_us``: its median in the first rounds, the same for all of a study, so
+    that a value reads as microseconds.
+    """
 
     ledger: Ledger
     incumbent: Proposal
     rounds: int
     found: dict[str, float] = field(default_factory=dict)
+    incumbent_us: float | None = None
 
-    def remember(self, proposal: Proposal, median_us: float | None) -> float | None:
+    def remember(self, proposal: Proposal, value_us: float | None) -> float | None:
         """Take over what a finished trial was told; None if its schedule failed."""
-        if median_us is not None:
+        if value_us is not None:
             if proposal.key not in self.found:
-                self.ledger.used(self._beside(proposal), self.rounds)
-            self.found[proposal.key] = median_us
+                self._scale_by(self.ledger.used(self._beside(proposal), self.rounds))
+            self.found[proposal.key] = value_us
         return self.found.get(proposal.key)
 
     def measure(self, proposal: Proposal, bench: Bench) -> float | None:
-        """The median, measured beside the incumbent if it is not known; None if the schedule fails."""
+        """The value, measured beside the incumbent if it is not known; None if the schedule fails."""
         if proposal.key not in self.found and proposal.key not in self.ledger.failures:
             taken = self.ledger.take(self._beside(proposal), self.rounds, bench.measure)
+            self._scale_by(taken)
             if proposal.key in taken:
-                self.found[proposal.key] = statistics.median(taken[proposal.key])
+                self.found[proposal.key] = self._value_us(taken[proposal.key], taken.get(self.incumbent.key))
         return self.found.get(proposal.key)
+
+    def _value_us(self, own_us: Sequence[float], beside_us: Sequence[float] | None) -> float:
+        if beside_us is None or self.incumbent_us is None:  # the incumbent runs no more
+            return statistics.median(own_us)
+        return self.incumbent_us * statistics.median(own / max(beside, 1e-12) for own, beside in zip(own_us, beside_us, strict=True))
+
+    def _scale_by(self, taken: Mapping[str, Sequence[float]]) -> None:
+        if self.incumbent_us is None and taken.get(self.incumbent.key):
+            self.incumbent_us = statistics.median(taken[self.incumbent.key])
 
     def _beside(self, proposal: Proposal) -> list[Proposal]:
         return [proposal] if proposal.key == self.incumbent.key else [self.incumbent, proposal]

@@ -26,8 +26,8 @@ why there are none."""
 class Ledger:
     """Every time measured so far, by canonical key; what a resumed run is given to start from.
 
-    A resumed run asks for the same measurements in the same order; ``take`` answers from what is known and measures only the rest.
-    ``measured`` counts the runs that were really made.
+    A resumed run asks for the same measurements in the same order; ``take`` answers from what is known as long as it can, and measures
+    the rest. ``measured`` counts the runs that were really made.
     """
 
     known: dict[str, list[float]] = field(default_factory=dict)
@@ -41,21 +41,22 @@ class Ledger:
         return Ledger({key: list(times) for key, times in times_us.items()}, dict(failures or {}))
 
     def take(self, proposals: Sequence[Proposal], rounds: int, measure: Measure) -> dict[str, list[float]]:
-        """The next ``rounds`` times of each proposal that does not fail, microseconds, by key."""
-        missing = [
-            proposal
-            for proposal in proposals
-            if proposal.key not in self.failures and len(self.known.get(proposal.key, ())) < self._used.get(proposal.key, 0) + rounds
-        ]
-        if missing:
-            answers = measure([proposal.schedule for proposal in missing], rounds)
-            for proposal, answer in zip(missing, answers, strict=True):
+        """The next ``rounds`` times of each proposal that does not fail, microseconds, by key.
+
+        All are of the same rounds: where those known do not suffice for one of the proposals, all are measured. Times of an interrupted
+        run beside times of this one would show what became of the machine in between.
+        """
+        live = [proposal for proposal in proposals if proposal.key not in self.failures]
+        if any(len(self.known.get(proposal.key, ())) < self._used.get(proposal.key, 0) + rounds for proposal in live):
+            answers = measure([proposal.schedule for proposal in live], rounds)
+            for proposal, answer in zip(live, answers, strict=True):
                 if isinstance(answer, Failure):
                     self.failures[proposal.key] = answer
                     logger.warning("%s failed: %s: %s", "/".join(proposal.strategies), answer.kind, answer.detail)
                 else:
-                    # Times known from before the interruption come first; a half-known round is completed, not repeated.
-                    self.known.setdefault(proposal.key, []).extend(float(time) for time in answer)
+                    # What is known beyond what was used has no counterpart for the others, and never will have.
+                    used = self.known.get(proposal.key, [])[: self._used.get(proposal.key, 0)]
+                    self.known[proposal.key] = [*used, *(float(time) for time in answer)]
                     self.measured += len(answer)
         return self.used(proposals, rounds)
 

@@ -11,6 +11,7 @@ Hyper-Parameter Optimization", NeurIPS 2011 (TPE).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import sqlite3
 import warnings
@@ -83,7 +84,7 @@ class _Study:
     def _phase(self, phase: str, trials: int, value: Any, *, enqueue: bool) -> None:
         import optuna
 
-        with open_study(self.context.study_path, f"{phase}-{self.problem.graph.hash[:16]}-{self.seed}") as study:
+        with open_study(self.context.study_path, f"{phase}-{self.problem.graph.hash[:16]}-{self._question()}-{self.seed}") as study:
             if enqueue and not study.trials:
                 for policy in portfolio(self.widths)[:6]:
                     study.enqueue_trial(_parameters(policy, len(self.widths) > 1))
@@ -101,6 +102,13 @@ class _Study:
                 if number % 16 == 0:
                     best_us = min(candidate.makespan_us for candidate in self.found)
                     self.context.progress(self.settings.name, len(self.found), best_us)
+
+    def _question(self) -> str:
+        """A digest of what a trial's parameters and its value depend on, beside the graph: with other lanes or costs they say nothing."""
+        digest = hashlib.sha256(repr((self.lanes, self.widths.tolist(), self.settings.moved)).encode())
+        for array in self.problem.arrays:
+            digest.update(array.tobytes())
+        return digest.hexdigest()[:16]
 
     def _policy_value(self, trial: Any) -> float:
         policy = policy_of(trial, several_widths=len(self.widths) > 1)

@@ -200,7 +200,7 @@ def collect(
 
 
 def _on_other_lanes(subject: Subject, scope: ScopeRow, device: Device) -> list[str]:
-    if scope.software == device.software:
+    if scope.software.engine is device.software.engine:
         return []
     why = f"{subject.name} has an operator that native lanes do not take, so it was measured on lanes of Python"
     return [f"{why}: training leaves its runs out beside those on native lanes"]

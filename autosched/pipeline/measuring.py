@@ -19,7 +19,7 @@ from autosched.costmodel.select_pairs import PairChoice, select_pairs
 from autosched.costmodel.table import OTHER, make_cost_table
 from autosched.datasets.facts import DISTURBED, DeviceFacts, LaunchFacts, device_facts, stolen_share
 from autosched.datasets.journal import Journal
-from autosched.device.base import Pair, Session
+from autosched.device.base import Limits, Pair, Session
 from autosched.pipeline.left_out import LeftOut
 
 # Pairs go to the device in small lots, so that a kill or the end of the budget loses little; the first one tells how long they take.
@@ -222,7 +222,21 @@ def cost_table(
 
     ``others`` as for ``make_cost_table``.
     """
-    limits = session.limits
+    return table_within(session.limits, graph, solo, pairs, device=device_facts(key), model=model, launches=launches, others=others)
+
+
+def table_within(
+    limits: Limits,
+    graph: OpGraph,
+    solo: Sequence[Sequence[SoloRecord | Failure]],
+    pairs: Sequence[PairRecord],
+    *,
+    device: DeviceFacts,
+    launches: Mapping[str, LaunchFacts],
+    model: PairModel | None,
+    others: Sequence[SoloRecord | None] = (),
+) -> CostTable:
+    """The same, from what a session or a recording says of the device: everything in ``limits`` that costs time is in it."""
     table = make_cost_table(
         graph,
         solo,
@@ -232,7 +246,7 @@ def cost_table(
         cross_lane_us=limits.cross_lane_us,
         fixed_us=limits.fixed_us,
         max_lanes=limits.max_lanes,
-        device=device_facts(key),
+        device=device,
         model=model,
         launches=launches,
         one_team=limits.one_team,

@@ -25,6 +25,7 @@ from autosched.device.base import Device, Limits
 from autosched.pipeline.candidates import Candidate
 from autosched.pipeline.judge import Times
 from autosched.pipeline.schedule_runs import limits_row, schedule_row
+from autosched.pipeline.scope import software_of
 
 _log = logging.getLogger(__name__)
 
@@ -64,10 +65,10 @@ def forgetting_once() -> Iterator[None]:
 
 
 def forget_measurements(device: Device) -> None:
-    """Begin the journals of a device anew, whatever runs the lanes of a program."""
+    """Begin the journals of a device anew, under the settings of this process and whatever runs the lanes of a program."""
     begun = _forgotten.get()
     for engine in Engine:
-        path = _journal_path(Scope(device.key, device.software.on(engine)))
+        path = _journal_path(Scope(device.key, software_of(device).on(engine)))
         if begun is not None:
             if path in begun:
                 continue

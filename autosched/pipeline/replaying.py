@@ -30,7 +30,6 @@ from autosched.core.report import TuneReport
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.costmodel.composition import finish_times
 from autosched.costmodel.model import PairModel, makespan_ratio
-from autosched.costmodel.table import make_cost_table
 from autosched.datasets.facts import LaunchFacts
 from autosched.datasets.schema import LimitsRow, ScheduleRow, ScopeRow
 from autosched.datasets.store import Store
@@ -38,6 +37,7 @@ from autosched.device.base import Device, Group, Limits, Pair, Session
 from autosched.device.registry import device_named
 from autosched.device.replay import ReplayDevice, ReplaySession
 from autosched.pipeline.candidates import Candidate
+from autosched.pipeline.measuring import table_within
 from autosched.runtime.plan import make_plan
 from autosched.runtime.workspace import peak_live_bytes
 from autosched.search.problem import Problem
@@ -157,19 +157,14 @@ class StoreRecording:
             NoFeasibleCandidate: an operator of the graph was not recorded.
         """
         limits = limits or self.limits(graph)
-        costs = make_cost_table(
+        costs = table_within(
+            limits,
             graph,
             self.solo_table(graph, limits.widths),
             self.all_pairs if pairs is None else pairs,
-            widths=limits.widths,
-            launch_gap_us=limits.launch_gap_us,
-            cross_lane_us=limits.cross_lane_us,
-            fixed_us=limits.fixed_us,
-            max_lanes=limits.max_lanes,
             device=self.scope.facts,
-            model=model,
             launches=self.launches,
-            one_team=limits.one_team,
+            model=model,
         )
         return Problem.make(graph, costs)
 

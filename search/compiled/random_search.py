@@ -7,6 +7,7 @@ import numpy as np
 from autosched.search.compiled.cache import ARRAYS, F1, I1, SPACE, compiled
 from autosched.search.compiled.copy_rows import copy_rows
 from autosched.search.compiled.fluid import evaluate
+from autosched.search.compiled.lanes import is_wide
 from autosched.search.compiled.splitmix import next_uniform
 
 
@@ -37,6 +38,8 @@ def random_schedules(  # type: ignore[no-untyped-def]
             pending[index] = pred_ptr[index + 1] - pred_ptr[index]
             current[2, index] = int(next_uniform(random_state) * lanes)
             current[3, index] = widths[int(next_uniform(random_state) * widths.shape[0])]
+            if is_wide(current[3, index], latency):
+                current[2, index] = 0  # as it is exported (``Problem.schedule``)
             current[4, index] = -1
             if pending[index] == 0:
                 ready[waiting] = index

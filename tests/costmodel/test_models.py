@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.design import design, take, take_labels
 from autosched.costmodel.features import PAIR_FEATURES
 from autosched.costmodel.graybox import GrayboxModel
-from autosched.costmodel.model import COST_MODELS, PairModel, PairQuery, makespan_ratio
+from autosched.costmodel.model import COST_MODELS, PairLabels, PairModel, PairQuery, Prediction, makespan_ratio, point_prediction
 from autosched.costmodel.pair_set import PairSet, pair_set
 from autosched.costmodel.stacked import StackedModel
 from autosched.costmodel.torch_model import TorchModel
@@ -250,3 +251,26 @@ def test_a_missing_file_is_named(name: str, file: str, tmp_path: Path) -> None:
 
 def test_all_five_models_are_registered() -> None:
     assert {"analytic", "graybox", "xgboost", "torch", "stacked"} <= set(COST_MODELS.names())
+
+
+class TooLow:
+    """A base that says the same of every pair."""
+
+    name = "too low"
+
+    def predict(self, query: PairQuery) -> Prediction:
+        return point_prediction(query, np.full(len(query), 2.2), np.full(len(query), 2.2))
+
+
+def test_pairs_that_no_fold_tested_teach_a_residual_nothing() -> None:
+    # One kernel is in every pair: the fold that would hold it out leaves nothing to train on, and the pairs in that fold alone are in none.
+    count = 120
+    kernels = tuple(KernelFacts(f"k{index}", 1, "aten::relu", 1, 1, 1, 1, 1.0) for index in range(count + 1))
+    nowhere = np.zeros(count + 1, dtype=np.int64)
+    query = PairQuery(kernels, (DeviceFacts("d", "cpu", 2),), nowhere, np.zeros(count, dtype=np.int64), np.arange(1, count + 1))
+    truth, one = np.full(count, 3.0), np.ones(count)
+    base: Any = TooLow()
+    model = StackedModel(base)
+    model.fit(query, PairLabels(truth, truth, truth, ("a",) * count, one, one, one), rng=np.random.default_rng(0))
+    assert model.share == 1.0
+    assert model.predict(query).slowdown_last == pytest.approx(truth, rel=0.05)

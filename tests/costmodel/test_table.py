@@ -146,6 +146,17 @@ def test_measurements_of_some_pairs_move_the_predictions_of_the_others() -> None
     assert 1.1 < table.slowdown_first[c, d] < 1.5
 
 
+def test_pairs_that_cannot_meet_in_this_graph_move_no_predictions() -> None:
+    graph = fork(("a", "b"))
+    without = make_cost_table(graph, solos(graph), [], widths=(1,))
+    # Of another graph, in which what everything here waits for runs beside it, and kernels beside their like.
+    records = [pair("root", "a", 9.0, 9.0), pair("b", "root", 9.0, 9.0), pair("a", "a", 9.0, 9.0)]
+    table = make_cost_table(graph, solos(graph), records, widths=(1,))
+    assert (table.slowdown_first == without.slowdown_first).all()
+    assert (table.slowdown_last == without.slowdown_last).all()
+    assert table.measured_pairs == 0.0
+
+
 def test_a_failed_width_is_finite_and_unattractive() -> None:
     graph = fork(("a", "b"))
     times = solos(graph, (1, 2))

@@ -21,6 +21,7 @@ from autosched.costmodel.design import take, take_labels, take_prediction
 from autosched.costmodel.evaluate import composition, evaluate
 from autosched.costmodel.features import FEATURE_SET
 from autosched.costmodel.gate import decide
+from autosched.costmodel.graybox import GrayboxModel
 from autosched.costmodel.metrics import measure
 from autosched.costmodel.model import PairLabels, PairQuery, point_prediction
 from autosched.costmodel.pair_set import PairSet, pair_set
@@ -215,6 +216,25 @@ def test_the_card_of_a_model_begun_elsewhere_names_all_that_it_has_seen(training
     assert "it had seen alpha on another device" in card.decision.reason
     with pytest.raises(UsageError, match="without --from"):
         train(elsewhere, seed=0, kinds=(), start=result.model, curve=False)
+
+
+def test_too_few_pairs_leave_a_start_model_and_what_it_says_of_itself_as_they_are(
+    training: Training, pairs: PairSet, tmp_path: Path
+) -> None:
+    inner = GrayboxModel()
+    inner.fit(pairs.query, pairs.labels, rng=np.random.default_rng(0))
+    start = TrainedModel(inner, training.model.intervals, training.model.card)
+    few = pair_set(synthetic_store(tmp_path, families=("delta",), kernels=10, pairs=30, seed=9, device="synthetic-b"))
+    answer = inner.predict(few.query)
+    labels = dataclasses.replace(few.labels, slowdown_first=answer.slowdown_first, slowdown_last=answer.slowdown_last)
+    result = train(dataclasses.replace(few, labels=labels), seed=0, kinds=(), start=start)
+    assert result.decision.chosen == "start"
+    card = result.model.card
+    assert result.model.inner is inner
+    assert result.model.intervals == start.intervals is not None
+    assert f"only {len(few)} measured pairs" in card.decision.reason
+    assert card.decision.folds == start.card.decision.folds == "model family"
+    assert msgspec.structs.replace(card, decision=start.card.decision) == start.card
 
 
 def test_a_start_model_that_does_not_say_of_which_very_device_it_is_competes_with_a_warning(

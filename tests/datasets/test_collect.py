@@ -265,6 +265,21 @@ def test_groups_keep_their_share_of_the_time_from_pairs(tmp_path: Path) -> None:
     assert {len(row.record.signatures) for row in store.groups()} == {3, 4}
 
 
+def test_groups_that_are_still_missing_are_drawn_with_the_same_seed_too(tmp_path: Path) -> None:
+    graph, store = fork(6), Store.create(tmp_path)
+    collect(graph, FakeMeasurer(graph), store, max_groups=0)
+    counts = [collect(graph, FakeMeasurer(graph), store, max_groups=aim).groups for aim in (3, 5, 5)]
+    assert counts == [3, 2, 0]
+
+
+def test_groups_of_equal_kernels_are_measured_once(tmp_path: Path) -> None:
+    graph, store = fork(6), Store.create(tmp_path)
+    alike = tuple(dataclasses.replace(item, signature="k" if item.index else "k0") for item in graph.operators)
+    measurer = FakeMeasurer(dataclasses.replace(graph, operators=alike), seconds=1.0)
+    assert collect(measurer.graph, measurer, store, max_pairs=0, max_groups=5).groups == 2
+    assert measurer.now == 2.0
+
+
 def test_what_others_disturbed_is_kept_only_when_asked(tmp_path: Path) -> None:
     graph = fork(4)
     measurer = FakeMeasurer(graph)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from autosched.datasets.synthetic import synthetic_store
 from autosched.device.base import Device, Group, Pair, Session
 from autosched.device.cpu import CpuDevice
 from autosched.device.replay import ReplayDevice
+from autosched.pipeline.measuring import cost_table
 from autosched.pipeline.replaying import SimulatedRuns, StoreRecording, open_device, replay_device
 from autosched.pipeline.schedule_runs import limits_row, schedule_row
 from autosched.pipeline.scope import scope_row
@@ -107,6 +110,20 @@ def test_the_simulator_is_calibrated_on_the_recorded_schedules(graph: OpGraph, r
         assert predicted is not None
         ratios.append(row.record.samples.median_us / predicted.samples.median_us)
     assert np.median(ratios) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_sessions_own_limits_cost_what_they_cost_in_tuning(native: bool, graph: OpGraph, recorded: Path) -> None:
+    recording = StoreRecording(Store.open(recorded))
+    limits = dataclasses.replace(recording.limits(graph), concurrent_gap_us=3.0, native_lanes=native, one_team=False)
+    costs = recording.problem(graph, limits=limits).costs
+    assert costs.concurrent_gap_us == 3.0
+    assert (costs.polling_us == 0.0) is native
+    session: Any = SimpleNamespace(limits=limits)
+    solo = recording.solo_table(graph, limits.widths)
+    tuned = cost_table(session, graph, recording.key, solo, recording.all_pairs, recording.launches)
+    assert (costs.concurrent_gap_us, costs.polling_us) == (tuned.concurrent_gap_us, tuned.polling_us)
+    assert recording.problem(graph).costs.concurrent_gap_us == 0.0
 
 
 def test_without_a_predictor_what_was_not_recorded_is_unavailable(recorded: Path, graph: OpGraph) -> None:

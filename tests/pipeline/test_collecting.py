@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from autosched.core.errors import UsageError, WorkerLost
 from autosched.core.records import Contamination, Engine, Failure, Samples, ScheduleRecord, SoloRecord
@@ -25,6 +26,7 @@ from autosched.pipeline.scope import scope_row
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.search.problem import Problem
 from tests.conformance.graphs import TwoBranches, two_branches_program
+from tests.conformance.precision import rounding
 from tests.conformance.session_double import SessionDouble
 
 PROGRAM = two_branches_program(TwoBranches())[0]
@@ -101,8 +103,11 @@ def test_what_became_of_a_run_is_added_up_and_said(tmp_path: Path, monkeypatch: 
     assert f"8 measurements failed: {tmp_path / 'runs'}/failures.jsonl" in found.summary()
 
 
+@pytest.mark.parametrize("precision", ["highest", "medium"])
 @pytest.mark.parametrize("engine", list(Engine))
-def test_a_model_on_lanes_of_python_beside_native_ones_is_named(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_on_lanes_of_python_beside_native_ones_is_named(
+    engine: Engine, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Native(Device):
         software = Device.software.on(engine)
 
@@ -116,7 +121,9 @@ def test_a_model_on_lanes_of_python_beside_native_ones_is_named(engine: Engine, 
     monkeypatch.setattr(collecting, "device_named", lambda name: Native())
     monkeypatch.setattr(collecting, "ready_lanes", lambda kind, progress: "")
     monkeypatch.setattr(collecting, "capture", lambda *_, **__: SimpleNamespace(program=PROGRAM, constants={}))
-    found = collect([Subject("a", TwoBranches(), (), {})], tmp_path / "runs", device="cpu", budget_s=60.0)
+    with rounding():
+        torch.set_float32_matmul_precision(precision)
+        found = collect([Subject("a", TwoBranches(), (), {})], tmp_path / "runs", device="cpu", budget_s=60.0)
     # The double's lanes are Python's.
     assert [scope.software.engine for scope in scopes] == [Engine.PYTHON]
     assert any("a has an operator that native lanes do not take" in line for line in found.left_out) == (engine is Engine.NATIVE)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Scope
 from autosched.device.base import Limits, Pair
 from autosched.device.cpu_session import CpuSession
+from autosched.device.replay import ReplayDevice
 from autosched.pipeline import job
 from autosched.pipeline.measuring import Ledger, measure_solo
 from autosched.pipeline.memory import forget_measurements, open_journal
@@ -25,6 +27,7 @@ from autosched.pipeline.model_choice import ChosenModel
 from autosched.pipeline.scope import scope_of, scope_row
 from autosched.runtime.host_key import cpu_device_key, software_key
 from tests.conformance.contest_double import Bench, Speed, comparing
+from tests.conformance.precision import rounding
 from tests.conformance.programs import branches_program
 
 LIMITS = Limits(2, (1,), (0,), True, 1.0, 5.0, 10.0)
@@ -53,6 +56,60 @@ def test_the_scope_names_what_ran_the_lanes_of_the_program(native: bool) -> None
             device_facts(device.key),
         )
     assert scope_of(a_device("cuda"), limits) == Scope(a_device("cuda").key, NATIVE)
+
+
+@contextlib.contextmanager
+def product_rounding() -> Iterator[None]:
+    with rounding():
+        torch.set_float32_matmul_precision("medium")
+        yield
+
+
+@contextlib.contextmanager
+def switched(backend: Any, name: str) -> Iterator[None]:
+    usual = getattr(backend, name)
+    setattr(backend, name, not usual)
+    try:
+        yield
+    finally:
+        setattr(backend, name, usual)
+
+
+OTHER_SETTINGS = {
+    "products": ("cpu", product_rounding, ("float32_matmul_precision", "medium")),
+    "convolutions": ("cpu", lambda: rounding(conv="bf16"), ("float32_convolutions", "bf16")),
+    "mkldnn": ("cpu", lambda: switched(torch.backends.mkldnn, "enabled"), ("mkldnn_enabled", "False")),
+    "products on a GPU": ("cuda", product_rounding, ("float32_matmul_precision", "medium")),
+    "TF32": ("cuda", lambda: switched(torch.backends.cudnn, "allow_tf32"), ("cudnn_tf32", "False")),
+    "choosing kernels": ("cuda", lambda: switched(torch.backends.cudnn, "benchmark"), ("cudnn_benchmark", "True")),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_SETTINGS)
+def test_what_is_measured_under_other_settings_is_kept_apart(what: str) -> None:
+    kind, changed, said = OTHER_SETTINGS[what]
+    device = a_device(kind)
+    limits = dataclasses.replace(LIMITS, native_lanes=True)
+    usual = scope_of(device, limits)
+    # Nothing is said of usual settings, so that what was measured before settings were part of a scope is still found.
+    assert usual == Scope(device.key, NATIVE)
+    with changed():
+        scope = scope_of(device, limits)
+        assert set(scope.software.versions) - set(usual.software.versions) == {said}
+        assert scope.software.engine is Engine.NATIVE
+        assert scope_row(device, limits).scope == scope.digest != usual.digest
+        with open_journal(scope, private=False) as journal:
+            journal.add_solo("a", 1, Failure(FailureKind.CRASH, "tried"))
+        assert len(open_journal(usual, private=False)) == 0
+        forget_measurements(device)
+        assert len(open_journal(scope, private=False)) == 0
+    assert scope_of(device, limits) == usual
+
+
+def test_what_a_replayed_device_was_measured_under_its_software_says() -> None:
+    recording: Any = a_device("cpu")
+    with product_rounding():
+        assert scope_of(ReplayDevice(recording), dataclasses.replace(LIMITS, native_lanes=True)) == Scope(recording.key, NATIVE)
 
 
 def test_saying_what_runs_lanes_twice_is_saying_it_once() -> None:

@@ -199,6 +199,27 @@ def test_an_optuna_study_goes_on_where_it_stopped_with_the_same_result(tmp_path:
     assert OptunaSearch(trials=24).propose(problem, context(study_path=path)) == whole
 
 
+@pytest.mark.parametrize("changed", ["lanes", "widths", "costs"])
+def test_a_study_of_other_lanes_widths_or_costs_is_another_study(changed: str, tmp_path: Path) -> None:
+    problem = synthetic.random_problem(6, 30, widths=(1, 2), max_lanes=4)
+    path = str(tmp_path / "study.db")
+    OptunaSearch(trials=24).propose(problem, context(study_path=path))
+    limits = {"lanes": {"max_lanes": 2}, "widths": {"widths": (1,)}}.get(changed, {})
+    if changed == "costs":
+        problem = Problem.make(problem.graph, dataclasses.replace(problem.costs, solo_us=problem.costs.solo_us[::-1].copy()))
+    found = OptunaSearch(trials=24).propose(problem, context(study_path=path, **limits))
+    assert found == OptunaSearch(trials=24).propose(problem, context(**limits))
+
+
+def test_what_random_search_exports_is_what_it_evaluated_where_operators_run_wide() -> None:
+    problem = synthetic.random_problem(3, 14, widths=(1, 2), max_lanes=3)
+    best_us: list[float] = []
+    search = context(200, progress=lambda strategy, evaluations, value_us: best_us.append(value_us))
+    [found] = STRATEGIES.get("random").propose(problem, search)
+    assert max(found.width) > 1
+    assert makespan_us(problem, found) == pytest.approx(best_us[-1], rel=1e-12)
+
+
 def test_more_random_trials_are_never_worse() -> None:
     problem = synthetic.random_problem(7, 30)
     few, many = (makespan_us(problem, STRATEGIES.get("random").propose(problem, context(count))[0]) for count in (5, 200))
