@@ -7,7 +7,7 @@ past all counts (peft: which adapters it has merged). What a tensor there holds,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import chain, repeat
 from operator import attrgetter, call, is_
 from typing import Any
@@ -162,13 +162,12 @@ class Harmless:
     def __init__(self) -> None:
         self._times: Counter[Place] = Counter()
         # Held, so that no other container has the identity of one of them.
-        self._held: list[AttributeContents] = []
+        self._held: dict[int, object] = {}
 
-    def note(self, before: AttributeContents) -> None:
-        """What differs from ``before`` was without consequence."""
-        if different := before.different():
-            self._times.update(different)
-            self._held.append(before)
+    def note(self, different: Mapping[Place, object]) -> None:
+        """That these differ was without consequence; each with what keeps its container alive."""
+        self._times.update(different.keys())
+        self._held.update((id(owner), owner) for owner in different.values())
 
     def places(self) -> frozenset[Place]:
         """Those that were changed ``_PATIENCE`` times."""

@@ -15,8 +15,10 @@ from autosched.core.errors import IncompatibleArtifact
 from autosched.core.from_outside import let_through
 from autosched.core.program import Binding, InputSpec, Program
 from autosched.runtime.agreement import models_answer, require_agreement
+from autosched.runtime.attribute_tensors import AttributeTensors
 from autosched.runtime.audit import audit_run
 from autosched.runtime.bundle.format import Bundle, printable
+from autosched.runtime.called import Called
 from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import full_float32, rounded_as
@@ -49,10 +51,12 @@ class _Manners:
     Args:
         seen: with the memory that it changes.
         unbound: parameters and buffers that it reads and the program does not.
+        called: what it calls, its inputs and weights being what they may.
     """
 
     seen: Asked | None = None
     unbound: tuple[Binding, ...] = ()
+    called: Called = dataclasses.field(default_factory=Called)
 
 
 RunnerFactory = Callable[[BoundProgram, Plan, Sequence[torch.Tensor]], Runner]
@@ -108,14 +112,21 @@ class Binder:
 
     def _bind(self, bundle: Bundle, plan: Plan, manners: _Manners, *, verify: bool) -> Bound:
         with trusting(self._trusted), made_current(self._device):
+            attributes = AttributeTensors(self.model) if verify else None
             while True:
                 try:
-                    return self._bind_trusting(bundle, plan, manners, verify=verify)
+                    return self._bind_trusting(bundle, plan, manners, attributes)
                 except _ReadsMore as found:
                     manners.unbound = found.bindings
+                except BaseException:
+                    # The model runs instead, and other forms of call may read what those of the comparison have left.
+                    if attributes is not None:
+                        attributes.give_back()
+                    raise
 
-    def _bind_trusting(self, bundle: Bundle, plan: Plan, manners: _Manners, *, verify: bool) -> Bound:
-        program, device = bundle.program, self._device
+    def _bind_trusting(self, bundle: Bundle, plan: Plan, manners: _Manners, attributes: AttributeTensors | None) -> Bound:
+        """As :meth:`_bind`; compared with the model if there are ``attributes``, as they were before any comparison."""
+        program, device, verify = bundle.program, self._device, attributes is not None
         reads = Reads(program, self.model, manners.unbound) if verify and not self._frozen else None
         # The watch first: a change while the weights are read is then seen at the next call.
         watch = ModelWatch(self.model, program, reads.known if reads is not None else manners.unbound, frozen=self._frozen)
@@ -134,18 +145,12 @@ class Binder:
         served = self._in_place(bound, plan, manners.seen)
         # To make one may run the operators: not before they are audited.
         runner = cache(lambda: self._factory(served, plan, random_inputs(program, _SEED, device)))
-        others = OtherBuffers(program, self.model) if verify else None
-        error = self._compared(bundle, bound, runner, began, reads) if verify else None
-        if others is not None and others.changed():
-            # Once may be a table that is made at the first call; twice is a state.
-            error = self._compared(bundle, bound, runner, began)
-            if name := others.changed():
-                raise IncompatibleArtifact(
-                    self._label, [f"the model changes its buffer {printable(name)} at each call, and the schedule does not"]
-                )
-        if verify and watch.settle() and error is not None:
-            # A model that keeps count of something may have agreed by chance, in that very call.
-            error = max(error, self._compared(bundle, bound, runner, began))
+        error = None
+        if attributes is not None:
+            error = self._compared_at_rest(bundle, bound, runner, began, watch, attributes, reads)
+            inputs = random_inputs(program, _SEED, device)
+            if manners.called.differs(self.model, inputs, partial(models_answer, program, self.model, inputs)):
+                raise IncompatibleArtifact(self._label, ["the model calls other operators than before, or gives them other numbers"])
         intermediates = getattr(runner(), "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))
         workspace = intermediates + unshared_bytes(bound.constants, constants.values())
         if manners.seen is None:
@@ -179,8 +184,48 @@ class Binder:
             raise IncompatibleArtifact(self._label, ["the model changes its memory in one way in one call, and in another way in the next"])
         return one
 
+    def _compared_at_rest(
+        self,
+        bundle: Bundle,
+        bound: BoundProgram,
+        runner: Callable[[], Runner],
+        began: _Tensors,
+        watch: ModelWatch,
+        attributes: AttributeTensors,
+        reads: Reads | None,
+    ) -> float:
+        """As :meth:`_compared`; twice, if the model itself has changed anything by then that ``watch`` or a schedule does not know of.
+
+        Raises:
+            IncompatibleArtifact: also if a call leaves what another may read.
+        """
+        others = OtherBuffers(bundle.program, self.model)
+        error = self._compared(bundle, bound, runner, began, reads)
+        attributes.note()
+        buffer, attribute = others.changed(), watch.renew()
+        if not buffer and not attribute:
+            return error
+        # Once may be a table that is made at the first call; twice is a state. And a model that keeps count of something, or what it made
+        # of the first inputs, may have agreed by chance, in that very call.
+        error = max(error, self._compared(bundle, bound, runner, began, seed=_SEED + 2))
+        if name := others.changed():
+            raise IncompatibleArtifact(
+                self._label, [f"the model changes its buffer {printable(name)} at each call, and the schedule does not"]
+            )
+        if name := attributes.state():
+            what = f"each call leaves another tensor in the model's attribute {printable(name)}, and the schedule leaves none"
+            raise IncompatibleArtifact(self._label, [f"{what}; keep in a buffer what another call reads"])
+        watch.settle()
+        return error
+
     def _compared(
-        self, bundle: Bundle, bound: BoundProgram, runner: Callable[[], Runner], began: _Tensors, reads: Reads | None = None
+        self,
+        bundle: Bundle,
+        bound: BoundProgram,
+        runner: Callable[[], Runner],
+        began: _Tensors,
+        reads: Reads | None = None,
+        seed: int = _SEED,
     ) -> float:
         """As :meth:`_verify`, of a model that had the tensors ``began`` when it was read.
 
@@ -188,7 +233,7 @@ class Binder:
             ChangedMeanwhile: if it differs, and has others by now.
         """
         try:
-            return self._verify(bundle, bound, runner, reads)
+            return self._verify(bundle, bound, runner, reads, seed)
         except Exception as error:
             let_through(error)
             now = self._tensors(bundle.program)
@@ -207,11 +252,12 @@ class Binder:
         found = {name: (tensor, 0) for name, tensor in self.model.named_buffers() if name not in state}
         return {**found, **{name: (tensor, version_of(tensor)) for name, tensor in self.model.named_parameters() if name not in state}}
 
-    def _verify(self, bundle: Bundle, bound: BoundProgram, runner: Callable[[], Runner], reads: Reads | None) -> float:
+    def _verify(self, bundle: Bundle, bound: BoundProgram, runner: Callable[[], Runner], reads: Reads | None, seed: int) -> float:
         """Audit the operators, then compare the schedule's outputs with the model's; the largest absolute difference.
 
         Args:
             reads: notes what the model reads.
+            seed: of the inputs.
 
         Raises:
             _ReadsMore: if that is more than is known.
@@ -226,7 +272,7 @@ class Binder:
             asked = partial(models_answer, program, model, tensors)
             return asked() if reads is None else reads.during(asked)
 
-        inputs, answer = telling_inputs(program, _SEED, bound.device, answered)
+        inputs, answer = telling_inputs(program, seed, bound.device, answered)
         if reads is not None and (found := reads.found()) != reads.known:
             raise _ReadsMore(found)
         in_order, lies = audit_run(bound, inputs)
@@ -240,7 +286,7 @@ class Binder:
         # Again with inputs that the file has no say in: its own may hide what it computes (all zeros, say).
         plain = dataclasses.replace(program, inputs=tuple(dataclasses.replace(item, mean=0.0, std=1.0) for item in program.inputs))
         try:
-            others, answer = telling_inputs(plain, _SEED + 1, bound.device, lambda tensors: models_answer(program, model, tensors))
+            others, answer = telling_inputs(plain, seed + 1, bound.device, lambda tensors: models_answer(program, model, tensors))
         except Exception as error:
             let_through(error)
             # Inputs unlike the example's may be beyond the model itself.

@@ -6,7 +6,7 @@ Each comparison is one pass of C code over flat lists: a loaded model may be loo
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any
 
@@ -22,8 +22,9 @@ _attributes_of = attrgetter("__dict__")
 _training_of = attrgetter("training")
 _training_entry = itemgetter("training")
 _values_of = dict.values
-_PLAIN = (type(None), bool, int, float, str, tuple)
 _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
+# PyTorch makes these anew as it likes, in ``to`` for one; what is in them is among the parameters.
+_MADE_ANEW = frozenset(("_flat_weights", "_flat_weight_refs"))
 
 
 class Modes:
@@ -74,27 +75,41 @@ def _hooks_of_all_modules() -> list[dict[Any, Any]]:
 class Settings:
     """Whether modules are of the classes they were of, have as many attributes, and the same values there.
 
-    Of tensors, lists, dictionaries and configurations there, whether they hold what they held (``attribute_contents``). Of PyTorch's own
-    modules numbers, words and tuples alone: what else they have they make anew as they like (``LSTM`` its list of weights in ``to``).
+    Of tensors, lists, dictionaries and configurations there, whether they hold what they held (``attribute_contents``).
     """
 
-    __slots__ = ("_items", "_sizes", "_tables", "_types", "contents", "modules")
+    __slots__ = ("_items", "_sizes", "_tables", "_types", "contents", "modules", "set_by_calls")
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
         self.modules = modules
         self._types = list(map(type, modules))
         self._tables = [module.__dict__ for module in modules]
-        self._sizes = list(map(len, self._tables))
-        self._items = Items([(module.__dict__, key) for module in modules for key in _settings_of(module)])
-        self.contents = AttributeContents(self._items.values, known=frozenset(map(id, modules)))
+        # Of modules' own attributes, those that calls were seen to set, and not to set each time.
+        self.set_by_calls: set[Place] = set()
+        self._take()
 
-    def settle(self) -> bool:
-        """Forget attributes that are no longer what they were, and count anew; whether there were any."""
-        found = self.changed()
+    def _take(self) -> None:
+        self._sizes = list(map(len, self._tables))
+        self._items = Items([(module.__dict__, key) for module in self.modules for key in settings_of(module)])
+        self.contents = AttributeContents(self._items.values, known=frozenset(map(id, self.modules)))
+
+    def renew(self) -> bool:
+        """Take attributes for what they are now; whether any was changed, or is new."""
+        found, before = self.changed(), self._items
+        self._take()
+        self.set_by_calls |= self._items.unlike(before)
+        return found
+
+    def settle(self) -> None:
+        """Forget attributes that are no longer what they were, and count anew."""
         self._sizes = list(map(len, self._tables))
         self._items = Items(self._items.left())
         self.leave_out(self.contents.different())
-        return found
+
+    def in_vain(self) -> dict[Place, object]:
+        """What differs, if that is of no consequence, and may be so each time: all but what only the model's owner sets. With its owner."""
+        own = {(id(table), key): table for table, key in self._items.lost() if (id(table), key) in self.set_by_calls}
+        return {**dict.fromkeys(self.contents.different(), self.contents), **own}
 
     def different(self) -> list[str]:
         """Names of attributes that are others."""
@@ -102,6 +117,7 @@ class Settings:
 
     def leave_out(self, places: Set[Place]) -> None:
         """Forget what is in these places."""
+        self._items = self._items.without(places)
         self.contents = self.contents.without(places, self._items.values)
 
     def changed(self) -> bool:
@@ -116,11 +132,10 @@ class Settings:
         return self.contents.changed_elsewhere()
 
 
-def _settings_of(module: torch.nn.Module) -> list[str]:
-    names = [name for name in module.__dict__ if name not in _OF_EVERY_MODULE]
-    if type(module).__module__.startswith("torch."):
-        return [name for name in names if type(module.__dict__[name]) in _PLAIN]
-    return names
+def settings_of(module: torch.nn.Module) -> list[str]:
+    """Names of the attributes that are of this module, and not of every one."""
+    left_out = _OF_EVERY_MODULE | _MADE_ANEW if isinstance(module, torch.nn.RNNBase) else _OF_EVERY_MODULE
+    return [name for name in module.__dict__ if name not in left_out]
 
 
 class Items:
@@ -143,13 +158,32 @@ class Items:
 
     def different(self) -> list[str]:
         """Names of those that are."""
-        entries = zip(self._tables, self._keys, self.values, strict=True)
-        return [key for table, key, old in entries if table.get(key, END) is not old]
+        return [key for _, key in self.lost()]
 
     def left(self) -> list[Entry]:
         """Those that hold what they held."""
         entries = zip(self._tables, self._keys, self.values, strict=True)
         return [(table, key) for table, key, old in entries if table.get(key, END) is old]
+
+    def lost(self) -> list[Entry]:
+        """Those that do not."""
+        entries = zip(self._tables, self._keys, self.values, strict=True)
+        return [(table, key) for table, key, old in entries if table.get(key, END) is not old]
+
+    def without(self, places: Set[Place]) -> Items:
+        """All but ``places``, and what they held."""
+        kept = [place not in places for place in self._by_place()]
+        left = Items(())
+        left._tables, left._keys, left.values = (list(compress(each, kept)) for each in (self._tables, self._keys, self.values))
+        return left
+
+    def unlike(self, other: Items) -> set[Place]:
+        """Those that hold what ``other`` did not hold there."""
+        held = other._by_place()
+        return {place for place, value in self._by_place().items() if held.get(place, END) is not value}
+
+    def _by_place(self) -> dict[Place, Any]:
+        return {(id(table), key): value for table, key, value in zip(self._tables, self._keys, self.values, strict=True)}
 
 
 class Entries:

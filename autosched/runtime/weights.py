@@ -117,18 +117,25 @@ class ModelWatch:
         self._words = MemoryWords(self._ahead)
         self._beside_were = self._of_beside()
 
-    def settle(self) -> bool:
-        """Call after the model ran: what it sets itself in ``forward`` is nothing to watch. Whether it did set anything."""
+    def renew(self) -> bool:
+        """Call after the model ran: what it set itself in ``forward`` is what it has from now on. Whether it did set anything."""
         self._native = None
-        found = self._settings.settle()
+        found = self._settings.renew()
         self._count()
         return found
+
+    def settle(self) -> None:
+        """Call after it ran once more: what it sets in each ``forward`` is nothing to watch."""
+        self._native = None
+        self._settings.settle()
+        self._count()
 
     def learn(self, before: ModelWatch) -> None:
         """Take over what ``before`` has learnt, and that the change of structure that it saw was of no consequence."""
         self._native = None
         self._harmless = before._harmless
-        self._harmless.note(before._settings.contents)
+        self._harmless.note(before._settings.in_vain())
+        self._settings.set_by_calls |= before._settings.set_by_calls
         self._settings.leave_out(self._harmless.places())
         self._count()
 

@@ -321,11 +321,46 @@ def test_what_was_accepted_is_no_change(model: Watched, watch: ModelWatch) -> No
 
 def test_what_a_forward_sets_is_watched_no_longer_and_all_else_is(model: Watched, watch: ModelWatch) -> None:
     model.scale = 3.0
-    assert watch.settle()
+    assert watch.renew()
+    assert watch.change() is Change.NONE
+    model.scale = 3.5
+    watch.settle()
     assert watch.change() is Change.NONE
     model.scale = 4.0
     assert watch.change() is Change.NONE
     model.mask = torch.zeros(8)
+    assert watch.change() is Change.STRUCTURE
+
+
+def test_what_a_forward_sets_once_is_watched_like_all_else(model: Watched, watch: ModelWatch) -> None:
+    model.scale = 3.0
+    model.added = 1.0  # type: ignore[assignment]
+    assert watch.renew()
+    watch.settle()
+    assert not watch.renew()
+    for name in ("scale", "added"):
+        before = getattr(model, name)
+        setattr(model, name, 4.0)
+        assert watch.change() is Change.STRUCTURE
+        setattr(model, name, before)
+        assert watch.change() is Change.NONE
+
+
+def test_what_a_forward_sets_for_each_of_several_shapes_is_watched_until_it_was_changed_in_vain_three_times(
+    model: Watched, watch: ModelWatch
+) -> None:
+    model.scale = 3.0
+    assert watch.renew()
+    watch.settle()
+    for count in range(3):
+        model.scale = float(count)
+        assert watch.change() is Change.STRUCTURE
+        anew = _like(watch, model)
+        anew.learn(watch)
+        watch = anew
+    model.scale = 9.0
+    assert watch.change() is Change.NONE
+    model.first = 9.0
     assert watch.change() is Change.STRUCTURE
 
 
@@ -371,7 +406,11 @@ def test_a_model_that_is_written_to_between_all_calls_is_seldom_watched_anew(
 def test_what_a_model_writes_to_its_own_lists_and_dictionaries_is_nothing_to_watch(model: Watched, watch: ModelWatch) -> None:
     model.merged.append("a call")
     model.scaling["calls"] = 1.0
-    assert watch.settle()
+    assert watch.renew()
+    assert watch.change() is Change.NONE
+    model.merged.append("another call")
+    model.scaling["calls"] = 1.5
+    watch.settle()
     assert watch.change() is Change.NONE
     model.merged.append("another")
     model.scaling["calls"] = 2.0

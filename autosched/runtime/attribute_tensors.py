@@ -1,0 +1,101 @@
+"""Tensors that a call leaves in attributes of a model that are no buffers: another form of call may read them, and a schedule leaves none.
+
+One that is the same after every call (a mask, the anchors of a detector) is no state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autosched.core.attribute_reach import END, reach
+from autosched.runtime.module_attributes import settings_of
+from autosched.runtime.state import version_of
+
+_Held = tuple[torch.Tensor, int]
+"""A tensor, and how often it was changed in place."""
+
+
+class AttributeTensors:
+    """Tensors in the attributes of ``model`` and its parts, and in what those hold, as they are when this is made."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._modules = list(model.named_modules())
+        self._known = frozenset(id(module) for _, module in self._modules)
+        reached = reach([value for _, module in self._modules for value in _attributes(module).values()], known=self._known)
+        tables = [*(vars(module) for _, module in self._modules), *reached.dictionaries]
+        self._tables = [(table, dict(dict.items(table))) for table in tables]
+        self._lists = [(held, list(list.__iter__(held))) for held in reached.lists]
+        self._began = self._now()
+        self._left: dict[str, list[torch.Tensor]] = {}
+
+    def note(self) -> None:
+        """A call has been made."""
+        now = self._now()
+        self._noted = now
+        changed = [name for name, held in now.items() if not _same(held, self._began.get(name, []))]
+        self._left = {name: [tensor.detach().clone() for tensor, _ in now[name]] for name in changed}
+
+    def state(self) -> str:
+        """After another call with other inputs: the name of an attribute that both have changed, and not to the same; or nothing."""
+        now = self._now()
+        for name, left in self._left.items():
+            held = now.get(name, [])
+            if not _same(held, self._noted[name]) and not _equal([tensor for tensor, _ in held], left):
+                return name
+        return ""
+
+    def give_back(self) -> None:
+        """Put every tensor back where it was, and take away those that were put where none was. What else was changed is left as it is."""
+        for table, began in self._tables:
+            for key in began.keys() | dict(dict.items(table)).keys():
+                was = began.get(key, END)
+                if not _is_tensors(was, now := dict.get(table, key, END)):
+                    continue
+                if was is END:
+                    dict.pop(table, key, None)
+                elif was is not now:
+                    dict.__setitem__(table, key, was)
+        for held, items in self._lists:
+            now = list(list.__iter__(held))
+            if any(isinstance(item, torch.Tensor) for item in (*now, *items)):
+                list.__setitem__(held, slice(None), items)
+
+    def _now(self) -> dict[str, list[_Held]]:
+        found: dict[str, list[_Held]] = {}
+        # Parts of a model most often share one configuration.
+        known = set(self._known)
+        for path, module in self._modules:
+            for key, value in _attributes(module).items():
+                if tensors := reach([value], known=known).tensors:
+                    found[f"{path}.{key}".lstrip(".")] = [(tensor, version_of(tensor)) for tensor in tensors]
+                if not isinstance(value, torch.Tensor):
+                    known.add(id(value))
+        return found
+
+
+def _attributes(module: torch.nn.Module) -> dict[str, Any]:
+    plain = (type(None), bool, int, float, str)
+    return {key: value for key in settings_of(module) if type(value := vars(module)[key]) not in plain}
+
+
+def _is_tensors(one: object, other: object) -> bool:
+    return isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor)
+
+
+def _same(one: list[_Held], other: list[_Held]) -> bool:
+    return len(one) == len(other) and all(a is b and count == was for (a, count), (b, was) in zip(one, other, strict=True))
+
+
+def _equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(_equals, one, other))
+
+
+def _equals(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.shape, one.dtype, one.layout, one.device) != (other.shape, other.dtype, other.layout, other.device):
+        return False
+    if one.layout is not torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    floating = one.is_floating_point() or one.is_complex()
+    return bool(torch.all((one == other) | (one.isnan() & other.isnan()))) if floating else torch.equal(one, other)

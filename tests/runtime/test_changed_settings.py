@@ -1,0 +1,215 @@
+"""Changes after load of what a comparison on random inputs need not show, or of what forward itself has set, are never missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosched.core.errors import IncompatibleArtifact
+from autosched.runtime.guard import LoadedModel
+from autosched.runtime.load import load
+from tests.runtime.test_guard_models import _encoded
+
+
+class Limited(nn.Module):
+    """Its limit, as a number and as a tensor, is beyond any input that is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.activation: nn.Module = nn.ReLU()
+        self.limit = 100.0
+        self.limits = torch.full((8,), 100.0)
+        self.note = "first"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.activation(self.layer(x))
+        return made.clamp(max=self.limit).minimum(self.limits)
+
+
+_BEYOND: dict[str, Callable[[Limited], object]] = {
+    "module": lambda model: setattr(model, "activation", nn.ReLU6().eval()),
+    "number": lambda model: setattr(model, "limit", 20.0),
+    "tensor": lambda model: setattr(model, "limits", torch.full((8,), 20.0)),
+    "tensor in place": lambda model: model.limits.fill_(20.0),
+}
+
+
+@pytest.mark.parametrize("name", _BEYOND)
+def test_another_limit_is_honoured_although_no_random_input_reaches_it(name: str) -> None:
+    model, x = Limited().eval(), torch.randn(4, 8)
+    loaded = load(_encoded(model, x), model, strict=True)
+    _BEYOND[name](model)
+    with pytest.raises(IncompatibleArtifact, match="other operators than before"):
+        loaded(x)
+    assert not loaded.report().scheduled
+
+
+def test_what_changes_nothing_of_what_is_called_keeps_the_schedule() -> None:
+    model, x = Limited().eval(), torch.randn(4, 8)
+    loaded = load(_encoded(model, x), model, strict=True)
+    model.note = "second"
+    assert _agrees(loaded, model, x)
+    model.activation = nn.ReLU().eval()
+    assert _agrees(loaded, model, x)
+    model.layer = nn.Linear(8, 8).eval()
+    assert _agrees(loaded, model, x)
+    assert loaded.report().calls == 3
+
+
+class OfPyTorch(nn.Module):
+    """PyTorch's own modules, with attributes that it did not give them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.layer.scale = torch.ones(8)
+        plain = self.layer.forward
+        self.layer.forward = lambda x: plain(x) * self.layer.scale  # type: ignore[method-assign,operator,assignment]
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation=torch.tanh)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.encoder(self.layer(x))
+        return made
+
+
+_OF_PYTORCH: dict[str, Callable[[Any], object]] = {
+    "forward": lambda model: setattr(model.layer, "forward", torch.tanh),
+    "activation": lambda model: setattr(model.encoder, "activation", nn.functional.silu),
+    "tensor in place": lambda model: model.layer.scale.mul_(3.0),
+    "tensor": lambda model: setattr(model.layer, "scale", torch.full((8,), 3.0)),
+}
+
+
+@pytest.mark.parametrize("name", _OF_PYTORCH)
+def test_attributes_of_pytorchs_own_modules_are_watched(name: str) -> None:
+    model, x = OfPyTorch().eval(), torch.randn(4, 3, 8)
+    loaded = load(_encoded(model, x), model, strict=True)
+    assert _agrees(loaded, model, x)
+    _OF_PYTORCH[name](model)
+    with pytest.raises(IncompatibleArtifact, match="outputs differ"):
+        loaded(x)
+
+
+def test_what_pytorch_makes_anew_by_itself_is_no_change() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(8, 8, batch_first=True)
+            self.layer = nn.utils.weight_norm(nn.Linear(8, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.layer(self.rnn(x)[0])
+            return made
+
+    model, x = Normed().eval(), torch.randn(2, 3, 8)
+    loaded = load(_encoded(model, x), model, strict=True)
+    assert _agrees(loaded, model, x)
+    slot = loaded._table.slots[0] if loaded._table is not None else None
+    assert slot is not None
+    assert slot.prepared is not None
+    runner = slot.prepared.runner
+    for _ in range(3):
+        model.rnn._flat_weights = list(model.rnn._flat_weights)
+        assert _agrees(loaded, model, x)
+    assert slot.prepared.runner is runner
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.scale: float | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            self.scale = 2.0
+        made: torch.Tensor = self.layer(x) * self.scale
+        return made
+
+
+def test_what_forward_has_set_once_is_watched_from_then_on() -> None:
+    model, x = Lazy().eval(), torch.randn(4, 8)
+    data = _encoded(model, x)
+    assert model.scale is None
+    loaded = load(data, model, strict=True)
+    assert _agrees(loaded, model, x)
+    model.scale = 30.0
+    with pytest.raises(IncompatibleArtifact, match="outputs differ"):
+        loaded(x)
+
+
+class Steps(nn.Module):
+    """Its first call of a sequence leaves what the others read."""
+
+    def __init__(self, *, in_a_list: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.h: torch.Tensor | None = None
+        self.seen: list[torch.Tensor] = []
+        self.in_a_list = in_a_list
+
+    def forward(self, x: torch.Tensor, first: bool = True) -> torch.Tensor:
+        if first:
+            h: torch.Tensor = self.layer(x)
+            if self.in_a_list:
+                self.seen.append(h)
+            else:
+                self.h = h
+            return h.relu()
+        held = self.seen[-1] if self.in_a_list else self.h
+        assert held is not None
+        return held + x
+
+
+@pytest.mark.parametrize("in_a_list", [False, True])
+def test_what_one_form_of_call_leaves_for_another_is_refused_and_what_was_left_before_stays(in_a_list: bool) -> None:
+    model, x = Steps(in_a_list=in_a_list).eval(), torch.randn(4, 8)
+    data = _encoded(model, x)
+    with torch.no_grad():
+        model(x)
+        expected = model(x, first=False)
+        with pytest.raises(IncompatibleArtifact, match=f"attribute {'seen' if in_a_list else 'h'}, and the schedule leaves none"):
+            load(data, model, strict=True)
+        assert torch.equal(model(x, first=False), expected)
+
+
+def test_a_tensor_that_each_call_makes_alike_is_no_state() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mask = torch.full((x.shape[1],), float("nan")).nan_to_num(2.0)
+            return x * self.mask
+
+    model, x = Masked().eval(), torch.randn(4, 8)
+    loaded = load(_encoded(model, x), model, strict=True)
+    assert _agrees(loaded, model, x)
+
+
+def test_what_is_made_of_the_first_inputs_is_not_taken_for_made_of_each() -> None:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.mean is None:
+                self.mean = x.mean()
+            return x - self.mean
+
+    model, x = First().eval(), torch.randn(4, 8)
+    with pytest.raises(IncompatibleArtifact, match="outputs differ"):
+        load(_encoded(model, x), model, strict=True)
+    assert model.mean is None
+
+
+def _agrees(loaded: LoadedModel, model: nn.Module, x: torch.Tensor) -> bool:
+    with torch.no_grad():
+        return torch.allclose(loaded(x), model(x), atol=1e-5)
