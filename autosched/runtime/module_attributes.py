@@ -108,7 +108,7 @@ class Settings:
 
     def in_vain(self) -> dict[Place, object]:
         """What differs, if that is of no consequence, and may be so each time: all but what only the model's owner sets. With its owner."""
-        own = {(id(table), key): table for table, key in self._items.lost() if (id(table), key) in self.set_by_calls}
+        own: dict[Place, object] = {(id(table), key): table for table, key in self._items.lost() if (id(table), key) in self.set_by_calls}
         return {**dict.fromkeys(self.contents.different(), self.contents), **own}
 
     def different(self) -> list[str]:
