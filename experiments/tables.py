@@ -52,7 +52,7 @@ def of_cpus(table: Callable[[Path], str]) -> str:
 
 
 def of_cpu(table: Callable[[Path], str]) -> str:
-    """``table`` of the CPU that was measured last, of those where it was recorded."""
+    """``table`` of the CPU with most models, of those where it was recorded."""
     return next((text for folder in cpus(RESULTS) if (text := table(folder)) != NOT_YET), NOT_YET)
 
 

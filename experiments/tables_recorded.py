@@ -133,9 +133,14 @@ def gpus(results: Path) -> list[Path]:
 
 
 def cpus(results: Path) -> list[Path]:
-    """The folder of each CPU that something was recorded on; the one with the newest report of a model first: the code changes."""
+    """The folder of each CPU that something was recorded on; first the one with most models, of such the one with the newest report."""
+
+    def worth(folder: Path) -> tuple[int, str]:
+        reports = recorded(folder)[0]
+        return len(reports), max((item.taken for item in reports), default="")
+
     folders = sorted(results.glob("cpu_*/"), key=lambda folder: folder.name)
-    return sorted(folders, key=lambda folder: max((item.taken for item in recorded(folder)[0]), default=""), reverse=True)
+    return sorted(folders, key=worth, reverse=True)
 
 
 def for_each(folders: Sequence[Path], table: Callable[[Path], str]) -> str:

@@ -167,7 +167,7 @@ def test_without_a_gpu_there_is_no_table(tmp_path: Path) -> None:
     assert for_each(gpus(tmp_path), lambda folder: "made") == NOT_YET
 
 
-def test_of_several_cpus_the_one_measured_last_comes_first_and_none_is_a_gpu(tmp_path: Path) -> None:
+def test_of_several_cpus_the_one_with_most_models_comes_first_then_the_one_measured_last_and_none_is_a_gpu(tmp_path: Path) -> None:
     for name, taken in (("cpu_b_2", "2026-01-02"), ("cpu_a_2", "2026-01-01"), ("cpu_c_2", "2026-01-03")):
         write(tmp_path / name, "torchvision:googlenet", 80.0)
         path = next((tmp_path / name).glob("*.json"))
@@ -176,6 +176,8 @@ def test_of_several_cpus_the_one_measured_last_comes_first_and_none_is_a_gpu(tmp
     (tmp_path / "h200").mkdir()
     (tmp_path / "cpu_empty_2").mkdir()
     assert [folder.name for folder in cpus(tmp_path)] == ["cpu_c_2", "cpu_b_2", "cpu_a_2", "cpu_empty_2"]
+    write(tmp_path / "cpu_a_2", "torchvision:resnet50", 90.0)
+    assert [folder.name for folder in cpus(tmp_path)] == ["cpu_a_2", "cpu_c_2", "cpu_b_2", "cpu_empty_2"]
     assert [folder.name for folder in gpus(tmp_path)] == ["h200"]
 
 
