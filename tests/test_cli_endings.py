@@ -119,7 +119,11 @@ def test_a_signal_ends_a_job_with_its_code_and_how_to_go_on(
 ) -> None:
     monkeypatch.setattr("autosched.zoo.load", lambda *args, **options: os.kill(os.getpid(), number))
     before = signal.getsignal(signal.SIGTERM)
-    assert run(*command) == code
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may be run by nohup
+    try:
+        assert run(*command) == code
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
     assert words in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -149,8 +153,8 @@ def test_a_closed_terminal_stops_a_command_and_leaves_no_weights(nohup: bool, tm
     scratch.mkdir()
     process, terminal = pty.fork()
     if process == 0:
-        if nohup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # These tests may be run by nohup themselves.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
         os.execv(sys.executable, [sys.executable, "-P", str(tmp_path / "long.py"), str(scratch)])
     try:
         end_s = time.monotonic() + 60.0

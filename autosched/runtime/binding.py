@@ -148,7 +148,8 @@ class Binder:
         error = None
         if attributes is not None:
             error = self._compared_at_rest(bundle, bound, runner, began, watch, attributes, reads)
-            inputs = random_inputs(program, _SEED, device)
+            with torch.inference_mode(mode=False):
+                inputs = random_inputs(program, _SEED, device)
             if manners.called.differs(self.model, inputs, partial(models_answer, program, self.model, inputs)):
                 raise IncompatibleArtifact(self._label, ["the model calls other operators than before, or gives them other numbers"])
         intermediates = getattr(runner(), "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))

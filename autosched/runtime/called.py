@@ -52,7 +52,8 @@ def _what_is_called(model: torch.nn.Module, inputs: Sequence[torch.Tensor], answ
     """Digests of the weights read, and of all calls of operators with their operands; ``None`` if they cannot be noted."""
     calls = _Calls(model, inputs)
     try:
-        with calls:
+        # Whatever mode the caller is in: of tensors without a gradient's history other operators are called.
+        with torch.inference_mode(mode=False), torch.no_grad(), calls:
             made = answer()
         return calls.digests(output_tensors(made))
     except Exception as error:

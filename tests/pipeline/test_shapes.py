@@ -194,6 +194,8 @@ def test_bench_measures_every_shape_or_the_one_chosen(tmp_path: Path) -> None:
     except UnstableMeasurement:
         pytest.skip("this machine is too loaded to time anything")
     assert isinstance(results, BenchShapes)
+    if results.unstable:
+        pytest.skip("this machine is too loaded to time every shape")
     assert [result.shape for result in results.shapes] == ["[1, 8] float32, [1, 8] float32", "[4, 8] float32, [4, 8] float32"]
     assert not isinstance(one, BenchShapes)
     assert one.shape == results.shapes[1].shape

@@ -61,6 +61,18 @@ def test_what_changes_nothing_of_what_is_called_keeps_the_schedule() -> None:
     assert loaded.report().calls == 3
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_the_mode_that_a_call_is_made_in_is_no_change_of_what_is_called(mode: Callable[[], Any]) -> None:
+    model, x = Limited().eval(), torch.randn(4, 8)
+    loaded = load(_encoded(model, x), model, strict=True)
+    with mode(), torch.no_grad():
+        model.note = "second"
+        assert _agrees(loaded, model, x)
+    model.note = "third"
+    assert _agrees(loaded, model, x)
+    assert loaded.report().calls == 2
+
+
 class OfPyTorch(nn.Module):
     """PyTorch's own modules, with attributes that it did not give them."""
 
