@@ -69,15 +69,16 @@ class Call:
     def tensors(self) -> Iterator[int]:
         """Value index of every tensor argument, in order, as often as it is given."""
         for argument in (*self.args, *(argument for _, argument in self.kwargs)):
-            yield from _refs(argument)
+            yield from refs_in(argument)
 
 
-def _refs(argument: Argument) -> Iterator[int]:
+def refs_in(argument: Argument) -> Iterator[int]:
+    """Value index of every tensor in an argument, in order."""
     if isinstance(argument, Ref):
         yield argument.value
     elif isinstance(argument, Many):
         for item in argument.items:
-            yield from _refs(item)
+            yield from refs_in(item)
 
 
 class ConstantSource(enum.StrEnum):

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -30,7 +30,6 @@ MAX_BARE_DEATHS = 3
 MAX_BLAMED_DEATHS = 12
 ENDED_WAITING = Failure(FailureKind.CRASH, "its process was ended while it waited (by someone, or because memory ran out)")
 """What a request that no fresh process could answer gets instead of one."""
-_NO_FOLDER = "there is no folder for the files of the measuring process: {}. Make room, or set TMPDIR to a folder that has it."
 _SHARED = Path("/dev/shm")
 
 
@@ -81,10 +80,7 @@ class Worker:
             ScratchFull: if none can be made.
         """
         if self._folder is None:
-            try:
-                self._folder = _scratch()
-            except OSError as error:
-                raise ScratchFull(_NO_FOLDER.format(error)) from error
+            self._folder = _made(_scratch)
         return self._folder.path
 
     @property
@@ -182,10 +178,7 @@ class Worker:
 
     def _folder_on_disk(self) -> Path:
         if self._more is None:
-            try:
-                self._more = Scratch()
-            except OSError as error:
-                raise ScratchFull(_NO_FOLDER.format(error)) from error
+            self._more = _made(Scratch)
         return self._more.path
 
     def write_program(self, program: Program, constants: Mapping[int, torch.Tensor]) -> tuple[str, str]:
@@ -274,6 +267,15 @@ def _scratch() -> Scratch:
     base = _shared_memory()
     remove_abandoned_folders(disk if base == _SHARED else _SHARED)
     return Scratch(base)
+
+
+def _made(make: Callable[[], Scratch]) -> Scratch:
+    try:
+        return make()
+    except OSError as error:
+        raise ScratchFull(
+            f"there is no folder for the files of the measuring process: {error}. Make room, or set TMPDIR to a folder that has it."
+        ) from error
 
 
 def _shared_memory() -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from autosched.core.errors import IncompatibleArtifact
 from autosched.core.graph import OpGraph, ValueRole
-from autosched.core.program import Argument, Call, Many, Program, Ref
+from autosched.core.program import Argument, Call, Program, refs_in
 from autosched.runtime.calls import resolve
 
 _LABEL = "the schedule"
@@ -69,7 +69,7 @@ def written_by(call: Call) -> tuple[int, ...]:
     told = [argument.name for argument in schema.arguments if argument.alias_info is not None and argument.alias_info.is_write]
     untold = _STATISTICS if _updates_statistics(call, schema) else ()
     names = {*told, *untold}
-    return tuple(value for name, item in _given(call, schema) if name in names for value in _refs(item)) if names else ()
+    return tuple(value for name, item in _given(call, schema) if name in names for value in refs_in(item)) if names else ()
 
 
 def _updates_statistics(call: Call, schema: Any) -> bool:
@@ -97,11 +97,3 @@ def _given(call: Call, schema: Any) -> Iterator[tuple[str, Argument]]:
 def _schema(call: Call) -> Any:
     operator: Any = resolve(call.target)
     return operator._schema
-
-
-def _refs(item: Argument) -> Iterator[int]:
-    if isinstance(item, Ref):
-        yield item.value
-    elif isinstance(item, Many):
-        for part in item.items:
-            yield from _refs(part)
