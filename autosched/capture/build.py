@@ -48,7 +48,7 @@ def build_program(draft: Draft, lowering: str) -> tuple[Program, dict[int, torch
         graph=graph,
         prologue=tuple(_call(node, numbers) for node in draft.prologue),
         bindings=tuple(Binding(numbers[value], item.source, item.name) for value, item in draft.constants.items()),
-        inputs=tuple(_input_spec(numbers[value], draft.examples[value], state=value in draft.state) for value in draft.inputs),
+        inputs=tuple(_drawn(numbers[value], draft, value) for value in draft.inputs),
         input_tree=draft.input_tree,
         output_tree=draft.output_tree,
         input_leaves=tuple(to_argument(leaf, numbers) for leaf in draft.input_leaves),
@@ -173,6 +173,12 @@ def _flops(node: Node, draft: Draft) -> int:
     kwargs = {name: map_refs(item, stand_in) for name, item in node.kwargs.items()}
     outputs: list[TensorSpec | None] = [draft.specs[value] if value >= 0 else None for value in node.outputs]
     return count_flops(node.op, args, kwargs, outputs)
+
+
+def _drawn(number: int, draft: Draft, value: int) -> InputSpec:
+    if (held := draft.held.get(value)) is not None:
+        return InputSpec(number, held, held, 0.0, 0.0)
+    return _input_spec(number, draft.examples[value], state=value in draft.state)
 
 
 def _input_spec(value: int, example: torch.Tensor, *, state: bool) -> InputSpec:

@@ -20,6 +20,7 @@ from autosched.capture.custom import run_twice
 from autosched.capture.draft import Draft
 from autosched.capture.dynamo import DynamoGraph
 from autosched.capture.export_reader import ExportReader
+from autosched.capture.held_inputs import hold_inputs
 from autosched.capture.leftovers import attributes_kept
 from autosched.capture.passes.batch_norm import whole_batch_norms
 from autosched.capture.passes.views import loosen_views
@@ -192,6 +193,7 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     draft.remove_dead()
     _observe(draft)
     require_dense_dtypes(draft)
+    hold_inputs(draft)
     return draft
 
 
