@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from autosched.pipeline.baselines import eager_externals
 from autosched.pipeline.bundles import chosen, open_here
 from autosched.pipeline.judge import CHANGED_PACE, RESTLESS_PCT, Times, claimable, interleave
 from autosched.pipeline.native import ready_lanes
-from autosched.runtime.bundle.format import Bundle
+from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.shapes import describe_shape, shape_name
 from autosched.runtime.trees import unflatten_inputs
@@ -160,19 +161,29 @@ def _bench(
     session = open_here(path, bundle, model, device)
     told.stage("bench")
     try:
-        widths = [(f"sequential {width} wide", sequential(bundle.program.graph, width=width)) for width in session.limits.widths]
+        in_order = _in_order(bundle, session.limits.widths)
         # Where a sequential schedule was kept, it is not timed against itself.
-        others = [(name, schedule) for name, schedule in widths if schedule != bundle.schedule]
+        others = [(name, schedule) for name, schedule in in_order if schedule != bundle.schedule]
         times, eager = _timed(session, bundle, model, others, rounds, seed, told)
     finally:
         session.close()
     if not times.columns.get(_TUNED):
         raise IncompatibleArtifact(os.fspath(path), [f"it does not run here: {times.failures.get(_TUNED, 'no time was taken')}"])
-    rivals = [name for name, _ in others if times.columns.get(name)] + ([_TUNED] if len(others) < len(widths) else [])
+    rivals = [name for name, _ in others if times.columns.get(name)] + ([_TUNED] if len(others) < len(in_order) else [])
     if not rivals:
         failed = ", ".join(f"{name}: {times.failures.get(name, 'no time was taken')}" for name, _ in others)
         raise IncompatibleArtifact(os.fspath(path), [f"no sequential schedule runs here to compare it with ({failed})"])
     return stated(path, bundle, times, rivals, eager)
+
+
+def _in_order(bundle: Bundle, widths: Sequence[int]) -> list[tuple[str, Schedule]]:
+    """The sequential schedules of a bundle's program, by name: of each width in the variants that were kept, as in tuning, where their gain
+    is no schedule's; and where those are not the operators' calls, with the calls as well.
+    """
+    calls = {width: sequential(bundle.program.graph, width=width) for width in widths}
+    kept = {width: dataclasses.replace(schedule, variant=bundle.schedule.variant) for width, schedule in calls.items()}
+    found = [(f"sequential {width} wide", schedule) for width, schedule in kept.items()]
+    return found + [(f"sequential {width} wide, calls", schedule) for width, schedule in calls.items() if schedule != kept[width]]
 
 
 def stated(path: str | os.PathLike[str], bundle: Bundle, times: Times, rivals: Sequence[str], eager: str | None) -> BenchResult:
@@ -197,9 +208,9 @@ def stated(path: str | os.PathLike[str], bundle: Bundle, times: Times, rivals: S
     report = bundle.evidence.report
     return BenchResult(
         file=os.fspath(path),
-        model=report.model,
-        device=bundle.key.device.name,
-        chosen=report.chosen,
+        model=printable(report.model),
+        device=printable(bundle.key.device.name),
+        chosen=printable(report.chosen),
         tuned_us=tuned.median_us,
         sequential_us=float(np.median(times.columns[best])),
         eager_us=eager_us,

@@ -14,7 +14,7 @@ from autosched.device.base import Session
 from autosched.device.registry import AUTO, device_like
 from autosched.export.trace import write_trace
 from autosched.pipeline.result import BUILT_BATCH
-from autosched.runtime.bundle.format import Bundle, OperatorTimes, read_bundles
+from autosched.runtime.bundle.format import Bundle, OperatorTimes, printable, read_bundles
 from autosched.runtime.kernels import gather_constants
 from autosched.runtime.shapes import choose_shapes, describe_shape, shape_name
 from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Verdict, check_bundle
@@ -125,8 +125,9 @@ def check(
     worst = min((verdict.compatibility for verdict in verdicts), key=GRAVEST_FIRST.index)
     lines = dict.fromkeys(line for verdict in verdicts for line in verdict.lines)
     report = bundles[0].evidence.report
+    names = printable(report.model), bundles[0].key.graph, printable(report.chosen)
     shapes = tuple(describe_shape(bundle.program) for bundle in bundles)
-    return CheckResult(os.fspath(path), worst, tuple(lines), report.model, bundles[0].key.graph, report.chosen, shapes)
+    return CheckResult(os.fspath(path), worst, tuple(lines), *names, shapes)
 
 
 def verdict_here(bundle: Bundle, model: torch.nn.Module | None = None, device: str = AUTO) -> Verdict:

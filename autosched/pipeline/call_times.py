@@ -23,7 +23,7 @@ from autosched.device.registry import AUTO, device_like, place_of
 from autosched.device.timing import beyond_noise, noise_floor_pct, paired_ratio
 from autosched.pipeline.benching import BenchShapes, unless
 from autosched.pipeline.bundles import chosen
-from autosched.runtime.bundle.format import Bundle
+from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.load import load
 from autosched.runtime.shapes import describe_shape
@@ -178,9 +178,9 @@ def _stated(path: str | os.PathLike[str], bundle: Bundle, pause_ms: float, times
     report = bundle.evidence.report
     return PausedCalls(
         file=os.fspath(path),
-        model=report.model,
-        device=bundle.key.device.name,
-        chosen=report.chosen,
+        model=printable(report.model),
+        device=printable(bundle.key.device.name),
+        chosen=printable(report.chosen),
         shape=describe_shape(bundle.program),
         pause_ms=pause_ms,
         calls=ratio.count,

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from autosched.core.errors import UnstableMeasurement
+from autosched.core.schedule import Schedule, sequential
 from autosched.export.bundle import write_bundle
-from autosched.pipeline import benching
+from autosched.pipeline import benching, call_times
 from autosched.pipeline.benching import ROUNDS, BenchResult, bench, stated
+from autosched.pipeline.bundles import check
+from autosched.pipeline.call_times import bench_paused
 from autosched.pipeline.judge import Times
 from tests.conformance.bundles import two_branches_bundle
-from tests.conformance.graphs import TwoBranches
+from tests.conformance.graphs import TwoBranches, random_placement
 from tests.conformance.session_double import SessionDouble
 
 _PHRASE = "no difference beyond the noise floor"
@@ -54,6 +60,35 @@ def test_a_sequential_schedule_that_was_kept_is_no_different_from_itself() -> No
     found = stated("a.autosched", two_branches_bundle(TwoBranches()), times(1000.0, 1500.0, 3000.0, 1.0), ["tuned"], None)
     assert (found.speedup_vs_sequential, found.beyond_noise, found.eager_beyond_noise) == (1.0, False, None)
     assert _PHRASE in found.summary()
+
+
+@pytest.mark.parametrize(
+    ("lanes", "variant", "calls_us", "speedup"),
+    [
+        (1, 1, 2000.0, 1.0),  # the kept schedule itself, whatever its calls would take
+        (2, 1, 4000.0, 1.5),
+        (2, 1, 1200.0, 1.2),
+        (2, 0, 1500.0, 1.5),
+    ],
+)
+def test_what_a_compiler_gains_is_not_called_the_schedules_gain(
+    lanes: int, variant: int, calls_us: float, speedup: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TwoBranches().eval()
+    graph = two_branches_bundle(model).program.graph
+    placed = sequential(graph, width=2) if lanes == 1 else random_placement(random.Random(5), graph, lanes)
+    kept = dataclasses.replace(placed, variant=(variant,) * len(graph))
+
+    def truth(schedule: Schedule) -> float:
+        if schedule == kept:
+            return 1000.0
+        return 1500.0 if any(schedule.variant) else calls_us
+
+    monkeypatch.setattr(benching, "open_here", lambda *_: SessionDouble(truth))
+    found = bench(write_bundle(tmp_path / "a.autosched", two_branches_bundle(model, schedule=kept)), model, rounds=7)
+    assert isinstance(found, BenchResult)
+    assert found.speedup_vs_sequential == pytest.approx(speedup)
+    assert found.beyond_noise == (speedup > 1.0)
 
 
 def test_nothing_is_stated_of_times_that_no_statement_can_be_made_of() -> None:
@@ -116,3 +151,22 @@ def test_nobody_who_asked_for_no_rounds_waits_longer_than_five_minutes(
     found = bench(write_bundle(tmp_path / "a.autosched", two_branches_bundle(model)), model, rounds=rounds)
     assert isinstance(found, BenchResult)
     assert told == {"rounds": asked, "seconds": pytest.approx(seconds, abs=10.0)}
+
+
+def test_a_strangers_names_are_safe_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TwoBranches().eval()
+    made = two_branches_bundle(model)
+    report = dataclasses.replace(made.evidence.report, model="a\x1b[2J", chosen="b\x1b[2J")
+    device = dataclasses.replace(made.key.device, name="c\x1b[2J")
+    key = msgspec.structs.replace(made.key, device=device)
+    bundle = dataclasses.replace(made, evidence=dataclasses.replace(made.evidence, report=report), key=key)
+    columns = {name: [1000.0] * 20 for name in ("tuned", "tuned again", "eager_1")}
+    monkeypatch.setattr(call_times, "paused_calls_us", lambda *_: columns)
+    monkeypatch.setattr(call_times, "load", lambda *_, **__: model)
+    path = write_bundle(tmp_path / "a.autosched", bundle)
+    benched = stated(path, bundle, times(1000.0, 1500.0, 3000.0, 1.0), ["sequential 1 wide"], None)
+    for said in (benched, bench_paused(path, model, 20.0), check(path)):
+        lines = said.summary().splitlines()
+        assert all(line.isprintable() for line in lines)
+        assert "a?[2J" in lines[0]
+        assert "b?[2J" in said.summary()
