@@ -200,6 +200,11 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
         ArtifactCorrupt,
         "variant 200; expected 0 to 5",
     ),
+    "a time that is none": (
+        lambda: with_json("evidence.json", lambda tree: tree["report"]["strategies"][1].update(measured_us=0)),
+        ArtifactCorrupt,
+        "measured time is not positive",
+    ),
     "a lane too far": (
         lambda: with_json("schedule.json", lambda schedule: {**schedule, "lane": [10**9, *schedule["lane"][1:]]}),
         ArtifactCorrupt,

@@ -256,6 +256,8 @@ def _read_evidence(data: bytes, shape: int, operators: int, label: str) -> Evide
             raise corrupt(label, f"{place}: {name} times of {len(times.start_us)} operators; expected none or {operators}")
         if any(not math.isfinite(time) for time in (*times.start_us, *times.end_us)):
             raise corrupt(label, f"{place}: a {name} time is not finite")
+    if any(row.measured_us is not None and row.measured_us <= 0.0 for row in evidence.report.strategies):
+        raise corrupt(label, f"{place}: a strategy's measured time is not positive")
     if len(evidence.solo_us) not in (0, operators) or any(not math.isfinite(time) for time in evidence.solo_us):
         raise corrupt(label, f"{place}: {len(evidence.solo_us)} times of operators alone; expected none or {operators}, all finite")
     return evidence
