@@ -204,6 +204,23 @@ def test_times_alone_and_rewrites_are_shown(bundle: Bundle) -> None:
     assert page.count("<td>2.00</td>") == len(alone)  # 0.9 us measured over 0.45 alone
 
 
+def _changed(bundle: Bundle, **report: Any) -> Bundle:
+    made = dataclasses.replace(bundle.evidence.report, **report)
+    return dataclasses.replace(bundle, evidence=dataclasses.replace(bundle.evidence, report=made))
+
+
+def test_a_speed_up_comes_with_what_fresh_rounds_said_of_it(bundle: Bundle) -> None:
+    # The time that it is of chose the schedule; 0.9 to 0.95 of the sequential time is what the duel measured.
+    assert "in fresh rounds 1.053x to 1.111x" in report_html([_changed(bundle, ratio_low=0.9, ratio_high=0.95)])
+    assert "in fresh rounds 1" not in report_html([_changed(bundle, chosen="sequential", ratio_low=1.0, ratio_high=1.0)])
+
+
+@pytest.mark.parametrize(("bound_us", "shown"), [(9.5, True), (11.0, False)])
+def test_a_bound_that_the_kept_schedule_refutes_is_not_shown(bound_us: float, shown: bool, bundle: Bundle) -> None:
+    page = report_html([_changed(bundle, critical_path_us=bound_us, work_us=8.0)])
+    assert ("no schedule beats" in page) == shown
+
+
 def test_several_shapes_have_a_section_each(bundle: Bundle) -> None:
     page = report_html([bundle, bundle])
     assert [value for name, value in read(page).attributes if name == "id"].count("timeline-1") == 1
