@@ -39,6 +39,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["compare", "autosched:toy", "--device", "cpu", "--strategies", "bem"], 2, "beam"),
         (["check", "missing.autosched"], 2, "missing.autosched"),
         (["bench", "missing.autosched"], 2, "missing.autosched"),
+        (["bench", "missing.autosched", "--device", "replay:runs"], 2, "no schedule runs on recorded runs"),
         (["trace", "missing.autosched", "-o", "no/such/folder/t.json"], 2, "no/such/folder"),
         (["collect", "torchvision:googlenett", "--budget", "soon"], 2, "soon"),
         (["collect", "torchvision:googlenett", "--device", "tpu"], 2, "tpu"),

@@ -166,8 +166,11 @@ def _build(command: str, file: Path, opened: Opened, model: str | None) -> ZooMo
 
 def _look(device: str) -> None:
     """Find a device that is not here before a model is built."""
+    from autosched.core.errors import UsageError
     from autosched.device.registry import AUTO, device_named
 
+    if device.startswith("replay:"):
+        raise UsageError(f"--device is {device!r}, and no schedule runs on recorded runs; name a device of this machine, or leave it out")
     if device != AUTO:
         device_named(device)
 

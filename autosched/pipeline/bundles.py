@@ -81,7 +81,7 @@ def _size(bundle: Bundle, name: str) -> int | None:
 def _only(path: str | os.PathLike[str], shape: str | None, batch: int | None) -> Bundle:
     bundles = chosen(path, shape, batch)
     if len(bundles) > 1:
-        names = ", ".join(shape_name(bundle.program) for bundle in bundles)
+        names = "; ".join(shape_name(bundle.program) for bundle in bundles)
         raise UsageError(f"{os.fspath(path)} holds {len(bundles)} shapes; choose one of {names} with --shape, or by --batch")
     return bundles[0]
 

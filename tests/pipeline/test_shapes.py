@@ -157,7 +157,7 @@ def test_a_shape_is_chosen_by_its_sizes_or_its_batch(several: Path) -> None:
     assert choose_shapes(programs, nobody, shape="4x8") == [1]
     assert choose_shapes(programs, nobody, batch=4) == [1]
     assert choose_shapes(programs, [7, None], batch=7) == [0]
-    with pytest.raises(UsageError, match="it holds 1x8,1x8, 4x8,4x8"):
+    with pytest.raises(UsageError, match="it holds 1x8,1x8; 4x8,4x8"):
         choose_shapes(programs, nobody, batch=2)
     buckets = find_buckets(programs)
     assert not isinstance(buckets, str)
@@ -175,7 +175,7 @@ def test_check_and_trace_know_shapes(several: Path, tmp_path: Path, capsys: pyte
     assert said["verdict"] == "exact"
     assert said["shapes"] == ["[1, 8] float32, [1, 8] float32", "[4, 8] float32, [4, 8] float32"]
     assert len(pipeline.check(several, batch=4).shapes) == 1
-    with pytest.raises(UsageError, match="holds 2 shapes; choose one of 1x8,1x8, 4x8,4x8"):
+    with pytest.raises(UsageError, match="holds 2 shapes; choose one of 1x8,1x8; 4x8,4x8"):
         pipeline.trace(several, TwoBranches().eval(), tmp_path / "t.json")
     result = pipeline.trace(several, TwoBranches().eval(), tmp_path / "t.json", batch=4)
     assert result.operators == len(read_bundles(several)[1].program.graph)
