@@ -270,11 +270,16 @@ def _bound_to(model: torch.nn.Module, bindings: Iterable[Binding]) -> tuple[list
     for binding in bindings:
         name, part = _whole_here(binding.name, owner_of)
         owner_name, _, key = name.rpartition(".")
-        owner = owner_of(owner_name)
         kind = "_parameters" if binding.source is ConstantSource.PARAMETER else "_buffers"
+        try:
+            owner = owner_of(owner_name)
+            whole = getattr(owner, kind)[key]
+            tensors.append(whole if part is None else parts_of(whole)[part])
+        except (AttributeError, IndexError, KeyError):
+            whole = None
+        if whole is None:
+            raise UnwatchableModel(f"it has no {kind[1:-1]} {binding.name!r} now, which the schedule reads") from None
         kept.append((owner, kind, key))
-        whole = getattr(owner, kind)[key]
-        tensors.append(whole if part is None else parts_of(whole)[part])
     return kept, tensors
 
 
