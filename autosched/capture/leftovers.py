@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autosched.core.attribute_reach import reach
+from autosched.core.attribute_reach import hooks_of, reach
 
 _GONE = object()
 # What every module has: hooks, and tables that export looks after.
@@ -23,13 +23,13 @@ _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
 @contextmanager
 def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Attributes of ``model`` and its parts, and what those hold as far as :func:`reach` goes, are afterwards what they are now."""
+    """Attributes of ``model`` and its parts, and what those and its hooks hold, as far as :func:`reach` goes, are afterwards as now."""
     modules = list(model.modules())
     known = {id(module) for module in modules}
     back: dict[int, Callable[[], None]] = {}
     for module in modules:
         attributes = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
-        reached = reach(attributes.values(), known=known)
+        reached = reach([*attributes.values(), *hooks_of(module)], known=known)
         uncounted = [each.owner for each in reached.uncounted if isinstance(each.owner, set | deque)]
         for held in (*reached.dictionaries, *reached.lists, *uncounted):
             back.setdefault(id(held), _restoring(held))

@@ -1,4 +1,4 @@
-"""What attributes of modules lead to: containers, objects that hold settings, tensors, and modules that are no part of any other."""
+"""What attributes and hooks of modules lead to: containers, settings, tensors, and modules that are no part of any other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OF_A_MODULE = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forwa
 
 @dataclass(frozen=True, slots=True)
 class Uncounted:
-    """A set, a queue, or the slots of an object: to see whether it has changed it must be read.
+    """A set, a queue, the slots of an object or a function's variables: to see whether it has changed it must be read.
 
     Args:
         owner: which it is.
@@ -100,8 +100,8 @@ class _Search:
                 self._hold(cast("torch.Tensor", value), nearby=depth == 0)
             elif issubclass(kind, torch.nn.Module):
                 self.found.hidden.append(cast("torch.nn.Module", value))
-            elif issubclass(kind, types.MethodType):
-                pending.append((cast("types.MethodType", value).__self__, depth))
+            elif (behind := _behind(value, kind)) is not None:
+                pending.extend((each, depth) for each in behind)
             elif self._opened < _MOST_CONTAINERS:
                 inside = [item for part in _parts(value) for item in self._inside(part, value)]
                 if depth < _DEPTH:
@@ -151,7 +151,22 @@ class _Search:
         return inside
 
 
+def hooks_of(module: torch.nn.Module) -> list[object]:
+    """The functions that run before and after ``forward``."""
+    tables = (vars(module).get(name) for name in ("_forward_hooks", "_forward_pre_hooks"))
+    return [hook for table in tables if isinstance(table, dict) for hook in dict.values(table)]
+
+
 _Part = dict[Any, Any] | list[Any] | tuple[Any, ...] | Uncounted
+
+
+def _behind(value: Any, kind: type) -> list[object] | None:
+    """What a method or a partial call stands for."""
+    if issubclass(kind, types.MethodType):
+        return [value.__self__, value.__func__]
+    if issubclass(kind, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    return None
 
 
 def _parts(value: object) -> Iterator[_Part]:
@@ -166,6 +181,8 @@ def _parts(value: object) -> Iterator[_Part]:
         yield Uncounted(value, partial(set.__iter__, value))
     elif issubclass(kind, deque) and isinstance(value, deque):
         yield Uncounted(value, partial(deque.__iter__, value))
+    elif issubclass(kind, types.FunctionType) and isinstance(value, types.FunctionType):
+        yield from _parts_of_function(value)
     if kind.__module__.partition(".")[0] in _OF_NO_MODEL and kind not in _CONFIGURATIONS:
         return
     try:
@@ -179,6 +196,18 @@ def _parts(value: object) -> Iterator[_Part]:
         yield Uncounted(value, partial(_in_slots, value, slots))
 
 
+def _parts_of_function(function: types.FunctionType) -> Iterator[_Part]:
+    """What it has without being given it by a call: an adapter may be nothing but a hook and the variables around it."""
+    # What a library's functions use, no owner of a model sets.
+    if str(function.__module__).partition(".")[0] in _OF_NO_MODEL:
+        return
+    yield (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    names = [name for name in function.__code__.co_names if _may_be_set(function.__globals__.get(name, END))]
+    # Many a library keeps plain functions in attributes, and to read nothing at each call takes its time too.
+    if names or function.__closure__:
+        yield Uncounted(function, partial(_variables, function, names))
+
+
 def _in_slots(value: object, slots: Iterable[types.MemberDescriptorType]) -> list[object]:
     return [_in_slot(value, slot) for slot in slots]
 
@@ -187,4 +216,25 @@ def _in_slot(value: object, slot: types.MemberDescriptorType) -> object:
     try:
         return slot.__get__(value)
     except AttributeError:
+        return END
+
+
+def _may_be_set(value: object) -> bool:
+    """Whether a variable that holds this is a setting: most hold modules, classes and other functions."""
+    kind = type(value)
+    if kind in _PLAIN or issubclass(kind, (torch.Tensor, torch.nn.Module, dict, list, tuple, set, deque)):
+        return True
+    return kind.__module__.partition(".")[0] not in _OF_NO_MODEL or kind in _CONFIGURATIONS
+
+
+def _variables(function: types.FunctionType, names: Iterable[str]) -> list[object]:
+    """What variables around ``function``, and those of its file in ``names``, hold now."""
+    held = [_in_cell(cell) for cell in function.__closure__ or ()]
+    return [*held, *(function.__globals__.get(name, END) for name in names)]
+
+
+def _in_cell(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
         return END

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autosched.core.attribute_reach import END, Place
+from autosched.core.attribute_reach import END, Place, hooks_of
 from autosched.runtime.attribute_contents import AttributeContents
 
 Entry = tuple[dict[str, Any], str]
@@ -75,7 +75,8 @@ def _hooks_of_all_modules() -> list[dict[Any, Any]]:
 class Settings:
     """Whether modules are of the classes they were of, have as many attributes, and the same values there.
 
-    Of tensors, lists, dictionaries and configurations there, whether they hold what they held (``attribute_contents``).
+    Of tensors, lists, dictionaries and configurations there, and of what hooks use, whether they hold what they held
+    (``attribute_contents``).
     """
 
     __slots__ = ("_items", "_sizes", "_tables", "_types", "contents", "modules", "set_by_calls")
@@ -91,7 +92,7 @@ class Settings:
     def _take(self) -> None:
         self._sizes = list(map(len, self._tables))
         self._items = Items([(module.__dict__, key) for module in self.modules for key in settings_of(module)])
-        self.contents = AttributeContents(self._items.values, known=frozenset(map(id, self.modules)))
+        self.contents = AttributeContents(self._values(), known=frozenset(map(id, self.modules)))
 
     def renew(self) -> bool:
         """Take attributes for what they are now; whether any was changed, or is new."""
@@ -118,7 +119,10 @@ class Settings:
     def leave_out(self, places: Set[Place]) -> None:
         """Forget what is in these places."""
         self._items = self._items.without(places)
-        self.contents = self.contents.without(places, self._items.values)
+        self.contents = self.contents.without(places, self._values())
+
+    def _values(self) -> list[object]:
+        return [*self._items.values, *(hook for module in self.modules for hook in hooks_of(module))]
 
     def changed(self) -> bool:
         """Whether anything was."""

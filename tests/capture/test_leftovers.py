@@ -100,6 +100,14 @@ def test_an_attribute_that_a_call_deletes_is_there_again_whatever_it_held() -> N
     assert vars(model)["mask"] is None
 
 
+def test_what_a_hook_has_collected_is_what_it_was() -> None:
+    seen: list[torch.Tensor] = []
+    model = torch.nn.Linear(4, 4).eval()
+    model.register_forward_hook(lambda module, args, output: seen.append(output))
+    capture(model, (torch.ones(2, 4),))
+    assert seen == []
+
+
 def test_what_was_not_changed_is_not_written() -> None:
     """Loaded schedules count writes to dictionaries and compare what they see."""
 

@@ -9,7 +9,8 @@ import threading
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from types import SimpleNamespace
+from functools import partial
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +77,27 @@ def _in_inference_mode() -> torch.Tensor:
         return torch.ones(64)
 
 
+def _closing_over(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+def _unfilled() -> Callable[..., Any]:
+    if not __debug__:
+        value = 1
+    return lambda: value
+
+
+def _with_default(*, held: list[int] = []) -> tuple[list[int], None]:  # noqa: B006
+    return held, None
+
+
+_of_this_file: dict[str, int] = {}
+
+
+def _reading_of_its_file() -> dict[str, int]:
+    return _of_this_file
+
+
 @pytest.mark.parametrize(
     ("value", "change"),
     [
@@ -118,6 +140,16 @@ def _in_inference_mode() -> torch.Tensor:
         ({"a": (torch.ones(64),)}, lambda value: value["a"][0].numpy().fill(2)),
         (Holder(a=torch.ones(4)), lambda value: value.a.add_(1)),
         (_in_inference_mode(), lambda value: value.numpy().fill(2)),
+        (_closing_over(torch.ones(4)), lambda value: value().add_(1)),
+        (_closing_over({"a": [1]}), lambda value: value()["a"].append(2)),
+        (_closing_over(1), lambda value: setattr(value.__closure__[0], "cell_contents", 2)),
+        (_unfilled(), lambda value: setattr(value.__closure__[0], "cell_contents", 2)),
+        (partial(_closing_over([1]), key=Holder(a=1)), lambda value: value.func().append(2)),
+        (partial(_closing_over([1]), key=Holder(a=1)), lambda value: setattr(value.keywords["key"], "a", 2)),
+        (MethodType(_closing_over([1]), Holder(a=1)), lambda value: value.__func__().append(2)),
+        (_with_default, lambda value: value()[0].append(2)),
+        (_reading_of_its_file, lambda value: _of_this_file.update(a=value().get("a", 0) + 1)),
+        (_reading_of_its_file, lambda value: value.__globals__.update(_of_this_file=dict(value()))),
     ],
 )  # fmt: skip
 def test_a_change_is_seen(value: Any, change: Callable[[Any], object]) -> None:

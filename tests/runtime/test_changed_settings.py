@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autosched.core.errors import IncompatibleArtifact
-from autosched.runtime.guard import LoadedModel
+from autosched.runtime.guard import FallbackWarning, LoadedModel
 from autosched.runtime.load import load
 from tests.runtime.test_guard_models import _encoded
 
@@ -225,3 +225,40 @@ def test_what_is_made_of_the_first_inputs_is_not_taken_for_made_of_each() -> Non
 def _agrees(loaded: LoadedModel, model: nn.Module, x: torch.Tensor) -> bool:
     with torch.no_grad():
         return torch.allclose(loaded(x), model(x), atol=1e-5)
+
+
+_ADAPTER: dict[str, Callable[[torch.Tensor, dict[str, Any], nn.Module], object]] = {
+    "tensor": lambda down, settings, up: down.add_(1),
+    "tensor past all counts": lambda down, settings, up: down.data.add_(1),
+    "number": lambda down, settings, up: settings.update(scale=3.0),
+    "weight of a module": lambda down, settings, up: up.weight.detach().mul_(2),
+}
+
+
+@pytest.mark.parametrize("pre", [False, True])
+@pytest.mark.parametrize("name", _ADAPTER)
+def test_what_the_function_of_a_hook_uses_is_watched(name: str, *, pre: bool) -> None:
+    """An adapter that is nothing but a hook: its weights are no part of the model for PyTorch."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval(), torch.randn(4, 8)
+    down, settings, up = torch.randn(8, 2), {"scale": 0.5}, nn.Linear(2, 8, bias=False)
+    if pre:
+        model[1].register_forward_pre_hook(lambda module, args: (args[0] + settings["scale"] * up(args[0] @ down),))
+    else:
+        model[0].register_forward_hook(lambda module, args, output: output + settings["scale"] * up(args[0] @ down))
+    loaded = load(_encoded(model, x), model)
+    assert _agrees(loaded, model, x)
+    assert loaded.report().calls == 1
+    _ADAPTER[name](down, settings, up)
+    with pytest.warns(FallbackWarning, match="outputs differ"):
+        assert _agrees(loaded, model, x)
+
+
+def test_what_a_hook_collects_costs_no_more_than_a_few_comparisons() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)
+    seen: dict[str, torch.Tensor] = {}
+    model[0].register_forward_hook(lambda module, args, output: seen.update(output=output))
+    loaded = load(_encoded(model, x), model, strict=True)
+    for _ in range(12):
+        model(x)
+        assert _agrees(loaded, model, x)
+    assert loaded.report().calls == 12
