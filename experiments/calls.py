@@ -41,6 +41,8 @@ _COMPILERS_S = 60.0
 _LIMITED = frozenset({"eager", "torch_compile", "compiled", "max_autotune", "max_autotune_combo"})
 # Between two looks at what a process has done so far.
 _LOOK_S = 10.0
+# From killing a process to its end. One that waits in the kernel for a device that no longer answers ends when that does, if ever.
+_DYING_S = 10.0
 
 
 class Call:
@@ -202,4 +204,6 @@ def _run(
         # Its group is its own: what it left behind ends as well.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        # What comes next must have its turn, whatever becomes of this one.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_DYING_S)

@@ -104,6 +104,18 @@ def test_nobody_waits_for_what_a_process_leaves_behind_and_it_ends() -> None:
     assert gone(int(ended.out))
 
 
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_nobody_waits_for_a_process_that_cannot_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one cannot that a driver holds in the kernel."""
+    held: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(calls.os, "killpg", lambda group, how: held.append(group))
+        patch.setattr(calls, "_DYING_S", 0.1)
+        assert run_logged([sys.executable, "-c", "import time; time.sleep(600)"], 0.1, tmp_path / "step.log") is None
+    os.killpg(held[0], signal.SIGKILL)
+    os.waitpid(held[0], 0)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child learns of its parent's death later")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_what_a_call_runs_ends_with_it_however_it_ends(how: signal.Signals) -> None:
