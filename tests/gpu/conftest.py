@@ -1,15 +1,19 @@
 """Where there is no CUDA device these tests skip and say so; where there is one, ``pytest -m gpu`` is the whole check of the CUDA side.
 
 ``--gpu-budget`` is a time plan that fails loudly: a test whose turn comes after it is spent fails and says that it did not run, and
-none runs on for long past it. What everything else rests on comes first, what compiles comes last. ``--gpu-done FILE`` goes on where an
-earlier run ended: see gpu_done.py. Where the device no longer answers after a failure, the run stops: what is left would fail as well.
-``--gpu-rehearsal`` runs the bodies on a double with CPU tensors, so that what is misspelt is found without a GPU; it proves nothing else.
+none runs on for long past it: one that waits for the device and cannot be interrupted there takes its process with it. What everything else
+rests on comes first, what compiles comes last. ``--gpu-done FILE`` goes on where an earlier run ended: see gpu_done.py. Where the device no
+longer answers after a failure, the run stops: what is left would fail as well. ``--gpu-rehearsal`` runs the bodies on a double with CPU
+tensors, so that what is misspelt is found without a GPU; it proves nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -28,7 +32,8 @@ _ORDER = (
 _EMULATED = "EMULATED_CUDA_MEMORY_BYTES" in os.environ
 _GRACE_S = 10.0
 _LAST_WORDS = 12  # lines
-_LONGEST_S = 300.0  # any test: a GPU's time is dear
+_LONGEST_S = 75.0  # of a test that does not say how long it may take, which none does that compiles: a GPU's time is dear
+_STUCK_S = 10.0  # longer than it takes to say that a test's time is over
 _DONE = "gpu-done"
 _spent_s: dict[str, float] = {}
 _failed: set[str] = set()
@@ -131,14 +136,28 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     item.add_marker(pytest.mark.timeout(limit_s), append=False)
     # Fixtures included: a model's session starts and ends in them.
     begin = time.monotonic()
-    yield
+    with _killed_after(limit_s + _STUCK_S):
+        yield
+        why = broken() if item.nodeid in _failed else ""
     _spent_s[item.path.name] = _spent_s.get(item.path.name, 0.0) + time.monotonic() - begin
     done = item.config.pluginmanager.get_plugin(_DONE)
-    if item.nodeid in _failed and (why := broken()):
+    if why:
         item.session.shouldstop = f"the device no longer answers in this process: {why}"
     elif done is not None and sum(_spent_s.values()) >= budget_s:
         done.cut_off(item.nodeid)
         item.session.shouldstop = f"the GPU budget of {budget_s:.0f} s is spent; run again to go on"
+
+
+@contextlib.contextmanager
+def _killed_after(seconds: float) -> Iterator[None]:
+    """A signal that is to fail a test waits until the driver's call returns, which may be never: the next process has its turn instead."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def pytest_sessionfinish() -> None:

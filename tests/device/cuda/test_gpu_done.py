@@ -94,6 +94,24 @@ def test_a_process_that_dies_costs_one_test(tmp_path: Path) -> None:
     assert runs.run()[0] == 0
 
 
+_STUCK = """
+def test_a():
+    if wish('stuck'):
+        # As the driver's code does that is waited for.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        time.sleep(600)
+def test_b(): pass
+"""
+
+
+def test_one_that_waits_for_the_device_for_ever_costs_its_own_time(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, _STUCK)
+    (tmp_path / "conftest.py").write_text("import tests.gpu.conftest as plan\nplan._GRACE_S = plan._STUCK_S = 0.5\n")
+    assert runs.run("stuck", budget_s=2.0)[0] == -signal.SIGKILL
+    assert runs.run("stuck", budget_s=2.0)[0] == -signal.SIGKILL
+    assert runs.events() == [("test_b", "passed")]
+
+
 _BROKEN = """
 def test_a(monkeypatch):
     if wish('breaks'):
