@@ -10,7 +10,8 @@ where they were stopped, and may be run by hand as well: the commands stand at t
 the seconds of the plan, over all calls together; when every step has had its own, what is left goes to those that are not done. What does
 not fit into the rest of a call waits for the next one, and something shorter goes before it. A step that fails keeps no other from its turn
 and is not run again without ``--retry``, and then, of tests, only those that have not passed. ``--archive FILE`` keeps all of it in a file
-as well, new after every result, and goes on from that where ``--out`` is not there. Exit status: 0 all is done, 1 all has been run and
+as well, but for compiled code, new after every result, and goes on from that where ``--out`` is not there. What jobs have measured and
+tuned is in it, in ``cache`` by commit, unless ``AUTOSCHED_CACHE`` names another folder. Exit status: 0 all is done, 1 all has been run and
 something failed, 10 something is left for the next call.
 """
 
@@ -21,14 +22,15 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +40,8 @@ sys.path.append(str(ROOT))
 from autosched.core.errors import DeviceMissing  # noqa: E402
 from autosched.runtime.cuda.key import cuda_device_key  # noqa: E402
 from experiments.calls import LEFT, Call, run_logged, write_json  # noqa: E402
-from experiments.devices import folder_name  # noqa: E402
+from experiments.devices import commit, folder_name  # noqa: E402
+from experiments.h200.archive import CACHE, Archive, unpack  # noqa: E402
 
 # Between the time that a command is told and the time at which it is ended; pytest counts from its first test.
 _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
@@ -181,42 +184,6 @@ class Diary:
         write_json(self._target, {"steps": self.steps})
 
 
-class Archive:
-    """All of a folder as one file; whoever ends this leaves the one before.
-
-    Args:
-        whole: the folder.
-        target: the file.
-    """
-
-    def __init__(self, whole: Path, target: Path) -> None:
-        self._whole, self._target = whole, target
-        self._packed: dict[Path, int] = {}
-
-    def pack(self) -> None:
-        """Write it."""
-        results = self._results()
-        self._target.parent.mkdir(parents=True, exist_ok=True)
-        part = self._target.with_name(f".{self._target.name}.part")
-        with tarfile.open(part, "w:gz") as file:
-            for item in sorted(self._whole.iterdir()):
-                file.add(item, item.name)
-        part.replace(self._target)
-        self._packed = results
-
-    def look(self) -> None:
-        """Write it if a step that runs has got further since: a machine may be taken away in the middle of a long one."""
-        # What goes while it is read was not finished: the next look finds what it has become.
-        with contextlib.suppress(OSError):
-            if self._results() != self._packed:
-                self.pack()
-
-    def _results(self) -> dict[Path, int]:
-        """Files of results and when they were written; the others change all the time."""
-        files = (path for path in self._whole.rglob("*") if path.is_file())
-        return {path: path.stat().st_mtime_ns for path in files if path.suffix != ".log" and path.name != _DIARY}
-
-
 def turns(plan: Sequence[Step], diary: Diary, call: Call) -> Iterator[tuple[Step, float]]:
     """Steps of one call, each with its seconds; asked again after each has been run."""
     for surplus in (False, True):
@@ -267,26 +234,36 @@ def run(
 
 
 @contextlib.contextmanager
-def _environment() -> Iterator[dict[str, str]]:
-    """Of every command.
+def _environment(out: Path) -> Iterator[dict[str, str]]:
+    """Of every command; ``out`` is the folder of results.
 
     This checkout's autosched is found in it before any that is installed, which may be of another commit than figures say; alone, since
     the checkout's datasets/ would hide whoever else has that name. Virtual machines may get memory only as they use it, and regions would
     be compiled one after the other. What a command that is ended has said is in its log only if it was not held back, and pytest says in a
-    line why a test failed only where that is long enough.
+    line why a test failed only where that is long enough. What jobs leave to each other is kept: a comparison that was stopped goes on from
+    it, on another machine too, and every pair that one has measured is there for a cost model. Another commit may measure otherwise.
     """
     with tempfile.TemporaryDirectory(prefix="autosched-session-") as folder:
         (Path(folder) / "autosched").symlink_to(ROOT / "autosched", target_is_directory=True)
         path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
         workers = str(max(2, len(os.sched_getaffinity(0)) // 2))
-        yield {_WORKERS: workers, "PYTHONUNBUFFERED": "1", **os.environ, "PYTHONPATH": path, "COLUMNS": str(_SHOWN_COLUMNS)}
+        cache = str(out / CACHE / (commit()[:9] or "unknown"))
+        own = {_WORKERS: workers, "PYTHONUNBUFFERED": "1", "AUTOSCHED_CACHE": cache}
+        yield {**own, **os.environ, "PYTHONPATH": path, "COLUMNS": str(_SHOWN_COLUMNS)}
 
 
-def unpack(archive: Path, out: Path) -> None:
-    """What another machine has packed."""
-    out.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive) as file:
-        file.extractall(out, filter="data")
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Within, SIGTERM ends this process as an error would, so that the step ends first and the archive has what it said."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def tell(whole: Path, plan: Sequence[Step]) -> int:
@@ -321,7 +298,7 @@ def main() -> int:
     plan = [step for step in plan if step.name in (arguments.only or [step.name]) and (step.smoke is not None or not arguments.smoke)]
     # Commands are started elsewhere and must find it all the same.
     whole = arguments.out.resolve()
-    archive = Archive(whole, arguments.archive) if arguments.archive is not None else None
+    archive = Archive(whole, arguments.archive, {_DIARY}) if arguments.archive is not None else None
     if archive is not None and arguments.archive.exists() and not any(whole.glob(f"*/{_DIARY}")):
         unpack(arguments.archive, whole)
     if arguments.list:
@@ -337,12 +314,14 @@ def main() -> int:
             if diary.state(step) == "failed":
                 diary.note(step, "left", 0.0)
     call = Call(arguments.seconds, spare_s=5.0)
-    with _environment() as environment:
+    with _environment(out) as environment, _stoppable():
         for step, limit_s in turns(plan, diary, call):
             options = (*((step.smoke or ()) if arguments.smoke else ()), *(step.retry if arguments.retry else ()))
-            state = run(step, options, limit_s, out, diary, environment, archive)
-            if archive is not None:
-                archive.pack()
+            try:
+                state = run(step, options, limit_s, out, diary, environment, archive)
+            finally:
+                if archive is not None:
+                    archive.keep()
             if state != "done" and step.required:
                 print(f"{step.name} is needed by everything else; nothing more is run", flush=True)
                 return 1

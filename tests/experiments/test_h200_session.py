@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from autosched.core.records import DeviceKey
 from experiments import calls
 from experiments.calls import LEFT
 from experiments.h200 import session
+from experiments.h200.archive import Archive
 from experiments.h200.session import Step
 from experiments.h200.suite import CLAIMED, CONTROLS
 
@@ -267,6 +271,39 @@ def test_what_a_command_said_before_it_was_ended_is_logged(
     assert (tmp_path / "out" / "rehearsal" / "logs" / "a.log").read_text().endswith("as far as this, in 200\n")
 
 
+def test_whoever_is_told_to_end_packs_what_its_step_said(tmp_path: Path) -> None:
+    archive = tmp_path / "all.tar.gz"
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r})\nfrom experiments.h200 import session\n"
+        "words = \"import time; print('as far as this'); time.sleep(600)\"\n"
+        "session.steps = lambda opara: [session.Step('a', ('-c', words), 600.0, 1.0, smoke=())]\n"
+        f"sys.argv = ['session.py', '--smoke', '--out', {str(tmp_path / 'out')!r}, '--archive', {str(archive)!r}]\n"
+        "raise SystemExit(session.main())"
+    )
+    log = tmp_path / "out" / "rehearsal" / "logs" / "a.log"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        for _ in range(600):
+            if log.exists() and log.read_text().endswith("as far as this\n"):
+                break
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait() == 128 + signal.SIGTERM
+    with tarfile.open(archive) as file:
+        said = file.extractfile("rehearsal/logs/a.log")
+        assert said is not None
+        assert said.read().endswith(b"as far as this\n")
+
+
+def test_what_jobs_leave_to_each_other_is_kept_by_commit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOSCHED_CACHE", raising=False)
+    monkeypatch.setattr(session, "commit", lambda: "0123456789abcdef")
+    rig.call([step("a")])
+    assert rig.environment["AUTOSCHED_CACHE"] == str(rig.out / "h100" / "cache" / "012345678")
+    monkeypatch.setenv("AUTOSCHED_CACHE", "/elsewhere")
+    rig.call([step("b")])
+    assert rig.environment["AUTOSCHED_CACHE"] == "/elsewhere"
+
+
 _UNTIL_PACKED = """
 import pathlib, sys, tarfile, time
 out = pathlib.Path(sys.argv[1])
@@ -290,11 +327,12 @@ def test_the_archive_has_a_result_while_its_step_still_runs(
 def test_an_archive_is_written_anew_for_results_and_not_for_logs(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     target = tmp_path / "all.tar.gz"
-    archive = session.Archive(tmp_path / "whole", target)
+    archive = Archive(tmp_path / "whole", target, {"diary.json"})
     (tmp_path / "whole" / "a.json").write_text("{}")
     archive.look()
     before = target.stat().st_mtime_ns
     (tmp_path / "whole" / "a.log").write_text("words")
+    (tmp_path / "whole" / "diary.json").write_text("{}")
     archive.look()
     assert target.stat().st_mtime_ns == before
     (tmp_path / "whole" / "b.json").write_text("{}")
@@ -302,16 +340,52 @@ def test_an_archive_is_written_anew_for_results_and_not_for_logs(tmp_path: Path)
     assert target.stat().st_mtime_ns > before
 
 
+def test_an_archive_has_what_jobs_leave_to_each_other_but_no_compiled_code(tmp_path: Path) -> None:
+    cache, target = tmp_path / "whole" / "h100" / "cache" / "0123abcde", tmp_path / "all.tar.gz"
+    archive = Archive(tmp_path / "whole", target)
+    for name in ("measurements", "runs", "regions", "native"):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "one").touch()
+    archive.look()
+    with tarfile.open(target) as file:
+        assert sorted(name.split("/")[-2] for name in file.getnames() if name.endswith("one")) == ["measurements", "runs"]
+    before = target.stat().st_mtime_ns
+    (cache / "regions" / "two").touch()
+    archive.look()
+    assert target.stat().st_mtime_ns == before
+
+
+def test_an_archive_that_cannot_be_written_ends_nothing(rig: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kept").touch()
+    assert rig.call([step("a"), step("b")], "--archive", str(tmp_path / "kept" / "all.tar.gz")) == (0, [("a", 100), ("b", 100)])
+    assert "all.tar.gz is as it was" in capsys.readouterr().out
+
+
+def test_an_archive_that_was_cut_off_on_its_way_is_put_aside(rig: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive = tmp_path / "all.tar.gz"
+    (rig.out / "h100").mkdir(parents=True)
+    (rig.out / "h100" / "row.json").write_bytes(os.urandom(100_000))
+    rig.call([step("a")], "--archive", str(archive))
+    whole = archive.read_bytes()
+    for cut in (whole[: len(whole) // 2], b"", b"not an archive"):
+        rig.out = rig.out.with_name(rig.out.name + "_")
+        archive.write_bytes(cut)
+        assert rig.call([step("a"), step("b")], "--archive", str(archive)) == (0, [("a", 100), ("b", 100)])
+        assert "everything is begun anew" in capsys.readouterr().out
+        assert archive.with_name("all.tar.gz.unreadable").read_bytes() == cut
+        assert not (rig.out / "h100" / "row.json").exists()
+
+
 def test_an_archive_stays_where_a_file_goes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "whole").mkdir()
     target = tmp_path / "all.tar.gz"
-    archive = session.Archive(tmp_path / "whole", target)
+    archive = Archive(tmp_path / "whole", target)
     (tmp_path / "whole" / "a.json").write_text("{}")
     archive.look()
     before = target.read_bytes()
     (tmp_path / "whole" / "b.json").write_text("{}")
 
-    def gone(file: tarfile.TarFile, name: Path, arcname: str) -> None:
+    def gone(file: tarfile.TarFile, name: Path, arcname: str, **_: object) -> None:
         raise FileNotFoundError(name)
 
     with monkeypatch.context() as patch:
