@@ -33,12 +33,12 @@ def install() -> None:
 
 
 def _answer_zeros(references: Any) -> None:
-    answer: Callable[..., tuple[torch.Tensor, ...]] = references._answer
+    answer: Callable[..., tuple[torch.Tensor, ...]] = references.answer_of
 
     def zeros(*args: Any) -> tuple[torch.Tensor, ...]:
         return tuple(torch.zeros_like(tensor) for tensor in answer(*args))
 
-    references._answer = zeros
+    references.answer_of = zeros
 
 
 def _compare_on_host(numerics: Any) -> None:
