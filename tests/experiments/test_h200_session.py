@@ -460,6 +460,29 @@ def test_googlenet_has_times_in_the_first_call_and_nearly_all_of_the_second(rig:
     assert rig.call(plan)[1][:2] == [("device", 180), ("googlenet", 475)]
 
 
+def test_two_calls_of_seven_minutes_have_tests_a_model_probes_and_pairs(rig: Rig) -> None:
+    plan = session.steps()
+    rig.answers = {
+        "device": [(25.0, 0), (25.0, 0)],
+        "doctor": [(10.0, 0)],
+        "rules": [(110.0, 0)],
+        "early": [(265.0, LEFT)],
+        "probes": [(200.0, 0)],
+        "collect": [(500.0, 0)],
+    }
+    assert [name for name, _ in rig.call(plan, "--seconds", "420")[1]] == ["device", "doctor", "rules", "early"]
+    assert [name for name, _ in rig.call(plan, "--seconds", "420")[1]] == ["device", "probes", "collect"]
+
+
+def test_a_test_that_hangs_leaves_time_for_the_others_of_its_step() -> None:
+    """Its process is ended, and another must start within what is left of the step's own seconds."""
+    from tests.gpu import conftest
+
+    rules = next(item for item in session.steps() if item.name == "rules")
+    starting_s = 20.0
+    assert rules.plan_s - starting_s - conftest._LONGEST_S - conftest._STUCK_S >= rules.least_s
+
+
 def test_what_it_starts_is_little(tmp_path: Path) -> None:
     """It must not hold memory of the device, nor take the time that its steps should have."""
     code = (
