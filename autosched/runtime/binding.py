@@ -377,11 +377,13 @@ def _runner_factory(device: torch.device) -> RunnerFactory:
     from autosched.runtime.lanes import LaneExecutor
 
     pool = LanePool()
+    # A custom operator may call another schedule, from whichever thread it is on. Were one thread to run all, it would wait for itself.
+    handed_over = not trusted()
 
     def runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor]) -> Runner:
         executor = LaneExecutor(bound, plan, pool)
         # Where there is room for two runs beside each other, each calling thread has its own.
         crowded = executor.team > 1 and 2 * executor.team > usable_cores()
-        return partial(calling_threads.run, executor.run) if crowded else executor.run
+        return partial(calling_threads.run, executor.run) if crowded and handed_over else executor.run
 
     return runner

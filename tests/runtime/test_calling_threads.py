@@ -16,14 +16,18 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from autosched.core.schedule import sequential
-from autosched.export.bundle import encode_bundle
+from autosched.capture.export import capture
+from autosched.core.custom_operators import trusting
+from autosched.core.schedule import make_schedule, sequential
+from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime import binding, calling_threads
 from autosched.runtime.calling_threads import CallingThreads
 from autosched.runtime.guard import LoadedModel
+from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.load import load
-from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.bundles import evidence_for, two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_inputs, two_branches_program
+from tests.conformance.waiting import wait_until
 
 
 @pytest.fixture
@@ -210,3 +214,46 @@ def test_schedules_that_want_most_cores_are_run_by_one_thread(
     runs.clear()
     call(narrow)
     assert not runs
+
+
+class _CallsAnother(torch.nn.Module):
+    """Two branches, each with an operator that a schedule calls another one from."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        nested = torch.ops.testlib.nested
+        return torch.tanh(nested(x)) + torch.sigmoid(nested(x + 1))
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_schedule_that_a_custom_operator_calls_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
+    monkeypatch.setattr(binding, "calling_threads", CallingThreads())
+    monkeypatch.setattr(binding, "usable_cores", lambda: 2)
+    model, (args, kwargs) = TwoBranches().eval(), two_branches_inputs()
+    inner = load(encode_bundle(two_branches_bundle(model, schedule=sequential(two_branches_program(model)[0].graph, width=2))), model)
+    library = torch.library.Library("testlib", "FRAGMENT")
+    library.define("nested(Tensor x) -> Tensor")
+    library.impl("nested", lambda x: x * inner(*args, **kwargs)["sum"].mean(), "CPU")
+    torch.library.register_fake("testlib::nested", torch.empty_like, lib=library)
+    outer, x = _CallsAnother().eval(), torch.randn(8, 32)
+    with trusting(["testlib"]):
+        program = capture(outer, (x,)).program
+        graph, device = program.graph, cpu_device_key()
+        second = [operator.index for operator in graph.operators if operator.kind == "testlib::nested"][1]
+        placed = [int(lanes > 1 and index == second) for index in range(len(graph))]
+        schedule = make_schedule(graph, range(len(graph)), placed, width=[2 // lanes] * len(graph))
+        evidence = evidence_for(len(graph), device, graph.hash)
+        file = encode_bundle(make_bundle(program, schedule, evidence, {}, device, software_key()))
+    fast, expected = load(file, outer, strict=True, custom_operators=("testlib",)), outer(x)
+    same: list[bool] = []
+
+    def call(loaded: LoadedModel, *args: Any, **kwargs: Any) -> None:
+        for _ in range(10):
+            made = loaded(*args, **kwargs)
+            same.append(loaded is inner or torch.equal(made, expected))
+
+    callers = [threading.Thread(target=call, args=(fast, x), daemon=True) for _ in range(2)]
+    callers += [threading.Thread(target=call, args=(inner, *args), kwargs=kwargs, daemon=True) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    assert wait_until(lambda: len(same) == 40)
+    assert all(same)
