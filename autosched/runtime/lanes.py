@@ -117,26 +117,26 @@ class LaneExecutor:
         Raises:
             BaseException: what the first failing operator raised; the other lanes have stopped by then.
         """
-        threads = torch.get_num_threads()
         with torch.inference_mode():
             if trace is not None:
                 trace.begin_ns = time.perf_counter_ns()
-            try:
-                outputs = self._run_python(inputs, trace) if self._native is None else self._native.run(inputs, trace, self._pool)
-            finally:
-                # Also when PyTorch's count of this thread is untouched: MKL's, which cannot be asked for, may not be.
-                if self.lanes > 1 or torch.get_num_threads() != threads:
-                    use_threads(threads)
+            outputs = self._run_python(inputs, trace) if self._native is None else self._native.run(inputs, trace, self._pool)
             if trace is not None:
                 trace.finish_ns = time.perf_counter_ns()
             return outputs
 
     def _run_python(self, inputs: Sequence[torch.Tensor], trace: Trace | None) -> list[torch.Tensor]:
+        threads = torch.get_num_threads()
         slots = self._bound.new_slots(inputs)
-        if len(self._steps) == 1:
-            walk(self._steps[0], _lane(slots, self._kernels, None, trace))
-        else:
-            self._run_lanes(slots, trace)
+        try:
+            if len(self._steps) == 1:
+                walk(self._steps[0], _lane(slots, self._kernels, None, trace))
+            else:
+                self._run_lanes(slots, trace)
+        finally:
+            # Also when PyTorch's count of this thread is untouched: MKL's, which cannot be asked for, may not be.
+            if self.lanes > 1 or torch.get_num_threads() != threads:
+                use_threads(threads)
         return self._bound.outputs(slots)
 
     def _run_lanes(self, slots: Slots, trace: Trace | None) -> None:

@@ -65,7 +65,6 @@ class Library:
     team: Callable[..., Any]
     stop: Callable[..., Any]
     abandon: Callable[..., Any]
-    delete_run: Callable[..., Any]
     delete_program: Callable[..., Any]
     implementations: Callable[..., Any]
     watch: Callable[..., Any]

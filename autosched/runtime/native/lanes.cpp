@@ -3,13 +3,14 @@
 //
 // Python's side is lanes.py, and code.py writes what compile() reads. Operators are reached through PyTorch's dispatcher, as
 // they are from Python, so results are equal to the bit. The operators of the namespace autosched_lanes and three functions are all that is
-// visible; programs, runs and watches are handed to Python as addresses, and each belongs to one Python object, which gives it back.
+// visible; programs and watches are handed to Python as addresses, and each belongs to one Python object, which gives it back.
 
 #include "dictionaries.h"
 #include "reading.h"
 #include "walk.h"
 #include "watch.h"
 
+#include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -40,7 +41,7 @@ c10::List<at::Tensor> finish_run(Run& run) {
 
 template <typename T>
 T& at_address(const IValue& address) {
-  TORCH_CHECK(address.toInt() != 0, "a native program or run was used after its end");
+  TORCH_CHECK(address.toInt() != 0, "a native program was used after its end");
   return *reinterpret_cast<T*>(address.toInt());
 }
 
@@ -57,19 +58,23 @@ void compile(const c10::OperatorHandle&, Stack* stack) {
   stack->push_back(address_of(read_program(reader, given[4].toTensorVector())));
 }
 
-// What a call returns to Python an interrupt may take away, before anything there refers to it. So nobody is given a run that he alone
-// knows of: its address is written where Python's object for it looks, or it stays here, with the thread that walks it.
+// What a call returns to Python an interrupt may take away, before anything there refers to it, and one that comes while a line of Python
+// gives something back is lost. So a run is the memory of a tensor, which goes with the last reference; or it stays here, with the thread
+// that walks it.
 thread_local std::vector<Run*> paused;
 
+Run& run_in(const IValue& tensor) { return *static_cast<Run*>(tensor.toTensor().mutable_data_ptr()); }
+
 void begin(const c10::OperatorHandle&, Stack* stack) {
-  auto given = taken(*stack, 4);
-  auto run = begin_run(at_address<Program>(given[0]), given[2].toTensorList(), given[3]);
-  at_address<int64_t>(given[1]) = reinterpret_cast<intptr_t>(run.release());
+  auto given = taken(*stack, 3);
+  auto* run = begin_run(at_address<Program>(given[0]), given[1].toTensorList(), given[2]).release();
+  // Of some size: a tensor without elements has no address.
+  stack->push_back(IValue(at::from_blob(run, {1}, [](void* ended) { delete static_cast<Run*>(ended); }, at::kByte)));
 }
 
 void walk(const c10::OperatorHandle&, Stack* stack) {
   auto given = taken(*stack, 2);
-  auto& run = at_address<Run>(given[0]);
+  auto& run = run_in(given[0]);
   bool ended = true;
   if (run.enter()) {
     ended = walk_turn(run, given[1].toInt());
@@ -80,7 +85,7 @@ void walk(const c10::OperatorHandle&, Stack* stack) {
 
 void finish(const c10::OperatorHandle&, Stack* stack) {
   auto given = taken(*stack, 1);
-  stack->push_back(IValue(finish_run(at_address<Run>(given[0]))));
+  stack->push_back(IValue(finish_run(run_in(given[0]))));
 }
 
 void walk_here(std::unique_ptr<Run> run, Stack* stack) {
@@ -124,17 +129,12 @@ void team(const c10::OperatorHandle&, Stack* stack) {
 
 void stop(const c10::OperatorHandle&, Stack* stack) {
   auto given = taken(*stack, 1);
-  at_address<Run>(given[0]).stop(nullptr);
+  run_in(given[0]).stop(nullptr);
 }
 
 void abandon(const c10::OperatorHandle&, Stack* stack) {
   auto given = taken(*stack, 1);
-  at_address<Run>(given[0]).abandon();
-}
-
-void delete_run(const c10::OperatorHandle&, Stack* stack) {
-  auto given = taken(*stack, 1);
-  delete &at_address<Run>(given[0]);
+  run_in(given[0]).abandon();
 }
 
 void delete_program(const c10::OperatorHandle&, Stack* stack) {
@@ -166,16 +166,15 @@ void delete_watch(const c10::OperatorHandle&, Stack* stack) {
 TORCH_LIBRARY(autosched_lanes, library) {
   using torch::CppFunction;
   library.def("compile(int[] code, float[] reals, str[] texts, Tensor[] dtypes, Tensor[] constants) -> int", CppFunction::makeFromBoxedFunction<&compile>());
-  library.def("begin(int program, int place, Tensor[] inputs, Tensor? trace) -> ()", CppFunction::makeFromBoxedFunction<&begin>());
-  library.def("walk(int run, int lane) -> bool", CppFunction::makeFromBoxedFunction<&walk>());
-  library.def("finish(int run) -> Tensor[]", CppFunction::makeFromBoxedFunction<&finish>());
+  library.def("begin(int program, Tensor[] inputs, Tensor? trace) -> Tensor", CppFunction::makeFromBoxedFunction<&begin>());
+  library.def("walk(Tensor run, int lane) -> bool", CppFunction::makeFromBoxedFunction<&walk>());
+  library.def("finish(Tensor run) -> Tensor[]", CppFunction::makeFromBoxedFunction<&finish>());
   library.def("run_here(int program, Tensor[] inputs, Tensor? trace) -> (Tensor[], int)", CppFunction::makeFromBoxedFunction<&run_here>());
   library.def("resume(int program) -> (Tensor[], int)", CppFunction::makeFromBoxedFunction<&resume>());
   library.def("forget(int program) -> ()", CppFunction::makeFromBoxedFunction<&forget>());
   library.def("team(int threads) -> int", CppFunction::makeFromBoxedFunction<&team>());
-  library.def("stop(int run) -> ()", CppFunction::makeFromBoxedFunction<&stop>());
-  library.def("abandon(int run) -> ()", CppFunction::makeFromBoxedFunction<&abandon>());
-  library.def("delete_run(int run) -> ()", CppFunction::makeFromBoxedFunction<&delete_run>());
+  library.def("stop(Tensor run) -> ()", CppFunction::makeFromBoxedFunction<&stop>());
+  library.def("abandon(Tensor run) -> ()", CppFunction::makeFromBoxedFunction<&abandon>());
   library.def("delete_program(int program) -> ()", CppFunction::makeFromBoxedFunction<&delete_program>());
   library.def("implementations(Tensor[] tensors) -> int[]", CppFunction::makeFromBoxedFunction<&implementations>());
   library.def("watch(int[] addresses, Tensor[] placed, Tensor[] counted, int[] inner) -> int", CppFunction::makeFromBoxedFunction<&watch>());

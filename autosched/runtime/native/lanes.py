@@ -8,7 +8,6 @@ or fewer threads come than lanes there are, lanes have threads of their own, tho
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import time
 import weakref
@@ -234,21 +233,18 @@ def team_comes(library: Library, threads: int) -> bool:
 
 
 class _Run:
-    """One run on threads; its memory is given back with the last reference, which every lane has while it may still look at it.
+    """One run on threads: the memory of a tensor, which every lane refers to while it may still look at it.
 
     Args:
         program: handle of what is run.
         inputs, times: as for :meth:`NativeProgram.run`.
     """
 
-    __slots__ = ("_handle", "_library", "_place")
+    __slots__ = ("_handle", "_library")
 
     def __init__(self, library: Library, program: int, inputs: Sequence[torch.Tensor], times: torch.Tensor | None) -> None:
         self._library = library
-        # Not what the call returns: an interrupt that came meanwhile takes that away.
-        self._place = ctypes.c_int64(0)
-        library.begin(program, ctypes.addressof(self._place), inputs, times)
-        self._handle = self._place.value
+        self._handle: torch.Tensor = library.begin(program, inputs, times)
 
     def finished(self, go_on: Callable[[], None]) -> list[torch.Tensor]:
         """What it makes, once ``go_on`` has returned."""
@@ -276,11 +272,6 @@ class _Run:
     def abandon(self) -> None:
         """Let go of all tensors, as soon as no lane uses them."""
         self._library.abandon(self._handle)
-
-    def __del__(self) -> None:
-        place = getattr(self, "_place", None)
-        if place is not None and place.value:
-            self._library.delete_run(place.value)
 
 
 class _NativeSignals(Signals):

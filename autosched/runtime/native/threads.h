@@ -35,4 +35,11 @@ void use_threads(int threads) {
   if (at::get_num_threads() != threads || said != threads) tell_threads(said = threads);
 }
 
+// Has the caller's operators use, when this ends, as many threads as they did when it began. Not left to Python, where an interrupt may
+// come in between.
+struct CallersThreads {
+  const int threads = at::get_num_threads();
+  ~CallersThreads() { use_threads(threads); }
+};
+
 }  // namespace

@@ -53,6 +53,7 @@ bool walk_steps(Run& run, size_t lane, int64_t deadline_ns) {
 // after all others.
 bool walk_turn(Run& run, size_t lane) {
   const int64_t deadline_ns = now_ns() + kTurnNs;
+  const CallersThreads kept;
   auto& place = run.places.at(lane);
   if (!place.ended) {
     try {
@@ -119,6 +120,7 @@ enum class Outcome : int64_t { Forsaken = -2, Deserted = -1, Ended = 0, Paused =
 // would be in their way, and OpenMP's, which spin for the next wide operator, in the lanes' way.
 Outcome walk_phases(Run& run) {
   const int64_t deadline_ns = now_ns() + kTurnNs;
+  const CallersThreads kept;
   const auto& phases = run.program.phases;
   // What has run may have changed memory of the caller's: better known before than after it.
   if (!std::exchange(run.begun, true) && phases.size() > 1 && phases.front().size() == 1) {
