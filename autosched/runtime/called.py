@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosched.core.from_outside import let_through
 from autosched.core.parts import named_tensors
 from autosched.core.program import ConstantSource
+from autosched.runtime.noted_calls import NotedCalls
 from autosched.runtime.trees import output_tensors
 
 # Of a tensor that no operator was seen to make, such as a limit that is kept in an attribute. Larger ones hold data.
@@ -62,16 +60,13 @@ def _what_is_called(model: torch.nn.Module, inputs: Sequence[torch.Tensor], answ
         return None
 
 
-class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Takes down every operator with its operands: tensors by where they come from, everything else by what it is."""
+class _Calls(NotedCalls):
+    """Digests of what is called; a tensor that comes from nowhere that was seen is noted by its contents."""
 
     def __init__(self, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._made = 0
+        super().__init__()
         self._words = hashlib.sha256()
         self._weights: set[str] = set()
-        # A name is of no use once its tensor is gone, because another may have its identity: nothing is kept alive for that.
-        self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         for place, tensor in enumerate(inputs):
             self._call_it(tensor, f"input {place}")
         for source, tensors in named_tensors(model).items():
@@ -79,44 +74,26 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if self._known(tensor) is None:
                     self._call_it(tensor, f"{source} {name}")
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # To tell Dynamo to leave this alone would import all of it at every load.
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        leaves, tree = pytree.tree_flatten((args, kwargs or {}))
-        self._note(func, tree, *map(self._name, leaves))
-        out = func(*args, **(kwargs or {}))
-        for place, leaf in enumerate(pytree.tree_leaves(out)):
-            # What is changed in place is still what it was: the order of the calls says the rest.
-            if isinstance(leaf, torch.Tensor) and not any(leaf is given for given in leaves):
-                self._call_it(leaf, f"{self._made}.{place}")
-        self._made += 1
-        return out
-
     def digests(self, answer: Sequence[torch.Tensor]) -> tuple[str, str]:
         """Of the weights read so far, and of all calls, and which results are returned."""
-        self._note(*map(self._name, answer))
+        self._add(*map(self.name, answer))
         return hashlib.sha256("\n".join(sorted(self._weights)).encode()).hexdigest(), self._words.hexdigest()
 
-    def _note(self, *words: object) -> None:
+    def name(self, item: Any) -> object:
+        """As the base has it; weights are remembered."""
+        name = super().name(item)
+        if isinstance(item, torch.Tensor) and str(name).startswith(_WEIGHTS):
+            self._weights.add(str(name))
+        return name
+
+    def _note(self, func: object, tree: object, operands: Sequence[object]) -> None:
+        self._add(func, tree, *operands)
+
+    def _add(self, *words: object) -> None:
         self._words.update(_ADDRESS.sub("", "\t".join(map(str, words)) + "\n").encode())
 
-    def _call_it(self, tensor: torch.Tensor, name: str) -> None:
-        self._names[id(tensor)] = weakref.ref(tensor), name
-
-    def _known(self, tensor: torch.Tensor) -> str | None:
-        found = self._names.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else None
-
-    def _name(self, item: Any) -> str:
-        if not isinstance(item, torch.Tensor):
-            return f"{type(item).__name__} {item!r}"
-        name = self._known(item) or _contents(item)
-        if name.startswith(_WEIGHTS):
-            self._weights.add(name)
-        return name
+    def _name_unknown(self, tensor: torch.Tensor) -> object:
+        return _contents(tensor)
 
 
 def _contents(tensor: torch.Tensor) -> str:

@@ -13,14 +13,13 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosched.core.from_outside import let_through
 from autosched.core.parts import named_tensors
 from autosched.core.program import Program
 from autosched.core.standing_aside import as_they_came
 from autosched.runtime.kernels import random_inputs
+from autosched.runtime.noted_calls import NotedCalls
 from autosched.runtime.prepared import OPERATOR_ERRORS, Prepared
 from autosched.runtime.trees import describe_tree, returns_given, unflatten_inputs
 from autosched.runtime.weights import ModelWatch
@@ -125,29 +124,20 @@ def _seen(model: torch.nn.Module, call: _Call, known: Sequence[torch.Tensor]) ->
     with _Calls(known) as calls:
         answer = model(*args, **kwargs)
     leaves, tree = describe_tree(answer)
-    return calls.made, tree, [calls.name(leaf) for leaf in leaves]
+    return calls.noted, tree, [calls.name(leaf) for leaf in leaves]
 
 
-class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operator with its operands: tensors by which they are, everything else by what it is."""
+class _Calls(NotedCalls):
+    """What is called, to be compared; a tensor that comes from nowhere that was seen is equal to nothing."""
 
     def __init__(self, known: Sequence[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.made: list[object] = []
-        self._names: dict[int, object] = {id(tensor): ("known", place) for place, tensor in enumerate(known)}
+        super().__init__()
+        self.noted: list[object] = []
+        for place, tensor in enumerate(known):
+            self._call_it(tensor, f"known {place}")
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        leaves, tree = pytree.tree_flatten((args, kwargs or {}))
-        place = len(self.made)
-        self.made.append((str(func), [self.name(leaf) for leaf in leaves], str(tree)))
-        out = func(*args, **(kwargs or {}))
-        for number, leaf in enumerate(pytree.tree_leaves(out)):
-            # What is changed in place is still what it was: the order of the calls says the rest.
-            if isinstance(leaf, torch.Tensor) and not any(leaf is given for given in leaves):
-                # Another tensor, which is gone, may have been where this one is now.
-                self._names[id(leaf)] = place, number
-        return out
+    def _note(self, func: object, tree: object, operands: Sequence[object]) -> None:
+        self.noted.append((str(func), operands, str(tree)))
 
-    def name(self, item: Any) -> object:
-        """What stands for ``item``; for a tensor that comes from nowhere that was seen, what is equal to nothing."""
-        return self._names.get(id(item), object()) if isinstance(item, torch.Tensor) else repr(item)
+    def _name_unknown(self, tensor: torch.Tensor) -> object:
+        return object()
