@@ -20,10 +20,6 @@ def pair_costs(
     kernels: BlockKernels,
     operator_kernel: Ints,
     *,
-    widths: tuple[int, ...] = (1,),
-    launch_gap_us: float = 0.5,
-    cross_lane_us: float = 1.0,
-    fixed_us: float = 5.0,
     max_lanes: int = 4,
 ) -> CostTable:
     """The cost table that perfect pair measurements of these kernels would give, and their launches.
@@ -33,8 +29,8 @@ def pair_costs(
 
     Args:
         kernels: the device's truth.
-        operator_kernel: int32 ``[n_operators, n_widths]``, as ``CostTable.kernel``.
-        widths, launch_gap_us, cross_lane_us, fixed_us, max_lanes: as in ``CostTable``.
+        operator_kernel: int32 ``[n_operators, 1]``, as ``CostTable.kernel``.
+        max_lanes: as in ``CostTable``.
     """
     count = len(kernels.blocks)
     quiet = np.ones((count, count))
@@ -46,7 +42,7 @@ def pair_costs(
         for b in range(count):
             first[a, b], last[b, a] = _pair_slowdowns(_run_together(problem, kernels, (a, b)), float(solo[a]), float(solo[b]))
     room = np.minimum(1.0, kernels.blocks / kernels.capacity)
-    return CostTable(widths, operator_kernel, solo, first, last, launch_gap_us, cross_lane_us, fixed_us, max_lanes, room=room)
+    return CostTable((1,), operator_kernel, solo, first, last, 0.5, 1.0, 5.0, max_lanes, room=room)
 
 
 def group_ends_us(kernels: BlockKernels, rows: Sequence[int]) -> list[float]:

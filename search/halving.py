@@ -17,6 +17,8 @@ from autosched.search.portfolio import Proposal
 
 logger = logging.getLogger(__name__)
 
+_FACTOR = 2
+
 Measure = Callable[[Sequence[Schedule], int], Sequence[Sequence[float] | Failure]]
 """``measure(schedules, rounds)``: for each schedule its times in microseconds, one for each round, all schedules once in each round, or
 why there are none."""
@@ -92,7 +94,6 @@ def halve(
     *,
     first_rounds: int = 2,
     finalists: int = 4,
-    factor: int = 2,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Ranked]:
     """Rank proposals by measurement; the best first, those measured longest before those dropped early.
@@ -103,9 +104,8 @@ def halve(
         proposals: keys must be unique: a duplicate would be measured twice.
         measure: see :data:`Measure`.
         ledger: what is known; updated.
-        first_rounds: rounds in the first rung; each rung has ``factor`` times as many for one in ``factor`` of the candidates.
+        first_rounds: rounds in the first rung; each rung has twice as many for half of the candidates.
         finalists: stop when at most so many are left.
-        factor: how strongly a rung cuts.
         stop: asked before each rung but the first; true ends the halving.
 
     Returns:
@@ -135,7 +135,7 @@ def halve(
         )
         if len(alive) <= finalists or stop():
             return ranked + dropped
-        kept = ranked[: max(finalists, len(ranked) // factor)]
+        kept = ranked[: max(finalists, len(ranked) // _FACTOR)]
         for must in _always_kept(ranked, reference):
             if must not in kept:
                 kept.append(must)
@@ -143,7 +143,7 @@ def halve(
         if len(kept) == len(alive):
             return ranked + dropped
         alive = [item.proposal for item in kept]
-        rounds *= factor
+        rounds *= _FACTOR
     return dropped
 
 

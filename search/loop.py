@@ -25,6 +25,10 @@ from autosched.search.strategy import SearchContext, Strategy
 
 logger = logging.getLogger(__name__)
 
+_TRACED = 4  # schedules, after each round
+# A smaller relative gain of the incumbent counts as none; two in a row end the loop.
+_LEAST_GAIN = 0.005
+
 
 class Bench(Protocol):
     """What the loop measures on. Failures are values; an exception ends the loop, so a bench keeps its own journal."""
@@ -65,8 +69,6 @@ class LoopSettings:
         rounds: most rounds of search and measurement.
         candidates: proposals measured in each round.
         first_rounds, finalists: see ``halving.halve``.
-        traced: schedules traced after each round.
-        least_gain: a smaller relative gain of the incumbent counts as none; two in a row end the loop.
         correct: whether measurements correct the model (off in an ablation).
         priority_variants: see ``portfolio.proposals``.
     """
@@ -76,18 +78,8 @@ class LoopSettings:
     candidates: int = 32
     first_rounds: int = 2
     finalists: int = 4
-    traced: int = 4
-    least_gain: float = 0.005
     correct: bool = True
     priority_variants: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LoopRound:
-    """One round: what was measured (best first), and the relative gain of the incumbent over the round before."""
-
-    ranked: tuple[Ranked, ...]
-    gain: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +89,7 @@ class LoopResult:
     Args:
         best, best_us: the fastest schedule measured.
         baseline, baseline_us: the fastest baseline measured, None and inf if every baseline failed.
-        rounds: each round.
+        rounds: what was measured in each, best first.
         ledger: every time and failure by canonical key; store it to resume.
         traces: every trace by canonical key; store it to resume.
         costs: the corrected cost table.
@@ -107,7 +99,7 @@ class LoopResult:
     best_us: float
     baseline: Proposal | None
     baseline_us: float
-    rounds: tuple[LoopRound, ...]
+    rounds: tuple[tuple[Ranked, ...], ...]
     ledger: Ledger
     traces: dict[str, Trace]
     costs: CostTable
@@ -120,9 +112,9 @@ class LoopResult:
         """
         standing: dict[str, float] = {}
         for measured in self.rounds:
-            shared = [standing[item.proposal.key] / item.ratio for item in measured.ranked if item.proposal.key in standing]
+            shared = [standing[item.proposal.key] / item.ratio for item in measured if item.proposal.key in standing]
             scale = statistics.median(shared) if shared else 1.0
-            standing |= {item.proposal.key: scale * item.ratio for item in measured.ranked}
+            standing |= {item.proposal.key: scale * item.ratio for item in measured}
         return tuple(sorted(standing, key=lambda key: (standing[key], key)))
 
 
@@ -139,7 +131,7 @@ class _Run:
     progress: LoopProgress | None
     best: Ranked | None = None
     baseline: Ranked | None = None
-    rounds: list[LoopRound] = field(default_factory=list)
+    rounds: list[tuple[Ranked, ...]] = field(default_factory=list)
     evidence: dict[str, Ranked] = field(default_factory=dict)
 
     def go(self) -> LoopResult:
@@ -151,9 +143,9 @@ class _Run:
             if not ranked:
                 break
             gain = self._update(ranked)
-            self.rounds.append(LoopRound(tuple(ranked), gain))
+            self.rounds.append(tuple(ranked))
             self._report(number)
-            idle = idle + 1 if number and gain < self.settings.least_gain else 0
+            idle = idle + 1 if number and gain < _LEAST_GAIN else 0
             if self.settings.correct and number + 1 < self.settings.rounds:
                 self._correct(ranked)
         if self.best is None:
@@ -183,7 +175,7 @@ class _Run:
         )  # fmt: skip
         if number == 0:
             return found
-        seen = {item.proposal.key for measured in self.rounds for item in measured.ranked} | self.ledger.failures.keys()
+        seen = {item.proposal.key for measured in self.rounds for item in measured} | self.ledger.failures.keys()
         fresh = [proposal for proposal in found if proposal.key not in seen]
         known = {item.proposal.key: item.proposal for item in (self.baseline, self.best) if item is not None}
         return [*known.values(), *fresh] if fresh else []
@@ -208,7 +200,7 @@ class _Run:
         return gain
 
     def _correct(self, ranked: Sequence[Ranked]) -> None:
-        top = ranked[: self.settings.traced]
+        top = ranked[:_TRACED]
         missing = [item.proposal for item in top if item.proposal.key not in self.traces]
         if missing:
             for proposal, answer in zip(missing, self.bench.trace([proposal.schedule for proposal in missing]), strict=True):

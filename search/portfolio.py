@@ -23,6 +23,8 @@ from autosched.search.strategy import SearchContext, Strategy, baselines
 
 logger = logging.getLogger(__name__)
 
+_LEAST_DIFFERENCE = 0.1  # see difference(); less only where the set could not be filled otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -104,7 +106,6 @@ def proposals(
     lanes_matter: bool,
     count: int = 32,
     strategies: Sequence[Strategy] | None = None,
-    least_difference: float = 0.1,
     priority_variants: int = 0,
 ) -> list[Proposal]:
     """The candidate set for the device: every baseline, and a diverse choice of what :class:`Portfolio` found, best predicted first.
@@ -115,7 +116,6 @@ def proposals(
         lanes_matter: as in ``core.schedule.canonical_key``; schedules with one key are one proposal.
         count: most proposals; all baselines are kept even beyond it.
         strategies: what must be in the set; default every registered baseline.
-        least_difference: see :func:`difference`; relaxed only if the set could not be filled otherwise.
         priority_variants: so many of the best finds come a second time with node priorities (``priorities.by_path``); CUDA only. They
             take the places of the last finds.
     """
@@ -136,7 +136,7 @@ def proposals(
         if key in pool:
             merged[key] = replace(merged[key], strategies=(*merged[key].strategies, *pool.pop(key).strategies))
     places = max(0, count - len(must))
-    kept = _diverse(sorted(pool.values(), key=lambda proposal: proposal.predicted_us), places, least_difference)
+    kept = _diverse(sorted(pool.values(), key=lambda proposal: proposal.predicted_us), places)
     if variants := [_with_priorities(problem, proposal, lanes_matter) for proposal in kept[:priority_variants]]:
         kept = kept[: max(1, places - len(variants))] + variants
     logger.info("%d candidates: %d baselines, %d of %d found by %s", len(must) + len(kept), len(must), len(kept), len(pool), finder.name)
@@ -158,7 +158,7 @@ def _merge(problem: Problem, into: dict[str, Proposal], name: str, is_baseline: 
         into[key] = replace(known, strategies=(*known.strategies, name), is_baseline=known.is_baseline or is_baseline)
 
 
-def _diverse(ranked: Sequence[Proposal], count: int, least_difference: float) -> list[Proposal]:
+def _diverse(ranked: Sequence[Proposal], count: int) -> list[Proposal]:
     kept: list[Proposal] = []
     passed_over: list[Proposal] = []
     forms: list[Ints] = []
@@ -166,7 +166,7 @@ def _diverse(ranked: Sequence[Proposal], count: int, least_difference: float) ->
         if len(kept) == count:
             break
         form = _followed(proposal.schedule)
-        if all(_changed_share(form, other) >= least_difference for other in forms):
+        if all(_changed_share(form, other) >= _LEAST_DIFFERENCE for other in forms):
             kept.append(proposal)
             forms.append(form)
         else:
