@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from autosched.core.decoding import decode_json
 from autosched.core.errors import IllegalSchedule
 from autosched.core.graph import OpGraph
 
@@ -53,18 +52,6 @@ class Schedule:
     def to_json(self) -> bytes:
         """Canonical bytes."""
         return msgspec.json.encode(self, order="sorted")
-
-    @staticmethod
-    def from_json(data: bytes) -> Schedule:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-            IllegalSchedule: if the bytes are no schedule.
-        """
-        try:
-            return decode_json(data, Schedule)
-        except msgspec.MsgspecError as error:
-            raise IllegalSchedule(f"cannot read a schedule: {error}") from error
 
 
 def sequential(graph: OpGraph, *, width: int = 1, order: Sequence[int] | None = None) -> Schedule:

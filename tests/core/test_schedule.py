@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from autosched.core.errors import IllegalSchedule
@@ -30,7 +31,7 @@ def test_a_legal_schedule_has_no_violations_and_survives_json() -> None:
     graph = fork()
     schedule = make_schedule(graph, [0, 2, 1], [0, 1, 0], extra_edges=[(2, 1)])
     assert violations(graph, schedule) == []
-    assert Schedule.from_json(schedule.to_json()) == schedule
+    assert msgspec.json.decode(schedule.to_json(), type=Schedule) == schedule
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,6 @@ def test_every_kind_of_violation_is_named(change: dict[str, object], message: st
 def test_making_an_illegal_schedule_raises() -> None:
     with pytest.raises(IllegalSchedule, match="launched before"):
         make_schedule(fork(), [1, 0, 2], [0, 0, 0])
-    with pytest.raises(IllegalSchedule, match="cannot read"):
-        Schedule.from_json(b"{}")
 
 
 def test_in_a_cuda_graph_lane_numbers_mean_nothing_but_launch_order_does() -> None:
