@@ -65,7 +65,7 @@ def select_pairs(
                     ranked.append((-worth, signatures[a], width_a, signatures[b], width_b))
     ranked.sort()
     chosen: list[PairChoice] = []
-    for negative, sig_a, width_a, sig_b, width_b in ranked:
+    for _, sig_a, width_a, sig_b, width_b in ranked:
         if len(chosen) >= max_pairs:
             break
         op_a, op_b = _representatives(free, member[:, row[sig_a]], member[:, row[sig_b]])
@@ -74,7 +74,7 @@ def select_pairs(
             del orders[1]
         for first, last, first_sig, first_width, last_sig, last_width in orders:
             if (first_sig, first_width, last_sig, last_width) not in known and len(chosen) < max_pairs:
-                chosen.append(PairChoice(first, last, first_width, last_width, -negative))
+                chosen.append(PairChoice(first, last, first_width, last_width))
     return chosen
 
 

@@ -28,8 +28,7 @@ def pair_candidates(graph: OpGraph, times: dict[tuple[str, int], KernelFacts], w
                     continue  # schedules keep wide operators on one lane, so two never meet
                 key = content_key(first, first_width, last, last_width)
                 if key not in found and (first, first_width) in times and (last, last_width) in times:
-                    shorter = min(times[first, first_width].solo_us, times[last, last_width].solo_us)
-                    found[key] = PairChoice(a, b, first_width, last_width, shorter)
+                    found[key] = PairChoice(a, b, first_width, last_width)
     return list(found.values())
 
 

@@ -12,13 +12,12 @@ from autosched.core.graph import Operator, OpGraph
 
 @dataclass(frozen=True, slots=True)
 class PairChoice:
-    """One pair to measure: operator indices in start order, widths, and the time (microseconds) that its instances could overlap."""
+    """One pair to measure: operator indices in start order, and their widths."""
 
     first: int
     last: int
     first_width: int
     last_width: int
-    worth_us: float
 
 
 @dataclass(frozen=True, slots=True)

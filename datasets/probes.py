@@ -49,17 +49,11 @@ def probe_choices(
             continue
         greediest = dict.fromkeys(partners[int(np.argmax(demands[partners, column]))] for column in range(len(_DEMANDS)))
         for width in widths:
-            own = times.get((operator.signature, width))
-            if own is None or (operator.signature, width) in seen:
+            if (operator.signature, width) not in times or (operator.signature, width) in seen:
                 continue
             seen.add((operator.signature, width))
             for stressor in list(greediest)[: probes // 2]:
-                other = times[graph.operators[stressor].signature, 1]
-                shorter = min(own.solo_us, other.solo_us)
-                for choice in (
-                    PairChoice(operator.index, stressor, width, 1, shorter),
-                    PairChoice(stressor, operator.index, 1, width, shorter),
-                ):
+                for choice in (PairChoice(operator.index, stressor, width, 1), PairChoice(stressor, operator.index, 1, width)):
                     first, last = graph.operators[choice.first].signature, graph.operators[choice.last].signature
                     found.setdefault((first, choice.first_width, last, choice.last_width), choice)
     return list(found.values())

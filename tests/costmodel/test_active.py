@@ -51,7 +51,5 @@ def test_the_wider_interval_counts_and_unknown_kernels_come_last(tmp_path: Path)
     store.append(example_rows("ab"))
     scope = ScopeRow(SCOPE, DEVICE, SOFTWARE, DeviceFacts("suite", "cpu", 2))
     place = {row.kernel.signature: index for index, row in enumerate(store.solo())}
-    doubts = ModelUncertainty(Doubtful(), graph, store, scope)(
-        [PairChoice(0, 1, 1, 1, 0.0), PairChoice(1, 0, 1, 1, 0.0), PairChoice(2, 0, 1, 1, 0.0)]
-    )
+    doubts = ModelUncertainty(Doubtful(), graph, store, scope)([PairChoice(0, 1, 1, 1), PairChoice(1, 0, 1, 1), PairChoice(2, 0, 1, 1)])
     assert doubts == [1.0 + place["a"], 1.0 + place["b"], 0.0]

@@ -196,7 +196,7 @@ def test_a_diverse_choice_covers_the_corners_before_the_middle() -> None:
 def test_what_a_tuning_job_measured_becomes_rows(tmp_path: Path) -> None:
     graph, store = fork(3), Store.create(tmp_path)
     measurer = FakeMeasurer(graph)
-    records = [record for record in measurer.pairs([PairChoice(1, 2, 1, 1, 0.0)]) if isinstance(record, PairRecord)]
+    records = [record for record in measurer.pairs([PairChoice(1, 2, 1, 1)]) if isinstance(record, PairRecord)]
     rows = rows_of_tuning(graph, SCOPE, model="zoo:fork1", widths=(1,), solo=measurer.solo((1,)), pairs=records)
     assert store.append(rows) == 6
     assert audit(store).findings == ()

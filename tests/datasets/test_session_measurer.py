@@ -31,7 +31,7 @@ class RecordingSession:
 def test_pairs_are_asked_in_their_start_order_and_width() -> None:
     session = RecordingSession()
     measurer = SessionMeasurer(session, repeats=7)  # type: ignore[arg-type]
-    (answer,) = measurer.pairs([PairChoice(4, 2, 1, 2, 99.0)])
+    (answer,) = measurer.pairs([PairChoice(4, 2, 1, 2)])
     assert session.asked == [Pair(4, 2, 1, 2)]
     assert isinstance(answer, PairRecord)
     assert answer.count == 7

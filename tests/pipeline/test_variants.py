@@ -115,7 +115,7 @@ def test_the_search_chooses_the_variant_that_is_slower_alone_and_the_better_neig
 def test_pairs_with_another_variant_are_measured_once(graph) -> None:  # type: ignore[no-untyped-def]
     found = times(graph, {1: (10.0, 8.0), 2: (30.0, 9.0)})
     a, b = (graph.operators[index].signature for index in (1, 2))
-    likely = [PairChoice(1, 2, 1, 1, 5.0), PairChoice(2, 1, 1, 1, 5.0)]
+    likely = [PairChoice(1, 2, 1, 1), PairChoice(2, 1, 1, 1)]
     asked = _with_other_variants(graph, likely, found, known=())
     assert [(item.choice.first, item.first_variant, item.last_variant) for item in asked] == [(1, 0, 1), (2, 1, 0)]
     assert _with_other_variants(graph, likely, found, known={(a + OTHER, 1, b, 1), (b, 1, a + OTHER, 1)}) == []
