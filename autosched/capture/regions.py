@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autosched.capture.draft import Draft, Node, iterate_regions
-from autosched.capture.passes.pointwise import share_views
+from autosched.capture.draft import Draft
+from autosched.capture.merging import Merging
 from autosched.capture.passes.timing import products_us
 from autosched.capture.region_kinds import RegionKind, is_slow_alone, kind_of, makes_each_by_itself, matrix_read
 from autosched.capture.traffic import bytes_read, bytes_written, footprint, is_view
-from autosched.core.graph import topological
 
 # Orders of magnitude, like those of ``passes.timing``: what a launch costs, and how many bytes move in a microsecond.
 _LAUNCH_US = 4.0
@@ -34,48 +33,31 @@ _MOST_CALLS = 96
 def fuse_regions(draft: Draft) -> int:
     """Partition an observed draft, whose views are sunk, into regions; returns how many operators disappeared."""
     partition = _Partition(draft)
-    before = len(partition.members)
     partition.cones()
     partition.epilogues()
     partition.matrices()
     partition.fans()
     partition.siblings()
-    draft.regions = partition.ordered()
-    draft.nodes = [node for region in draft.regions for node in region]
-    return before - len(draft.regions)
+    return partition.settle()
 
 
-class _Partition:
-    """Regions by number, a topological order of the operators they began as; and the edges between them."""
+class _Partition(Merging):
+    """Regions, each with what it takes and when it could start."""
 
     def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-        self.members: dict[int, list[Node]] = {index: list(region) for index, region in enumerate(iterate_regions(draft))}
-        self._place = {node: place for place, node in enumerate(node for region in self.members.values() for node in region)}
-        written = {draft.storage[value] for region in self.members.values() for node in region for value in node.mutates()}
-        self.kind = {index: kind_of(region, draft, written) for index, region in self.members.items()}
-        home = {value: index for index, region in self.members.items() for node in region for value in node.outputs if value >= 0}
-        self.before: dict[int, set[int]] = {index: set() for index in self.members}
-        self.after: dict[int, set[int]] = {index: set() for index in self.members}
+        super().__init__(draft)
+        self.kind = {index: kind_of(region, draft, self._written) for index, region in self.members.items()}
         last_touch: dict[int, int] = {}
         for index, region in self.members.items():
-            for node in region:
-                for value in node.reads():
-                    self._edge(home.get(value, index), index)
-                for value in (*node.reads(), *node.outputs):
-                    storage = draft.storage.get(value, -1)
-                    if storage in written:
-                        # In-place changes order whoever touches the memory, not only who reads a value of it.
-                        self._edge(last_touch.get(storage, index), index)
-                        last_touch[storage] = index
+            for value in (value for node in region for value in (*node.reads(), *node.outputs)):
+                storage = draft.storage.get(value, -1)
+                if storage in self._written:
+                    # In-place changes order whoever touches the memory, not only who reads a value of it.
+                    self._edge(last_touch.get(storage, index), index)
+                    last_touch[storage] = index
         self.work = {index: _LAUNCH_US + self._bare_work(index) for index in self.members}
         self.start: dict[int, float] = {}
         self._time()
-
-    def _edge(self, first: int, last: int) -> None:
-        if first != last:
-            self.before[last].add(first)
-            self.after[first].add(last)
 
     def _time(self) -> None:
         """Earliest starts of all regions with unlimited lanes."""
@@ -219,24 +201,8 @@ class _Partition:
         return False
 
     def _merge(self, keep: int, gone: int) -> None:
-        self.members[keep] = sorted(self.members[keep] + self.members.pop(gone), key=self._place.__getitem__)
-        for mine, theirs in ((self.before, self.after), (self.after, self.before)):
-            for item in mine.pop(gone):
-                theirs[item].discard(gone)
-                if item != keep:
-                    theirs[item].add(keep)
-                    mine[keep].add(item)
-            mine[keep].discard(gone)
+        super()._merge(keep, gone)
         if RegionKind.ANCHOR in (self.kind[keep], self.kind[gone]):
             self.kind[keep] = RegionKind.ANCHOR
         self.start[keep] = max((self._finish(item) for item in self.before[keep]), default=0.0)
         self.work[keep] = _LAUNCH_US + self._bare_work(keep)
-
-    def _topological(self) -> list[int]:
-        names = sorted(self.members, key=lambda index: self._place[self.members[index][-1]])
-        rank = {index: position for position, index in enumerate(names)}
-        return [names[position] for position in topological(len(names), [[rank[item] for item in self.before[index]] for index in names])]
-
-    def ordered(self) -> list[list[Node]]:
-        """The regions in a topological order close to the original one, equal views within a region made once."""
-        return [share_views(self.members[index], self._draft) for index in self._topological()]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from autosched.capture.draft import Draft, Node, iterate_regions
+from autosched.capture.draft import Draft, Node
+from autosched.capture.merging import Merging
 from autosched.capture.passes.timing import rough_us
 from autosched.capture.traffic import is_view
 from autosched.core.custom_operators import is_custom
-from autosched.core.graph import topological
 
 # A call on fewer elements takes about as long as launching it: what runs beside what no longer matters, how many launches does.
 _SMALL_ELEMENTS = 16_384
@@ -27,35 +27,19 @@ def fuse_pointwise(draft: Draft) -> int:
 
     Returns how many operators disappeared.
     """
-    regions = _Regions(draft)
-    before = len(regions.members)
-    regions.merge_gates()
-    regions.merge_chains()
-    draft.regions = regions.ordered()
-    draft.nodes = [node for region in draft.regions for node in region]
-    return before - len(regions.members)
+    chains = _Chains(draft)
+    chains.merge_gates()
+    chains.merge_chains()
+    return chains.settle()
 
 
-class _Regions:
-    """Operators as sets of calls, with the edges between them."""
+class _Chains(Merging):
+    """Small pointwise operators, and what they would delay."""
 
     def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-        self.members: dict[int, list[Node]] = {index: list(region) for index, region in enumerate(iterate_regions(draft))}
-        self._place = {node: place for place, node in enumerate(node for region in self.members.values() for node in region)}
-        home = {value: index for index, region in self.members.items() for node in region for value in node.outputs if value >= 0}
-        self._before: dict[int, set[int]] = {index: set() for index in self.members}
-        self._after: dict[int, set[int]] = {index: set() for index in self.members}
-        for index, region in self.members.items():
-            for node in region:
-                for value in node.reads():
-                    producer = home.get(value, index)
-                    if producer != index:
-                        self._before[index].add(producer)
-                        self._after[producer].add(index)
-        written = {draft.storage[value] for region in self.members.values() for node in region for value in node.mutates()}
+        super().__init__(draft)
         self._pointwise = {index: self._is_pointwise(region) for index, region in self.members.items()}
-        self._fixed = {index for index, region in self.members.items() if self._touches(region, written)}
+        self._fixed = {index for index, region in self.members.items() if self._touches(region)}
         self._small = {
             index: self._pointwise[index] and index not in self._fixed and self._elements(region) <= _SMALL_ELEMENTS
             for index, region in self.members.items()
@@ -63,17 +47,17 @@ class _Regions:
         self._start: dict[int, float] = {}
         self._finish: dict[int, float] = {}
         for index, region in self.members.items():
-            self._start[index] = max((self._finish[item] for item in self._before[index]), default=0.0)
+            self._start[index] = max((self._finish[item] for item in self.before[index]), default=0.0)
             self._finish[index] = self._start[index] + rough_us(region, draft)
 
     def _is_pointwise(self, region: Sequence[Node]) -> bool:
         working = [node for node in region if not is_view(node, self._draft.storage)]
         return bool(working) and all(torch.Tag.pointwise in node.op.tags and not node.mutates() for node in working)
 
-    def _touches(self, region: Sequence[Node], written: set[int]) -> bool:
+    def _touches(self, region: Sequence[Node]) -> bool:
         # Where memory changes in place, order is not only a matter of data; and what a custom operator's tags promise is its owner's
         # word: leave those operators as they are.
-        return any(is_custom(node.kind) or any(self._draft.storage[value] in written for value in node.reads()) for node in region)
+        return any(is_custom(node.kind) or any(self._draft.storage[value] in self._written for value in node.reads()) for node in region)
 
     def _elements(self, region: Sequence[Node]) -> int:
         return max((self._draft.specs[value].elements for node in region for value in node.outputs if value >= 0), default=0)
@@ -86,18 +70,18 @@ class _Regions:
         gate: dict[int, int | None] = {}
         for index in list(self.members):
             mask = 0
-            for item in self._before[index]:
+            for item in self.before[index]:
                 mask |= ancestors[item] | (1 << item)
             ancestors[index] = mask
             reached: set[int] = set()
-            for item in self._before[index]:
+            for item in self.before[index]:
                 reached |= frontier[item] if self._small[item] else {item}
             frontier[index] = {item for item in reached if not any(ancestors[other] >> item & 1 for other in reached)}
             gate[index] = next(iter(frontier[index])) if len(frontier[index]) == 1 else None
         for index in list(self.members):
             if not self._small[index] or gate[index] is None:
                 continue
-            for item in self._before[index]:
+            for item in self.before[index]:
                 if self._small[item] and gate[item] == gate[index]:
                     self._join(cluster, item, index)
         groups: dict[int, list[int]] = {}
@@ -132,10 +116,10 @@ class _Regions:
     def _mergeable(self, index: int) -> int | None:
         if not self._pointwise[index] or index in self._fixed:
             return None
-        for producer in sorted(self._before[index], key=lambda item: (-self._finish[item], item)):
-            if producer in self._fixed or self._after[producer] != {index}:
+        for producer in sorted(self.before[index], key=lambda item: (-self._finish[item], item)):
+            if producer in self._fixed or self.after[producer] != {index}:
                 continue
-            others = [item for item in self._before[index] if item != producer]
+            others = [item for item in self.before[index] if item != producer]
             if self._small[producer] and self._small[index]:
                 return producer
             if all(self._finish[item] <= self._start[producer] for item in others):
@@ -143,53 +127,7 @@ class _Regions:
         return None
 
     def _merge(self, keep: int, gone: int) -> None:
-        self.members[keep] = sorted(self.members[keep] + self.members.pop(gone), key=self._place.__getitem__)
-        for item in self._before.pop(gone):
-            self._after[item].discard(gone)
-            if item != keep:
-                self._after[item].add(keep)
-                self._before[keep].add(item)
-        for item in self._after.pop(gone):
-            self._before[item].discard(gone)
-            if item != keep:
-                self._before[item].add(keep)
-                self._after[keep].add(item)
-        self._before[keep].discard(gone)
-        self._after[keep].discard(gone)
+        super()._merge(keep, gone)
         self._pointwise[keep] = self._pointwise[keep] and self._pointwise[gone]
         self._small[keep] = self._small[keep] and self._small[gone]
         self._finish[keep] = max(self._finish[keep], self._finish[gone])
-
-    def ordered(self) -> list[list[Node]]:
-        """The operators in a topological order close to the original one, equal views within an operator made once."""
-        names = sorted(self.members, key=lambda index: self._place[self.members[index][-1]])
-        rank = {index: position for position, index in enumerate(names)}
-        order = topological(len(names), [[rank[item] for item in self._before[index]] for index in names])
-        return [share_views(self.members[names[position]], self._draft) for position in order]
-
-
-def share_views(region: list[Node], draft: Draft) -> list[Node]:
-    """The calls of one operator with equal views made once; a view that leaves the model is left alone."""
-    first: dict[str, Node] = {}
-    mapping: dict[int, int] = {}
-    kept: list[Node] = []
-    outputs = set(draft.output_values())
-    for node in region:
-        node.substitute(mapping)
-        leaves = any(value in outputs for value in node.outputs)
-        if not is_view(node, draft.storage) or leaves:
-            kept.append(node)
-            continue
-        key = f"{node.target} {node.args!r} {sorted(node.kwargs.items())!r}"
-        earlier = first.setdefault(key, node)
-        if earlier is node:
-            kept.append(node)
-            continue
-        slots = list(earlier.outputs)
-        for slot, value in enumerate(node.outputs):
-            if value >= 0 and slots[slot] >= 0:
-                mapping[value] = slots[slot]
-            elif value >= 0:
-                slots[slot] = value
-        earlier.outputs = tuple(slots)
-    return kept
