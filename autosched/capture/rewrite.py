@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from autosched.capture.custom import layouts_of, restore_custom_layouts
 from autosched.capture.draft import Draft
@@ -14,7 +15,7 @@ from autosched.capture.passes.channels_last import prefer_channels_last
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
 from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
-from autosched.capture.passes.cpu_linear import pack_cpu_linears, pack_cpu_linears_but_rows
+from autosched.capture.passes.cpu_linear import pack_cpu_linears
 from autosched.capture.passes.cpu_recurrent import part_cpu_recurrences
 from autosched.capture.passes.cpu_rows import spell_row_products
 from autosched.capture.passes.identities import drop_identities
@@ -62,7 +63,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
     Pass("cpu_rows", spell_row_products, changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
-    Pass("cpu_linear", pack_cpu_linears_but_rows, changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
+    Pass("cpu_linear", partial(pack_cpu_linears, rows=False), changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu", lowerings=(Lowering.REWRITTEN,)),
     Pass("cpu_recurrent", part_cpu_recurrences, changes_values=True, only_on="cpu"),
 )

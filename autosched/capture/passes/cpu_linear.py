@@ -41,11 +41,6 @@ class Linear:
     by_rows: bool
 
 
-def pack_cpu_linears_but_rows(draft: Draft) -> int:
-    """As :func:`pack_cpu_linears`, but for products of one row."""
-    return pack_cpu_linears(draft, rows=False)
-
-
 def pack_cpu_linears(draft: Draft, *, rows: bool = True) -> int:
     """Each large ``linear``, ``addmm`` or ``mm`` with constant weight becomes ``mkldnn::_linear_pointwise``.
 
