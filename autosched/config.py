@@ -68,6 +68,18 @@ def cpu_environment() -> tuple[tuple[str, str], ...]:
     return tuple((name, value.lower()) for name, value in found if value)
 
 
+def openmp_binding() -> str:
+    """The variable by which GNU's OpenMP binds each thread to cores of its own, as ``NAME=value``; empty if it binds none.
+
+    It binds the thread that loads PyTorch too, and every thread that this one starts without OpenMP inherits its core.
+    """
+    binding = os.environ.get("OMP_PROC_BIND", "")
+    if binding.strip().lower() == "false":
+        return ""
+    names = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "OMP_PLACES")
+    return next((f"{name}={os.environ[name]}" for name in names if os.environ.get(name)), "")
+
+
 # glibc's: nothing is mapped by itself, and the heap is not trimmed below 64 GiB (``mallopt(3)``).
 _KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30)}
 

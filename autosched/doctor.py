@@ -107,13 +107,17 @@ def _cpu() -> Finding:
 
 def _why_so_few(usable: int) -> str:
     """What keeps this process from the other cores of the machine; empty if it has all of them."""
+    from autosched.config import openmp_binding
     from autosched.runtime.cpu_quota import quota_cores
 
     cores, quota = os.cpu_count() or 1, quota_cores()
     if usable >= cores:
         return ""
-    by_quota = quota is not None and max(1, int(quota)) == usable
-    return f" of {cores}: " + (f"a control group's CPU quota of {quota:g}" if by_quota else "the process's affinity mask (taskset)")
+    if quota is not None and max(1, int(quota)) == usable:
+        return f" of {cores}: a control group's CPU quota of {quota:g}"
+    if binding := openmp_binding():
+        return f" of {cores}: OpenMP binds threads to cores ({binding}); unset that"
+    return f" of {cores}: the process's affinity mask (taskset)"
 
 
 def _taken_now(usable: int) -> float:

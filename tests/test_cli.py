@@ -273,13 +273,22 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (2, 6.0, 2, "2 cores"),
     ],
 )
+@pytest.mark.parametrize("binding", ["", "OMP_PROC_BIND=close"])
 def test_doctor_says_what_keeps_it_from_the_other_cores(
-    cores: int, quota: float | None, usable: int, detail: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cores: int,
+    quota: float | None,
+    usable: int,
+    detail: str,
+    binding: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("autosched.config.openmp_binding", lambda: binding)
     monkeypatch.setattr("autosched.runtime.cpu_quota.quota_cores", lambda: quota)
     monkeypatch.setattr("autosched.runtime.host_key.usable_cores", lambda: usable)
     monkeypatch.setattr("autosched.doctor._taken_now", lambda cores: 0.0)
     run("doctor", "--json")
     findings = {item["what"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
-    assert findings["cpu lanes"]["detail"] == detail
+    bound = f"OpenMP binds threads to cores ({binding}); unset that" if binding else "the process's affinity mask (taskset)"
+    assert findings["cpu lanes"]["detail"] == detail.replace("the process's affinity mask (taskset)", bound)

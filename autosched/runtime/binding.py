@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from autosched.config import openmp_binding
 from autosched.core.custom_operators import trusted, trusting
 from autosched.core.errors import IncompatibleArtifact
 from autosched.core.from_outside import let_through
@@ -353,7 +354,10 @@ def _require_threads(bundle: Bundle, label: str) -> None:
     widest = max(bundle.schedule.width, default=1)
     # The thread library ends the process when it cannot start as many threads as it was told to.
     if bundle.key.device.kind == "cpu" and widest > usable_cores():
-        raise IncompatibleArtifact(label, [f"width: an operator asks for {widest} threads there, {usable_cores()} cores are usable here"])
+        binding = openmp_binding()
+        why = f", for OpenMP binds threads to cores ({binding}): unset that" if binding else ""
+        difference = f"width: an operator asks for {widest} threads there, {usable_cores()} cores are usable here{why}"
+        raise IncompatibleArtifact(label, [difference])
 
 
 def _regions(program: Program, plan: Plan, device: torch.device) -> RegionLibrary | None:

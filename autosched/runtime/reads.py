@@ -75,6 +75,11 @@ class _Operands(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._storages = storages
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # To tell Dynamo to leave this alone would import all of it.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         for leaf in pytree.tree_leaves((args, kwargs or {})):
             if isinstance(leaf, torch.Tensor):
