@@ -60,7 +60,7 @@ def _what_is_called(model: torch.nn.Module, inputs: Sequence[torch.Tensor], answ
         return None
 
 
-class _Calls(NotedCalls):
+class _Calls(NotedCalls):  # type: ignore[no-untyped-call]
     """Digests of what is called; a tensor that comes from nowhere that was seen is noted by its contents."""
 
     def __init__(self, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:

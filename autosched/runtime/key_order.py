@@ -127,7 +127,7 @@ def _seen(model: torch.nn.Module, call: _Call, known: Sequence[torch.Tensor]) ->
     return calls.noted, tree, [calls.name(leaf) for leaf in leaves]
 
 
-class _Calls(NotedCalls):
+class _Calls(NotedCalls):  # type: ignore[no-untyped-call]
     """What is called, to be compared; a tensor that comes from nowhere that was seen is equal to nothing."""
 
     def __init__(self, known: Sequence[torch.Tensor]) -> None:
