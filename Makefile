@@ -8,6 +8,8 @@ BUNDLE ?= googlenet.autosched
 TORCH ?= torch>=2.11,<2.14
 # A folder named datasets/ in the working directory must never shadow the Hugging Face package of that name.
 export PYTHONSAFEPATH = 1
+# Images for containers set it, and each of the hundreds of processes that the tests start would translate this package for itself.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test install clean emulate
 
@@ -25,9 +27,10 @@ demo: install
 	$(VENV)/bin/autosched tune $(MODEL) --device auto --effort quick -o $(BUNDLE)
 
 # Most tests keep one core busy, so one process for each core takes half the time on two of them; more than four gain little and each of
-# them has a PyTorch of its own in memory.
+# them has a PyTorch of its own in memory. GNU's OpenMP spins for milliseconds after each operator, which here is the time of another
+# process's tests: a thirtieth of that still meets the next operator of a running model awake, as the tests of lanes expect.
 test: install
-	$(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses 4 --dist worksteal
+	GOMP_SPINCOUNT=10000 $(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses 4 --dist worksteal
 
 # The CUDA side on a machine without a GPU: see tools/cuda_emulator/README.md. Not part of `make test`.
 EMULATOR_TORCH ?= 2.11.*
