@@ -17,6 +17,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.conformance.composites import look_up_composites_once
+
 # The same examples everywhere and each time, none remembered from an earlier run, and no limit on how slow a busy machine draws them.
 settings.register_profile("suite", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
@@ -45,6 +47,8 @@ def pytest_collection() -> Generator[None, Any, None]:
     """What is imported once the tests are collected stays: looking through all of PyTorch for garbage took a tenth of their time."""
     gc.disable()
     yield
+    if "torch._export.utils" in sys.modules:
+        look_up_composites_once()
     gc.freeze()
     gc.enable()
 
