@@ -185,7 +185,7 @@ def _run(
     from autosched.pipeline.left_out import left_out_sentence
     from autosched.pipeline.native import ready_lanes
     from autosched.pipeline.replaying import open_device
-    from autosched.search.compiled.ready import load_searches, searches_loaded
+    from autosched.search.compiled.ready import load_searches
 
     if options.cost_model is not None:
         # Found out now, not after minutes of capturing and compiling.
@@ -194,10 +194,7 @@ def _run(
     clock = StageClock(progress)
     kind = REPLAY if options.device.startswith("replay:") else open_device(options.device).key.kind
     lanes_note = ready_lanes(kind, clock)
-    if not searches_loaded():
-        # Compiled once on a machine, in ten seconds: of a minute's budget that is what a first job would lack for its measurements.
-        clock.stage("loading the searches")
-        load_searches()
+    load_searches(clock)
     choice = considered(lowering, rewrite=rewrite, kind=kind)
     if choice.chosen:
         outcome = run_contest(model, args, kwargs, options, choice, clock)

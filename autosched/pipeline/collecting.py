@@ -34,6 +34,7 @@ from autosched.pipeline.native import ready_lanes
 from autosched.pipeline.replaying import StoreRecording
 from autosched.pipeline.schedule_runs import measure_schedules
 from autosched.pipeline.scope import scope_row
+from autosched.search.compiled.ready import load_searches
 
 _TIMEOUT_S = 120.0
 _REPEATS = 9
@@ -155,6 +156,8 @@ def collect(
     model = load_model(Path(cost_model)) if cost_model is not None else None
     opened = device_named(device)
     lanes_note = ready_lanes(opened.key.kind, told)
+    if wanted.schedules:
+        load_searches(told)
     store = _store_at(Path(folder))
     left_out: list[str] = [lanes_note] if lanes_note else []
     not_measured: list[str] = []

@@ -24,6 +24,7 @@ from autosched.pipeline.measuring import cost_table
 from autosched.pipeline.schedule_runs import measure_schedules
 from autosched.pipeline.scope import scope_row
 from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.search.compiled.ready import load_searches
 from autosched.search.problem import Problem
 from tests.conformance.graphs import TwoBranches, two_branches_program
 from tests.conformance.precision import rounding
@@ -141,8 +142,10 @@ class Schedules(SessionDouble):
         return found
 
 
+# A minute is what numba takes to compile the searches in a fresh checkout on a busy machine: they are loaded first, as `collect` does.
 @pytest.mark.parametrize(("budget_s", "finished"), [(60.0, True), (0.0, False)])
 def test_disturbed_schedules_are_counted_and_those_without_time_are_no_end(budget_s: float, finished: bool, tmp_path: Path) -> None:
+    load_searches()
     graph, session, store = PROGRAM.graph, Schedules(lambda schedule: 1.0), Store.create(tmp_path)
     samples = Samples(10.0, 10.0, 10.0, 10.0, 10.0, 9)
     solo = [[SoloRecord(item.signature, width, samples, Contamination(0.0)) for width in (1, 2)] for item in graph.operators]
