@@ -12,7 +12,7 @@ import torch
 from autosched.core.custom_operators import is_custom, trusted
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.parts import named_tensors
-from autosched.core.program import ConstantSource, Program
+from autosched.core.program import ConstantSource, Program, Ref
 from autosched.core.program_json import decode_program
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.runtime.bundle.format import Bundle, printable
@@ -64,7 +64,8 @@ def check_bundle(
     """Compare a bundle's key with a host and, if given, a model.
 
     A device or a setting that changes numerics makes it incompatible, as does a parameter with another name, shape or dtype.
-    So does a custom operator whose namespace the caller does not trust, that is not registered here, or that no schedule can hold.
+    So does a custom operator whose namespace the caller does not trust, that is not registered here, or that no schedule can hold, and a
+    model that is itself a program of ``torch.export`` and refuses inputs of the bundle's shapes.
     Another version of torch or of a library makes it degraded, as does a parameter laid out otherwise in memory, and a processor of which
     the bundle says less than is known here.
 
@@ -80,6 +81,7 @@ def check_bundle(
     found += [Difference(Compatibility.INCOMPATIBLE, line) for line in _custom_operators(bundle.program)]
     if model is not None:
         found += _model_differences(bundle.program, model)
+        found += [Difference(Compatibility.INCOMPATIBLE, line) for line in _other_shapes(bundle.program, model)]
     found.sort(key=lambda difference: GRAVEST_FIRST.index(difference.compatibility))
     found = [Difference(item.compatibility, printable(item.line)) for item in found]
     worst = found[0].compatibility if found else Compatibility.EXACT
@@ -147,3 +149,22 @@ def _model_differences(program: Program, model: torch.nn.Module) -> list[Differe
         elif spec.strides and tensor.layout is torch.strided and tensor.stride() != spec.strides:
             found.append(Difference(Compatibility.DEGRADED, f"{what}: strides {spec.strides} there, {tensor.stride()} here"))
     return found
+
+
+def _other_shapes(program: Program, model: torch.nn.Module) -> list[str]:
+    """Which inputs an exported program as the model refuses: it looks at their sizes at each call, but for those that it leaves open."""
+    exported = isinstance(model, torch.fx.GraphModule) and hasattr(model, "range_constraints")
+    if not exported or not getattr(model, "validate_inputs", True):
+        return []
+    taken = [node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder"]
+    if len(taken) != len(program.input_leaves):
+        return []  # another model altogether, which its parameters or the first call show
+    lines: list[str] = []
+    for place, (leaf, here) in enumerate(zip(program.input_leaves, taken, strict=True)):
+        if not isinstance(leaf, Ref) or not isinstance(here, torch.Tensor):
+            continue
+        there, shape = program.graph.values[leaf.value].spec.shape, tuple(here.shape)
+        # What is no integer is a size left open.
+        if len(there) != len(shape) or any(isinstance(size, int) and size != other for size, other in zip(shape, there, strict=True)):
+            lines.append(f"input {place}: {list(there)} there, and the exported program takes {list(shape)}")
+    return lines

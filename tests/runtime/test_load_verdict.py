@@ -13,7 +13,7 @@ from autosched.runtime.host_key import cpu_device_key, numerics_key, software_ke
 from autosched.runtime.numerics import compare, tolerance
 from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.bundles import two_branches_bundle
-from tests.conformance.graphs import TwoBranches
+from tests.conformance.graphs import TwoBranches, two_branches_inputs
 
 
 @pytest.fixture
@@ -25,6 +25,21 @@ def test_where_it_was_made_a_bundle_is_exact(bundle: Bundle) -> None:
     verdict = check_bundle(bundle, cpu_device_key(), software_key(), TwoBranches())
     assert verdict.compatibility is Compatibility.EXACT
     assert verdict.lines == ()
+
+
+@pytest.mark.parametrize(("rows", "leaves_open", "fits"), [(4, False, True), (5, True, True), (5, False, False)])
+@pytest.mark.parametrize("guards", [False, True])
+def test_an_exported_program_for_other_shapes_is_told_by_its_inputs(
+    bundle: Bundle, rows: int, leaves_open: bool, fits: bool, guards: bool
+) -> None:
+    args, kwargs = two_branches_inputs(rows=rows)
+    size = {0: torch.export.Dim("rows", min=2, max=64)}
+    sizes = {"x": size, "more": {"shift": size, "flag": None}} if leaves_open else None
+    exported = torch.export.export(TwoBranches().eval(), args, kwargs, dynamic_shapes=sizes)
+    verdict = check_bundle(bundle, cpu_device_key(), software_key(), exported.module(check_guards=guards))
+    lines = [f"input {place}: [4, 8] there, and the exported program takes [5, 8]" for place in (0, 1)]
+    assert verdict.lines == (() if fits else tuple(lines))
+    assert (verdict.compatibility is Compatibility.INCOMPATIBLE) is not fits
 
 
 def test_every_field_of_the_device_matters(bundle: Bundle) -> None:
