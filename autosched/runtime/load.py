@@ -36,7 +36,7 @@ from autosched.runtime.shapes import find_buckets
 from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.slot import Slot
 from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Verdict, check_bundle
-from autosched.runtime.weights import modules_with_a_mode
+from autosched.runtime.weights import UnwatchableModel, modules_with_a_mode
 
 __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "ShapeReport", "load"]
 
@@ -258,6 +258,8 @@ class _Preparer:
                 self._padding.settle(self._place, prepared.runner, self._binder.model, prepared.device, self._label)
         except (UnsupportedGraph, InputMismatch) as error:
             raise IncompatibleArtifact(self._label, [printable(str(error))]) from error
+        except UnwatchableModel as error:
+            raise IncompatibleArtifact(self._label, [f"model: {printable(str(error))}"], what_to_do="") from error
         except AutoschedError:
             raise
         except Exception as error:

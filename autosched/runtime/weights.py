@@ -85,7 +85,8 @@ class ModelWatch:
         self._steps = OptimizerSteps(() if frozen else self._wholes)
         if not frozen and any(tensor.is_inference() for tensor in self._tensors):
             raise UnwatchableModel(
-                "its parameters were made under torch.inference_mode, so changes to them could not be noticed; make them outside of it"
+                "its parameters were made under torch.inference_mode, so changes could not be noticed; make the model outside of it, "
+                "or give load() frozen=True if its weights never change"
             )
         self._weights = Entries([table for table in owners.values() if isinstance(table, dict)])
         # That one is empty is seen sooner than its count is read.

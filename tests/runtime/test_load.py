@@ -81,6 +81,17 @@ def _made_in_inference_mode() -> TwoBranches:
         return TwoBranches().eval()
 
 
+def test_of_a_model_made_in_inference_mode_the_advice_is_what_helps(model: TwoBranches) -> None:
+    data, made = encode_bundle(two_branches_bundle(model)), _made_in_inference_mode()
+    with pytest.raises(IncompatibleArtifact) as raised:
+        load(data, made, strict=True)
+    assert "outside of it" in str(raised.value)
+    assert "frozen=True" in str(raised.value)
+    assert "Tune again" not in str(raised.value)
+    assert "UnwatchableModel" not in str(raised.value)
+    assert_like_the_model(load(data, made, strict=True, frozen=True), made)
+
+
 @pytest.mark.parametrize("name", _DOUBTS)
 def test_on_any_doubt_the_model_runs_as_it_came(model: TwoBranches, name: str) -> None:
     change, error, words = _DOUBTS[name]
