@@ -89,6 +89,8 @@ def strategies_figure(rows: Sequence[StrategyRow], chosen: str) -> Figure | None
     )
     _style(figure, height=90 + 26 * len(timed), x_title="milliseconds")
     figure.update_layout(showlegend=False)
+    # Names that look like numbers or dates would be placed by their value.
+    figure.update_yaxes(type="category")
     # One strategy that is ten times slower must not squeeze the rest into a line; its figure is in the table.
     figure.update_xaxes(range=[0.0, min(1.08 * max(measured), 3.0 * measured[len(measured) // 2])])
     return figure

@@ -136,6 +136,11 @@ def test_a_baseline_that_is_kept_is_marked_as_both_and_stands_for_its_equals(bun
     assert '<div class="others">= a_twin, b_twin</div>' in made
 
 
+def test_strategies_are_names_even_where_they_look_like_numbers(bundle: Bundle) -> None:
+    figure = next(item.figure for item in figures(bundle) if item.place == "strategies-0")
+    assert figure.layout.yaxis.type == "category"
+
+
 def test_nothing_is_fetched(page: str) -> None:
     assert "default-src 'none'" in page
     assert _FETCHING.search(without_library(page)) is None
