@@ -34,6 +34,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["tune", "autosched:toy", "--device", "cpu", "--effort", "extreme"], 2, "quick, balanced, full"),
         (["tune", "autosched:toy", "--device", "cpu", "--budget", "soon"], 2, "soon"),
         (["tune", "autosched:toy", "--device", "cpu", "--budget", "-5s"], 2, "-5s"),
+        (["tune", "autosched:toyy", "--device", "cpu", "--budget", "1e9h"], 2, "at most 30 days"),
+        (["compare", "autosched:toyy", "--device", "cpu", "--strategies", " , "], 2, "expected a list of names"),
         (["tune", "autosched:toy", "--device", "tpu"], 2, "tpu"),
         (["tune", "autosched:toy", "-o", "no/such/folder/x.autosched"], 2, "no/such/folder"),
         (["compare", "autosched:toy", "--device", "cpu", "--strategies", "bem"], 2, "beam"),

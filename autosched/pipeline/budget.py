@@ -12,6 +12,9 @@ from autosched.search.effort import PROFILES, Effort, EffortProfile
 SOLO_SHARE = 0.1
 """Share of a budget in which all rounds of operators alone are made; where they would take longer, there are fewer."""
 
+# More is a slip of the unit, and the job would never come to an end of its own.
+_LONGEST_S = 30 * 86400.0
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -41,7 +44,7 @@ def budget_for(effort: str, total_s: float | None = None) -> Budget:
     """The preset ``effort``, with another total if one is given.
 
     Raises:
-        UsageError: if there is no such preset, or the total is not positive.
+        UsageError: if there is no such preset, or the total is negative or longer than anybody waits.
     """
     presets = {
         Effort.QUICK: Budget(60.0, 12, 0.15, PROFILES[Effort.QUICK], 24, False, 0.6),
@@ -56,4 +59,6 @@ def budget_for(effort: str, total_s: float | None = None) -> Budget:
     given: object = total_s  # a caller in Python may give anything
     if isinstance(given, bool) or not isinstance(given, Real) or not 0 <= float(given) < float("inf"):
         raise UsageError(f"the budget is {given!r}, in seconds; expected a finite number of seconds that is not negative")
+    if float(given) > _LONGEST_S:
+        raise UsageError(f"the budget is {given!r}, in seconds; expected at most 30 days, {_LONGEST_S:.0f}")
     return dataclasses.replace(preset, total_s=float(given))

@@ -45,7 +45,7 @@ def check_request(
     budget_for(effort, budget_s)
     if lowering not in (None, AUTO):
         lowering_named(str(lowering))
-    require_strategies(strategies)
+    require_strategies(names_of_strategies(strategies))
     if cost_model is not None:
         read_card(cost_model)
     if not device.startswith(PREFIX):
@@ -67,7 +67,7 @@ def names_of_strategies(given: object) -> tuple[str, ...] | None:
     """The names that ``compare`` was given, one by itself or several; whether there are such strategies is looked at elsewhere.
 
     Raises:
-        UsageError: if they are no names.
+        UsageError: if they are no names, or none.
 
     >>> names_of_strategies("beam"), names_of_strategies(["sequential", "beam"])
     (('beam',), ('sequential', 'beam'))
@@ -75,7 +75,7 @@ def names_of_strategies(given: object) -> tuple[str, ...] | None:
     if given is None:
         return None
     names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (None,)
-    if not all(isinstance(name, str) for name in names):
+    if not names or not all(isinstance(name, str) for name in names):
         raise UsageError(f"strategies is {given!r}; expected a list of names, such as ['sequential', 'beam'], or None for all")
     return names
 

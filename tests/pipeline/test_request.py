@@ -26,6 +26,7 @@ def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"budget_s": "10s"}, "the budget is '10s'"),
         ({"budget_s": True}, "the budget is True"),
         ({"budget_s": float("nan")}, "the budget is nan"),
+        ({"budget_s": 3.6e12}, "the budget is 3600000000000.0, in seconds; expected at most 30 days"),
         ({"seed": -1}, "the seed is -1"),
         ({"seed": 1.5}, "the seed is 1.5"),
         ({"seed": 2**80}, "from 0 to"),
@@ -52,6 +53,7 @@ def test_a_cost_model_may_be_named_by_text(tmp_path: Path) -> None:
         (["sequential", "bean"], UnknownName, "'bean'"),
         (3, UsageError, "strategies is 3; expected a list of names"),
         (["beam", 3], UsageError, "expected a list of names"),
+        ([], UsageError, r"strategies is \[\]; expected a list of names"),
     ],
 )
 def test_a_strategy_that_there_is_not_is_named_whole(given: object, error: type[AutoschedError], words: str) -> None:
