@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import importlib.util
 import mmap
 import os
@@ -20,7 +19,7 @@ from autosched.core.errors import IllegalSchedule
 from autosched.core.records import Failure, FailureKind
 from autosched.device.registrations import register_there
 from autosched.device.worker_messages import BOARD, LENGTH, Answer, Broken, Done, Ready, Request, pack, read_request
-from autosched.runtime.orphans import die_with, go_first
+from autosched.runtime.orphans import begin_serving
 
 COMPILE_S = 1800.0
 """How long a compilation may take before its process counts as hung, in seconds."""
@@ -33,22 +32,11 @@ class Channel:
 
     def __init__(self) -> None:
         self._answers, board, parent, plugin = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-        # Whatever a library reads or prints must not meet our messages.
-        self._requests = os.dup(0)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
-        os.set_inheritable(self._answers, False)
-        faulthandler.enable()
+        self._requests = begin_serving(parent, self._answers)
         with board.open("r+b") as file:
             self._board = mmap.mmap(file.fileno(), BOARD.size)
         self._beats = 0
         self._queue: SimpleQueue[bytes] = SimpleQueue()
-        # An interrupt is the parent's business: it ends this process itself.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if parent:
-            die_with(parent)
-        go_first()
         threading.Thread(target=self._read, name="autosched-worker-requests", daemon=True).start()
         self.plugin = _load_plugin(Path(plugin)) if plugin else None
         register_there(sys.argv[5])

@@ -7,7 +7,6 @@ checked here as it would be in the process that asked (``compile_piece`` runs it
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import fcntl
 import functools
 import importlib.util
@@ -25,7 +24,7 @@ import msgspec
 
 from autosched.core.decoding import decode_json
 from autosched.runtime.compiler_files import compilers_write_into
-from autosched.runtime.orphans import die_with, go_first
+from autosched.runtime.orphans import begin_serving
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -177,17 +176,7 @@ def _run_plugin(path: Path) -> None:
 def main() -> None:
     """Serve until the input ends."""
     answers, parent, opening_file, plugin = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-    # Whatever a compiler reads must not be our jobs.
-    requests = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.set_inheritable(answers, False)
-    faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if parent:
-        die_with(parent)
-    go_first()
+    requests = begin_serving(parent, answers)
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read_lines, args=(requests, lines), name="autosched-region-jobs", daemon=True).start()
     output = os.fdopen(answers, "wb", buffering=0)
