@@ -65,10 +65,10 @@ class Library:
     team: Callable[..., Any]
     stop: Callable[..., Any]
     abandon: Callable[..., Any]
-    delete_program: Callable[..., Any]
     implementations: Callable[..., Any]
     watch: Callable[..., Any]
-    delete_watch: Callable[..., Any]
+    delete_program: Callable[[int], None]
+    delete_watch: Callable[[int], None]
     unchanged: Callable[[int], int]
     writes: Callable[[int], int]
     written: int
@@ -160,10 +160,14 @@ def _load(path: Path) -> None:
         # Not by torch.ops.load_library: what that has loaded is taken for the user's, whose operators a measuring process must have too.
         library = ctypes.PyDLL(str(path))
         unchanged, writes = library.autosched_unchanged, library.autosched_writes
-        unchanged.argtypes = writes.argtypes = [ctypes.c_void_p]
+        ends = {name: getattr(library, f"autosched_{name}") for name in ("delete_program", "delete_watch")}
+        for function in (unchanged, writes, *ends.values()):
+            function.argtypes = [ctypes.c_void_p]
+        for end in ends.values():
+            end.restype = None
         writes.restype = ctypes.c_void_p
         written = ctypes.cast(library.autosched_written, ctypes.c_void_p).value
-        functions: dict[str, Any] = {"unchanged": unchanged, "writes": writes, "written": written}
+        functions: dict[str, Any] = {"unchanged": unchanged, "writes": writes, "written": written, **ends}
         operators = getattr(torch.ops, _NAMESPACE)
         found = {name: getattr(operators, name).default for name in Library.__slots__ if name not in functions}
     except (OSError, AttributeError, RuntimeError) as error:

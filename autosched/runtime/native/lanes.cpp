@@ -137,11 +137,6 @@ void abandon(const c10::OperatorHandle&, Stack* stack) {
   run_in(given[0]).abandon();
 }
 
-void delete_program(const c10::OperatorHandle&, Stack* stack) {
-  auto given = taken(*stack, 1);
-  delete &at_address<Program>(given[0]);
-}
-
 // Where the objects are that tensors of Python's stand for.
 void implementations(const c10::OperatorHandle&, Stack* stack) {
   auto given = taken(*stack, 1);
@@ -154,11 +149,6 @@ void watch(const c10::OperatorHandle&, Stack* stack) {
   auto given = taken(*stack, 4);
   auto placed = given[1].toTensorVector(), counted = given[2].toTensorVector();
   stack->push_back(address_of(std::make_unique<Watch>(given[0].toIntVector(), placed, counted, given[3].toIntVector())));
-}
-
-void delete_watch(const c10::OperatorHandle&, Stack* stack) {
-  auto given = taken(*stack, 1);
-  delete &at_address<Watch>(given[0]);
 }
 
 }  // namespace
@@ -175,10 +165,8 @@ TORCH_LIBRARY(autosched_lanes, library) {
   library.def("team(int threads) -> int", CppFunction::makeFromBoxedFunction<&team>());
   library.def("stop(Tensor run) -> ()", CppFunction::makeFromBoxedFunction<&stop>());
   library.def("abandon(Tensor run) -> ()", CppFunction::makeFromBoxedFunction<&abandon>());
-  library.def("delete_program(int program) -> ()", CppFunction::makeFromBoxedFunction<&delete_program>());
   library.def("implementations(Tensor[] tensors) -> int[]", CppFunction::makeFromBoxedFunction<&implementations>());
   library.def("watch(int[] addresses, Tensor[] placed, Tensor[] counted, int[] inner) -> int", CppFunction::makeFromBoxedFunction<&watch>());
-  library.def("delete_watch(int watch) -> ()", CppFunction::makeFromBoxedFunction<&delete_watch>());
 }
 
 // No operator, like those of dictionaries.h: PyTorch gives up the interpreter's lock for operators.
@@ -189,3 +177,9 @@ extern "C" __attribute__((visibility("default"))) int autosched_unchanged(const 
     return 0;  // memory that may not be asked for any more
   }
 }
+
+// Nor are these: the interpreter collects garbage when it likes, and an operator that is called while a model is traced becomes part of
+// what was traced, with the address in it.
+extern "C" __attribute__((visibility("default"))) void autosched_delete_program(const Program* program) { delete program; }
+
+extern "C" __attribute__((visibility("default"))) void autosched_delete_watch(const Watch* watch) { delete watch; }

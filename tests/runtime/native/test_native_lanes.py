@@ -31,6 +31,7 @@ from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.native.build import native_library
 from autosched.runtime.native.code import NotNative
 from autosched.runtime.native.lanes import Deserted, NativePlan, NativeProgram
+from autosched.runtime.native.watch import Watched, native_watch
 from autosched.runtime.plan import Step, make_plan
 from tests.conformance.graphs import random_placement, random_program
 from tests.conformance.lanes_suite import random_schedule
@@ -296,6 +297,33 @@ def test_ctrl_c_ends_a_run(lane_count: int, one_team: bool, monkeypatch: pytest.
     gc.collect()
     # A server whose time limits are signals would keep the tensors of every request that met one.
     assert wait_until(lambda: not any(tensor() is not None for tensor in held), 5)
+
+
+class _LetsGo(torch.nn.Module):
+    """Lets go of things while it runs, as a garbage collection may."""
+
+    def __init__(self, held: list[object]) -> None:
+        super().__init__()
+        # Not the list: export keeps what is in a model's lists.
+        self.let_go = held.clear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.let_go()
+        gc.collect()
+        return x * 2
+
+
+def test_what_is_collected_while_a_model_is_exported_is_no_part_of_it() -> None:
+    weight = torch.ones(4, 4)
+    watch = native_watch(Watched(placed=(weight,), counted=(weight,)))
+    assert watch is not None
+    ended = weakref.ref(watch)
+    held: list[object] = [_native(bind(*branches_program())), watch]
+    del watch
+    exported = torch.export.export(_LetsGo(held), (torch.ones(2),))
+    assert ended() is None
+    # An operator would be there to free the same memory once more at each call of what was exported.
+    assert [str(node.target) for node in exported.graph.nodes if node.op == "call_function"] == ["aten.mul.Tensor"]
 
 
 @pytest.mark.parametrize("one_team", [True, False])
