@@ -153,8 +153,7 @@ def _model_differences(program: Program, model: torch.nn.Module) -> list[Differe
 
 def _other_shapes(program: Program, model: torch.nn.Module) -> list[str]:
     """Which inputs an exported program as the model refuses: it looks at their sizes at each call, but for those that it leaves open."""
-    exported = isinstance(model, torch.fx.GraphModule) and hasattr(model, "range_constraints")
-    if not exported or not getattr(model, "validate_inputs", True):
+    if not (isinstance(model, torch.fx.GraphModule) and hasattr(model, "range_constraints") and getattr(model, "validate_inputs", True)):
         return []
     taken = [node.meta.get("val") for node in model.graph.nodes if node.op == "placeholder"]
     if len(taken) != len(program.input_leaves):
