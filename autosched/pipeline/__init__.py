@@ -183,9 +183,8 @@ def _run(
     from autosched.pipeline.granularity import REPLAY, coarser_note, considered, templates_note
     from autosched.pipeline.job import Job
     from autosched.pipeline.left_out import left_out_sentence
-    from autosched.pipeline.native import ready_lanes
+    from autosched.pipeline.readiness import ready_lanes, ready_searches
     from autosched.pipeline.replaying import open_device
-    from autosched.search.compiled.ready import load_searches
 
     if options.cost_model is not None:
         # Found out now, not after minutes of capturing and compiling.
@@ -194,7 +193,7 @@ def _run(
     clock = StageClock(progress)
     kind = REPLAY if options.device.startswith("replay:") else open_device(options.device).key.kind
     lanes_note = ready_lanes(kind, clock)
-    load_searches(clock)
+    ready_searches(clock)
     choice = considered(lowering, rewrite=rewrite, kind=kind)
     if choice.chosen:
         outcome = run_contest(model, args, kwargs, options, choice, clock)

@@ -22,7 +22,7 @@ from autosched.device.timing import is_unstable, noise_floor_pct, paired_ratio, 
 from autosched.pipeline.baselines import eager_externals
 from autosched.pipeline.bundles import chosen, open_here
 from autosched.pipeline.judge import CHANGED_PACE, RESTLESS_PCT, Times, claimable, interleave
-from autosched.pipeline.native import ready_lanes
+from autosched.pipeline.readiness import ready_lanes
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.shapes import describe_shape, shape_name

@@ -30,11 +30,10 @@ from autosched.datasets.store import Store
 from autosched.device.base import Device, Session
 from autosched.device.registry import device_named
 from autosched.pipeline.graph_proofs import launch_facts
-from autosched.pipeline.native import ready_lanes
+from autosched.pipeline.readiness import ready_lanes, ready_searches
 from autosched.pipeline.replaying import StoreRecording
 from autosched.pipeline.schedule_runs import measure_schedules
 from autosched.pipeline.scope import scope_row
-from autosched.search.compiled.ready import load_searches
 
 _TIMEOUT_S = 120.0
 _REPEATS = 9
@@ -157,7 +156,7 @@ def collect(
     opened = device_named(device)
     lanes_note = ready_lanes(opened.key.kind, told)
     if wanted.schedules:
-        load_searches(told)
+        ready_searches(told)
     store = _store_at(Path(folder))
     left_out: list[str] = [lanes_note] if lanes_note else []
     not_measured: list[str] = []

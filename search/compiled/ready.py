@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 
-from autosched.core.progress import Progress, Silent
-
 # Not ``leftover``: no job simulates thread blocks.
 _SEARCHES = ("fluid", "policies", "anneal", "random_search", "beam", "beam_level", "exact")
 
@@ -16,15 +14,7 @@ def searches_loaded() -> bool:
     return all(f"{__package__}.{name}" in sys.modules for name in _SEARCHES)
 
 
-def load_searches(told: Progress | None = None) -> None:
-    """Import what the searches of a job call: under a second, but ten the first time on a machine, when numba compiles it.
-
-    Of a minute's budget that is what a first job would lack for its measurements.
-
-    Args:
-        told: of the stage, unless they are there already.
-    """
-    if not searches_loaded():
-        (told or Silent()).stage("loading the searches")
+def load_searches() -> None:
+    """Import what the searches of a job call: under a second, but ten the first time on a machine, when numba compiles it."""
     for name in _SEARCHES:
         importlib.import_module(f"{__package__}.{name}")

@@ -10,9 +10,9 @@ from autosched.core.progress import Silent
 from autosched.core.records import DeviceKey, Engine, Failure, SoloRecord
 from autosched.core.schedule import sequential
 from autosched.device.cpu import CpuDevice
-from autosched.pipeline import native
+from autosched.pipeline import readiness
 from autosched.pipeline.measuring import cost_table
-from autosched.pipeline.native import ready_lanes
+from autosched.pipeline.readiness import ready_lanes
 from tests.conformance.programs import branches_program
 
 
@@ -25,9 +25,9 @@ class _Told(Silent):
 
 
 def test_building_is_a_stage_and_a_failure_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "native_library", lambda: None)
-    monkeypatch.setattr(native, "obstacle", lambda: "")
-    monkeypatch.setattr(native, "build_native", lambda: "g++ failed: no such header")
+    monkeypatch.setattr(readiness, "native_library", lambda: None)
+    monkeypatch.setattr(readiness, "obstacle", lambda: "")
+    monkeypatch.setattr(readiness, "build_native", lambda: "g++ failed: no such header")
     told = _Told()
     assert ready_lanes("cpu", told) == "lanes are threads of Python, which share its lock: g++ failed: no such header"
     assert told.stages == ["compiling the native lanes"]
@@ -38,7 +38,7 @@ def test_building_is_a_stage_and_a_failure_a_note(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_said_where_they_are_switched_off_or_there(monkeypatch: pytest.MonkeyPatch) -> None:
     told = _Told()
     assert ready_lanes("cpu", told) == ""
-    monkeypatch.setattr(native, "native_library", object)
+    monkeypatch.setattr(readiness, "native_library", object)
     assert ready_lanes("cpu", told) == ""
     assert told.stages == []
 
