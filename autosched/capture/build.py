@@ -200,7 +200,12 @@ def _input_spec(value: int, example: torch.Tensor, *, state: bool) -> InputSpec:
         return InputSpec(value, 0, 0, float(wide.mean()), std)
     if example.dtype.is_complex:
         return InputSpec(value, 0, 0, 0.0, 1.0)
-    # Not every kind of integer can be compared; and what is drawn, and read from a file, stays within 63 bits.
+    return InputSpec(value, *integer_range(example), 0.0, 0.0)
+
+
+def integer_range(example: torch.Tensor) -> tuple[int, int]:
+    """The smallest and the largest of the integers in ``example``, which has some; 63 bits hold both, and what is drawn between them."""
+    # Not every kind of integer can be compared.
     wide = example.detach().to(torch.int64) if example.dtype is not torch.uint64 else example.detach().view(torch.int64)
     low, high = (max(-_WIDEST, min(int(item), _WIDEST)) for item in wide.aminmax())
-    return InputSpec(value, low, high, 0.0, 0.0)
+    return low, high

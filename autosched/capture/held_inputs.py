@@ -11,6 +11,7 @@ import logging
 
 import torch
 
+from autosched.capture.build import integer_range
 from autosched.capture.draft import Draft
 from autosched.core.from_outside import let_through
 
@@ -31,7 +32,7 @@ def hold_inputs(draft: Draft) -> None:
         return
     several = [(value,) for value in drawn] + ([tuple(drawn)] if len(drawn) > 1 else [])
     for values, last in itertools.product(several, (False, True)):
-        held = {value: int(draft.examples[value].max() if last else draft.examples[value].min()) for value in values}
+        held = {value: integer_range(draft.examples[value])[last] for value in values}
         if _takes(draft, drawn | {value: torch.full_like(drawn[value], number) for value, number in held.items()}):
             _log.info("%d of the inputs are drawn as one number each: the model refuses numbers in any order", len(held))
             draft.held = held
@@ -44,13 +45,12 @@ def _drawn(draft: Draft) -> dict[int, torch.Tensor]:
     made: dict[int, torch.Tensor] = {}
     for value in draft.inputs:
         example = draft.examples[value]
-        # Unsigned integers of more than eight bits cannot be compared; an index is none of them.
+        # No index is an unsigned integer of more than eight bits.
         if example.dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64) or example.numel() == 0:
             continue
-        low, high = int(example.min()), int(example.max())
+        low, high = integer_range(example)
         if low < high:
-            width = min(high - low + 1, 2**62)
-            made[value] = (torch.randint(0, width, example.shape, generator=generator) + low).to(example)
+            made[value] = torch.randint(low, high + 1, example.shape, generator=generator).to(example)
     return made
 
 
