@@ -93,8 +93,9 @@ class CpuCuda(FakeCuda):
     def touch(self) -> None:
         torch.ones(1)
 
-    def multiply(self) -> None:
+    def multiply(self) -> bool:
         self.touch()
+        return True
 
     def keeps_workspaces(self) -> bool:
         return True

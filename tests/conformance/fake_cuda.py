@@ -285,11 +285,13 @@ class FakeCuda(FakeAllocator):
         span = tensor.storage.span
         self.launch(lambda memory: lambda target: target.write(span, 1), 1.0)
 
-    def multiply(self) -> None:
+    def multiply(self) -> bool:
         stream = self.current_stream()
-        if stream not in self.workspaces and self.workspaces_stay:
+        had_none = stream not in self.workspaces
+        if had_none and self.workspaces_stay:
             self.workspaces[stream] = self.allocate(PAGE)
         self.touch()
+        return had_none
 
     def keeps_workspaces(self) -> bool:
         return self.workspaces_stay

@@ -75,6 +75,7 @@ class GraphCapturer:
         self._scratch: Pool | None = None
         self._keepers: list[Graph] = []
         self._workspaces: tuple[Pool, Graph] | None = None
+        self._held_on: set[int] = set()
         self._captured_on: set[int] = set()
 
     @property
@@ -98,21 +99,14 @@ class GraphCapturer:
         return self._scratch
 
     def hold_workspaces(self, plan: Plan) -> Failure | None:
-        """Make the libraries' workspaces of the plan's lanes, where they have none, in a pool that lives as long as this.
+        """Make the libraries' workspaces of the plan's lanes in a pool that lives as long as this; changes the streams that have some.
 
         Otherwise the first graph with a product on a lane has them in its own pool, and all later graphs read them there. Whoever clears
-        them then (PyTorch's graph trees do) gives that memory back to the driver as soon as the first graph is gone. Where each product
-        takes its own from the pool of its graph, there is nothing to hold, and memory held for it would be wasted.
+        them then (PyTorch's graph trees do) gives that memory back to the driver as soon as the first graph is gone. The same goes for
+        what others made on such a stream before: PyTorch hands it out to everybody. Where each product takes its own from the pool of its
+        graph, there is nothing to hold, and memory held for it would be wasted.
         """
         backend = self.backend
-        lanes = self._lanes(plan)
-        pool = self._workspaces[0] if self._workspaces is not None else backend.new_pool()
-
-        def body() -> None:
-            for stream in lanes:
-                with backend.on(stream):
-                    backend.multiply()
-
         try:
             with torch.inference_mode(), backend.on(self.streams.named("warm-up")):
                 backend.multiply()
@@ -121,13 +115,36 @@ class GraphCapturer:
         except Exception as error:
             let_through(error)
             return failure_of(error, "workspaces")
+        replaced = True
+        while replaced:
+            made = self._make_workspaces(plan)
+            if isinstance(made, Failure):
+                return made
+            # All of them, before the answer is known.
+            replaced = any([self.streams.replace(stream) for stream in made])
+        return None
+
+    def _make_workspaces(self, plan: Plan) -> list[Stream] | Failure:
+        """The lanes' streams that had workspaces already, but not from here."""
+        backend = self.backend
+        lanes = self._lanes(plan)
+        pool = self._workspaces[0] if self._workspaces is not None else backend.new_pool()
+        had_none: list[Stream] = []
+
+        def body() -> None:
+            had_none.clear()
+            for stream in lanes:
+                with backend.on(stream):
+                    had_none.extend([stream] if backend.multiply() else [])
+
         made = self._recorded(lanes, body, pool)
         if isinstance(made, Failure):
             return made
         before, self._workspaces = self._workspaces, (made[2], made[0])
         if before is not None:
             backend.reset(before[1])
-        return None
+        self._held_on |= {backend.handle(stream) for stream in had_none}
+        return [stream for stream in lanes if backend.handle(stream) not in self._held_on]
 
     def warm_up(self, program: Launchable, inputs: Sequence[Tensor], beat: Callable[[], None] | None = None) -> Failure | None:
         """Run every operator eagerly, twice, on a stream that is never captured: modules load, libraries choose their algorithms."""

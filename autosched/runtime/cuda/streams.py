@@ -116,8 +116,8 @@ class StreamBackend(Protocol):
     def touch(self) -> None:
         """Allocate a few bytes and launch one small kernel on the current stream."""
 
-    def multiply(self) -> None:
-        """Launch small products on the current stream, whose workspaces the libraries then make if it has none."""
+    def multiply(self) -> bool:
+        """Launch small products on the current stream, whose workspaces the libraries then make; whether it had none before."""
 
     def keeps_workspaces(self) -> bool:
         """Whether a product finds what :meth:`multiply` made on the current stream; else each takes a workspace and gives it back."""
@@ -185,6 +185,17 @@ class StreamSet:
         if name not in self._named:
             self._named[name] = self._distinct(0, name)
         return self._named[name]
+
+    def replace(self, stream: Stream) -> bool:
+        """Give the lanes of ``stream`` another one, and never hand it out again; false, and nothing is changed, if none is left."""
+        for (lane, priority), taken in self._lanes.items():
+            if taken is stream:
+                try:
+                    self._lanes[lane, priority] = self._distinct(priority, f"lane {lane} at priority {priority}")
+                except UsageError:
+                    return False
+                return True
+        return False
 
     def _distinct(self, priority: int, purpose: str) -> Stream:
         # The pool is shared with everything else in the process, so walk it once round before giving up.

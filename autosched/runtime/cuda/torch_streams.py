@@ -187,11 +187,14 @@ class TorchStreams:
         """One fill kernel."""
         torch.ones(8, device=self.device)
 
-    def multiply(self) -> None:
-        """One product by cuBLAS and one by cuBLASLt: each may have workspaces of its own."""
+    def multiply(self) -> bool:
+        """One product by cuBLAS and one by cuBLASLt: each may have workspaces of its own. Seen from what the first one leaves behind."""
         square = torch.ones((16, 16), device=self.device)
+        before = self.allocated_bytes()
         torch.mm(square, square)
+        had_none = self.allocated_bytes() > before
         torch.addmm(square[0], square, square)
+        return had_none
 
     def keeps_workspaces(self) -> bool:
         """Seen from what a product allocates: PyTorch 2.15 keeps none, unless ``TORCH_CUBLAS_WORKSPACE_CACHE=1``."""

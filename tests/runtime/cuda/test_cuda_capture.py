@@ -25,7 +25,7 @@ from autosched.runtime.cuda.graph import GraphCapturer
 from autosched.runtime.cuda.lanes import CaptureOptions
 from autosched.runtime.cuda.load import prepare_runner
 from autosched.runtime.cuda.runner import GraphRunner
-from autosched.runtime.cuda.streams import StreamSet
+from autosched.runtime.cuda.streams import STREAMS_PER_PRIORITY, StreamSet
 from autosched.runtime.plan import FreeRule, make_plan
 from tests.conformance.fake_cuda import FakeCuda
 from tests.conformance.fake_cuda_values import FakeTensor, OutOfMemory
@@ -487,6 +487,32 @@ def test_workspaces_that_served_graphs_read_are_in_the_pool_of_none_of_them() ->
     second.close()
     rig.capturer.close()
     assert rig.cuda.live_graphs == 0
+
+
+def test_a_lane_with_workspaces_of_somebody_else_gets_another_stream() -> None:
+    """Trap 4: PyTorch hands its streams out to everybody, and nobody tells when what was made there before goes."""
+    rig = rig_with_a_product()
+    theirs = rig.capturer.streams.lane(0)
+    with rig.cuda.on(theirs):
+        assert rig.cuda.multiply()
+    runner = prepare_runner(rig.capturer, rig.program, rig.graph, make_plan(rig.graph, two_lanes(rig.graph)), rig.inputs)
+    lanes = {node.stream for node in runner._graph.nodes}  # type: ignore[union-attr]
+    held = rig.capturer._workspaces
+    assert held is not None
+    assert theirs not in lanes
+    assert {rig.cuda.workspaces[stream].storage.block.pool for stream in lanes} == {held[0]}
+    assert rig.numbers(runner(rig.inputs)) == rig.program.answer(rig.inputs)
+
+
+def test_where_no_stream_is_left_a_lane_keeps_its_own() -> None:
+    rig = rig_with_a_product()
+    theirs = rig.capturer.streams.lane(0)
+    with rig.cuda.on(theirs):
+        rig.cuda.multiply()
+    for lane in range(1, STREAMS_PER_PRIORITY - len(rig.capturer.streams._named)):
+        rig.capturer.streams.lane(lane)
+    assert not rig.capturer.streams.replace(theirs)
+    assert rig.capturer.streams.lane(0) is theirs
 
 
 def test_a_program_without_products_gets_no_workspaces() -> None:
