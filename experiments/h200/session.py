@@ -49,7 +49,6 @@ _MARGIN_S, _TESTS_MARGIN_S = 12.0, 40.0
 _NAMES = ("--collect-only", "-q")
 # Of tests: after one has broken its process, or the device for it.
 _RESTARTS = 4
-_STUCK_S = 60  # longer than any test of those that do not compile
 _SHOWN_LINES, _SHOWN_OF_FAILED, _SHOWN_COLUMNS = 8, 30, 200
 _WORKERS = "AUTOSCHED_COMPILE_WORKERS"
 _REHEARSAL = "rehearsal"
@@ -102,9 +101,7 @@ def _tests(*names: str) -> tuple[str, ...]:
     files = [str(ROOT / "tests" / "gpu" / f"test_gpu_{name}.py") for name in names]
     # Verbose, so that the log of a run that was stopped says what passed; what runs know of each other is in a file that is kept.
     known = ("--gpu-budget", "{seconds}", "--gpu-done", "{out}/gpu_tests.jsonl")
-    # What waits for the device for ever is ended from outside: where it waits must stand in the log by then.
-    where = ("-o", f"faulthandler_timeout={_STUCK_S}", "--log-level=INFO")
-    return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", *where, *known, *files)
+    return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", "--log-level=INFO", *known, *files)
 
 
 def steps(opara: Path | None = None) -> list[Step]:

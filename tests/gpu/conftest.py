@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ _LAST_WORDS = 12  # lines
 _LONGEST_S = 75.0  # of a test that does not say how long it may take, which none does that compiles: a GPU's time is dear
 _STUCK_S = 10.0  # longer than it takes to say that a test's time is over
 _DONE = "gpu-done"
+_terminal: list[int] = []  # a file number that says what a captured one would keep for itself
 _spent_s: dict[str, float] = {}
 _failed: set[str] = set()
 
@@ -64,6 +66,7 @@ def broken() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _terminal[:] = _terminal or [os.dup(2)]
     if (target := config.getoption("--gpu-done")) is not None:
         from tests.gpu.gpu_done import Done
 
@@ -151,13 +154,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @contextlib.contextmanager
 def _killed_after(seconds: float) -> Iterator[None]:
     """A signal that is to fail a test waits until the driver's call returns, which may be never: the next process has its turn instead."""
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    timer = threading.Timer(seconds, _end)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+def _end() -> None:
+    """Say what every thread is at, and end this process at once.
+
+    Not by faulthandler: its thread reads the frames of threads that run on meanwhile, and has broken a process that was only slow.
+    """
+    for frame in sys._current_frames().values():
+        os.write(_terminal[0], ("\n" + "".join(traceback.format_stack(frame))).encode())
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def pytest_sessionfinish() -> None:
