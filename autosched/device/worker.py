@@ -116,11 +116,12 @@ class Worker:
         """What a fresh process is sent first, from now on."""
         self._opening = tuple(opening)
 
-    def ask(self, request: Request, *, of_same: bool = False) -> Iterator[Answer]:
+    def ask(self, request: Request, *, of_same: bool = False, timeout_s: float | None = None) -> Iterator[Answer]:
         """Send a request and yield its answers as they come. A ``Broken`` answer is yielded last, like any other.
 
         Args:
             of_same: only the process that answered before can answer this, too; if it has ended, that is :data:`ENDED_WAITING`.
+            timeout_s: in place of the worker's own, for this request.
 
         Raises:
             WorkerDied: if the process died or hung before the request was answered in full; all of it is gone then.
@@ -130,7 +131,7 @@ class Worker:
             raise WorkerDied(ENDED_WAITING, -1)
         try:
             child = self._ready_child()
-            for answer in self._exchange(child, request, self._timeout_s):
+            for answer in self._exchange(child, request, self._timeout_s if timeout_s is None else timeout_s):
                 if not isinstance(answer, Broken):
                     self._bare_deaths = self._blamed_deaths = 0
                 yield answer

@@ -133,14 +133,19 @@ class Rivals:
         wanted = list(BaselineKind) if self._compiled else [BaselineKind.EAGER]
         settings = current_settings(index_of(self._device) or 0, self._device.key)
         found: list[External] = []
+        baselines: list[CudaBaseline] = []
+        # All import what they need now; they compile one after the other, since some time their kernels on the device.
         for kind in wanted:
+            baselines.append(CudaBaseline(captured.program, captured.constants, kind, settings, model=model))
+            self._stack.callback(baselines[-1].close)
+            baselines[-1].start()
+        for baseline in baselines:
+            kind = baseline.kind
             self._progress.stage(f"baseline {kind}", OUTSIDE)
             # The model as it came compiles nothing: it neither waits for a compiler's turn nor takes one.
             turn = self.compile_time.turn() if kind is not BaselineKind.EAGER else contextlib.nullcontext(PREPARE_TIMEOUT_S)
             with turn as limit_s:
-                baseline = CudaBaseline(captured.program, captured.constants, kind, settings, timeout_s=limit_s, model=model)
-                self._stack.callback(baseline.close)
-                prepared = baseline.prepare()
+                prepared = baseline.prepare(limit_s)
             if isinstance(prepared, Failure):
                 failure = prepared
                 found.append(External(kind.value, lambda failure=failure: failure))  # type: ignore[misc]

@@ -21,15 +21,21 @@ from tests.conformance.fake_driver import gpus_called
 def test_the_model_as_it_came_takes_no_compilers_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """With little of the total left it had no time, although it compiles nothing."""
     now: list[float] = [0.0]
+    started: list[BaselineKind] = []
     limits_s: dict[BaselineKind, float] = {}
     monkeypatch.delenv("AUTOSCHED_COMPILE_LIMIT_S", raising=False)
     monkeypatch.setenv("AUTOSCHED_COMPILE_TOTAL_S", "80")
 
     class Baseline:
-        def __init__(self, program: Any, constants: Any, kind: BaselineKind, *rest: Any, timeout_s: float, **options: Any) -> None:
-            limits_s[kind] = timeout_s
+        def __init__(self, program: Any, constants: Any, kind: BaselineKind, *rest: Any, **options: Any) -> None:
+            self.kind = kind
 
-        def prepare(self) -> Failure:
+        def start(self) -> None:
+            started.append(self.kind)
+
+        def prepare(self, limit_s: float) -> Failure:
+            assert started == list(BaselineKind)  # the last one imports while the first one compiles
+            limits_s[self.kind] = limit_s
             now[0] += 30.0
             return Failure(FailureKind.UNAVAILABLE, "a double")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,7 +42,6 @@ class CudaBaseline:
         program, constants: as in ``Device.open``.
         kind: what to time.
         settings: of this process.
-        timeout_s: how long compiling may take.
         model: what the compiler should see.
         module: of the process; tests give another.
     """
@@ -53,22 +53,32 @@ class CudaBaseline:
         kind: BaselineKind,
         settings: SettingsBody,
         *,
-        timeout_s: float = PREPARE_TIMEOUT_S,
         model: ModelCall | None = None,
         module: str = MODULE,
     ) -> None:
         self.kind = kind
         self.why_not_model = "" if model is not None else "no other process can build the model"
         self._model = model
-        self._worker = Worker(module, timeout_s=timeout_s, start_timeout_s=PREPARE_TIMEOUT_S)
+        self._limit_s = PREPARE_TIMEOUT_S
+        self._worker = Worker(module, timeout_s=PREPARE_TIMEOUT_S, start_timeout_s=PREPARE_TIMEOUT_S)
         files = self._worker.write_program(program, constants)
         self._worker.opens_with([wrap_request(settings), OpenRequest(*files, seed=0)])
 
-    def prepare(self) -> BaselineResult | Failure:
+    def start(self) -> None:
+        """Start the process and do not wait for it: several import what they need at the same time, and are then prepared in turn."""
+        # What is in the way is said by ``prepare``.
+        with contextlib.suppress(DeviceError):
+            self._worker.start()
+
+    def prepare(self, limit_s: float = PREPARE_TIMEOUT_S) -> BaselineResult | Failure:
         """Compile or capture; call once, before the first round.
 
         A model that does not run there, though its program may, gives way to the program; ``why_not_model`` then says why.
+
+        Args:
+            limit_s: how long compiling may take, and how long a block.
         """
+        self._limit_s = limit_s
         if self._model is not None:
             found = self._prepared(self._model)
             # The program would take as long to compile as its model.
@@ -105,7 +115,7 @@ class CudaBaseline:
 
     def _single(self, request: Request, *, of_same: bool = False) -> Answer | Failure:
         try:
-            answers = list(self._worker.ask(request, of_same=of_same))
+            answers = list(self._worker.ask(request, of_same=of_same, timeout_s=self._limit_s))
         except WorkerDied as death:
             return death.failure
         except DeviceError as error:
