@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from autosched.core.errors import UsageError
@@ -110,6 +111,18 @@ def compile_total_s(default_s: float) -> float:
         UsageError: if the variable holds no positive number.
     """
     return _limit_s("AUTOSCHED_COMPILE_TOTAL_S", default_s)
+
+
+def compile_modes(known: Sequence[str]) -> tuple[str, ...]:
+    """Which modes of ``torch.compile`` are measured as baselines: names in ``AUTOSCHED_COMPILE_MODES``, with commas, else all that are known.
+
+    Raises:
+        UsageError: if one is not known.
+    """
+    names = [name.strip() for name in os.environ.get("AUTOSCHED_COMPILE_MODES", "").split(",") if name.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"AUTOSCHED_COMPILE_MODES names {unknown[0]!r}; expected some of {', '.join(known)}, with commas between them")
+    return tuple(name for name in known if not names or name in names)
 
 
 def region_limit_s(default_s: float) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autosched.capture.export import Captured
+from autosched.config import compile_modes
 from autosched.core.program import Program
 from autosched.core.progress import OUTSIDE, Progress
 from autosched.core.records import Failure
@@ -18,7 +19,7 @@ from autosched.device.baselines import EagerBaseline
 from autosched.device.compiled_baseline import CompiledBaseline, ModelSource
 from autosched.device.cpu_measure import SHORTEST_BLOCK_US
 from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S, CudaBaseline, ModelCall
-from autosched.device.cuda.baselines import BaselineKind
+from autosched.device.cuda.baselines import MODES, BaselineKind
 from autosched.device.cuda.settings import current_settings
 from autosched.device.registry import index_of
 from autosched.pipeline.adopting import TORCH_COMPILE
@@ -107,8 +108,8 @@ class Rivals:
             return found + self._cuda_externals(captured, call)
         if not self._compiled or self._kind != "cpu":
             return found
-        modes = [Lowering.INDUCTOR, *([Lowering.MAX_AUTOTUNE] if has_products(captured.program) else [])]
-        return [*found, *(self._compiled_on_cpu(lowering, reference) for lowering in modes)]
+        modes = [BaselineKind.COMPILED, *([BaselineKind.MAX_AUTOTUNE] if has_products(captured.program) else [])]
+        return [*found, *(self._compiled_on_cpu(MODES[kind], reference) for kind in modes if kind in _wanted())]
 
     def _compiled_on_cpu(self, lowering: Lowering, reference: Sequence[torch.Tensor]) -> External:
         name = TORCH_COMPILE if lowering is Lowering.INDUCTOR else lowering.value
@@ -130,7 +131,7 @@ class Rivals:
         return External(name, baseline.round_us, baseline.max_abs_error)
 
     def _cuda_externals(self, captured: Captured, model: ModelCall | None) -> list[External]:
-        wanted = list(BaselineKind) if self._compiled else [BaselineKind.EAGER]
+        wanted = [BaselineKind.EAGER, *(_wanted() if self._compiled else ())]
         settings = current_settings(index_of(self._device) or 0, self._device.key)
         found: list[External] = []
         baselines: list[CudaBaseline] = []
@@ -155,6 +156,11 @@ class Rivals:
                 External(kind.value, baseline.round_us, prepared.max_abs_error, peak_memory_bytes=prepared.peak_memory_bytes, note=note)
             )
         return found
+
+
+def _wanted() -> list[BaselineKind]:
+    """Modes of ``torch.compile``."""
+    return [BaselineKind(name) for name in compile_modes([kind.value for kind in MODES])]
 
 
 def has_products(program: Program) -> bool:

@@ -209,7 +209,7 @@ def replayed_us(call: Call) -> float:
     return 1e3 * begin.elapsed_time(end)
 
 
-def contest(name: str, repository: Path, rounds: int, budget_s: float, seed: int) -> dict[str, Any]:
+def contest(name: str, repository: Path, rounds: int, budget_s: float, seed: int, lowering: str | None) -> dict[str, Any]:
     """Every contestant's times on one model, and how far each one's outputs are from the model's own."""
     import autosched
     from autosched import zoo
@@ -221,7 +221,7 @@ def contest(name: str, repository: Path, rounds: int, budget_s: float, seed: int
     with torch.no_grad():
         expected = _first(model(*inputs)).clone()
     calls: dict[str, Call] = ours(model, inputs, seed)
-    tuned = autosched.tune(model, inputs, device="cuda", effort="quick", budget_s=budget_s, seed=seed, name=name)
+    tuned = autosched.tune(model, inputs, device="cuda", effort="quick", budget_s=budget_s, seed=seed, name=name, lowering=lowering)
     loaded = autosched.load(tuned.to_bytes(), model)
     calls["tuned"] = functools.partial(loaded, *inputs)
     failure = ""
@@ -259,6 +259,7 @@ def contest(name: str, repository: Path, rounds: int, budget_s: float, seed: int
         "model": name,
         "device": device,
         "rounds": rounds,
+        "tuned_lowering": tuned.report.lowering,
         "rows": rows,
         "published_failed": failure,
         "tuned_verdict": tuned.report.verdict,
@@ -301,6 +302,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="measure again what has a file")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--budget", type=float, default=45.0, help="seconds for tuning, for each model")
+    parser.add_argument("--lowering", default=None, help="of what is tuned; by default the job's choice")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
@@ -318,7 +320,7 @@ def main() -> int:
         name = left.pop(0)
         began = time.monotonic()
         try:
-            found = contest(name, options.repository, options.rounds, options.budget, options.seed)
+            found = contest(name, options.repository, options.rounds, options.budget, options.seed, options.lowering)
         except Exception:  # minutes of a GPU are too dear to be given up for one model that fails
             traceback.print_exc()
             failed = True

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from autosched.capture.export import capture
+from autosched.core.errors import UsageError
 from autosched.core.progress import Silent
 from autosched.core.records import Failure, FailureKind
 from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S
@@ -16,6 +17,16 @@ from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.registry import device_named
 from autosched.pipeline import baselines, compile_time
 from tests.conformance.fake_driver import gpus_called
+
+
+def test_modes_that_are_not_asked_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_COMPILE_MODES", "max_autotune, compiled")
+    assert baselines._wanted() == [BaselineKind.COMPILED, BaselineKind.MAX_AUTOTUNE]
+    monkeypatch.setenv("AUTOSCHED_COMPILE_MODES", "")
+    assert baselines._wanted() == [BaselineKind.COMPILED, BaselineKind.MAX_AUTOTUNE, BaselineKind.MAX_AUTOTUNE_COMBO]
+    monkeypatch.setenv("AUTOSCHED_COMPILE_MODES", "fastest")
+    with pytest.raises(UsageError, match="AUTOSCHED_COMPILE_MODES names 'fastest'; expected some of compiled, max_autotune, max_autotune_combo"):
+        baselines._wanted()
 
 
 def test_the_model_as_it_came_takes_no_compilers_turn(monkeypatch: pytest.MonkeyPatch) -> None:
