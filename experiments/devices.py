@@ -55,14 +55,17 @@ def results_of(device: str) -> Path:
 
 
 def commit() -> str:
-    """The commit of this checkout; where it came without its history, what the file ``COMMIT`` at its top says; empty if neither does."""
+    """What the file ``COMMIT`` at the top of this checkout says, else its commit; empty if neither is there.
+
+    A checkout may be copied over an older one that has a history.
+    """
+    stated = ROOT / "COMMIT"
+    if stated.is_file():
+        return stated.read_text(encoding="utf-8").strip()
     # A checkout that was copied belongs to another user, whom git would not trust.
     command = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         done = None
-    if done is not None and done.returncode == 0:
-        return done.stdout.strip()
-    stated = ROOT / "COMMIT"
-    return stated.read_text(encoding="utf-8").strip() if stated.is_file() else ""
+    return done.stdout.strip() if done is not None and done.returncode == 0 else ""

@@ -66,6 +66,7 @@ class Run:
     batch: int | None = None
     dtype: str | None = None
     seed: int = 0
+    lowering: str | None = None
 
     def command(self) -> list[str]:
         """What is run. ``-P``: the checkout's folders must not hide other packages."""
@@ -78,6 +79,7 @@ class Run:
             "batch": self.batch,
             "dtype": self.dtype,
             "seed": self.seed,
+            "lowering": self.lowering,
         }
         for name, value in options.items():
             command += [f"--{name}", str(value)] if value is not None else []

@@ -67,6 +67,7 @@ TABLES = {
     "tune-googlenet": lambda: of_cpu(lambda folder: pasted(folder / "tune_googlenet.txt")),
     "bench-googlenet": lambda: of_cpu(lambda folder: pasted(folder / "bench_googlenet.txt")),
     "compile-cost-cpu": lambda: of_cpus(lambda folder: tables_fused.compile_cost_table(folder / "compile_cost")),
+    "gpu-short": lambda: of_gpus(lambda folder: tables_gpu.short_table(folder / "suite")),
     "gpu-suite": lambda: of_gpus(lambda folder: tables_gpu.suite_table(folder / "suite")),
     "gpu-fused": lambda: of_gpus(lambda folder: tables_fused.fused_table(folder / "fused")),
     "gpu-compile-cost": lambda: of_gpus(lambda folder: tables_fused.compile_cost_table(folder / "compile_cost")),

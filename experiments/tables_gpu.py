@@ -10,6 +10,7 @@ from typing import Any
 from experiments.tables_recorded import NOT_YET, Recorded, cell, ratio, recorded
 
 COMPILED = ("compiled", "max_autotune", "max_autotune_combo")
+_SAID = dict(zip(COMPILED, ("its defaults", "max-autotune", "max-autotune with combo kernels and frozen weights"), strict=True))
 
 
 def milliseconds(time_us: float | None) -> str:
@@ -33,7 +34,10 @@ def suite_table(folder: Path) -> str:
         lines.append("| " + " | ".join(cell(text) for text in _suite_cells(item)) + " |")
     lines += [f"| `{path.stem}` | failed: {cell(why)} |" + " |" * (len(head) - 2) for path, why in failed]
     machines = {_machine(item.document["environment"], item.report.get("device")) for item in found}
-    footer = "Measured median milliseconds of interleaved rounds. Lower bound: the longest path, or the work divided by the capacity."
+    footer = (
+        "Measured median milliseconds of interleaved rounds; *over sequential*: of the rounds in pairs. Lower bound: the longest path, or the "
+        "work divided by the capacity."
+    )
     return "\n".join([*lines, "", footer, *sorted(machines)])
 
 
@@ -53,7 +57,7 @@ def _suite_cells(item: Recorded) -> list[str]:
         milliseconds(sequential_us),
         f"{milliseconds(best['measured_us'])} ({best['name']})" if best is not None else "",
         f"{milliseconds(item.kept_us)} ({report['chosen']})",
-        ratio(sequential_us, item.kept_us),
+        f"{over:.2f}x" if (over := item.over_sequential) is not None else "",
         ratio(best["measured_us"] if best is not None else None, item.kept_us),
         ratio(item.time_us(*COMPILED), item.kept_us),
         milliseconds(item.bound_us),
@@ -63,6 +67,29 @@ def _suite_cells(item: Recorded) -> list[str]:
         str(report["measurements"]),
         f"{report['search_s']:.0f}",
     ]
+
+
+def short_table(folder: Path) -> str:
+    """One line for each model of the suite at batch 1 in float32: in order, as published, compiled, and what autosched kept."""
+    found = [item for item in recorded(folder)[0] if item.batch == 1 and item.dtype == "float32"]
+    if not found:
+        return NOT_YET
+    lines = [
+        "| model | torch.compile | sequential | Opara's order | autosched | over sequential | noise |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for item in sorted(found, key=lambda item: item.model):
+        times = (item.time_us(*COMPILED), item.time_us("sequential", "sequential_wide"), item.time_us("opara", "opara_2"), item.kept_us)
+        over = item.over_sequential
+        gain = f"{over:.2f}x" if over is not None else ""
+        cells = [f"`{item.model}`", *map(milliseconds, times), gain, f"{item.report['noise_floor_pct']:.1f} %"]
+        lines.append("| " + " | ".join(cells) + " |")
+    modes = [said for name, said in _SAID.items() if any(item.time_us(name) is not None for item in found)]
+    machines = sorted(
+        {f"{item.document['environment']['gpu'].partition(',')[0]}, torch {item.document['environment']['torch']}" for item in found}
+    )
+    said = f"torch.compile: {', '.join(modes)}" if modes else "torch.compile was not measured"
+    return "\n".join([*lines, "", f"Measured median milliseconds, batch 1, float32, each one CUDA graph. {said}. {'; '.join(machines)}."])
 
 
 def _why(item: Recorded, name: str) -> str:

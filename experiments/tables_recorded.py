@@ -69,6 +69,15 @@ class Recorded:
         return float(self.kept["measured_us"])
 
     @property
+    def over_sequential(self) -> float | None:
+        """Time of the best sequential schedule over that of the kept one: of rounds in pairs where another one was kept, else of medians."""
+        low, high = self.report.get("ratio_low"), self.report.get("ratio_high")
+        if low and high and not self.report["chosen"].startswith("sequential"):
+            return 2.0 / float(low + high)
+        sequential_us = self.time_us("sequential", "sequential_wide")
+        return sequential_us / self.kept_us if sequential_us is not None else None
+
+    @property
     def best_published(self) -> dict[str, Any] | None:
         """The fastest row of a system of the literature: a baseline that is a schedule on several lanes."""
         schedules = [row for row in self.report["strategies"] if row["is_baseline"] and row["predicted_us"] is not None]

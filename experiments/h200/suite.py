@@ -116,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         "--compile-limit", type=float, default=150.0, help="most seconds for one torch.compile baseline; all have what is left"
     )
     parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--lowering", default=None, help="of the operators; by default the job's choice")
     parser.add_argument("--retry", action="store_true", help="run again what failed in earlier calls")
     parser.add_argument("--list", action="store_true", help="say what is done and what is left, and run nothing")
     parser.add_argument("--smoke", action="store_true")
@@ -151,6 +152,7 @@ def main() -> int:
             compiled=arguments.compiled,
             batch=case.batch,
             dtype=case.dtype,
+            lowering=arguments.lowering,
         )
         limit_s, budget_s = call.limit_s, parse_seconds(arguments.budget)
         total_s = compile_total_s(limit_s, budget_s)

@@ -25,7 +25,9 @@ def test_modes_that_are_not_asked_for_are_left_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AUTOSCHED_COMPILE_MODES", "")
     assert baselines._wanted() == [BaselineKind.COMPILED, BaselineKind.MAX_AUTOTUNE, BaselineKind.MAX_AUTOTUNE_COMBO]
     monkeypatch.setenv("AUTOSCHED_COMPILE_MODES", "fastest")
-    with pytest.raises(UsageError, match="AUTOSCHED_COMPILE_MODES names 'fastest'; expected some of compiled, max_autotune, max_autotune_combo"):
+    with pytest.raises(
+        UsageError, match="AUTOSCHED_COMPILE_MODES names 'fastest'; expected some of compiled, max_autotune, max_autotune_combo"
+    ):
         baselines._wanted()
 
 
