@@ -114,7 +114,7 @@ def compile_total_s(default_s: float) -> float:
 
 
 def compile_modes(known: Sequence[str]) -> tuple[str, ...]:
-    """Modes of ``torch.compile`` that are measured as baselines: names in ``AUTOSCHED_COMPILE_MODES``, with commas, else all ``known`` ones.
+    """Modes of ``torch.compile`` to measure as baselines: names in ``AUTOSCHED_COMPILE_MODES``, with commas, else all ``known`` ones.
 
     Raises:
         UsageError: if one is not known.

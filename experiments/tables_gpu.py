@@ -35,8 +35,8 @@ def suite_table(folder: Path) -> str:
     lines += [f"| `{path.stem}` | failed: {cell(why)} |" + " |" * (len(head) - 2) for path, why in failed]
     machines = {_machine(item.document["environment"], item.report.get("device")) for item in found}
     footer = (
-        "Measured median milliseconds of interleaved rounds; *over sequential*: of the rounds in pairs. Lower bound: the longest path, or the "
-        "work divided by the capacity."
+        "Measured median milliseconds of interleaved rounds; *over sequential*: of the rounds in pairs. Lower bound: the longest path, "
+        "or the work divided by the capacity."
     )
     return "\n".join([*lines, "", footer, *sorted(machines)])
 

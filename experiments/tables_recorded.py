@@ -70,7 +70,7 @@ class Recorded:
 
     @property
     def over_sequential(self) -> float | None:
-        """Time of the best sequential schedule over that of the kept one: of rounds in pairs where another one was kept, else of medians."""
+        """Time of the best sequential schedule over that of the kept one: of rounds in pairs where it is another, else of medians."""
         low, high = self.report.get("ratio_low"), self.report.get("ratio_high")
         if low and high and not self.report["chosen"].startswith("sequential"):
             return 2.0 / float(low + high)
