@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.tables_gpu import COMPILED
-from experiments.tables_recorded import Recorded, cpus, device_name, first, geometric_mean, gpus, recorded
+from experiments.tables_recorded import Recorded, cpus, device_name, first, geometric_mean, gpus, one_each, recorded
 
 # The eight models of the design, at batch 1 in float32.
 CLAIMED = (
@@ -86,7 +86,7 @@ def claims(results: Path, search_results: Path) -> list[Claim]:
 def _of_gpu(folder: Path, gpu: str) -> list[Claim]:
     """The targets that a GPU has to reach, from what was recorded on one."""
     found, failed = recorded(folder / "suite")
-    base = {item.model: item for item in found if item.batch == 1 and item.dtype == "float32"}
+    base = one_each(found)
     source = f"results/{folder.name}/suite"
     made = [
         *_speedups(base, len(failed), source),

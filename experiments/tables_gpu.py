@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.tables_recorded import NOT_YET, Recorded, cell, ratio, recorded
+from experiments.tables_recorded import NOT_YET, Recorded, cell, one_each, ratio, recorded
 
 COMPILED = ("compiled", "max_autotune", "max_autotune_combo")
 _SAID = dict(zip(COMPILED, ("its defaults", "max-autotune", "max-autotune with combo kernels and frozen weights"), strict=True))
@@ -71,7 +71,7 @@ def _suite_cells(item: Recorded) -> list[str]:
 
 def short_table(folder: Path) -> str:
     """One line for each model of the suite at batch 1 in float32: in order, as published, compiled, and what autosched kept."""
-    found = [item for item in recorded(folder)[0] if item.batch == 1 and item.dtype == "float32"]
+    found = list(one_each(recorded(folder)[0]).values())
     if not found:
         return NOT_YET
     lines = [

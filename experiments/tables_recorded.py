@@ -107,6 +107,13 @@ def recorded(folder: Path) -> tuple[list[Recorded], list[tuple[Path, str]]]:
     return found, failed
 
 
+def one_each(found: Iterable[Recorded]) -> dict[str, Recorded]:
+    """Results at batch 1 in float32 by model: that of the job's own choice of a lowering where there are several."""
+    asked = [item for item in found if item.batch == 1 and item.dtype == "float32"]
+    asked.sort(key=lambda item: "--lowering" not in item.document["run"].get("command", ()))
+    return {item.model: item for item in asked}
+
+
 def where(recorded: dict[str, Any]) -> str:
     """Where and when a result was taken."""
     environment = recorded["environment"]

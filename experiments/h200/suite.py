@@ -55,14 +55,15 @@ class Case:
     model: str
     batch: int
     dtype: str
+    lowering: str = ""
 
     @property
     def file(self) -> str:
-        """Name of its result."""
-        return f"{stem_of(self.model)}_b{self.batch}_{self.dtype}.json"
+        """Name of its result; of a lowering that was asked for, a file beside that of the job's own choice."""
+        return f"{stem_of(self.model)}_b{self.batch}_{self.dtype}{f'_{self.lowering}' if self.lowering else ''}.json"
 
 
-def cases(models: Sequence[str] = (), batches: Sequence[int] = (), dtypes: Sequence[str] = ()) -> Iterator[Case]:
+def cases(models: Sequence[str] = (), batches: Sequence[int] = (), dtypes: Sequence[str] = (), lowering: str = "") -> Iterator[Case]:
     """What is asked for, the most telling first; nothing given means the whole suite of issue and design."""
     chosen = list(models) or [*CLAIMED, *CONTROLS, *FURTHER]
     for batch in batches or (1, 4, 16):
@@ -70,7 +71,7 @@ def cases(models: Sequence[str] = (), batches: Sequence[int] = (), dtypes: Seque
             for model in chosen:
                 # Named batches are honoured for every model; by default larger ones are for three.
                 if batches or batch == 1 or model in BATCHED:
-                    yield Case(model, batch, dtype)
+                    yield Case(model, batch, dtype, lowering)
 
 
 def finished(case: Case, folders: Sequence[Path], call: Call, *, failures: bool = True) -> bool:
@@ -116,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         "--compile-limit", type=float, default=150.0, help="most seconds for one torch.compile baseline; all have what is left"
     )
     parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--lowering", default=None, help="of the operators; by default the job's choice")
+    parser.add_argument("--lowering", default="", help="of the operators; by default the job's choice")
     parser.add_argument("--retry", action="store_true", help="run again what failed in earlier calls")
     parser.add_argument("--list", action="store_true", help="say what is done and what is left, and run nothing")
     parser.add_argument("--smoke", action="store_true")
@@ -126,9 +127,9 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> int:
     parser = _parser()
     arguments = parser.parse_args()
-    wanted = list(cases(arguments.models, arguments.batches, arguments.dtypes))
+    wanted = list(cases(arguments.models, arguments.batches, arguments.dtypes, arguments.lowering))
     if arguments.smoke:
-        wanted = [Case("autosched:toy", 1, "float32")]
+        wanted = [Case("autosched:toy", 1, "float32", arguments.lowering)]
         arguments.device, arguments.effort, arguments.budget, arguments.compiled, arguments.expect = "cpu", "quick", "6s", False, 60.0
     call = Call(arguments.deadline, expect_s=arguments.expect)
     out = _folder(parser, arguments)
@@ -152,7 +153,7 @@ def main() -> int:
             compiled=arguments.compiled,
             batch=case.batch,
             dtype=case.dtype,
-            lowering=arguments.lowering,
+            lowering=case.lowering or None,
         )
         limit_s, budget_s = call.limit_s, parse_seconds(arguments.budget)
         total_s = compile_total_s(limit_s, budget_s)

@@ -401,7 +401,7 @@ def test_every_command_is_one_that_there_is(tmp_path: Path) -> None:
     plan = session.steps(tmp_path / "clone")
     names = [item.name for item in plan]
     # What must hold, then figures, then questions; nothing but the lack of a GPU keeps the rest from its turn.
-    assert names[:7] == ["device", "doctor", "rules", "googlenet", "early", "probes", "suite"]
+    assert names[:7] == ["device", "doctor", "rules", "googlenet", "early", "probes", "rewritten"]
     assert [item.name for item in plan if item.required] == ["device"]
     assert len(set(names)) == len(names)
     assert "opara" not in [item.name for item in session.steps()]
@@ -468,10 +468,10 @@ def test_two_calls_of_seven_minutes_have_tests_a_model_probes_and_pairs(rig: Rig
         "rules": [(110.0, 0)],
         "early": [(265.0, LEFT)],
         "probes": [(200.0, 0)],
-        "collect": [(500.0, 0)],
+        "rewritten": [(170.0, 0)],
     }
     assert [name for name, _ in rig.call(plan, "--seconds", "420")[1]] == ["device", "doctor", "rules", "early"]
-    assert [name for name, _ in rig.call(plan, "--seconds", "420")[1]] == ["device", "probes", "collect"]
+    assert [name for name, _ in rig.call(plan, "--seconds", "420")[1]] == ["device", "probes", "rewritten"]
 
 
 def test_a_test_that_hangs_leaves_time_for_the_others_of_its_step() -> None:
