@@ -113,7 +113,7 @@ def test_a_served_graph_outlives_the_one_that_was_prepared_first(rig: Rig) -> No
     graph, inputs = rig.program.graph, rig.inputs(1)
     wanted = [item.clone() for item in rig.measurer.reference(inputs)]
     first, kept = (prepare_runner(rig.capturer, rig.bound, graph, make_plan(graph, spread(rig, 1)), inputs) for _ in range(2))
-    assert (rig.capturer._workspaces is not None) == rig.backend.keeps_workspaces()
+    assert (rig.capturer._workspaces.pool is not None) == rig.backend.keeps_workspaces()
     workspaces = {item["address"] for item in torch.cuda.memory_snapshot() if item["segment_pool_id"] not in ((0, 0), first.pool)}
     first.close()
     del first

@@ -10,7 +10,7 @@ Both run the one :func:`walk`. The rules a capture must keep, and where each is 
   when the plan says so is enough, because by then the block's own stream has waited for every reader;
 * warm-up runs on other streams in the same thread, so that lazy loading is over and yet cuBLAS makes its workspaces, which belong to
   a stream (up to PyTorch 2.13; in 2.15 to a call), inside the capture, in the private pool; for graphs that serve, in a pool of their own
-  (:meth:`GraphCapturer.hold_workspaces`);
+  (``cuda.workspaces``);
 * no garbage collection, and no ``torch.cuda.graph`` (it empties the allocator's cache each time).
 """
 
@@ -34,6 +34,7 @@ from autosched.runtime.cuda.lanes import NO_OPERATOR, CaptureNotes, CaptureOptio
 from autosched.runtime.cuda.reader_trial import flaw_of
 from autosched.runtime.cuda.runner import GraphRunner, ReplayGate
 from autosched.runtime.cuda.streams import EmptyCapture, Graph, Pool, Stream, StreamBackend, StreamSet, Tensor, no_garbage_collection
+from autosched.runtime.cuda.workspaces import Workspaces
 from autosched.runtime.plan import Plan
 from autosched.runtime.walk import walk
 
@@ -74,8 +75,7 @@ class GraphCapturer:
         self.unread = unread if reader is None else ""
         self._scratch: Pool | None = None
         self._keepers: list[Graph] = []
-        self._workspaces: tuple[Pool, Graph] | None = None
-        self._held_on: set[int] = set()
+        self._workspaces = Workspaces(backend, self.streams, self._recorded)
         self._captured_on: set[int] = set()
 
     @property
@@ -99,52 +99,8 @@ class GraphCapturer:
         return self._scratch
 
     def hold_workspaces(self, plan: Plan) -> Failure | None:
-        """Make the libraries' workspaces of the plan's lanes in a pool that lives as long as this; changes the streams that have some.
-
-        Otherwise the first graph with a product on a lane has them in its own pool, and all later graphs read them there. Whoever clears
-        them then (PyTorch's graph trees do) gives that memory back to the driver as soon as the first graph is gone. The same goes for
-        what others made on such a stream before: PyTorch hands it out to everybody. Where each product takes its own from the pool of its
-        graph, there is nothing to hold, and memory held for it would be wasted.
-        """
-        backend = self.backend
-        try:
-            with torch.inference_mode(), backend.on(self.streams.named("warm-up")):
-                backend.multiply()
-                if not backend.keeps_workspaces():
-                    return None
-        except Exception as error:
-            let_through(error)
-            return failure_of(error, "workspaces")
-        replaced = True
-        while replaced:
-            made = self._make_workspaces(plan)
-            if isinstance(made, Failure):
-                return made
-            # All of them, before the answer is known.
-            replaced = any([self.streams.replace(stream) for stream in made])
-        return None
-
-    def _make_workspaces(self, plan: Plan) -> list[Stream] | Failure:
-        """The lanes' streams that had workspaces already, but not from here."""
-        backend = self.backend
-        lanes = self._lanes(plan)
-        pool = self._workspaces[0] if self._workspaces is not None else backend.new_pool()
-        had_none: list[Stream] = []
-
-        def body() -> None:
-            had_none.clear()
-            for stream in lanes:
-                with backend.on(stream):
-                    had_none.extend([stream] if backend.multiply() else [])
-
-        made = self._recorded(lanes, body, pool)
-        if isinstance(made, Failure):
-            return made
-        before, self._workspaces = self._workspaces, (made[2], made[0])
-        if before is not None:
-            backend.reset(before[1])
-        self._held_on |= {backend.handle(stream) for stream in had_none}
-        return [stream for stream in lanes if backend.handle(stream) not in self._held_on]
+        """Make the libraries' workspaces of the plan's lanes where they outlive every graph; see :class:`Workspaces`."""
+        return self._workspaces.hold(lambda: self._lanes(plan))
 
     def warm_up(self, program: Launchable, inputs: Sequence[Tensor], beat: Callable[[], None] | None = None) -> Failure | None:
         """Run every operator eagerly, twice, on a stream that is never captured: modules load, libraries choose their algorithms."""
@@ -304,9 +260,8 @@ class GraphCapturer:
         """Free what keeps pools alive. Runners are their owners' to close."""
         for keeper in self._keepers:
             self.backend.reset(keeper)
-        if self._workspaces is not None:
-            self.backend.reset(self._workspaces[1])
-        self._keepers, self._scratch, self._workspaces = [], None, None
+        self._workspaces.close()
+        self._keepers, self._scratch = [], None
 
     def _lanes(self, plan: Plan) -> list[Stream]:
         return [self.streams.lane(lane, priority) for lane, priority in dict.fromkeys((step.lane, step.priority) for step in plan.steps)]
@@ -342,7 +297,7 @@ class GraphCapturer:
         """
         if not isinstance(made, Failure) or made.kind is not FailureKind.OOM or self.tainted or not self.backend.release_cached():
             return None
-        return pool if pool in (self._scratch, *(self._workspaces or ())[:1]) else self.backend.new_pool()
+        return pool if pool in (self._scratch, self._workspaces.pool) else self.backend.new_pool()
 
     def _record(
         self,

@@ -471,19 +471,17 @@ def test_workspaces_that_served_graphs_read_are_in_the_pool_of_none_of_them() ->
     rig = rig_with_a_product()
     plan = make_plan(rig.graph, two_lanes(rig.graph))
     first = prepare_runner(rig.capturer, rig.program, rig.graph, plan, rig.inputs)
-    held = rig.capturer._workspaces
+    held = rig.capturer._workspaces.pool
     assert held is not None
     second = prepare_runner(rig.capturer, rig.program, rig.graph, plan, rig.inputs)
     first.close()
     lanes = {node.stream for node in second._graph.nodes}  # type: ignore[union-attr]
     assert lanes <= set(rig.cuda.workspaces)
-    assert {rig.cuda.workspaces[stream].storage.block.pool for stream in lanes} == {held[0]}
-    assert held[0] not in (first.pool, second.pool)
+    assert {rig.cuda.workspaces[stream].storage.block.pool for stream in lanes} == {held}
+    assert held not in (first.pool, second.pool)
     # A pool lives as long as a graph in it does: the last one made, and it alone.
-    now = rig.capturer._workspaces
-    assert now is not None
-    assert now[0] == held[0]
-    assert not now[1].destroyed  # type: ignore[attr-defined]
+    assert rig.capturer._workspaces.pool == held
+    assert not rig.capturer._workspaces.keeper.destroyed
     second.close()
     rig.capturer.close()
     assert rig.cuda.live_graphs == 0
@@ -497,11 +495,27 @@ def test_a_lane_with_workspaces_of_somebody_else_gets_another_stream() -> None:
         assert rig.cuda.multiply()
     runner = prepare_runner(rig.capturer, rig.program, rig.graph, make_plan(rig.graph, two_lanes(rig.graph)), rig.inputs)
     lanes = {node.stream for node in runner._graph.nodes}  # type: ignore[union-attr]
-    held = rig.capturer._workspaces
-    assert held is not None
     assert theirs not in lanes
-    assert {rig.cuda.workspaces[stream].storage.block.pool for stream in lanes} == {held[0]}
+    assert {rig.cuda.workspaces[stream].storage.block.pool for stream in lanes} == {rig.capturer._workspaces.pool}
     assert rig.numbers(runner(rig.inputs)) == rig.program.answer(rig.inputs)
+
+
+class WithoutWorkspaces(FakeCuda):
+    """Products take none: no stream looks as if it had none before."""
+
+    def multiply(self) -> bool:
+        self.touch()
+        return False
+
+
+def test_where_no_stream_ever_gets_workspaces_none_is_changed() -> None:
+    """Else every lane would take one stream after the other until there are none."""
+    cuda = WithoutWorkspaces()
+    graph = diamond(2, 2)
+    capturer, plan = GraphCapturer(cuda), make_plan(graph, two_lanes(graph))
+    before = [capturer.streams.lane(lane) for lane in range(plan.lanes)]
+    assert capturer.hold_workspaces(plan) is None
+    assert [capturer.streams.lane(lane) for lane in range(plan.lanes)] == before
 
 
 def test_where_no_stream_is_left_a_lane_keeps_its_own() -> None:
