@@ -185,9 +185,13 @@ def test_baselines_run_on_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Baseline:
         def __init__(self, program: Any, constants: Any, kind: Any, settings: SettingsBody, **options: Any) -> None:
+            self.kind = kind
             told.append(settings)
 
-        def prepare(self) -> Failure:
+        def start(self) -> None:
+            pass
+
+        def prepare(self, limit_s: float) -> Failure:
             return Failure(FailureKind.UNAVAILABLE, "a double")
 
         def close(self) -> None:
