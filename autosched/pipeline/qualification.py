@@ -30,7 +30,7 @@ from autosched.pipeline.variants import measure_variants
 
 MOST_GAIN = 3.5
 """Sequential time over that of the best schedule, where only the longest path bounds it. Opara reports at most 1.68 over sequential CUDA
-graphs (Chen et al., IEEE Transactions on Computers 2025); a mixture of experts, whose kernels fill a sixth of an H200, gained 3.2 there."""
+graphs (Chen et al., IEEE Transactions on Computers 2025); a mixture of experts, whose kernels fill little of an H200, gained 3.2 there."""
 
 MOST_TUNED = 2
 """A third lowering would leave none of them the time to find anything."""
