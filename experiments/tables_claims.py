@@ -281,10 +281,9 @@ def _job(googlenet: Recorded | None, source: str) -> Claim:
         return claim
     seconds = googlenet.report["search_s"]
     remark = "measuring, searching, verifying and timing all baselines; compiling them, which no tuning job needs, is not counted"
-    one = "--lowering" in googlenet.document["run"].get("command", ())
-    if one:
+    if googlenet.lowering_asked:
         remark = f"lowering {googlenet.report['lowering']} alone; {remark}"
-    return _below(claim, seconds, 180.0, 60.0, f"{source}/{googlenet.path.name}", remark, unit="s", settled=not one)
+    return _below(claim, seconds, 180.0, 60.0, f"{source}/{googlenet.path.name}", remark, unit="s", settled=not googlenet.lowering_asked)
 
 
 def _load(path: Path) -> Claim:

@@ -57,7 +57,7 @@ def _suite_cells(item: Recorded) -> list[str]:
         milliseconds(sequential_us),
         f"{milliseconds(best['measured_us'])} ({best['name']})" if best is not None else "",
         f"{milliseconds(item.kept_us)} ({report['chosen']})",
-        f"{over:.2f}x" if (over := item.over_sequential) is not None else "",
+        ratio(item.over_sequential, 1.0),
         ratio(best["measured_us"] if best is not None else None, item.kept_us),
         ratio(item.time_us(*COMPILED), item.kept_us),
         milliseconds(item.bound_us),
@@ -80,9 +80,7 @@ def short_table(folder: Path) -> str:
     ]
     for item in sorted(found, key=lambda item: item.model):
         times = (item.time_us(*COMPILED), item.time_us("sequential", "sequential_wide"), item.time_us("opara", "opara_2"), item.kept_us)
-        over = item.over_sequential
-        gain = f"{over:.2f}x" if over is not None else ""
-        cells = [f"`{item.model}`", *map(milliseconds, times), gain, f"{item.report['noise_floor_pct']:.1f} %"]
+        cells = [f"`{item.model}`", *map(milliseconds, times), ratio(item.over_sequential, 1.0), f"{item.report['noise_floor_pct']:.1f} %"]
         lines.append("| " + " | ".join(cells) + " |")
     modes = [said for name, said in _SAID.items() if any(item.time_us(name) is not None for item in found)]
     machines = sorted(

@@ -49,6 +49,11 @@ class Recorded:
         """Data type of parameters and inputs."""
         return str(self.document["run"]["dtype"])
 
+    @property
+    def lowering_asked(self) -> bool:
+        """Whether the lowering was named in the command, and not the job's own choice."""
+        return "--lowering" in self.document["run"].get("command", ())
+
     def time_us(self, *names: str) -> float | None:
         """Least measured median of the rows called so."""
         times = [row["measured_us"] for row in self.rows(*names) if row["measured_us"] is not None]
@@ -109,9 +114,8 @@ def recorded(folder: Path) -> tuple[list[Recorded], list[tuple[Path, str]]]:
 
 def one_each(found: Iterable[Recorded]) -> dict[str, Recorded]:
     """Results at batch 1 in float32 by model: that of the job's own choice of a lowering where there are several."""
-    asked = [item for item in found if item.batch == 1 and item.dtype == "float32"]
-    asked.sort(key=lambda item: "--lowering" not in item.document["run"].get("command", ()))
-    return {item.model: item for item in asked}
+    wanted = [item for item in found if item.batch == 1 and item.dtype == "float32"]
+    return {item.model: item for item in sorted(wanted, key=lambda item: not item.lowering_asked)}
 
 
 def where(recorded: dict[str, Any]) -> str:

@@ -79,7 +79,7 @@ class Rivals:
         self._kwargs = dict(kwargs or {})
         self._device = device
         self._kind = device.key.kind if recording_of(device) is None else REPLAY
-        self._compiled = compiled
+        self._modes = _wanted() if compiled else []
         self._source = source
         self._progress = progress
         self._stack = contextlib.ExitStack()
@@ -106,10 +106,10 @@ class Rivals:
         if self._kind == "cuda":
             call = ModelCall(self._source, self._args, self._kwargs, reference) if self._source is not None else None
             return found + self._cuda_externals(captured, call)
-        if not self._compiled or self._kind != "cpu":
+        if self._kind != "cpu":
             return found
         modes = [BaselineKind.COMPILED, *([BaselineKind.MAX_AUTOTUNE] if has_products(captured.program) else [])]
-        return [*found, *(self._compiled_on_cpu(MODES[kind], reference) for kind in modes if kind in _wanted())]
+        return [*found, *(self._compiled_on_cpu(MODES[kind], reference) for kind in modes if kind in self._modes)]
 
     def _compiled_on_cpu(self, lowering: Lowering, reference: Sequence[torch.Tensor]) -> External:
         name = TORCH_COMPILE if lowering is Lowering.INDUCTOR else lowering.value
@@ -131,7 +131,7 @@ class Rivals:
         return External(name, baseline.round_us, baseline.max_abs_error)
 
     def _cuda_externals(self, captured: Captured, model: ModelCall | None) -> list[External]:
-        wanted = [BaselineKind.EAGER, *(_wanted() if self._compiled else ())]
+        wanted = [BaselineKind.EAGER, *self._modes]
         settings = current_settings(index_of(self._device) or 0, self._device.key)
         found: list[External] = []
         baselines: list[CudaBaseline] = []

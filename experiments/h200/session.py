@@ -61,6 +61,8 @@ _SUITE = (
     "autosched:deepfm", "torchvision:squeezenet1_1", "transformers:bert", "autosched:randwire", "torchvision:resnet50", "transformers:t5",
     "torchvision:inception_v3", "torchvision:mobilenet_v2", "torchvision:densenet201", "timm:nasnetalarge",
 )  # fmt: skip
+# Nothing is compiled.
+_REWRITTEN = ("--lowering", "rewritten", "--no-compiled", "--budget", "10s", "--expect", "40")
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,9 @@ def _script(name: str, *options: str) -> tuple[str, ...]:
     return (str(ROOT / "experiments" / name), *options)
 
 
-def _suite(*models: str) -> tuple[str, ...]:
-    return _script("h200/suite.py", *models, "--batches", "1", "--dtypes", "float32", "--out", "{out}/suite", "--deadline", "{seconds}")
-
-
-def _rewritten(*models: str) -> tuple[str, ...]:
-    options = ("--lowering", "rewritten", "--no-compiled", "--budget", "10s", "--expect", "40", "--batches", "1", "--dtypes", "float32")
-    return _script("h200/suite.py", *models, *options, "--out", "{out}/suite", "--deadline", "{seconds}")
+def _suite(*models_and_options: str) -> tuple[str, ...]:
+    case = ("--batches", "1", "--dtypes", "float32")
+    return _script("h200/suite.py", *models_and_options, *case, "--out", "{out}/suite", "--deadline", "{seconds}")
 
 
 def _tests(*names: str) -> tuple[str, ...]:
@@ -133,8 +131,8 @@ def steps(opara: Path | None = None) -> list[Step]:
         Step("early", _suite(_FIRST), 330.0, 260.0, retry=again),
         # Sixteen processes that each import PyTorch and begin with CUDA; it stops between any two of them.
         Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 300.0, retry=again),
-        # Half a minute a model: nothing is compiled. What streams are worth, and pairs of as many families as possible.
-        Step("rewritten", _rewritten(_FIRST, *_SUITE), 170.0, 60.0, retry=again),
+        # Half a minute a model. What streams are worth, and pairs of as many families as possible.
+        Step("rewritten", _suite(_FIRST, *_SUITE, *_REWRITTEN), 170.0, 60.0, retry=again),
         Step("suite", _suite(*_SUITE), 400.0, 260.0, retry=again),
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),

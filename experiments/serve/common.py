@@ -98,18 +98,14 @@ def bundle_of(captured: Captured, schedule: Schedule, name: str, kind: str = "cp
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which ``share`` (0 to 1) of ``values`` lie, interpolated."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return float(np.quantile(values, share))
 
 
 def interval(values: Sequence[float], seed: int = 0, rounds: int = 2000) -> tuple[float, float]:
     """A 95 % bootstrap interval of the median."""
     drawn = np.random.default_rng(seed).integers(len(values), size=(rounds, len(values)))
-    low, high = np.percentile(np.median(np.asarray(values)[drawn], axis=1), (2.5, 97.5))
-    return float(low), float(high)
+    medians = np.median(np.asarray(values)[drawn], axis=1).tolist()
+    return percentile(medians, 0.025), percentile(medians, 0.975)
 
 
 def beside(base: Sequence[float], times: Sequence[float]) -> dict[str, Any]:

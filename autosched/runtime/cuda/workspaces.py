@@ -39,11 +39,6 @@ class Workspaces:
         """Where they are; ``None`` while there are none."""
         return self._held[0] if self._held is not None else None
 
-    @property
-    def keeper(self) -> Graph | None:
-        """The graph that keeps the pool."""
-        return self._held[1] if self._held is not None else None
-
     def hold(self, lanes: Callable[[], list[Stream]]) -> Failure | None:
         """Make them for ``lanes``, and give a lane another stream whose own had some from elsewhere.
 

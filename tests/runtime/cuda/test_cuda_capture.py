@@ -481,7 +481,7 @@ def test_workspaces_that_served_graphs_read_are_in_the_pool_of_none_of_them() ->
     assert held not in (first.pool, second.pool)
     # A pool lives as long as a graph in it does: the last one made, and it alone.
     assert rig.capturer._workspaces.pool == held
-    assert not rig.capturer._workspaces.keeper.destroyed
+    assert not rig.capturer._workspaces._held[1].destroyed  # type: ignore[index,union-attr]
     second.close()
     rig.capturer.close()
     assert rig.cuda.live_graphs == 0
