@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -317,25 +317,35 @@ def rows_of_tuning(
     scope: ScopeRow,
     *,
     model: str,
-    widths: Sequence[int],
     solo: Sequence[Sequence[SoloRecord | Failure]],
     pairs: Sequence[PairRecord],
-    launches: dict[str, LaunchFacts] | None = None,
+    launches: Mapping[str, LaunchFacts] | None = None,
 ) -> list[ScopeRow | SoloRow | PairRow]:
     """What a tuning job measured, as rows: appended to a store, the next training learns from it.
 
-    What others disturbed is left out, so that it does not stand in the way of a later, better measurement.
+    What others disturbed is left out, so that it does not stand in the way of a later, better measurement, and so is what ran on another
+    engine than the scope names.
+
+    Args:
+        solo: by operator all that was measured of it alone, at whatever width and in whatever variant: each record says which.
+        launches: by the name of the variant, as ``variant_signature``.
     """
     rows: dict[str, ScopeRow | SoloRow | PairRow] = {"": scope}
     family = family_of(model)
+
+    def counts(record: SoloRecord | PairRecord, threads: int) -> bool:
+        same = record.engine is None or record.engine is scope.software.engine
+        return same and stolen_share(record.contamination, scope.facts, threads) <= DISTURBED
+
     for operator, records in zip(graph.operators, solo, strict=True):
-        for width, record in zip(widths, records, strict=True):
-            if isinstance(record, SoloRecord) and stolen_share(record.contamination, scope.facts, width) <= DISTURBED:
-                facts = kernel_facts(operator, graph, width, record.samples.median_us, (launches or {}).get(operator.signature))
+        for record in records:
+            if isinstance(record, SoloRecord) and counts(record, record.width):
+                launch = (launches or {}).get(record.signature)
+                facts = replace(kernel_facts(operator, graph, record.width, record.samples.median_us, launch), signature=record.signature)
                 row = SoloRow(scope.scope, family, model, facts, record.samples, record.contamination, record.source)
                 rows.setdefault(row.key, row)
     for pair in pairs:
-        if stolen_share(pair.contamination, scope.facts, pair.first_width + pair.last_width) > DISTURBED:
+        if not counts(pair, pair.first_width + pair.last_width):
             continue
         row_of_pair = PairRow(scope.scope, family, model, pair)
         rows.setdefault(row_of_pair.key, row_of_pair)

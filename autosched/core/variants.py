@@ -56,3 +56,12 @@ def variant_signature(signature: str, variant: int) -> str:
     ('ab12', 'ab12+compiled')
     """
     return signature if variant == Variant.CALLS else f"{signature}+{Variant(variant).name.lower()}"
+
+
+def operator_signature(name: str) -> str:
+    """The signature of the operator whose variant :func:`variant_signature` called ``name``.
+
+    >>> operator_signature("ab12+compiled"), operator_signature("ab12")
+    ('ab12', 'ab12')
+    """
+    return name.partition("+")[0]

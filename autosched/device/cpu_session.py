@@ -39,6 +39,7 @@ from autosched.device.worker_messages import (
 )
 from autosched.runtime.host_key import numerics_key
 from autosched.runtime.native.build import engine_here
+from autosched.runtime.regions.pieces import offered_variants
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +79,8 @@ class CpuSession:
         plugin: a Python file that the process runs first; tests inject faults with it.
         worker: a process that was started early, in the place of a new one.
     """
+
+    _kind = "cpu"  # of device, for the variants that operators have there
 
     def __init__(
         self,
@@ -165,6 +168,10 @@ class CpuSession:
         operators = self._program.graph.operators
         alike = [other.index for other in operators if other.signature == operators[item].signature and other.index != item]
         return [item, *(other for other in alike if isinstance(found[item][0], SoloRecord) and isinstance(found[other][0], SoloRecord))]
+
+    def offered(self) -> tuple[tuple[int, ...], ...]:
+        """As ``variants.VariantSession.offered``."""
+        return offered_variants(self._program, self._kind)
 
     def prepare_variants(self, columns: Sequence[tuple[int, int]], limit_s: float | None = None) -> tuple[int, int]:
         """As ``variants.VariantSession.prepare_variants``.

@@ -16,6 +16,7 @@ from autosched.core.graph import OpGraph
 from autosched.core.program import Program
 from autosched.core.records import DeviceKey, Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoftwareKey, SoloRecord, Source
 from autosched.core.schedule import Schedule, canonical_key, violations
+from autosched.core.variants import Variant, variant_signature
 from autosched.device.base import Comparison, Group, Limits, Pair
 from autosched.device.cpu_session import CpuSession
 from autosched.device.requests import group_refusal, pair_refusal
@@ -38,8 +39,11 @@ class Recording(Protocol):
     def limits(self, graph: OpGraph) -> Limits:
         """What schedules of ``graph`` may use; of the recorded graphs most like it if it was not recorded itself."""
 
+    def offered(self, graph: OpGraph) -> tuple[tuple[int, ...], ...]:
+        """The variants of each operator that were recorded, its calls first."""
+
     def solo(self, signature: str, width: int) -> SoloRecord | None:
-        """One kernel alone."""
+        """One kernel alone; of a variant by its name (``core.variants.variant_signature``), here as in what follows."""
 
     def pair(self, first: str, first_width: int, last: str, last_width: int) -> PairRecord | None:
         """Two kernels in this start order."""
@@ -107,11 +111,29 @@ class ReplaySession:
 
     def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:
         """As ``base.Session.solo``; a kernel that was not recorded is a ``Failure``: nothing predicts times alone."""
+        return self.solo_variants([(width, Variant.CALLS) for width in widths], repeats=repeats)
+
+    def offered(self) -> tuple[tuple[int, ...], ...]:
+        """As ``variants.VariantSession.offered``, as recorded."""
+        self._require_open()
+        return self._recording.offered(self._program.graph)
+
+    def prepare_variants(self, columns: Sequence[tuple[int, int]], limit_s: float | None = None) -> tuple[int, int]:
+        """As ``variants.VariantSession.prepare_variants``: nothing is compiled."""
+        return 0, 0
+
+    def compile_variant(self, width: int, variant: int, limit_s: float | None = None) -> dict[int, str]:
+        """As ``variants.VariantSession.compile_variant``: what was recorded can be had."""
+        return {operator: "" for operator, variants in enumerate(self.offered()) if variant in variants}
+
+    def solo_variants(self, columns: Sequence[tuple[int, int]], *, repeats: int) -> list[list[SoloRecord | Failure]]:
+        """As ``variants.VariantSession.solo_variants``, as recorded."""
         self._require_open()
         return [
             [
-                _replayed(self._recording.solo(operator.signature, width)) or _missing(f"operator {operator.name} at width {width}")
-                for width in widths
+                _replayed(self._recording.solo(variant_signature(operator.signature, variant), width))
+                or _missing(f"operator {operator.name} at width {width}")
+                for width, variant in columns
             ]
             for operator in self._program.graph.operators
         ]
@@ -159,7 +181,9 @@ class ReplaySession:
             self._numbers = CpuSession(
                 self._program, self._constants, timeout_s=self._timeout_s, max_lanes=limits.max_lanes, widths=limits.widths
             )
-        return self._numbers.compare(schedule, inputs, references)
+        # This machine need not have the variants of the one that was recorded.
+        calls = dataclasses.replace(schedule, variant=(int(Variant.CALLS),) * len(schedule.variant))
+        return self._numbers.compare(calls, inputs, references)
 
     def close(self) -> None:
         """As ``base.Session.close``."""
@@ -171,7 +195,8 @@ class ReplaySession:
         graph = self._program.graph
         if (refusal := pair_refusal(graph, pair, wide=self.limits.widths != (1,))) is not None:
             return refusal
-        first, last = graph.operators[pair.first].signature, graph.operators[pair.last].signature
+        first = variant_signature(graph.operators[pair.first].signature, pair.first_variant)
+        last = variant_signature(graph.operators[pair.last].signature, pair.last_variant)
         predicted = self._predictor.pair(pair) if self._predictor is not None else None
         found = _replayed(self._recording.pair(first, pair.first_width, last, pair.last_width))
         return found or _simulated(predicted) or _missing(f"pair {pair.first} and {pair.last}")

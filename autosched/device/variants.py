@@ -20,11 +20,15 @@ NO_TIME = "there was no time left to compile it"
 class VariantSession(Protocol):
     """A session whose operators may have more variants than their calls."""
 
+    def offered(self) -> tuple[tuple[int, ...], ...]:
+        """The variants worth trying of each operator, its calls first."""
+
     def prepare_variants(self, columns: Sequence[tuple[int, int]], limit_s: float | None = None) -> tuple[int, int]:
         """Compile what is missing of these widths and variants, several regions at a time where that pays, for at most ``limit_s`` seconds.
 
         Returns:
-            Distinct regions compiled, and processes that did so; (0, 1) where nothing was gained, and :meth:`compile_variant` does it all.
+            Distinct regions compiled, and processes that did so; (0, 1) where nothing was gained, and :meth:`compile_variant` does it all;
+            (0, 0) where nothing is ever compiled.
         """
 
     def compile_variant(self, width: int, variant: int, limit_s: float | None = None) -> dict[int, str]:

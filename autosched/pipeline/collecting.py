@@ -255,7 +255,8 @@ def collect_graph(
     alone = {(row.kernel.signature, row.kernel.width) for row in store.solo() if row.scope == scope.scope}
     if aims.schedules and all((operator.signature, 1) in alone for operator in graph.operators):
         recording = StoreRecording(store, scope.scope)
-        problem = recording.problem(graph, model, limits=session.limits)
+        # Operators were timed by their calls. That a store knows of their variants from tuning does not mean that they can be had here.
+        problem = recording.problem(graph, model, limits=session.limits, calls_only=True)
         predictor = model.name if model is not None else "analytic"
         timed = measure_schedules(
             session,

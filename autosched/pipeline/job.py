@@ -181,7 +181,7 @@ def _measured(run: Run, journal: Journal) -> Costs:
     solo = variants.solo if variants is not None else measure_solo(session, graph, facts, journal, budget.solo_rounds, ledger, solo_s)
     run.progress.stage("operators in pairs", run.timetable.left_s())
     if run.recording is not None:
-        pairs, launches = run.recording.all_pairs, run.recording.launches
+        pairs, launches = run.recording.known_by(graph, variants)
     else:
         share_s = run.timetable.left_s() * budget.pair_share
         pairs = measure_pairs(session, graph, facts, solo, journal, share_s, ledger, run.progress, variants)
@@ -197,8 +197,9 @@ def _measured(run: Run, journal: Journal) -> Costs:
         ledger.notes.append(note)
     wanted = demands(graph, launches, facts)
     problem = Problem.make(graph, table, demand=wanted.demand, memory_bound=wanted.memory_bound)
-    # What was measured of compiled variants stands for this graph alone: no feature tells a model which variant it was.
-    measured = Measured(solo, pairs, launches) if variants is None else None
+    measured = Measured(solo, pairs, launches)
+    if variants is not None:
+        measured = Measured(variants.answers, journal.pairs(), variants.own_names(graph, launches))
     return Costs(problem, lower_bounds(problem, facts, launches), variants, measured)
 
 

@@ -15,6 +15,7 @@ from autosched.core.errors import AutoschedError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, Engine, Failure, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.scratch import Scratch
+from autosched.core.variants import operator_signature
 from autosched.datasets.collect import rows_of_tuning
 from autosched.datasets.facts import LaunchFacts
 from autosched.datasets.journal import Journal, Scope
@@ -32,7 +33,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a job measured of a graph's parts."""
+    """What a job measured of a graph's parts, under the names of ``core.variants.variant_signature``.
+
+    Args:
+        solo: by operator all that was measured of it alone.
+        pairs: of this graph's operators and of others.
+        launches: how the kernels are launched, where the device can tell.
+    """
 
     solo: Sequence[Sequence[SoloRecord | Failure]]
     pairs: Sequence[PairRecord]
@@ -102,10 +109,8 @@ def remember_runs(
     """Add what a job measured to the runs of this device that ``autosched train`` learns from; ``None`` if it cannot be written."""
     folder = runs_dir() / device.device.digest
     of_graph = {operator.signature for operator in graph.operators}
-    pairs = [pair for pair in measured.pairs if {pair.first, pair.last} <= of_graph]
-    rows = rows_of_tuning(
-        graph, device, model=model, widths=limits.widths, solo=measured.solo, pairs=pairs, launches=dict(measured.launches)
-    )
+    pairs = [pair for pair in measured.pairs if {operator_signature(pair.first), operator_signature(pair.last)} <= of_graph]
+    rows = rows_of_tuning(graph, device, model=model, solo=measured.solo, pairs=pairs, launches=measured.launches)
     try:
         Store.create(folder).append(
             [*rows, *timed, GraphRow(family_of(model), model, graph), limits_row(device.scope, model, graph, limits)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autosched.core.errors import UsageError
+from autosched.core.errors import NoFeasibleCandidate, UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.records import (
     Contamination,
@@ -28,6 +28,7 @@ from autosched.core.records import (
 )
 from autosched.core.report import TuneReport
 from autosched.core.schedule import Schedule, canonical_key
+from autosched.core.variants import Variant, variant_signature
 from autosched.costmodel.composition import finish_times
 from autosched.costmodel.model import PairModel, makespan_ratio
 from autosched.datasets.facts import LaunchFacts
@@ -38,6 +39,7 @@ from autosched.device.registry import device_named
 from autosched.device.replay import ReplayDevice, ReplaySession
 from autosched.pipeline.candidates import Candidate
 from autosched.pipeline.measuring import table_within
+from autosched.pipeline.variants import VariantTimes, recorded_variants
 from autosched.runtime.plan import make_plan
 from autosched.runtime.workspace import peak_live_bytes
 from autosched.search.problem import Problem
@@ -124,6 +126,13 @@ class StoreRecording:
         """As ``Recording.solo``."""
         return self._solo.get((signature, width))
 
+    def offered(self, graph: OpGraph) -> tuple[tuple[int, ...], ...]:
+        """As ``Recording.offered``."""
+        return tuple(
+            tuple(item for item in Variant if item is Variant.CALLS or (variant_signature(operator.signature, item), 1) in self._solo)
+            for operator in graph.operators
+        )
+
     def solo_table(self, graph: OpGraph, widths: Sequence[int]) -> list[list[SoloRecord | Failure]]:
         """Every operator of ``graph`` at every width, as a session gives it."""
         missing = Failure(FailureKind.UNAVAILABLE, "this operator was not recorded")
@@ -148,25 +157,38 @@ class StoreRecording:
         *,
         pairs: Sequence[PairRecord] | None = None,
         limits: Limits | None = None,
+        calls_only: bool = False,
     ) -> Problem:
         """What a simulator needs of ``graph``: recorded times, recorded ``pairs`` (all by default), and ``model`` for the rest.
 
-        ``limits`` are those recorded, if none are given.
+        ``limits`` are those recorded, if none are given. With ``calls_only`` operators have no variant but their calls.
 
         Raises:
             NoFeasibleCandidate: an operator of the graph was not recorded.
         """
         limits = limits or self.limits(graph)
+        variants = None if calls_only else recorded_variants(graph, limits.widths, self.offered(graph), self.solo)
+        known, launches = self.known_by(graph, variants, pairs)
         costs = table_within(
             limits,
             graph,
-            self.solo_table(graph, limits.widths),
-            self.all_pairs if pairs is None else pairs,
+            self.solo_table(graph, limits.widths) if variants is None else variants.solo,
+            known,
             device=self.scope.facts,
-            launches=self.launches,
+            launches=launches,
             model=model,
+            others=() if variants is None else variants.other_solo,
         )
-        return Problem.make(graph, costs)
+        return Problem.make(graph, costs if variants is None else variants.in_table(costs))
+
+    def known_by(
+        self, graph: OpGraph, variants: VariantTimes | None, pairs: Sequence[PairRecord] | None = None
+    ) -> tuple[Sequence[PairRecord], Mapping[str, LaunchFacts]]:
+        """Recorded ``pairs`` (all by default) and launches under the names that ``make_cost_table`` knows."""
+        pairs = self.all_pairs if pairs is None else pairs
+        if variants is None:
+            return pairs, self.launches
+        return variants.to_operators(graph, pairs), variants.operator_names(graph, self.launches)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,9 +205,10 @@ class SimulatedRuns:
     @staticmethod
     def of(recording: StoreRecording, graph: OpGraph) -> SimulatedRuns | None:
         """Calibrate on ``recording``; ``None`` if an operator of the graph has no recorded time."""
-        if any(recording.solo(operator.signature, 1) is None for operator in graph.operators):
+        try:
+            problem = recording.problem(graph)
+        except NoFeasibleCandidate:
             return None
-        problem = recording.problem(graph)
         ratios = [
             row.record.samples.median_us / simulate(problem, row.schedule).makespan_us for row in recording.schedules_of.get(graph.hash, ())
         ]
@@ -193,7 +216,8 @@ class SimulatedRuns:
 
     def pair(self, pair: Pair) -> PairRecord | None:
         """As ``Predictor.pair``: each operator once."""
-        kernels = self._kernels((pair.first, pair.last), (pair.first_width, pair.last_width))
+        variants = (pair.first_variant, pair.last_variant)
+        kernels = self._kernels((pair.first, pair.last), (pair.first_width, pair.last_width), variants)
         if kernels is None:
             return None
         a, b = kernels
@@ -201,16 +225,19 @@ class SimulatedRuns:
         first_us, last_us = float(costs.solo_us[a]), float(costs.solo_us[b])
         first, last = float(costs.slowdown_first[a, b]), float(costs.slowdown_last[b, a])
         ratio = float(makespan_ratio(*(np.asarray([value]) for value in (first_us, last_us, first, last)))[0])
-        operators = self.problem.graph.operators
+        names = [
+            variant_signature(self.problem.graph.operators[operator].signature, variant)
+            for operator, variant in zip((pair.first, pair.last), variants, strict=True)
+        ]
         return PairRecord(
-            operators[pair.first].signature, pair.first_width, operators[pair.last].signature, pair.last_width, first_us, last_us,
+            names[0], pair.first_width, names[1], pair.last_width, first_us, last_us,
             ratio * (first_us + last_us), first, last, ratio, 1, 1, 1, Contamination(), Source.SIMULATED,
         )  # fmt: skip
 
     def group(self, group: Group) -> GroupRecord | None:
         """As ``Predictor.group``: each operator once, composed from pairs."""
         widths = tuple(group.width_of(place) for place in range(len(group.operators)))
-        kernels = self._kernels(group.operators, widths)
+        kernels = self._kernels(group.operators, widths, (Variant.CALLS,) * len(widths))
         if kernels is None:
             return None
         costs = self.problem.costs
@@ -241,11 +268,21 @@ class SimulatedRuns:
             Source.SIMULATED,
         )
 
-    def _kernels(self, operators: Sequence[int], widths: Sequence[int]) -> list[int] | None:
+    def _kernels(self, operators: Sequence[int], widths: Sequence[int], variants: Sequence[int]) -> list[int] | None:
+        """The row of each operator at its width and in its variant; ``None`` if one of them has no costs."""
         costs = self.problem.costs
-        if not set(widths) <= set(costs.widths):
-            return None
-        return [int(costs.kernel[operator, costs.widths.index(width)]) for operator, width in zip(operators, widths, strict=True)]
+        found: list[int] = []
+        for operator, width, variant in zip(operators, widths, variants, strict=True):
+            if width not in costs.widths:
+                return None
+            place = costs.widths.index(width)
+            if variant == (Variant.CALLS if costs.variant is None else costs.variant[operator, place]):
+                found.append(int(costs.kernel[operator, place]))
+            elif costs.other_kernel is None or costs.other_variant is None or place or variant != costs.other_variant[operator]:
+                return None
+            else:
+                found.append(int(costs.other_kernel[operator]))
+        return found
 
 
 def recording_of(device: Device) -> StoreRecording | None:

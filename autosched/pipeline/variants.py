@@ -19,7 +19,7 @@ from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind, PairRecord, SoloRecord
 from autosched.core.schedule import Schedule
-from autosched.core.variants import Variant, variant_signature
+from autosched.core.variants import Lowering, Variant, variant_signature
 from autosched.costmodel.table import OTHER
 from autosched.datasets.facts import DeviceFacts, LaunchFacts
 from autosched.datasets.journal import Journal
@@ -28,7 +28,7 @@ from autosched.device.variants import NO_TIME, VariantSession
 from autosched.pipeline.graph_proofs import launch_facts
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger, known_solo, rounds_within
-from autosched.runtime.regions.pieces import UNCOMPILED, has_variants, variants_of
+from autosched.runtime.regions.pieces import UNCOMPILED
 from autosched.search.loop import Bench
 
 # A variant this much slower alone is not tried beside others: no lesser slowdown makes up for it.
@@ -53,6 +53,7 @@ class VariantTimes:
         solo: ``[n_operators][n_widths]``: its record, under the name of the variant.
         others: by operator and place of the width, the variants worth trying beside others, with their times over the best's.
         next: ``[n_operators]``: the fastest of ``others`` at the first width, if the same engine ran it, and its record.
+        answers: for each operator everything that was measured of it alone, whichever variant.
     """
 
     widths: tuple[int, ...]
@@ -60,6 +61,7 @@ class VariantTimes:
     solo: list[list[SoloRecord | Failure]]
     others: dict[tuple[int, int], tuple[tuple[int, float], ...]]
     next: tuple[tuple[int, SoloRecord] | None, ...]
+    answers: Sequence[Sequence[SoloRecord | Failure]]
 
     def of(self, operator: int, width: int) -> int:
         """The variant that stands for an operator at a width."""
@@ -89,6 +91,28 @@ class VariantTimes:
         if found and any(self.next):
             others = [variant if item is None else item[0] for variant, item in zip(best, self.next, strict=True)]
             found |= {signature + OTHER: facts for signature, facts in launch_facts(session, graph, others).items()}
+        return found
+
+    def own_names(self, graph: OpGraph, launches: Mapping[str, LaunchFacts]) -> dict[str, LaunchFacts]:
+        """``launches`` as :meth:`launches` gives them, under the names that measurements of those variants are kept by."""
+        found: dict[str, LaunchFacts] = {}
+        for name, own in self._names(graph).items():
+            if name in launches:
+                found[own] = launches[name]
+        return found
+
+    def operator_names(self, graph: OpGraph, launches: Mapping[str, LaunchFacts]) -> dict[str, LaunchFacts]:
+        """The inverse of :meth:`own_names`."""
+        return {name: launches[own] for name, own in self._names(graph).items() if own in launches}
+
+    def _names(self, graph: OpGraph) -> dict[str, str]:
+        """What ``make_cost_table`` calls the kernels at the first width, and what measurements of them are called."""
+        found: dict[str, str] = {}
+        for operator in graph.operators:
+            signature, other = operator.signature, self.other(operator.index)
+            found[signature] = variant_signature(signature, int(self.best[operator.index, 0]))
+            if other is not None:
+                found[signature + OTHER] = variant_signature(signature, other)
         return found
 
     def to_operators(self, graph: OpGraph, pairs: Sequence[PairRecord]) -> list[PairRecord]:
@@ -122,12 +146,12 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
         limit_s: seconds for all of them together; what is not begun by then runs call by call, and ``ledger`` says how many more seconds
             it would have taken. ``None`` for as long as it takes.
     """
-    if not isinstance(session, VariantSession) or not has_variants(program, _kind(session)):
+    offered = _offered(session, program)
+    if offered is None or not isinstance(session, VariantSession):
         return frozenset()
     lost: set[tuple[int, int, int]] = set()
     progress.stage("compiling regions")
-    kind = _kind(session)
-    columns = [(width, variant) for variant in _all_variants(program, kind) if variant for width in session.limits.widths]
+    columns = [(width, variant) for variant in _all_of(offered) if variant for width in session.limits.widths]
     reasons: dict[tuple[int, int], str] = {}
     begin = time.monotonic()
     compiled, processes = session.prepare_variants(columns, limit_s) if columns else (0, 1)
@@ -138,13 +162,13 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
                 lost.add((operator, width, int(variant)))
                 reasons.setdefault((operator, int(variant)), reason)
         progress.update(done=done + 1, total=len(columns))
-    if any(variant not in UNCOMPILED for _, variant in columns):
+    if processes and any(variant not in UNCOMPILED for _, variant in columns):
         shared = f" ({compiled} compiled by {processes} processes)" if compiled and processes > 1 else ""
         ledger.notes.append(f"compiled regions were ready after {time.monotonic() - begin:.1f} s{shared}")
-    ledger.notes += _refusal_notes(program, kind, reasons)[:_MOST_NOTES]
+    ledger.notes += _refusal_notes(program.graph, offered, reasons)[:_MOST_NOTES]
     late = {operator for (operator, _), reason in reasons.items() if NO_TIME in reason}
     if late and limit_s is not None:
-        wanted = sum(len(variants_of(operator, program.graph, kind, program.lowering)) > 1 for operator in program.graph.operators)
+        wanted = sum(len(row) > 1 for row in offered)
         done = wanted - len(late)
         what = f"compiling {len(late)} of {wanted} operators of {program.lowering}"
         # The start of the compilers weighs too much in what the first few took.
@@ -152,14 +176,13 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
     return frozenset(lost)
 
 
-def _refusal_notes(program: Program, kind: str, reasons: Mapping[tuple[int, int], str]) -> list[str]:
+def _refusal_notes(graph: OpGraph, offered: Sequence[Sequence[int]], reasons: Mapping[tuple[int, int], str]) -> list[str]:
     """A line for each reason, of the operators left with their calls alone first; ``reasons`` by operator (-1 for all) and variant."""
-    graph = program.graph
     said: dict[tuple[str, str], list[str]] = {}
     for (operator, variant), reason in reasons.items():
-        offered = variants_of(graph.operators[operator], graph, kind, program.lowering)[1:] if operator >= 0 else ()
+        had = offered[operator][1:] if operator >= 0 else ()
         # The reason of each of its variants is a line of its own only where another variant is left.
-        alone = all((operator, int(item)) in reasons for item in offered)
+        alone = all((operator, int(item)) in reasons for item in had)
         what = "not compiled, runs call by call" if alone else f"cannot be had as {Variant(variant).name.lower()}"
         if not alone or (operator, variant) == next(item for item in reasons if item[0] == operator):
             said.setdefault((what, reason), []).append(graph.operators[operator].name if operator >= 0 else "every region")
@@ -187,12 +210,11 @@ def measure_variants(
             it is not kept in the journal.
         rounds, seconds: as for ``measuring.rounds_within``.
     """
-    if not isinstance(session, VariantSession) or not has_variants(program, _kind(session)):
+    offered = _offered(session, program)
+    if offered is None or not isinstance(session, VariantSession):
         return None
     graph, widths = program.graph, session.limits.widths
-    kind = _kind(session)
-    offered = [variants_of(operator, graph, kind, program.lowering) for operator in graph.operators]
-    columns = [(width, variant) for variant in _all_variants(program, kind) for width in widths]
+    columns = [(width, variant) for variant in _all_of(offered) for width in widths]
 
     def out(operator: int, width: int, variant: int) -> bool:
         return (operator, width, variant) in refused or (-1, width, variant) in refused
@@ -235,14 +257,18 @@ def try_variants(bench: Bench, schedule: Schedule, graph: OpGraph, times: Varian
     return finalists[best] if last[best] < last[0] * (1.0 - _LEAST_GAIN) else schedule
 
 
-def _kind(session: Session) -> str:
-    # Lanes are threads on a CPU and streams, which only draw edges, on a GPU.
-    return "cpu" if session.limits.lanes_matter else "cuda"
+def _offered(session: Session, program: Program) -> tuple[tuple[int, ...], ...] | None:
+    """The variants of each operator; ``None`` where they are measured by their calls alone: regions have a choice always, others where one
+    has a second.
+    """
+    if not isinstance(session, VariantSession):
+        return None
+    found = session.offered()
+    return found if program.lowering == Lowering.FUSED or any(len(row) > 1 for row in found) else None
 
 
-def _all_variants(program: Program, kind: str) -> list[Variant]:
-    graph, lowering = program.graph, program.lowering
-    return sorted({variant for operator in graph.operators for variant in variants_of(operator, graph, kind, lowering)})
+def _all_of(offered: Sequence[Sequence[int]]) -> list[int]:
+    return sorted({variant for row in offered for variant in row})
 
 
 def _known(
@@ -270,6 +296,27 @@ def _known(
     return found
 
 
+def recorded_variants(
+    graph: OpGraph,
+    widths: tuple[int, ...],
+    offered: Sequence[Sequence[int]],
+    record: Callable[[str, int], SoloRecord | None],
+) -> VariantTimes | None:
+    """The same of what was recorded, by the name of a kernel and its width; ``None`` where no operator has a second variant."""
+    if all(len(row) == 1 for row in offered):
+        return None
+    missing = Failure(FailureKind.UNAVAILABLE, "this variant was not recorded")
+    columns = [(width, variant) for variant in _all_of(offered) for width in widths]
+    answers = [
+        [
+            (record(variant_signature(operator.signature, variant), width) if variant in offered[operator.index] else None) or missing
+            for width, variant in columns
+        ]
+        for operator in graph.operators
+    ]
+    return _chosen(graph, widths, columns, answers)
+
+
 def _chosen(
     graph: OpGraph, widths: tuple[int, ...], columns: Sequence[tuple[int, int]], answers: Sequence[Sequence[SoloRecord | Failure]]
 ) -> VariantTimes:
@@ -294,7 +341,7 @@ def _chosen(
         solo.append(row)
         column = [(variant, answers[operator.index][at]) for at, (wide, variant) in enumerate(columns) if wide == widths[0]]
         following.append(_next(column, row[0], [variant for variant, _ in others.get((operator.index, 0), ())]))
-    return VariantTimes(widths, best, solo, others, tuple(following))
+    return VariantTimes(widths, best, solo, others, tuple(following), answers)
 
 
 def _next(

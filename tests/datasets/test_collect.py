@@ -14,12 +14,24 @@ from hypothesis import strategies as st
 from autosched.core.errors import UsageError
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
-from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, GroupRecord, PairRecord, Samples, SoftwareKey, SoloRecord
+from autosched.core.records import (
+    Contamination,
+    DeviceKey,
+    Engine,
+    Failure,
+    FailureKind,
+    GroupRecord,
+    PairRecord,
+    Samples,
+    SoftwareKey,
+    SoloRecord,
+)
+from autosched.core.variants import Variant, variant_signature
 from autosched.datasets.audit import audit
 from autosched.datasets.candidates import diverse_order
 from autosched.datasets.choices import GroupChoice, PairChoice
 from autosched.datasets.collect import Collected, collect_model, rows_of_tuning
-from autosched.datasets.facts import DeviceFacts
+from autosched.datasets.facts import DeviceFacts, LaunchFacts
 from autosched.datasets.journal import Scope
 from autosched.datasets.probes import probe_choices
 from autosched.datasets.schema import PairRow, ScopeRow
@@ -197,9 +209,42 @@ def test_what_a_tuning_job_measured_becomes_rows(tmp_path: Path) -> None:
     graph, store = fork(3), Store.create(tmp_path)
     measurer = FakeMeasurer(graph)
     records = [record for record in measurer.pairs([PairChoice(1, 2, 1, 1)]) if isinstance(record, PairRecord)]
-    rows = rows_of_tuning(graph, SCOPE, model="zoo:fork1", widths=(1,), solo=measurer.solo((1,)), pairs=records)
+    rows = rows_of_tuning(graph, SCOPE, model="zoo:fork1", solo=measurer.solo((1,)), pairs=records)
     assert store.append(rows) == 6
     assert audit(store).findings == ()
+
+
+def test_variants_are_rows_under_names_of_their_own(tmp_path: Path) -> None:
+    graph, store = fork(3), Store.create(tmp_path)
+    measurer = FakeMeasurer(graph)
+    (pair,) = [record for record in measurer.pairs([PairChoice(1, 2, 1, 1)]) if isinstance(record, PairRecord)]
+    name = variant_signature(pair.first, Variant.CUDNN_FUSED)
+    alone = [[record for record in row if isinstance(record, SoloRecord)] for row in measurer.solo((1,))]
+    fused = dataclasses.replace(alone[1][0], signature=name)
+    alone[1].append(fused)
+    pairs = [pair, dataclasses.replace(pair, first=name)]
+    launches = {name: LaunchFacts(8, 128), alone[2][0].signature: LaunchFacts(9, 64)}
+    store.append(rows_of_tuning(graph, SCOPE, model="zoo:fork1", solo=alone, pairs=pairs, launches=launches))
+    kernels = {row.kernel.signature: row.kernel for row in store.solo()}
+    assert kernels[name] == dataclasses.replace(kernels[pair.first], signature=name, launch=LaunchFacts(8, 128))
+    assert kernels[pair.first].launch is None
+    assert kernels[alone[2][0].signature].launch == LaunchFacts(9, 64)
+    assert {row.record.first for row in store.pairs()} == {pair.first, name}
+    assert audit(store).excluded == frozenset()
+
+
+def test_what_ran_on_another_engine_is_not_kept(tmp_path: Path) -> None:
+    graph, store = fork(3), Store.create(tmp_path)
+    measurer = FakeMeasurer(graph)
+    native = dataclasses.replace(SCOPE, software=SCOPE.software.on(Engine.NATIVE))
+    (pair,) = [record for record in measurer.pairs([PairChoice(1, 2, 1, 1)]) if isinstance(record, PairRecord)]
+    alone = [[record for record in row if isinstance(record, SoloRecord)] for row in measurer.solo((1,))]
+    for place, engine in enumerate((Engine.NATIVE, Engine.PYTHON)):
+        alone[place] = [dataclasses.replace(record, engine=engine) for record in alone[place]]
+    pairs = [dataclasses.replace(pair, engine=Engine.PYTHON)]
+    store.append(rows_of_tuning(graph, native, model="zoo:fork1", solo=alone, pairs=pairs))
+    assert {row.kernel.signature for row in store.solo()} == {row[0].signature for row in (alone[0], *alone[2:])}
+    assert store.pairs() == []
 
 
 def test_the_audit_names_what_is_wrong(tmp_path: Path) -> None:

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from autosched.core.errors import UnknownName, UsageError
-from autosched.core.graph import OpGraph
+from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.program import Program
-from autosched.core.records import Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord, Source
-from autosched.core.schedule import sequential
+from autosched.core.records import Contamination, Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord, Source
+from autosched.core.schedule import canonical_key, sequential
+from autosched.core.variants import Variant, variant_signature
 from autosched.datasets.collect import collect_model
+from autosched.datasets.schema import Row
 from autosched.datasets.session_measurer import SessionMeasurer
 from autosched.datasets.store import Store
 from autosched.datasets.synthetic import synthetic_store
@@ -49,6 +52,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert isinstance(record, ScheduleRecord)
             store.append([schedule_row(scope.scope, "test:branches", graph, "given", False, schedule, (0.0, ""), record)])
     return folder
+
+
+_FASTER = 0.8  # close enough for the slower variant to be a neighbour worth trying
+_BESIDE = (0, DEPTH)  # on two branches
 
 
 class TestReplayDevice(DeviceSuite):
@@ -124,6 +131,93 @@ def test_a_sessions_own_limits_cost_what_they_cost_in_tuning(native: bool, graph
     tuned = cost_table(session, graph, recording.key, solo, recording.all_pairs, recording.launches)
     assert (costs.concurrent_gap_us, costs.polling_us) == (tuned.concurrent_gap_us, tuned.polling_us)
     assert recording.problem(graph).costs.concurrent_gap_us == 0.0
+
+
+@pytest.fixture
+def in_variants(recorded: Path, graph: OpGraph, tmp_path: Path) -> StoreRecording:
+    """The recorded runs, as if every operator also had a variant that takes less time; a pair and a schedule in it."""
+    given, store = Store.open(recorded), Store.create(tmp_path / "variants")
+
+    def named(signature: str) -> str:
+        return variant_signature(signature, Variant.COMPILED)
+
+    rows: list[Row] = [*given.scopes(), *given.solo(), *given.pairs(), *given.groups(), *given.limits(), *given.graphs()]
+    for solo in given.solo():
+        fast = dataclasses.replace(solo.samples, median_us=solo.samples.median_us * _FASTER)
+        kernel = dataclasses.replace(solo.kernel, signature=named(solo.kernel.signature), solo_us=fast.median_us)
+        rows.append(dataclasses.replace(solo, kernel=kernel, samples=fast))
+    names = [named(graph.operators[operator].signature) for operator in _BESIDE]
+    pair = PairRecord(names[0], 1, names[1], 1, 9.0, 9.0, 40.0, 5.0, 1.0, 2.0, 1, 1, 9, Contamination())
+    rows.append(dataclasses.replace(given.pairs()[0], record=pair, repeat=0))
+    (timed,) = [row for row in given.schedules() if row.schedule == sequential(graph)]
+    schedule = dataclasses.replace(sequential(graph), variant=(int(Variant.COMPILED),) * len(graph))
+    key = canonical_key(graph, schedule, lanes_matter=True)
+    rows.append(dataclasses.replace(timed, schedule=schedule, record=dataclasses.replace(timed.record, key=key)))
+    store.append(rows)
+    return StoreRecording(store)
+
+
+def test_variants_that_were_recorded_are_offered_and_searched(in_variants: StoreRecording, graph: OpGraph) -> None:
+    both = (Variant.CALLS, Variant.COMPILED)
+    assert in_variants.offered(graph) == (both,) * len(graph)
+    calls = in_variants.problem(graph, calls_only=True)
+    costs = in_variants.problem(graph).costs
+    assert calls.costs.variant is None
+    assert costs.variant is not None
+    assert costs.other_variant is not None
+    assert costs.other_kernel is not None
+    assert (costs.variant[:, 0] == Variant.COMPILED).all()
+    assert (costs.other_variant == Variant.CALLS).all()
+    assert costs.operator_us() == pytest.approx(calls.costs.operator_us() * _FASTER)
+    assert costs.solo_us[costs.other_kernel] == pytest.approx(calls.costs.operator_us())
+    a, b = (costs.kernel[operator, 0] for operator in _BESIDE)
+    assert costs.slowdown_first[a, b] > 2.0 * costs.slowdown_first[costs.other_kernel[_BESIDE[0]], b]
+
+
+def test_variants_are_replayed_and_outputs_compared_on_their_calls(in_variants: StoreRecording, graph: OpGraph) -> None:
+    program, constants = branches_program(branches=BRANCHES, depth=DEPTH)
+    session = ReplayDevice(in_variants, lambda graph: SimulatedRuns.of(in_variants, graph)).open(program, constants, timeout_s=60)
+    assert session.prepare_variants([(1, Variant.COMPILED)]) == (0, 0)
+    assert session.compile_variant(1, Variant.COMPILED) == dict.fromkeys(range(len(graph)), "")
+    assert session.compile_variant(1, Variant.TEMPLATES) == {}
+    for operator, (calls, compiled, absent) in zip(
+        graph.operators, session.solo_variants([(1, 0), (1, Variant.COMPILED), (1, Variant.TEMPLATES)], repeats=1), strict=True
+    ):
+        assert isinstance(calls, SoloRecord)
+        assert isinstance(compiled, SoloRecord)
+        assert isinstance(absent, Failure)
+        assert (compiled.source, compiled.signature) == (Source.REPLAYED, variant_signature(operator.signature, Variant.COMPILED))
+        assert compiled.samples.median_us == calls.samples.median_us * _FASTER
+    schedule = dataclasses.replace(sequential(graph), variant=(int(Variant.COMPILED),) * len(graph))
+    (record,) = session.schedules([schedule], rounds=1)
+    assert isinstance(record, ScheduleRecord)
+    assert record.source is Source.REPLAYED
+    inputs = [torch.zeros(graph.values[value].spec.shape) for value in graph.inputs if graph.values[value].role is ValueRole.INPUT]
+    reference = session.compare(sequential(graph), [inputs], [[]])
+    assert session.compare(schedule, [inputs], [[]]) == reference
+    session.close()
+
+
+def test_a_pair_is_replayed_in_the_variants_it_was_recorded_in(in_variants: StoreRecording, graph: OpGraph) -> None:
+    program, constants = branches_program(branches=BRANCHES, depth=DEPTH)
+    session = ReplayDevice(in_variants, lambda graph: SimulatedRuns.of(in_variants, graph)).open(program, constants, timeout_s=60)
+    known = {(row.first, row.last) for row in in_variants.all_pairs if row.first_width == row.last_width == 1}
+    seen = set()
+    for a in range(len(graph)):
+        for b in range(len(graph)):
+            if not graph.independent(a, b):
+                continue
+            asked = [(0, 0), (Variant.COMPILED, Variant.COMPILED), (Variant.COMPILED, 0), (0, Variant.TEMPLATES)]
+            *had, absent = session.pairs([Pair(a, b, 1, 1, first, last) for first, last in asked], repeats=1)
+            assert isinstance(absent, Failure)
+            for answer, (first, last) in zip(had, asked, strict=False):
+                assert isinstance(answer, PairRecord)
+                assert answer.first == variant_signature(graph.operators[a].signature, first)
+                assert answer.last == variant_signature(graph.operators[b].signature, last)
+                assert answer.source is (Source.REPLAYED if (answer.first, answer.last) in known else Source.SIMULATED)
+                seen.add((answer.source, first, last))
+    assert (Source.REPLAYED, Variant.COMPILED, Variant.COMPILED) in seen
+    assert (Source.SIMULATED, Variant.COMPILED, Variant.CALLS) in seen
 
 
 def test_without_a_predictor_what_was_not_recorded_is_unavailable(recorded: Path, graph: OpGraph) -> None:

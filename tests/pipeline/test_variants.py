@@ -223,27 +223,26 @@ def test_a_report_beaten_by_a_compiler_points_to_compiled_lowerings() -> None:
     assert granularity.coarser_note(dataclasses.replace(beaten, best_baseline="sequential")) == ""
 
 
-def test_what_cannot_be_had_is_told_from_what_runs_call_by_call(graph, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    program = SimpleNamespace(graph=graph, lowering=Lowering.FUSED)
-    two = (Variant.CALLS, Variant.COMPILED, Variant.TEMPLATES)
-    monkeypatch.setattr(variants, "variants_of", lambda *given: two)
+def test_what_cannot_be_had_is_told_from_what_runs_call_by_call(graph) -> None:  # type: ignore[no-untyped-def]
+    offered = [(Variant.CALLS, Variant.COMPILED, Variant.TEMPLATES)] * len(graph)
     names = [operator.name for operator in graph.operators]
     templates, compiled = int(Variant.TEMPLATES), int(Variant.COMPILED)
-    said = _refusal_notes(program, "cuda", {(0, templates): "no template", (1, compiled): "too odd", (1, templates): "no template"})
+    said = _refusal_notes(graph, offered, {(0, templates): "no template", (1, compiled): "too odd", (1, templates): "no template"})
     assert said == [f"not compiled, runs call by call: {names[1]}: too odd", f"cannot be had as templates: {names[0]}: no template"]
-    assert _refusal_notes(program, "cuda", {(-1, compiled): "there is no Triton"}) == [
+    assert _refusal_notes(graph, offered, {(-1, compiled): "there is no Triton"}) == [
         "not compiled, runs call by call: every region: there is no Triton"
     ]
 
 
 @pytest.mark.parametrize(("compiled", "told"), [(2, True), (1, False), (0, False)])
-def test_a_few_operators_do_not_tell_how_long_the_others_take_to_compile(
-    compiled: int, told: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_few_operators_do_not_tell_how_long_the_others_take_to_compile(compiled: int, told: bool) -> None:
     class Compiler:
         """Has time for the first ``compiled`` of eight operators."""
 
-        limits = SimpleNamespace(widths=(1,), kind="cpu")
+        limits = SimpleNamespace(widths=(1,))
+
+        def offered(self) -> tuple[tuple[int, ...], ...]:
+            return ((Variant.CALLS, Variant.COMPILED),) * 8
 
         def prepare_variants(self, columns: object, limit_s: float | None = None) -> tuple[int, int]:
             return compiled, 1
@@ -256,9 +255,6 @@ def test_a_few_operators_do_not_tell_how_long_the_others_take_to_compile(
 
     operators = tuple(SimpleNamespace(index=place, name=f"op{place}") for place in range(8))
     program = SimpleNamespace(graph=SimpleNamespace(operators=operators), lowering=Lowering.FUSED)
-    monkeypatch.setattr(variants, "variants_of", lambda *given: (Variant.CALLS, Variant.COMPILED))
-    monkeypatch.setattr(variants, "has_variants", lambda *given: True)
-    monkeypatch.setattr(variants, "_kind", lambda session: "cpu")
     ledger = Ledger()
     variants.compile_variants(Compiler(), program, ledger, Silent(), limit_s=10.0)  # type: ignore[arg-type]
     (item,) = ledger.left_out

@@ -83,6 +83,8 @@ class CudaSession(CpuSession):
         worker: a process that was started early, in the place of a new one.
     """
 
+    _kind = "cuda"
+
     def __init__(
         self,
         program: Program,

@@ -88,11 +88,9 @@ def variants_of(operator: Operator, graph: OpGraph, kind: str, lowering: str = L
     return tuple(found)
 
 
-def has_variants(program: Program, kind: str) -> bool:
-    """Whether operators of ``program`` are measured in variants: regions always, others where one has a second."""
-    if program.lowering == Lowering.FUSED:
-        return True
-    return any(len(variants_of(operator, program.graph, kind, program.lowering)) > 1 for operator in program.graph.operators)
+def offered_variants(program: Program, kind: str) -> tuple[tuple[Variant, ...], ...]:
+    """As :func:`variants_of`, for each operator of ``program``."""
+    return tuple(variants_of(operator, program.graph, kind, program.lowering) for operator in program.graph.operators)
 
 
 def _compiled_variants(operator: Operator, graph: OpGraph, kind: str) -> list[Variant]:

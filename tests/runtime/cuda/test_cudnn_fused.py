@@ -25,7 +25,7 @@ from autosched.runtime.plan import make_plan
 from autosched.runtime.regions import library as regions
 from autosched.runtime.regions import pieces as region_pieces
 from autosched.runtime.regions.library import RegionLibrary, region_library
-from autosched.runtime.regions.pieces import has_variants, variants_of
+from autosched.runtime.regions.pieces import offered_variants, variants_of
 
 CPU = torch.device("cpu")
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -256,20 +256,18 @@ def test_tensors_of_another_shape_never_reach_the_operator(double: Double) -> No
 
 
 def test_it_is_offered_on_a_gpu_and_to_operators_of_rewritten_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offered(lowering: Lowering, kind: str) -> tuple[int, bool]:
+    def offered(lowering: Lowering, kind: str) -> int:
         found = captured(MATCHED["residual"][0], lowering)
-        graph = found.program.graph
-        rows = [variants_of(operator, graph, kind, found.program.lowering) for operator in graph.operators]
-        return sum(Variant.CUDNN_FUSED in row for row in rows), has_variants(found.program, kind)
+        return sum(Variant.CUDNN_FUSED in row for row in offered_variants(found.program, kind))
 
     monkeypatch.setattr(region_pieces.cudnn_fused, "supported", lambda: False)  # as in a build for the CPU
-    assert offered(Lowering.REWRITTEN, "cuda") == (0, False)
+    assert offered(Lowering.REWRITTEN, "cuda") == 0
     assert "has no fused convolutions" in cudnn_fused.refusal(CPU)
     monkeypatch.setattr(region_pieces.cudnn_fused, "supported", lambda: True)
-    assert offered(Lowering.FUSED, "cuda") == (1, True)
-    assert offered(Lowering.REWRITTEN, "cuda") == (1, True)
-    assert offered(Lowering.REWRITTEN, "cpu") == (0, False)
-    assert offered(Lowering.ATEN, "cuda") == (0, False)
+    assert offered(Lowering.FUSED, "cuda") == 1
+    assert offered(Lowering.REWRITTEN, "cuda") == 1
+    assert offered(Lowering.REWRITTEN, "cpu") == 0
+    assert offered(Lowering.ATEN, "cuda") == 0
     graph = captured(MATCHED["residual"][0], Lowering.REWRITTEN).program.graph
     assert {item for operator in graph.operators for item in variants_of(operator, graph, "cuda", Lowering.REWRITTEN)} == {
         Variant.CALLS, Variant.CUDNN_FUSED,
