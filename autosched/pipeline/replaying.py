@@ -35,6 +35,7 @@ from autosched.datasets.facts import LaunchFacts
 from autosched.datasets.schema import LimitsRow, ScheduleRow, ScopeRow
 from autosched.datasets.store import Store
 from autosched.device.base import Device, Group, Limits, Pair, Session
+from autosched.device.cuda.limits import MOST_LANES
 from autosched.device.registry import device_named
 from autosched.device.replay import ReplayDevice, ReplaySession
 from autosched.pipeline.candidates import Candidate
@@ -113,13 +114,15 @@ class StoreRecording:
         native = self.software.engine is Engine.NATIVE
         rows = [self._limits[graph.hash]] if graph.hash in self._limits else list(self._limits.values())
         widths = tuple(sorted({width for _, width in self._solo} | {1}))
+        is_cuda = self.key.kind == "cuda"
+        # Streams are as many as the graph has use for, cores as many as there are.
+        lanes = max(1, min(graph.width, MOST_LANES)) if is_cuda else self.scope.facts.units
         if not rows:
             # A store without a schedule: the costs between operators were never recorded, and count nothing.
-            is_cuda = self.key.kind == "cuda"
-            lanes = graph.width if is_cuda else self.scope.facts.units
             return Limits(lanes, widths, (0,), not is_cuda, 0.0, 0.0, 0.0, native_lanes=native, one_team=native)
         cost = {name: statistics.median(getattr(row, name) for row in rows) for name in ("launch_gap_us", "cross_lane_us", "fixed_us")}
-        lanes = max(row.max_lanes for row in rows)
+        if graph.hash in self._limits or not is_cuda:
+            lanes = max(row.max_lanes for row in rows)
         return Limits(lanes, widths, rows[0].priorities, rows[0].lanes_matter, **cost, native_lanes=native, one_team=native)
 
     def solo(self, signature: str, width: int) -> SoloRecord | None:

@@ -12,9 +12,11 @@ from torch import nn
 
 import autosched
 from autosched import pipeline
-from autosched.core.variants import Variant
+from autosched.core.variants import Variant, variant_signature
+from autosched.datasets.store import Store
 from autosched.export.bundle import encode_bundle
 from autosched.pipeline import Tuned
+from autosched.pipeline.replaying import StoreRecording
 from autosched.runtime.bundle.format import read_bundle
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
@@ -40,9 +42,22 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def tuned(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def runs(tuned: Tuned, cache: Path) -> Path:
+    """What the job left for training."""
+    (folder,) = (cache / "runs").iterdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tuned(model: nn.Module, cache: Path) -> Tuned:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOSCHED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AUTOSCHED_CACHE", str(cache))
+        patch.setattr("autosched.datasets.collect.DISTURBED", 1.0)  # other tests may have the cores
         return pipeline.tune(model, (torch.randn(32, 64),), device="cpu", effort="quick", budget_s=3.0, lowering="fused")
 
 
@@ -54,6 +69,21 @@ def test_it_tunes_with_variants_measured_and_says_what_compiling_took(tuned: Tun
     row = next(row for row in report.strategies if row.name == report.chosen)
     assert row.max_abs_error is not None
     assert row.max_abs_error < 1e-4
+
+
+def test_what_was_measured_of_variants_can_be_trained_on_and_replayed(tuned: Tuned, runs: Path) -> None:
+    graph = tuned.bundle.program.graph
+    recording = StoreRecording(Store.open(runs))
+    offered = recording.offered(graph)
+    region = next(operator.index for operator in graph.operators if len(operator.calls) > 4)
+    assert offered[region] == (Variant.CALLS, Variant.COMPILED)
+    costs, calls = recording.problem(graph).costs, recording.problem(graph, calls_only=True).costs
+    compiled = recording.solo(variant_signature(graph.operators[region].signature, Variant.COMPILED), 1)
+    alone = recording.solo(graph.operators[region].signature, 1)
+    assert compiled is not None
+    assert alone is not None
+    assert costs.operator_us()[region] == min(compiled.samples.median_us, alone.samples.median_us)
+    assert calls.operator_us()[region] == alone.samples.median_us
 
 
 def test_a_bundle_carries_variants_and_the_loader_compiles_them_itself(
