@@ -157,6 +157,26 @@ def test_the_device_is_held_back_until_a_block_is_launched(monkeypatch: pytest.M
     assert done == ["replay", pytest.approx(held_us), "record", *["replay"] * replays, "record"]
 
 
+def test_kernels_of_one_name_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(probe.__file__).parent))
+    import probe_products
+
+    found = probe_products.by_name([("gelu", 2.0), ("sgemm", 40.0), ("norm", 3.0), ("sgemm", 41.5), ("gelu", 2.25)])
+    assert found == [
+        {"name": "sgemm", "count": 2, "total_us": 81.5},
+        {"name": "gelu", "count": 2, "total_us": 4.25},
+        {"name": "norm", "count": 1, "total_us": 3.0},
+    ]
+
+
+def test_every_probe_has_a_question_and_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(probe.__file__).parent))
+    import probe_questions
+
+    assert probe_questions.ANSWERS.keys() == probe.PROBES.keys()
+    assert probe.PROBES.keys() >= probe_questions.ON_THE_DOUBLE
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["P1", "P9"])
 def test_a_probe_is_rehearsed_on_the_double(name: str, tmp_path: Path) -> None:
