@@ -150,9 +150,9 @@ def costmodel_table(path: Path) -> str:
     for name, metrics in {**found["held_out"], **found.get("probes", {})}.items():
         lines.append(f"| {name} | " + " | ".join(_digits(read(metrics)) for _, read in columns) + " |")
     store = found["store"]
-    floor = found.get("noise_floor_pct")
+    floor = "unknown" if found.get("noise_floor_pct") is None else f"{_digits(found['noise_floor_pct'])} %"
     devices = ", ".join(store["devices"])
-    said = f"{found['label']}: {store['pairs']} pairs on {devices}, held out by {found['held_out_by']}, noise floor {_digits(floor)} %"
+    said = f"{found['label']}: {store['pairs']} pairs on {devices}, held out by {found['held_out_by']}, noise floor {floor}"
     return "\n".join([*lines, "", f"{said}; chosen: {found['decision']['chosen']}."])
 
 

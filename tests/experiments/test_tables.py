@@ -196,10 +196,11 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
     metrics = {
         "mape_pct": 3.0, "contended_median_ape_pct": 14.0, "contended_spearman": 0.9, "makespan_mape_pct": 2.0, "coverage_pct": 96.0,
     }  # fmt: skip
-    model = {
-        "label": "measured rows", "store": {"pairs": 10, "simulated": 0, "devices": ["NVIDIA H200"]}, "held_out_by": "family",
+    model: dict[str, Any] = {
+        "label": "measured rows", "held_out_by": "family",
+        "store": {"pairs": 10, "simulated": 0, "devices": ["NVIDIA H200"], "families": list("abcdefgh")},
         "noise_floor_pct": None,
-        "decision": {"chosen": "xgboost"}, "held_out": {"xgboost": metrics}, "probes": {},
+        "decision": {"chosen": "xgboost"}, "held_out": {"xgboost": metrics, "constant": metrics}, "probes": {},
     }  # fmt: skip
     (folder / "costmodel.json").write_text(json.dumps(model))
     probes = {
@@ -219,7 +220,12 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
         True,
         False,
     )
+    assert named(found, "median APE").remark.endswith("10 pairs of 8 model families; the same slowdown for all is off by 14.0 %")
     assert named(found, "coverage").met is False
+    model["store"]["families"] = list("abc")
+    (folder / "costmodel.json").write_text(json.dumps(model))
+    of_few = named(claims(tmp_path, tmp_path), "median APE")
+    assert (of_few.figure, of_few.met, of_few.aim_met) == ("14.0 %", None, None)
     assert (named(found, "replay overhead").figure, named(found, "replay overhead").met) == ("11.0 us", True)
     assert (named(found, "simulator").figure, named(found, "simulator").aim_met) == ("60,000/s", False)
     assert named(found, "search gap").figure == ""  # a smoke run is no result
@@ -235,7 +241,7 @@ def test_what_a_cpu_measured_stands_beside_a_target_and_never_settles_it(tmp_pat
     folder.mkdir()
     metrics = {"contended_median_ape_pct": 4.5, "coverage_pct": 90.5}
     model = {
-        "label": "measured rows", "store": {"pairs": 7, "simulated": 0}, "decision": {"chosen": "xgboost"},
+        "label": "measured rows", "store": {"pairs": 7, "simulated": 0, "families": ["a", "b"]}, "decision": {"chosen": "xgboost"},
         "held_out": {"xgboost": metrics},
     }  # fmt: skip
     (folder / "costmodel.json").write_text(json.dumps(model))
@@ -246,7 +252,10 @@ def test_what_a_cpu_measured_stands_beside_a_target_and_never_settles_it(tmp_pat
     assert [item.what for item in found if item.figure or item.met is not None or item.source] == []
     beside = {item.what: item.on_cpu for item in found if item.on_cpu}
     assert len(beside) == 4
-    assert named(found, "median APE").on_cpu == "4.5 %, `results/cpu_made_up_2/costmodel.json`: xgboost, measured rows, 7 pairs"
+    assert (
+        named(found, "median APE").on_cpu
+        == "4.5 %, `results/cpu_made_up_2/costmodel.json`: xgboost, measured rows, 7 pairs of 2 model families"
+    )
     assert named(found, "coverage").on_cpu.startswith("90.5 %, `results/cpu_made_up_2/costmodel.json`")
     assert named(found, "makespan").on_cpu == "12.5 %, `results/cpu_made_up_2`: median of 1 schedules of 1 models"
     assert named(found, "first inference").on_cpu.startswith("0.15 s, `results/cpu_made_up_2/load.json`: 300 operators")
