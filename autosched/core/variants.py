@@ -35,6 +35,7 @@ class Variant(enum.IntEnum):
     TEMPLATES = 3  # as TUNED_TEMPLATES, from templates alone: other tiles than the libraries have, and epilogues inside (CUDA)
     HALF_SMS = 4  # its calls, matrix products aimed at half of the multiprocessors (CUDA, half precision); since bundle schema 3
     CUDNN_FUSED = 5  # its calls, convolutions with bias, residual and relu in one kernel of cuDNN's (CUDA); since bundle schema 4
+    CUBLASLT = 6  # its calls, matrix products without a bias by cuBLASLt in the place of cuBLAS (CUDA); since bundle schema 6
 
 
 def lowering_named(name: str) -> Lowering:

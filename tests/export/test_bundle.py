@@ -23,7 +23,7 @@ from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.export import bundle as writer
 from autosched.export.bundle import encode_bundle, require_literals_fit, write_bundle
-from autosched.runtime.bundle.format import Bundle, ManifestOne, migrate, read_bundle, read_bundles
+from autosched.runtime.bundle.format import Bundle, ManifestOne, migrate, read_bundle, read_bundles, schema_for
 from autosched.runtime.inductor.modes import Mode, mode_of
 from autosched.runtime.kernels import bind, gather_constants
 from autosched.runtime.numerics import compare
@@ -179,7 +179,7 @@ def test_a_variant_that_schema_2_lacks_raises_the_schema_and_no_other_does(bundl
             found: int = json.loads(archive.read("manifest.json"))["schema"]
         return found
 
-    assert [schema(variant) for variant in Variant] == [2, 2, 2, 2, 3, 4]
+    assert [schema(variant) for variant in Variant] == [2, 2, 2, 2, 3, 4, 6]
 
 
 @pytest.mark.parametrize(("schema", "batches"), [("1", [4]), ("2", [1, 4]), ("3", [1]), ("4-variant", [1])])
@@ -280,6 +280,13 @@ def test_a_model_that_changes_memory_raises_the_schema_and_its_golden_bundle_is_
     written = [place[item.value] for item in golden.program.writes]
     assert torch.equal(written[0], torch.ones(4, 8))
     assert int(written[1]) == 1
+
+
+def test_a_model_that_changes_memory_in_a_variant_of_a_later_schema_raises_it_further() -> None:
+    [golden] = read_bundles(_GOLDEN / "schema-5.autosched")
+    variant = (int(Variant.CUBLASLT), *golden.schedule.variant[1:])
+    assert schema_for([golden]) == 5
+    assert schema_for([golden, dataclasses.replace(golden, schedule=dataclasses.replace(golden.schedule, variant=variant))]) == 6
 
 
 def test_literals_that_leave_no_room_are_refused_before_they_are_written(bundle: Bundle) -> None:

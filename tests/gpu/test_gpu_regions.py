@@ -122,6 +122,46 @@ def test_a_second_library_finds_everything_kept(rig: gpu_rig.Rig) -> None:
     assert (again.compiled, again.reused) == (0, 1)
 
 
+def test_products_without_a_bias_are_captured_through_cublaslt_with_the_same_bits() -> None:
+    torch.manual_seed(4)
+    model, x = _Unbiased().eval(), torch.randn(16, 64)
+    found = capture(model, (x,), target="cuda", lowering=Lowering.REWRITTEN)
+    made = gpu_rig.Rig(found.program, found.constants)
+    try:
+        graph, measurer = made.program.graph, made.measurer
+        regions = RegionLibrary(found.program, made.bound.device, "test")
+        measurer.variants.regions = regions
+        offered = [index for index in range(len(graph)) if Variant.CUBLASLT in regions.variants(index)]
+        assert len(offered) >= 3
+        chosen = tuple(int(Variant.CUBLASLT) if index in offered else 0 for index in range(len(graph)))
+        before = torch.backends.cuda.preferred_blas_library()
+        inputs = made.inputs(1)
+        wanted = measurer.reference(inputs, make_plan(graph, dataclasses.replace(sequential(graph), variant=chosen)))
+        assert compare([item.cpu() for item in wanted], [item.cpu() for item in measurer.reference(inputs)]).within_tolerance
+        for number in range(3):
+            placed = random_placement(random.Random(number), graph, 2)
+            runner = measurer.capture(dataclasses.replace(placed, variant=chosen), private=True)
+            assert isinstance(runner, GraphRunner), runner
+            for mine, theirs in zip(measurer.outputs(runner, inputs), wanted, strict=True):
+                assert torch.equal(mine, theirs)
+            runner.close()
+        assert all(isinstance(measurer.solo_samples(index, 5, Variant.CUBLASLT), Samples) for index in offered)
+        assert torch.backends.cuda.preferred_blas_library() == before
+    finally:
+        made.close()
+
+
+class _Unbiased(nn.Module):
+    """Two branches of linear layers without a bias, and a product of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(64, 128, bias=False), nn.Linear(64, 128, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.left(x)) @ torch.tanh(self.right(x)).t()
+
+
 def test_products_on_half_of_the_multiprocessors_are_captured_with_the_same_bits() -> None:
     if sm_share.refusal(torch.device("cuda:0")):
         pytest.skip(sm_share.refusal(torch.device("cuda:0")))

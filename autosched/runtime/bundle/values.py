@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "autosched.bundle"
-SCHEMA = 5
+SCHEMA = 6
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 SCHEDULE = "schedule.json"
@@ -32,21 +32,21 @@ MAX_SHAPES = 64
 
 def schema_for(shapes: Iterable[Bundle]) -> int:
     """The lowest schema number whose readers know everything in ``shapes``: 5 for a model that changes its buffers or inputs, 4 for modes
-    of Inductor and variants that schema 3 did not have, 3 for variants that schema 2 did not have, else 2.
+    of Inductor, 3, 4 and 6 for variants that the schemas before did not have, else 2.
     """
-    known = max(Variant.CALLS, Variant.COMPILED, Variant.TUNED_TEMPLATES, Variant.TEMPLATES)
     needed = 2
     for item in shapes:
         program = item.program
         if program.state or program.writes:
-            return 5
+            needed = max(needed, 5)
         if program.frozen or program.choices or program.lowering in WHOLE[1:]:
-            needed = 4
-        if any(variant > Variant.HALF_SMS for variant in item.schedule.variant):
-            needed = 4
-        if any(variant > known for variant in item.schedule.variant):
-            needed = max(needed, 3)
+            needed = max(needed, 4)
+        needed = max([needed, *(_SINCE.get(variant, 2) for variant in item.schedule.variant)])
     return needed
+
+
+_SINCE: dict[int, int] = {Variant.HALF_SMS: 3, Variant.CUDNN_FUSED: 4, Variant.CUBLASLT: 6}
+"""The schema whose readers were the first to know a variant."""
 
 
 def shape_file(shape: int, name: str) -> str:

@@ -7,7 +7,7 @@ PyTorch's ``CUDABlas.cpp``:
 * The number goes into the description of a product that is handed to cuBLASLt, when it is handed over. A capture therefore records the
   kernel that was chosen under it, and replays need nothing set.
 * Products that go to plain cuBLAS never see it: in 2.11 that is every ``mm`` and ``bmm``, only ``addmm`` with a bias goes to cuBLASLt. So
-  cuBLASLt is preferred for the duration of the call as well (``torch.backends.cuda.preferred_blas_library``).
+  cuBLASLt is preferred for the duration of the call as well (``blas_lt.py``).
 * It steers the choice of a kernel, and is the size of the grid only of persistent kernels: on Hopper those of float16 and bfloat16.
   Products in float32 are not offered, and later GPUs, where it has no effect on the grid, refuse. Convolutions and attention do not look
   at it.
@@ -28,6 +28,7 @@ import torch
 
 from autosched.core.graph import Operator, OpGraph
 from autosched.runtime.calls import Kernel, Slots
+from autosched.runtime.cuda import blas_lt
 
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::matmul"})
 _DTYPES = frozenset({"float16", "bfloat16"})
@@ -37,7 +38,7 @@ _HOPPER = 9
 def supported() -> bool:
     """Whether this PyTorch has the interfaces."""
     names = ("_get_sm_carveout_experimental", "_set_sm_carveout_experimental")
-    return all(hasattr(torch._C, name) for name in names) and hasattr(torch.backends.cuda, "preferred_blas_library")
+    return all(hasattr(torch._C, name) for name in names) and blas_lt.supported()
 
 
 def is_product(operator: Operator, graph: OpGraph) -> bool:
@@ -75,12 +76,10 @@ def on_half(kernel: Kernel, device: torch.device) -> Kernel:
 
 @contextlib.contextmanager
 def _spared(multiprocessors: int) -> Iterator[None]:
-    library = torch.backends.cuda.preferred_blas_library()
     before = torch._C._get_sm_carveout_experimental()
-    try:
-        torch.backends.cuda.preferred_blas_library("cublaslt")
-        torch._C._set_sm_carveout_experimental(multiprocessors)
-        yield
-    finally:
-        torch._C._set_sm_carveout_experimental(before)
-        torch.backends.cuda.preferred_blas_library(library)
+    with blas_lt.preferred():
+        try:
+            torch._C._set_sm_carveout_experimental(multiprocessors)
+            yield
+        finally:
+            torch._C._set_sm_carveout_experimental(before)

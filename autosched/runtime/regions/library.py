@@ -27,7 +27,7 @@ from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
-from autosched.runtime.cuda import cudnn_fused, sm_share
+from autosched.runtime.cuda import blas_lt, cudnn_fused, sm_share
 from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.inductor.instructions import region_instructions
@@ -225,6 +225,8 @@ class RegionLibrary:
             return self._on_half(index)
         if variant == Variant.CUDNN_FUSED:
             return self._in_cudnn(index)
+        if variant == Variant.CUBLASLT:
+            return self._through_lt(index)
         if missing := self._compiler_missing():
             return Refused(missing)
         if variant not in self.variants(index):
@@ -247,8 +249,18 @@ class RegionLibrary:
             return Refused("only matrix products in half precision on a GPU run on half of the multiprocessors")
         if why := sm_share.refusal(self._device):
             return Refused(why)
-        calls = _joined([compile_call(call, self._device) for call in operator.calls], operator)
-        return sm_share.on_half(calls, self._device)
+        return sm_share.on_half(self._calls(operator), self._device)
+
+    def _through_lt(self, index: int) -> Kernel | Refused:
+        operator = self._program.graph.operators[index]
+        if why := blas_lt.refusal(self._device):
+            return Refused(why)
+        if not blas_lt.is_product(operator, self._program.graph):
+            return Refused("only matrix products without a bias are cuBLAS's, and cuBLASLt's by choice")
+        return blas_lt.through_lt(self._calls(operator))
+
+    def _calls(self, operator: Operator) -> Kernel:
+        return _joined([compile_call(call, self._device) for call in operator.calls], operator)
 
     def _in_cudnn(self, index: int) -> Kernel | Refused:
         operator, graph = self._program.graph.operators[index], self._program.graph

@@ -16,7 +16,7 @@ from autosched.core.custom_operators import is_custom
 from autosched.core.graph import Operator, OpGraph, kernel_signature
 from autosched.core.program import Call, Program
 from autosched.core.variants import Lowering, Variant
-from autosched.runtime.cuda import cudnn_fused, sm_share
+from autosched.runtime.cuda import blas_lt, cudnn_fused, sm_share
 from autosched.runtime.regions.row_products import has_row_product, is_row_product
 
 TEMPLATED = ("conv", "mm", "linear", "matmul")
@@ -29,7 +29,7 @@ _COMPOSITE = ("norm", "softmax", "gelu", "logsumexp", "var", "std", "glu", "silu
 WITH_VARIANTS = (Lowering.FUSED, Lowering.REWRITTEN)
 """Lowerings whose operators may have variants other than their calls."""
 
-UNCOMPILED = (Variant.CALLS, Variant.HALF_SMS, Variant.CUDNN_FUSED)
+UNCOMPILED = (Variant.CALLS, Variant.HALF_SMS, Variant.CUDNN_FUSED, Variant.CUBLASLT)
 """Variants that no compiler has a part in."""
 
 
@@ -76,7 +76,7 @@ def pieces_of(operator: Operator, graph: OpGraph) -> tuple[Piece, ...]:
 
 def variants_of(operator: Operator, graph: OpGraph, kind: str, lowering: str = Lowering.FUSED) -> tuple[Variant, ...]:
     """The variants worth trying on a kind of device (``cpu``, ``cuda``), ``CALLS`` first: of a region; of an operator of ``rewritten``,
-    which is there where no compiler is, those whose launches cuDNN saves.
+    which is there where no compiler is, those that libraries have.
     """
     found = [Variant.CALLS]
     if lowering == Lowering.FUSED:
@@ -85,6 +85,8 @@ def variants_of(operator: Operator, graph: OpGraph, kind: str, lowering: str = L
             found.append(Variant.HALF_SMS)
     if lowering in WITH_VARIANTS and kind == "cuda" and cudnn_fused.supported() and cudnn_fused.fusions_of(operator, graph):
         found.append(Variant.CUDNN_FUSED)
+    if lowering in WITH_VARIANTS and kind == "cuda" and blas_lt.supported() and blas_lt.is_product(operator, graph):
+        found.append(Variant.CUBLASLT)
     return tuple(found)
 
 
