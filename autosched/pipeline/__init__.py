@@ -183,7 +183,7 @@ def _run(
     from autosched.pipeline.granularity import REPLAY, coarser_note, considered, templates_note
     from autosched.pipeline.job import Job
     from autosched.pipeline.left_out import left_out_sentence
-    from autosched.pipeline.readiness import ready_lanes, ready_searches
+    from autosched.pipeline.readiness import begin_searches, drop_searches, ready_lanes
     from autosched.pipeline.replaying import open_device
 
     if options.cost_model is not None:
@@ -192,16 +192,19 @@ def _run(
     options = dataclasses.replace(options, device=where_to_measure(options.device, model, args, kwargs))
     clock = StageClock(progress)
     kind = REPLAY if options.device.startswith("replay:") else open_device(options.device).key.kind
-    lanes_note = ready_lanes(kind, clock)
-    ready_searches(clock)
-    choice = considered(lowering, rewrite=rewrite, kind=kind)
-    if choice.chosen:
-        outcome = run_contest(model, args, kwargs, options, choice, clock)
-        untried = kind == "cpu" and not options.compiled and Lowering.INDUCTOR in choice.lowerings
-        note = templates_note(outcome.captured.program) if untried else ""
-    else:
-        outcome = Job(model, args, kwargs, dataclasses.replace(options, lowering=choice.lowerings[0]), clock).run()
-        note = coarser_note(outcome.report)
+    begin_searches(clock)
+    try:
+        lanes_note = ready_lanes(kind, clock)
+        choice = considered(lowering, rewrite=rewrite, kind=kind)
+        if choice.chosen:
+            outcome = run_contest(model, args, kwargs, options, choice, clock)
+            untried = kind == "cpu" and not options.compiled and Lowering.INDUCTOR in choice.lowerings
+            note = templates_note(outcome.captured.program) if untried else ""
+        else:
+            outcome = Job(model, args, kwargs, dataclasses.replace(options, lowering=choice.lowerings[0]), clock).run()
+            note = coarser_note(outcome.report)
+    finally:
+        drop_searches()
     left_out = left_out_sentence(outcome.left_out, options.budget.total_s)
     said = [note, lanes_note, left_out, moved_note(outcome.device, model, args, kwargs)]
     notes = (*outcome.report.notes, *filter(None, said))

@@ -30,7 +30,7 @@ from autosched.datasets.store import Store
 from autosched.device.base import Device, Session
 from autosched.device.registry import device_named
 from autosched.pipeline.graph_proofs import launch_facts
-from autosched.pipeline.readiness import ready_lanes, ready_searches
+from autosched.pipeline.readiness import begin_searches, ready_lanes, ready_searches
 from autosched.pipeline.replaying import StoreRecording
 from autosched.pipeline.schedule_runs import measure_schedules
 from autosched.pipeline.scope import scope_row
@@ -154,6 +154,8 @@ def collect(
     told, wanted = progress or Silent(), aims or Aims()
     model = load_model(Path(cost_model)) if cost_model is not None else None
     opened = device_named(device)
+    if wanted.schedules:
+        begin_searches(told)
     lanes_note = ready_lanes(opened.key.kind, told)
     if wanted.schedules:
         ready_searches(told)

@@ -42,6 +42,7 @@ from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.original import Original
 from autosched.pipeline.preparing import NotHad, Prepared, compiling_needs_s, prepare
 from autosched.pipeline.qualification import Qualified, contenders, enter, qualify, why_dropped
+from autosched.pipeline.readiness import ready_searches
 from autosched.pipeline.references import Yardstick
 from autosched.pipeline.replaying import open_device
 from autosched.pipeline.request import require_strategies
@@ -194,6 +195,7 @@ def _prepared(
         for item in found.left_out:
             course.lacked(item.what, _lacking_s(options, item.more_s), told=item.told)
         if not ready:
+            ready_searches(progress)
             begin = time.monotonic()
             progress.stage("other lowerings", options.budget.total_s)
         ready.append(found)

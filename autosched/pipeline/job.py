@@ -39,6 +39,7 @@ from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.original import Original
 from autosched.pipeline.preparing import NotHad, Prepared, prepare
 from autosched.pipeline.proving import OUT_OF_TIME, STATIC, Prover
+from autosched.pipeline.readiness import ready_searches
 from autosched.pipeline.references import Yardstick
 from autosched.pipeline.refine import Refined, refine
 from autosched.pipeline.replaying import open_device, recording_of
@@ -107,6 +108,7 @@ class Job:
             if prepared is None:
                 prepared = self._prepared(device)
                 stack.callback(prepared.session.close)
+            ready_searches(self._progress)
             rivals = self._rivals
             if rivals is None:
                 rivals = self._own_rivals(device)

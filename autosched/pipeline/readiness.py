@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import autosched
 from autosched.core.progress import Progress
+from autosched.runtime.host_key import usable_cores
 from autosched.runtime.native.build import build_native, native_library, obstacle
+
+logger = logging.getLogger(__name__)
+
+_COMPILING_LIMIT_S = 300.0
+"""Ten times what it takes: beyond it something is wrong with the processes, not with the code."""
+
+_compilers: list[subprocess.Popen[bytes]] = []
+"""Processes that compile the searches of this one."""
 
 
 def ready_lanes(kind: str, progress: Progress) -> str:
@@ -22,11 +39,68 @@ def ready_lanes(kind: str, progress: Progress) -> str:
     return f"lanes are threads of Python, which share its lock: {reason}" if reason and "AUTOSCHED_NATIVE" not in reason else ""
 
 
-def ready_searches(progress: Progress) -> None:
-    """Load the searches, which numba compiles the first time: of a minute's budget that is what a job would lack for its measurements."""
+def begin_searches(progress: Progress) -> None:
+    """Load the searches; if that means compiling them, which numba does the first time on a machine, leave it to processes beside the job.
+
+    It takes half a minute of one core. Capturing the model and starting its first process, which are next, have no need of them.
+    """
     # Not before somebody searches: numba takes half a second to import.
+    from autosched.search.compiled.ready import load_kept, searches_loaded
+
+    if _compilers or searches_loaded():
+        return
+    progress.stage("loading the searches")
+    if not load_kept():
+        _start_compilers()
+
+
+def ready_searches(progress: Progress) -> None:
+    """Wait for what :func:`begin_searches` began, before the budget counts and anything is measured.
+
+    Of a minute's budget their compiling is what a job would lack for its measurements, which it would disturb besides.
+    """
     from autosched.search.compiled.ready import load_searches, searches_loaded
 
-    if not searches_loaded():
-        progress.stage("loading the searches")
-        load_searches()
+    if searches_loaded():
+        return
+    progress.stage("loading the searches")
+    until_s = time.monotonic() + _COMPILING_LIMIT_S
+    for process in _compilers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until_s - time.monotonic()))
+    drop_searches()
+    # Whatever they have not kept, on a full disk for one, is compiled here.
+    load_searches()
+
+
+def drop_searches() -> None:
+    """End the processes that still compile: the job is over, or waits no longer."""
+    while _compilers:
+        process = _compilers.pop()
+        process.kill()
+        process.wait()
+
+
+def _start_compilers() -> None:
+    from autosched.search.compiled.ready import PROCESSES
+
+    # A source checkout may not be installed, and may not come before site-packages: its own datasets/ would hide another's.
+    root = str(Path(autosched.__file__).resolve().parent.parent)
+    for number in range(min(PROCESSES, usable_cores())):
+        # Behind the job itself, where cores are few.
+        code = (
+            f"import os, sys; os.nice(5); sys.path.append({root!r}); "
+            f"from autosched.search.compiled.ready import load_searches; load_searches({number})"
+        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            logger.info("no process to compile searches in: %s", error)
+            return
+        _compilers.append(process)

@@ -7,14 +7,19 @@ cached function is a digest of the whole folder instead: an edit anywhere in it 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.resources
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, cast
 
 import numba
+
+from autosched.search.compiled.turns import turn
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +38,28 @@ inlined = cast(Callable[[Function], Function], numba.njit(inline="always", error
 and its optimisation."""
 
 
+_compiles: ContextVar[bool] = ContextVar("_compiles", default=True)
+
+
+class NotKept(Exception):
+    """Code is not on disk yet."""
+
+
+@contextlib.contextmanager
+def only_what_is_kept() -> Iterator[None]:
+    """Within, :func:`compiled` raises ``NotKept`` instead of compiling what another process could compile and keep."""
+    token = _compiles.set(False)
+    try:
+        yield
+    finally:
+        _compiles.reset(token)
+
+
 def compiled(signature: str) -> Callable[[Function], Function]:
     """``numba.njit`` for one signature, at once; loaded from disk if it was compiled before.
 
-    Not kept where neither the package nor the user's cache folder can be written, or where numba's cache is not as it is known here.
+    Of several processes that do so at once, one compiles the function and the others load it. Not kept where neither the package nor the
+    user's cache folder can be written, or where numba's cache is not as it is known here.
     """
 
     def decorate(function: Function) -> Function:
@@ -49,7 +72,14 @@ def compiled(signature: str) -> Callable[[Function], Function]:
             if isinstance(error, RuntimeError) and "no locator available" not in str(error):
                 raise
             logger.info("compiled code is not kept on disk: %s", error)
-        dispatcher.compile(signature)
+        try:
+            dispatcher.compile(signature)
+        except NotKept:
+            if not _compiles.get():
+                raise
+            with turn(dispatcher._cache.turn_file):
+                dispatcher._cache.may_lack = True
+                dispatcher.compile(signature)
         dispatcher.disable_compile()
         return cast(Function, dispatcher)
 
@@ -90,6 +120,17 @@ def _folder_cache() -> Function:
 
     class FolderCache(FunctionCache):
         _impl_class = FolderImplementation
+        may_lack = False
+
+        @property
+        def turn_file(self) -> Path:
+            return Path(self.cache_path, f"{self._impl.filename_base}.turn")
+
+        def load_overload(self, sig: Any, target_context: Any) -> Any:
+            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            if found is None and not self.may_lack:
+                raise NotKept
+            return found
 
         def save_overload(self, sig: Any, data: Any) -> None:
             try:

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numba
@@ -14,6 +16,7 @@ import pytest
 
 import autosched.search.compiled
 from autosched.search.compiled import cache, layout
+from autosched.search.compiled.turns import turn
 
 FOLDER = Path(autosched.search.compiled.__file__).parent
 
@@ -47,11 +50,18 @@ def ask(folder: Path, **environment: str) -> list[float]:
     return answer
 
 
-def test_an_edit_reaches_callers_in_other_files(tmp_path: Path) -> None:
-    parts = tmp_path / "parts"
+def make_parts(folder: Path) -> Path:
+    """A package with a copy of the cache, for functions of its own."""
+    parts = folder / "parts"
     parts.mkdir()
     (parts / "__init__.py").write_text("")
-    (parts / "cache.py").write_text((FOLDER / "cache.py").read_text())
+    for name in ("cache.py", "turns.py"):
+        (parts / name).write_text((FOLDER / name).read_text().replace(autosched.search.compiled.__name__, "parts"))
+    return parts
+
+
+def test_an_edit_reaches_callers_in_other_files(tmp_path: Path) -> None:
+    parts = make_parts(tmp_path)
     (parts / "high.py").write_text(HIGH)
     (parts / "low.py").write_text(LOW.format(constant="1.0"))
     kept = {"NUMBA_CACHE_DIR": str(tmp_path / "kept")}
@@ -61,23 +71,60 @@ def test_an_edit_reaches_callers_in_other_files(tmp_path: Path) -> None:
     assert ask(tmp_path, **kept) == [30.0, 0, 0]
 
 
+def test_what_another_process_compiles_is_waited_for(tmp_path: Path) -> None:
+    parts, kept = make_parts(tmp_path), tmp_path / "kept"
+    begun = tmp_path / "begun"
+    (parts / "high.py").write_text(HIGH)
+    (parts / "low.py").write_text(f"open({str(begun)!r}, 'w').close()\n" + LOW.format(constant="1.0"))
+    asked = {"NUMBA_CACHE_DIR": str(kept)}
+    assert ask(tmp_path, **asked) == [20.0, 0, 0]
+    files = {path: path.read_bytes() for path in kept.rglob("*.nb?")}
+    assert len(files) == 4
+    for path in (*files, begun):
+        path.unlink()
+    (held,) = kept.rglob("low*.turn")
+    with ThreadPoolExecutor() as pool:
+        with turn(held):
+            answer = pool.submit(ask, tmp_path, **asked)
+            while not begun.exists():
+                assert not answer.done()
+                time.sleep(0.01)
+            # Long enough for compiling them.
+            time.sleep(3.0)
+            assert not list(kept.rglob("*.nb?"))
+            for path, content in files.items():
+                path.write_bytes(content)
+        assert answer.result() == [20.0, 1, 1]
+
+
+def test_what_is_not_kept_is_told_where_nothing_is_to_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    with cache.only_what_is_kept(), pytest.raises(cache.NotKept):
+        cache.compiled("f8(f8)")(_double)
+    assert cache.compiled("f8(f8)")(_double)(4.0) == 8.0
+    with cache.only_what_is_kept():
+        assert cache.compiled("f8(f8)")(_double)(4.0) == 8.0
+
+
+def _double(value: float) -> float:
+    return 2.0 * value
+
+
 def test_a_numba_with_another_cache_compiles_in_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def missing() -> None:
         raise AttributeError("numba's Dispatcher has no enable_caching")
 
     monkeypatch.setattr(cache, "_folder_cache", missing)
-    with caplog.at_level("INFO", logger=cache.__name__):
+    with caplog.at_level("INFO", logger=cache.__name__), cache.only_what_is_kept():
+        # Nobody else could keep it either.
         double = cache.compiled("f8(f8)")(lambda value: 2.0 * value)
     assert double(4.0) == 8.0
     assert "not kept on disk" in caplog.text
 
 
 def test_a_full_disk_costs_only_that_nothing_is_kept(tmp_path: Path) -> None:
-    parts = tmp_path / "parts"
-    parts.mkdir()
-    (parts / "__init__.py").write_text("")
+    parts = make_parts(tmp_path)
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))\n"
-    (parts / "cache.py").write_text((FOLDER / "cache.py").read_text())
     (parts / "low.py").write_text(limited + LOW.format(constant="1.0"))
     (parts / "high.py").write_text(HIGH)
     kept = {"NUMBA_CACHE_DIR": str(tmp_path / "kept")}

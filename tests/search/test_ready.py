@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from autosched.search.compiled.ready import PROCESSES
+
 _SEARCHES = """
 import sys
 import numpy as np
@@ -22,6 +26,18 @@ for name in STRATEGIES.names():
     STRATEGIES.get(name).propose(problem, SearchContext(np.random.default_rng(0), max_evaluations=300))
 print(sorted(name for name in set(sys.modules) - before if name.startswith("autosched.search.compiled.")))
 """
+
+_SHARES = """
+from autosched.search.compiled import ready
+
+ready.load_searches({number})
+assert ready.searches_loaded()
+"""
+
+
+@pytest.mark.parametrize("number", range(PROCESSES))
+def test_every_process_ends_with_all_of_them(number: int) -> None:
+    subprocess.run([sys.executable, "-c", _SHARES.format(number=number)], timeout=600, check=True)
 
 
 def test_no_strategy_has_anything_left_to_compile() -> None:
