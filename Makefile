@@ -15,12 +15,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 install: $(VENV)/.installed
 
-# torch comes first, and is named again: whatever is installed later then keeps the build that fits this machine.
+# torch comes first, and is named again: whatever is installed later then keeps the build that fits this machine. Python translates what it
+# imports when it first does: of these packages, a third.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet '$(TORCH)'
-	$(VENV)/bin/python -m pip install --quiet -e '.[zoo,exact,report,test]' '$(TORCH)'
+	$(VENV)/bin/python -m pip install --quiet --no-compile '$(TORCH)'
+	$(VENV)/bin/python -m pip install --quiet --no-compile -e '.[zoo,exact,report,test]' '$(TORCH)'
 	touch $@
 
 demo: install

@@ -23,6 +23,7 @@ from autosched.export.cache import keep
 from autosched.runtime import cache
 from autosched.runtime.cache import CacheKey, CacheWarning, find, key_of
 from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.forked import run_forked
 from tests.conformance.graphs import TwoBranches
 
 _BUNDLE = two_branches_bundle(TwoBranches().eval())
@@ -181,9 +182,7 @@ def test_a_read_only_folder_serves_what_it_has(tmp_path: Path) -> None:
             pytest.skip("this user may write anywhere; the next test refuses by other means")
         other = tmp_path / "copy.autosched"
         other.write_bytes(_DATA)
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _READ_ONLY_KEEP, str(folder), str(other)], capture_output=True, text=True, check=False, timeout=300
-        )
+        done = run_forked(_READ_ONLY_KEEP, str(folder), str(other))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "1"
 
@@ -265,7 +264,7 @@ def test_a_writer_killed_half_way_leaves_the_old_entry(tmp_path: Path) -> None:
     keep(folder, _BUNDLE)
     other = tmp_path / "copy.autosched"
     other.write_bytes(_DATA)
-    done = subprocess.run([sys.executable, "-P", "-c", _KILLED, str(folder), str(other)], capture_output=True, check=False, timeout=300)
+    done = run_forked(_KILLED, str(folder), str(other))
     assert done.returncode == -9
     found = find(folder, _KEY)
     assert found is not None

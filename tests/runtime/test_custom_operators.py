@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from autosched.runtime.load import FallbackWarning, load
 from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.bundles import evidence_for
 from tests.conformance.custom_operators import NAMESPACE, Branches
+from tests.conformance.forked import run_forked
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +183,6 @@ with torch.no_grad():
 def test_a_fresh_process_says_which_namespace_is_missing_and_runs_once_it_is_imported(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.autosched"
     path.write_bytes(data)
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.append({str(root)!r})\n{_SERVER}", str(path)],
-        capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False,
-    )  # fmt: skip
+    done = run_forked(_SERVER, str(path), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["missing", "True", "exact", "False"]

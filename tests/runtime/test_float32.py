@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-_ROOT = Path(__file__).resolve().parents[2]
+from tests.conformance.forked import run_forked
 
 # Settings of the whole process, some of which nothing puts back: each case in a process of its own.
 _CASES = {
@@ -52,8 +48,7 @@ with float32.full_float32():
     assert not torch.backends.cudnn.allow_tf32
 assert current_settings(0) == found
 """
-    command = [sys.executable, "-P", "-c", f"import sys; sys.path.append({str(_ROOT)!r})\n{code}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_forked(code)
     assert done.returncode == 0, done.stderr
 
 
@@ -99,6 +94,5 @@ for change, matmul, others, dtype in {_ON_A_CPU!r}:
         apply_numerics(key)
         assert numerics_key("cpu") == key, change
 """
-    command = [sys.executable, "-P", "-c", f"import sys; sys.path.append({str(_ROOT)!r})\n{code}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_forked(code)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import warnings
@@ -24,6 +23,7 @@ from autosched.runtime.inductor import cpp_kernels
 from autosched.runtime.load import load
 from autosched.runtime.state import turn_of
 from tests.conformance.bundles import two_branches_bundle
+from tests.conformance.forked import run_forked
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
 from tests.conformance.stateful import Recurrent, bundle_bytes, example, made
 
@@ -34,7 +34,6 @@ _SERVER = """
 import os, sys, threading, warnings
 import torch
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks beside threads
-sys.path.insert(0, sys.argv[1])
 import autosched
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
 
@@ -43,7 +42,7 @@ torch.manual_seed(0)
 model = TwoBranches().eval()
 args, kwargs = two_branches_inputs()
 square = torch.randn(512, 512)
-data = open(sys.argv[2], "rb").read()
+data = open(sys.argv[1], "rb").read()
 fast = autosched.load(data, model, strict=True)
 
 def answer(loaded):
@@ -58,7 +57,7 @@ def call():
     while not leaving.is_set():
         answer(fast)
 
-busy = [threading.Thread(target=call, daemon=True) for _ in range(int(sys.argv[3]))]
+busy = [threading.Thread(target=call, daemon=True) for _ in range(int(sys.argv[2]))]
 for thread in busy:
     thread.start()
 for _ in range(5):
@@ -94,9 +93,7 @@ def _serve_and_fork(tmp_path: Path, callers: int) -> None:
     torch.manual_seed(0)
     bundle = tmp_path / "two.autosched"
     bundle.write_bytes(encode_bundle(two_branches_bundle(TwoBranches().eval(), lanes=2)))
-    root = Path(__file__).resolve().parents[2]
-    asked = [sys.executable, "-P", "-c", _SERVER, str(root), str(bundle), str(callers)]
-    said = subprocess.run(asked, capture_output=True, text=True, timeout=200, check=False)
+    said = run_forked(_SERVER, str(bundle), str(callers), timeout_s=200)
     assert said.stdout == "all answered\n", said.stderr
 
 
@@ -212,7 +209,6 @@ _BUSY_STATE = """
 import os, sys, threading, time, warnings
 import torch
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks beside threads
-sys.path.insert(0, sys.argv[1])
 import autosched
 from tests.conformance.stateful import Recurrent, bundle_bytes, example, made
 
@@ -248,8 +244,7 @@ print("all answered")
 
 @needs_fork
 def test_a_process_forked_during_a_call_of_a_model_with_state_answers() -> None:
-    root = Path(__file__).resolve().parents[2]
-    said = subprocess.run([sys.executable, "-P", "-c", _BUSY_STATE, str(root)], capture_output=True, text=True, timeout=200, check=False)
+    said = run_forked(_BUSY_STATE, timeout_s=200)
     assert said.stdout == "all answered\n", said.stderr
 
 

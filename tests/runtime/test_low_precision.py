@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -21,6 +19,7 @@ from autosched.runtime.bundle.format import read_bundle
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.load import FallbackWarning, load
 from tests.conformance.bundles import evidence_for
+from tests.conformance.forked import run_forked
 from tests.conformance.precision import rounding
 from tests.conformance.quantised import Quantised, quantised
 
@@ -132,7 +131,7 @@ print(resolve("quantized_decomposed::quantize_per_tensor.default"))
 
 def test_a_process_that_never_quantised_anything_finds_pt2es_operators() -> None:
     """PyTorch registers them when a module of its own is imported; that of a server never was."""
-    done = subprocess.run([sys.executable, "-c", _RESOLVES], check=False, capture_output=True, text=True, timeout=120)
+    done = run_forked(_RESOLVES)
     assert done.returncode == 0, done.stderr
     assert "quantize_per_tensor" in done.stdout
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +18,7 @@ from autosched.device.registry import DEVICES
 from autosched.runtime.cuda import key as facts
 from autosched.runtime.cuda.torch_streams import TorchStreams
 from tests.conformance.fake_driver import FakeDriverLibrary
+from tests.conformance.forked import run_forked
 
 no_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
 
@@ -34,9 +33,7 @@ def test_everything_imports_and_nothing_touches_cuda() -> None:
         "assert not torch.cuda.is_initialized()\n"
         "assert not any(name.startswith('cuda.bindings') or name == 'pynvml' for name in sys.modules.keys() - before), 'loaded too early'\n"
     )
-    root = Path(__file__).resolve().parents[3]
-    command = [sys.executable, "-P", "-c", f"import sys; sys.path.append({str(root)!r})\n{code}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_forked(code)
     assert done.returncode == 0, done.stderr
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.conformance.forked import run_forked
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.gpu
 def wish(name):
     return name in os.environ.get("WISHES", "").split()
 """
+_PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 
 class Runs:
@@ -32,12 +33,12 @@ class Runs:
         self.file.write_text(_HEAD + tests)
 
     def run(self, *wishes: str, budget_s: float = 100.0, done: bool = True, device: bool = True, only: str = "") -> tuple[int, str]:
-        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "-m", "gpu"]
+        command = ["-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "-m", "gpu"]
         command += ["-p", "tests.conftest", "-p", "tests.gpu.conftest", "--gpu-budget", str(budget_s), *filter(None, [only])]
         command += ["--gpu-rehearsal"] if device else []
         command += ["--gpu-done", str(self.done)] if done else []
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | {"WISHES": " ".join(wishes)}
-        ended = subprocess.run([*command, str(self.file)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        environment = {**os.environ, "WISHES": " ".join(wishes)}
+        ended = run_forked(_PYTEST, *command, str(self.file), environment=environment, folder=ROOT)
         return ended.returncode, ended.stdout + ended.stderr
 
     def events(self) -> list[tuple[str, str]]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +27,7 @@ from autosched.runtime.inductor.modes import Mode
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.regions.store import RegionStore
 from tests.conformance.compiling import compiling
+from tests.conformance.forked import run_forked
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 
@@ -119,9 +117,7 @@ def test_a_second_process_compiles_nothing_and_computes_the_same(
     program, constants, recording = recorded
     (tmp_path / "program.json").write_bytes(encode_program(program))
     write_tensors(tmp_path / "constants", {str(value): tensor for value, tensor in constants.items()})
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", _SECOND, str(tmp_path)], env={**os.environ}, capture_output=True, text=True, check=False
-    )
+    done = run_forked(_SECOND, str(tmp_path))
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = read_tensors(tmp_path / "outputs")
     ours = bound_of(recording, program, constants, torch.device("cpu")).run(random_inputs(program, 5))
