@@ -198,7 +198,7 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
     "a variant that nobody has": (
         lambda: with_json("schedule.json", lambda tree: tree["variant"].__setitem__(0, 200)),
         ArtifactCorrupt,
-        "variant 200; expected 0 to 5",
+        "variant 200; expected 0 to 6",
     ),
     "a time that is none": (
         lambda: with_json("evidence.json", lambda tree: tree["report"]["strategies"][1].update(measured_us=0)),
