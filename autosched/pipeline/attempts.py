@@ -43,15 +43,15 @@ class Attempts:
         self._key = f"{WHOLE}attempts-{hashlib.sha256(about).hexdigest()}"
         self._exports = EXPORTS.get(device.key.kind, 0.0)
 
-    def needs_s(self, export_s: float) -> float:
+    def needs_s(self, export_cpu_s: float) -> float:
         """Seconds below which an attempt is not worth beginning; 0 where it was finished before.
 
         Args:
-            export_s: what exporting the model took.
+            export_cpu_s: what exporting the model took of one core.
         """
         ended = self._ended()
         if ended is None:
-            return self._exports * export_s
+            return self._exports * export_cpu_s
         if ended.finished:
             return 0.0
         return ended.limit_s * (_LONGER if ended.times >= _SAME_AGAIN else _AS_LONG)

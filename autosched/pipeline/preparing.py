@@ -81,14 +81,14 @@ def capture_as(lowering: Lowering, original: Original, device: Device, limit_s: 
     source, home = inductor_source(original.draft(), target=place_of(device))
     attempts = Attempts(source.program, lowering, device)
     if limit_s is not None:
-        needs_s = attempts.needs_s(original.export_s)
+        needs_s = attempts.needs_s(original.export_cpu_s)
         if needs_s > limit_s:
             return NotHad(f"Inductor would take more than {needs_s:.0f} s for the whole model here, and {limit_s:.0f} s were left", needs_s)
         threads = sorted({torch.get_num_threads(), 1}, reverse=True) if kind == "cpu" else [1]
         if why := compile_ahead(source.program, source.constants, home, threads, limit_s, lowering):
             if why.timed_out:
                 attempts.unfinished(limit_s)
-                return NotHad(why.reason, max(attempts.needs_s(original.export_s), limit_s))
+                return NotHad(why.reason, max(attempts.needs_s(original.export_cpu_s), limit_s))
             return NotHad(why.reason)
     found = lower_inductor(source, home, Mode(lowering))
     if not isinstance(found, Captured):
@@ -104,7 +104,7 @@ def compiling_needs_s(lowering: Lowering, original: Original, device: Device) ->
     from autosched.pipeline.inductor_capture import inductor_source
 
     source, _ = inductor_source(original.draft(), target=device.key.kind)
-    return Attempts(source.program, lowering, device).needs_s(original.export_s)
+    return Attempts(source.program, lowering, device).needs_s(original.export_cpu_s)
 
 
 def prepare(

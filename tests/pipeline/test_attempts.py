@@ -82,7 +82,7 @@ def test_a_compiler_is_not_begun_where_it_cannot_finish(monkeypatch: pytest.Monk
     monkeypatch.setattr(preparing, "compile_ahead", late)
     original = Original(nn.Linear(8, 8).eval(), (torch.ones(2, 8),), None)
     original.draft()
-    least_s = EXPORTS["cpu"] * original.export_s
+    least_s = EXPORTS["cpu"] * original.export_cpu_s
 
     def asked(limit_s: float) -> NotHad:
         found = capture_as(Lowering.INDUCTOR, original, Device(), limit_s)  # type: ignore[arg-type]

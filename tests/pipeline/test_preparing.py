@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,6 +112,16 @@ def test_a_model_is_exported_once_for_all_its_lowerings(monkeypatch: pytest.Monk
         assert found.structure == alone.structure
     assert exported == [net]
     assert shared.export_s > 0.0
+
+
+def test_what_runs_beside_an_export_does_not_count_as_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall_s, cpu_s = iter([10.0, 30.0]), iter([1.0, 6.0])
+    monkeypatch.setattr(original, "time", SimpleNamespace(monotonic=lambda: next(wall_s), thread_time=lambda: next(cpu_s)))
+    monkeypatch.setattr(original, "draft_of", lambda *call: SimpleNamespace(copy=lambda: None))
+    shared = Original(nn.ReLU(), (torch.zeros(1),), None)
+    assert shared.export_cpu_s == 0.0
+    shared.draft()
+    assert (shared.export_s, shared.export_cpu_s) == (20.0, 5.0)
 
 
 def test_a_model_whose_literals_no_file_holds_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
