@@ -12,13 +12,12 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from pathlib import Path
 
-import autosched
+from autosched.core.python_command import python_command
 from autosched.core.records import FailureKind
 from autosched.device.registrations import describe_registrations
 from autosched.device.worker_messages import BOARD, LENGTH
@@ -60,16 +59,13 @@ class ChildProcess:
         with board.open("r+b") as file:
             self._board = mmap.mmap(file.fileno(), BOARD.size)
         registrations = describe_registrations()
-        # A source checkout may not be installed, and may not come before site-packages: its own datasets/ would hide another's.
-        root = str(Path(autosched.__file__).resolve().parent.parent)
-        code = f"import sys; sys.path.append({root!r}); from {module} import main; main()"
         answers, answers_theirs, log, log_theirs = _two_pipes()
         # The parent-death signal fires when the *thread* that started the process ends, so only a main thread may ask for it.
         tied = threading.current_thread() is threading.main_thread()
         arguments = [str(answers_theirs), str(board), str(os.getpid() if tied else 0), str(plugin or ""), registrations]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code, *arguments],
+                python_command(f"from {module} import main; main()", *arguments),
                 stdin=subprocess.PIPE,
                 stdout=log_theirs,
                 stderr=log_theirs,

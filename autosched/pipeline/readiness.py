@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import subprocess
-import sys
 import time
-from pathlib import Path
 
-import autosched
 from autosched.core.progress import Progress
+from autosched.core.python_command import python_command
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.native.build import build_native, native_library, obstacle
 
@@ -84,17 +82,12 @@ def drop_searches() -> None:
 def _start_compilers() -> None:
     from autosched.search.compiled.ready import PROCESSES
 
-    # A source checkout may not be installed, and may not come before site-packages: its own datasets/ would hide another's.
-    root = str(Path(autosched.__file__).resolve().parent.parent)
     for number in range(min(PROCESSES, usable_cores())):
         # Behind the job itself, where cores are few.
-        code = (
-            f"import os, sys; os.nice(5); sys.path.append({root!r}); "
-            f"from autosched.search.compiled.ready import load_searches; load_searches({number})"
-        )
+        code = f"import os; os.nice(5); from autosched.search.compiled.ready import load_searches; load_searches({number})"
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code],
+                python_command(code),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

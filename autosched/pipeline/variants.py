@@ -95,28 +95,24 @@ class VariantTimes:
 
     def own_names(self, graph: OpGraph, launches: Mapping[str, LaunchFacts]) -> dict[str, LaunchFacts]:
         """``launches`` as :meth:`launches` gives them, under the names that measurements of those variants are kept by."""
-        found: dict[str, LaunchFacts] = {}
-        for name, own in self._names(graph).items():
-            if name in launches:
-                found[own] = launches[name]
-        return found
+        return {own: launches[name] for (own, width), name in self._names(graph).items() if width == self.widths[0] and name in launches}
 
     def operator_names(self, graph: OpGraph, launches: Mapping[str, LaunchFacts]) -> dict[str, LaunchFacts]:
         """The inverse of :meth:`own_names`."""
-        return {name: launches[own] for name, own in self._names(graph).items() if own in launches}
-
-    def _names(self, graph: OpGraph) -> dict[str, str]:
-        """What ``make_cost_table`` calls the kernels at the first width, and what measurements of them are called."""
-        found: dict[str, str] = {}
-        for operator in graph.operators:
-            signature, other = operator.signature, self.other(operator.index)
-            found[signature] = variant_signature(signature, int(self.best[operator.index, 0]))
-            if other is not None:
-                found[signature + OTHER] = variant_signature(signature, other)
-        return found
+        return {name: launches[own] for (own, width), name in self._names(graph).items() if width == self.widths[0] and own in launches}
 
     def to_operators(self, graph: OpGraph, pairs: Sequence[PairRecord]) -> list[PairRecord]:
         """Pairs under the names that ``make_cost_table`` knows, of the variants that the search may choose; others are left out."""
+        names = self._names(graph)
+        found: list[PairRecord] = []
+        for pair in pairs:
+            first, last = names.get((pair.first, pair.first_width)), names.get((pair.last, pair.last_width))
+            if first is not None and last is not None:
+                found.append(dataclasses.replace(pair, first=first, last=last))
+        return found
+
+    def _names(self, graph: OpGraph) -> dict[tuple[str, int], str]:
+        """What ``make_cost_table`` calls the kernels of these variants, by what measurements of them are called, and their width."""
         names = {
             (variant_signature(operator.signature, other), 1): operator.signature + OTHER
             for operator in graph.operators
@@ -127,12 +123,7 @@ class VariantTimes:
             for operator in graph.operators
             for width in self.widths
         }
-        found: list[PairRecord] = []
-        for pair in pairs:
-            first, last = names.get((pair.first, pair.first_width)), names.get((pair.last, pair.last_width))
-            if first is not None and last is not None:
-                found.append(dataclasses.replace(pair, first=first, last=last))
-        return found
+        return names
 
 
 Refusals = frozenset[tuple[int, int, int]]

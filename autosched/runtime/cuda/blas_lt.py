@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -48,14 +49,19 @@ def refusal(device: torch.device) -> str:
 
 def through_lt(kernel: Kernel) -> Kernel:
     """``kernel`` with every product in it by cuBLASLt."""
+    return called_within(preferred, kernel)
+
+
+def called_within(setting: Callable[[], AbstractContextManager[None]], kernel: Kernel) -> Kernel:
+    """``kernel`` under a setting of PyTorch's that lasts for the call."""
     with warnings.catch_warnings():
-        # The setting warns once that it is experimental, which is known.
+        # Such settings warn once that they are experimental, which is known.
         warnings.simplefilter("ignore")
-        with preferred():
+        with setting():
             pass
 
     def run(slots: Slots) -> None:
-        with preferred():
+        with setting():
             kernel(slots)
 
     return run

@@ -21,13 +21,12 @@ and of its result no more than another choice of kernel does.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 
 import torch
 
 from autosched.core.graph import Operator, OpGraph
-from autosched.runtime.calls import Kernel, Slots
+from autosched.runtime.calls import Kernel
 from autosched.runtime.cuda import blas_lt
 
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::matmul"})
@@ -61,17 +60,7 @@ def refusal(device: torch.device) -> str:
 def on_half(kernel: Kernel, device: torch.device) -> Kernel:
     """``kernel`` with every product in it aimed at half of the multiprocessors of ``device``."""
     spared = torch.cuda.get_device_properties(device).multi_processor_count // 2
-    with warnings.catch_warnings():
-        # Both settings warn once that they are experimental, which is known.
-        warnings.simplefilter("ignore")
-        with _spared(spared):
-            pass
-
-    def run(slots: Slots) -> None:
-        with _spared(spared):
-            kernel(slots)
-
-    return run
+    return blas_lt.called_within(lambda: _spared(spared), kernel)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +24,9 @@ from pathlib import Path
 
 import msgspec
 
-import autosched
 from autosched.config import compile_workers, region_limit_s
 from autosched.core.decoding import decode_json
+from autosched.core.python_command import python_command
 from autosched.core.scratch import Scratch
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.inductor.unfinished import remove_unfinished
@@ -175,14 +174,12 @@ class _Pool:
         except OSError as error:
             _log.info("no process to compile regions in: %s", error)
             return
-        # A source checkout may not be installed, and may not come before site-packages: its own datasets/ would hide another's.
-        root = str(Path(autosched.__file__).resolve().parent.parent)
-        code = f"import sys; sys.path.append({root!r}); from autosched.runtime.regions.worker import main; main()"
+        code = "from autosched.runtime.regions.worker import main; main()"
         # The parent-death signal fires when the *thread* that started the process ends, so only a main thread may ask for it.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code, str(theirs), str(parent), str(self._opening_file), str(self._plugin or "")],
+                python_command(code, str(theirs), str(parent), str(self._opening_file), str(self._plugin or "")),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
