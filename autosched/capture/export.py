@@ -20,6 +20,7 @@ from autosched.capture.custom import run_twice
 from autosched.capture.draft import Draft
 from autosched.capture.dynamo import DynamoGraph
 from autosched.capture.export_reader import ExportReader
+from autosched.capture.functional import make_functional
 from autosched.capture.held_inputs import hold_inputs
 from autosched.capture.leftovers import attributes_kept
 from autosched.capture.passes.batch_norm import whole_batch_norms
@@ -136,7 +137,10 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     return exported
 
 
-def _decomposed(exported: ExportedProgram) -> ExportedProgram:
+def _functional(exported: ExportedProgram) -> ExportedProgram:
+    """The program with nothing changed in place, which takes longer than exporting it where its graph, which is changed, does not do."""
+    if make_functional(exported.graph):
+        return exported
     with _explained():
         decomposed: ExportedProgram = exported.run_decompositions(composites(exported.graph))
     return decomposed
@@ -189,7 +193,7 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     require_values(model)
     exported, args, given = exported_program(model, args, kwargs)
     with as_they_came(model):
-        draft = ExportReader(_decomposed(exported), model).read(args, given)
+        draft = ExportReader(_functional(exported), model).read(args, given)
     draft.remove_dead()
     _observe(draft)
     require_dense_dtypes(draft)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
 from autosched.capture.draft import Constant, Draft, Node
@@ -235,9 +235,8 @@ def _renamed(op: OpOverload[..., Any]) -> OpOverload[..., Any]:
 
 def _reach_outputs(exported: ExportedProgram) -> set[torch.fx.Node]:
     """Calls whose result leaves the model, or whose memory does: what an output may be a view of, by the operators' schemas."""
-    names = {item.arg.name for item in exported.graph_signature.output_specs if isinstance(item.arg, TensorArgument)}
     found: set[torch.fx.Node] = set()
-    pending = [node for node in exported.graph.nodes if node.name in names]
+    pending = list(next(node for node in exported.graph.nodes if node.op == "output").all_input_nodes)
     while pending:
         node = pending.pop()
         if node in found:

@@ -1,0 +1,201 @@
+"""Graphs that are made functional without tracing again are what PyTorch's own way makes of them, or are left to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.export import export
+from torch.nn import functional
+
+from autosched.capture.build import build_program
+from autosched.capture.export_reader import ExportReader
+from autosched.capture.functional import make_functional
+from autosched.core.program import Program
+
+aten = torch.ops.aten
+
+
+class Of(nn.Module):
+    """A model of one function, with two parameters and a buffer."""
+
+    seen: torch.Tensor
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.bias = nn.Parameter(torch.randn(4))
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, *inputs: torch.Tensor) -> object:
+        return self.function(self, *inputs)
+
+
+def exported(model: nn.Module, *inputs: torch.Tensor) -> torch.export.ExportedProgram:
+    with torch.no_grad():
+        return export(model.eval(), inputs, strict=False)
+
+
+def program(graph: torch.export.ExportedProgram, model: nn.Module, *inputs: torch.Tensor) -> Program:
+    draft = ExportReader(graph, model).read(inputs, {})
+    draft.remove_dead()
+    draft.observe()
+    return build_program(draft, "aten")[0]
+
+
+def residual(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = functional.relu(x @ model.weight, inplace=True)
+    y += x
+    y *= 2
+    return functional.hardtanh(y, 0.0, 6.0, inplace=True)
+
+
+def views_between(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    z = y.view(2, 2, 4).transpose(0, 1).reshape(4, 4) + y.unflatten(1, (2, 2)).flatten(1)
+    return z.relu_().t().contiguous().t().contiguous().reshape(-1, 2)
+
+
+def whole_numbers(model: Of, x: torch.Tensor) -> torch.Tensor:
+    index = torch.arange(4, device=x.device).clone()
+    index += 1
+    index.mul_(2).clamp_(max=3)
+    return x[index].masked_fill_(x > 0, 1.5)
+
+
+def other_dtypes(model: Of, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    half = x.to(torch.float16)
+    return half.to(x.dtype), x.to(x.dtype) + 1, x.to("cpu", torch.float64), half.to(device="cpu", dtype=torch.float16) * 2, x.to("cpu") - 1
+
+
+def sizes_of_others(model: Of, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    first, second = x.chunk(2, 1)
+    rows = torch.broadcast_to(model.bias, (4, 4)).reshape_as(x)
+    return model.bias.expand_as(x) + x, first * second, torch.cat(x.chunk(3)), rows * 2, model.weight.T + x
+
+
+def returned(model: Of, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x @ model.weight
+    return functional.dropout(x, 0.5, False), y.flatten(0, 0), y.reshape(16), x.contiguous(), torch.tensor([1.0, 2.0]), x.detach()
+
+
+def dropped(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return functional.dropout(functional.dropout(x + 1, 0.5, False), 0.5, False, True) * 2
+
+
+def in_half(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = (x @ model.weight).bfloat16()
+    y += 0.5
+    return y.add_(y.t().contiguous().t().contiguous()).relu_()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [residual, views_between, whole_numbers, other_dtypes, sizes_of_others, returned, dropped, in_half],
+    ids=lambda item: item.__name__,
+)
+def test_what_is_made_is_what_pytorch_makes(function: Callable[..., object]) -> None:
+    model, x = Of(function), torch.randn(4, 4)
+    fast, slow = exported(model, x), exported(model, x).run_decompositions({})
+    assert make_functional(fast.graph)
+    fast.graph.lint()
+    made, expected = program(fast, model, x), program(slow, model, x)
+    assert not any(call.target.split(".")[0].endswith("_") for operator in made.graph.operators for call in operator.calls)
+    assert made.graph.hash == expected.graph.hash
+    assert made.output_leaves == expected.output_leaves
+
+
+@pytest.mark.parametrize(("norm", "shape"), [(nn.BatchNorm1d(4), (3, 4)), (nn.BatchNorm2d(4, affine=False), (2, 4, 3, 3))])
+def test_batch_norms_are_those_of_inference(norm: nn.Module, shape: tuple[int, ...]) -> None:
+    model, x = nn.Sequential(norm, nn.ReLU(inplace=True)), torch.randn(shape)
+    fast, slow = exported(model, x), exported(model, x).run_decompositions({})
+    assert make_functional(fast.graph)
+    assert program(fast, model, x).graph.hash == program(slow, model, x).graph.hash
+
+
+def read_later(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    view = y.view(16)
+    y += 1
+    return view * 2
+
+
+def a_part(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    y[0] += 1
+    return y
+
+
+def the_input(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return x.flatten().add_(1)
+
+
+def the_buffer(model: Of, x: torch.Tensor) -> torch.Tensor:
+    model.seen += x.sum(0)
+    return model.seen * 2
+
+
+def through_what_may_copy(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    same = functional.dropout(y, 0.5, False).contiguous().to(torch.float32)
+    same.relu_()
+    return y * 2
+
+
+def part_of_a_list(model: Of, x: torch.Tensor) -> torch.Tensor:
+    first, second = (x + 1).chunk(2)
+    first.add_(second)
+    return torch.cat([first, second])
+
+
+def wider(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return x.half().add_(x)
+
+
+def with_gaps(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return (x + 1)[:, ::2].add_(1.0)
+
+
+def laid_out_otherwise(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return (x + 1).add_((x * 2).t())
+
+
+def copied_into(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    y.copy_(x)
+    return y + 1
+
+
+def real_part(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return torch.fft.fft(x).real + 1
+
+
+def without_gradients(model: Of, x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        return x * 2
+
+
+def as_many_as_there_are(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return functional.instance_norm(x.view(1, 4, 4)) + functional.batch_norm(x, model.seen, model.seen + 1, training=True)
+
+
+NOT_PLAIN = [
+    read_later, a_part, the_input, the_buffer, through_what_may_copy, part_of_a_list, wider, with_gaps, laid_out_otherwise, copied_into,
+    real_part, without_gradients, as_many_as_there_are,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", NOT_PLAIN, ids=lambda item: item.__name__)
+def test_what_is_not_plain_is_left_as_it_is(function: Callable[..., object]) -> None:
+    graph = exported(Of(function), torch.randn(4, 4)).graph
+    before = str(graph)
+    assert not make_functional(graph)
+    assert str(graph) == before
+
+
+def test_nothing_of_an_empty_batch_is_guessed() -> None:
+    graph = exported(nn.Sequential(nn.BatchNorm1d(4), nn.Flatten()), torch.randn(0, 4)).graph
+    assert not make_functional(graph)
