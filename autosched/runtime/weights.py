@@ -56,6 +56,7 @@ class ModelWatch:
 
     Raises:
         UnwatchableModel: if a parameter carries no version counter (it was made under ``torch.inference_mode``).
+        IncompatibleArtifact: if the model lacks what the program changes.
     """
 
     def __init__(self, model: torch.nn.Module, program: Program, beside: Sequence[Binding] = (), *, frozen: bool = False) -> None:

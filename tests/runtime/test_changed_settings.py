@@ -96,6 +96,32 @@ def test_a_tensor_where_there_was_none_is_used(name: str) -> None:
         loaded(x)
 
 
+class Remembering(nn.Module):
+    """Has its state beside what it could have and has not."""
+
+    state: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("state", torch.zeros(4, 8))
+        self.register_buffer("mask", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layer(x) + (self.state if self.state.shape == x.shape else 0.0)
+        self.state = made
+        return made * 2
+
+
+def test_state_of_another_shape_is_no_other_model() -> None:
+    model, x = Remembering().eval(), torch.randn(4, 8)
+    loaded = load(_encoded(model, x), model)
+    with torch.no_grad(), pytest.warns(FallbackWarning, match="made for"):
+        _ = [loaded(given) for given in (x, x[:3], x, x)]
+    assert loaded.report().calls == 2
+    assert loaded.report().scheduled
+
+
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_the_mode_that_a_call_is_made_in_is_no_change_of_what_is_called(mode: Callable[[], Any]) -> None:
     model, x = Limited().eval(), torch.randn(4, 8)
