@@ -494,6 +494,9 @@ def test_an_operator_that_fails_alone_retires_the_schedule(loaded: LoadedModel, 
         assert _agrees(loaded, model)
     assert not loaded.report().scheduled
     assert _agrees(loaded, model)
+    ((reason, calls),) = loaded.report().stepped_aside
+    assert "out of luck" in reason
+    assert calls == 2  # the one of which it was said, and the one after it
 
 
 @pytest.mark.parametrize("prepare", ["all", "first-use"])
