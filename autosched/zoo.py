@@ -107,7 +107,7 @@ def _no_colon(name: str) -> UnknownModel:
         found = f"{name} is a Python file; expected one of its functions, such as {path.stem}:make, that returns (model, example_inputs)."
     elif path.exists():
         found = f"{name} is a file of an unknown kind; expected a program saved by torch.export.save (.pt2), or module:function."
-    elif "/" not in name and "." in name:
+    elif "/" not in name and ("." in name or Path(f"{name}.py").is_file()):
         found = f"there is no file {name}, and as a module it lacks a function; expected FILE.pt2, or module:function such as {name}:make."
     else:
         found = f"unknown model {name!r}; did you mean {_closest(name)}?"

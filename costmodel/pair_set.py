@@ -11,6 +11,7 @@ import numpy as np
 
 from autosched.core.errors import UsageError
 from autosched.core.records import Engine
+from autosched.core.variants import operator_signature
 from autosched.costmodel.model import PairLabels, PairQuery
 from autosched.costmodel.table import pair_variance
 from autosched.datasets.audit import Audit, audit
@@ -27,7 +28,8 @@ class PairSet:
 
     Args:
         query, labels: row for row.
-        keys: the unordered pair of kernels of each row; what must not be on both sides of a split.
+        keys: the unordered pair of operators of each row, by signature; what must not be on both sides of a split. All widths and variants
+            of an operator are one: each says nearly all of the others.
         audit: what was found in the store.
         simulated: rows that no device measured.
         engine: what ran the lanes of CPUs; ``None`` where there are none.
@@ -100,9 +102,13 @@ def pair_set(store: Store) -> PairSet:
         np.asarray([record.solo_first_us * max(1, record.repeats_first) for record in records]),
         np.asarray([record.solo_last_us * max(1, record.repeats_last) for record in records]),
     )
-    keys = tuple((min(record.first, record.last), max(record.first, record.last)) for record in records)
+    keys = tuple(_unordered(operator_signature(record.first), operator_signature(record.last)) for record in records)
     simulated = sum(record.source.value == "simulated" for record in records)
     return PairSet(query, labels, keys, report, simulated, engine, scopes=tuple(scopes[scope] for scope in names))
+
+
+def _unordered(first: str, last: str) -> tuple[str, str]:
+    return min(first, last), max(first, last)
 
 
 def _kernels_of(pair: PairRow) -> tuple[tuple[str, str, int], tuple[str, str, int]]:

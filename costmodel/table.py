@@ -53,9 +53,11 @@ CLASS_PSEUDO_COUNT = 4.0
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """The kernels of a graph and where each operator finds its own: ``index`` is int32 ``[n_operators, n_widths]``, and ``other`` int32
-    ``[n_operators]``, ``None`` where no operator has another variant."""
+    ``[n_operators]``, ``None`` where no operator has another variant. ``names`` are those that the kernels were measured under, which
+    tell variants apart; ``facts`` have those of the pairs."""
 
     facts: tuple[KernelFacts, ...]
+    names: tuple[str, ...]
     index: NDArray[np.int32]
     other: NDArray[np.int32] | None = None
 
@@ -130,10 +132,12 @@ def _kernel_rows(
 ) -> _Rows:
     """One row for each signature and width; equal kernels share the median of their times."""
     times: dict[tuple[str, int], list[float]] = {}
+    measured: dict[tuple[str, int], str] = {}
     for operator in graph.operators:
         for width, record in zip(widths, solo[operator.index], strict=True):
             if isinstance(record, SoloRecord) and math.isfinite(record.samples.median_us) and record.samples.median_us >= 0:
                 times.setdefault((operator.signature, width), []).append(record.samples.median_us)
+                measured.setdefault((operator.signature, width), record.signature)
     for operator in graph.operators:
         record = solo[operator.index][0]
         if (operator.signature, 1) not in times:
@@ -147,6 +151,7 @@ def _kernel_rows(
     unattractive = UNATTRACTIVE * max(total, 1.0)
     place: dict[tuple[str, int], int] = {}
     facts: list[KernelFacts] = []
+    names: list[str] = []
     index = np.zeros((len(graph), len(widths)), dtype=np.int32)
     for operator in graph.operators:
         for column, width in enumerate(widths):
@@ -157,8 +162,9 @@ def _kernel_rows(
                 # A clock that cannot resolve an operator reads 0; a nanosecond keeps rates finite.
                 solo_us = max(statistics.median(known), 1e-3) if known else unattractive
                 facts.append(kernel_facts(operator, graph, width, solo_us, launches.get(operator.signature)))
+                names.append(measured.get(key, operator.signature))
             index[operator.index, column] = place[key]
-    return _Rows(tuple(facts), index)
+    return _Rows(tuple(facts), tuple(names), index)
 
 
 def _with_others(graph: OpGraph, others: Sequence[SoloRecord | None], launches: Mapping[str, LaunchFacts], rows: _Rows) -> _Rows:
@@ -169,7 +175,7 @@ def _with_others(graph: OpGraph, others: Sequence[SoloRecord | None], launches: 
             times.setdefault(operator.signature, []).append(record.samples.median_us)
     if not times:
         return rows
-    facts, place = list(rows.facts), dict[str, int]()
+    facts, names, place = list(rows.facts), list(rows.names), dict[str, int]()
     other = rows.index[:, 0].copy()
     for operator, record in zip(graph.operators, others, strict=True):
         if record is None:
@@ -179,8 +185,9 @@ def _with_others(graph: OpGraph, others: Sequence[SoloRecord | None], launches: 
             name = operator.signature + OTHER
             solo_us = max(statistics.median(times[operator.signature]), 1e-3)
             facts.append(replace(kernel_facts(operator, graph, 1, solo_us, launches.get(name)), signature=name))
+            names.append(record.signature)
         other[operator.index] = place[operator.signature]
-    return _Rows(tuple(facts), rows.index, other)
+    return _Rows(tuple(facts), tuple(names), rows.index, other)
 
 
 def pairs_that_meet(
@@ -203,7 +210,9 @@ def _predicted(
     count = len(rows.facts)
     needed = pairs_that_meet(graph, rows.index, count, one_team=one_team, other=rows.other)
     first, last = np.nonzero(needed)
-    query = PairQuery(rows.facts, (device,), np.zeros(count, dtype=np.int64), first.astype(np.int64), last.astype(np.int64))
+    # Models know kernels by the names in the data set; an operator's signature there is that of its calls.
+    kernels = tuple(replace(kernel, signature=name) for kernel, name in zip(rows.facts, rows.names, strict=True))
+    query = PairQuery(kernels, (device,), np.zeros(count, dtype=np.int64), first.astype(np.int64), last.astype(np.int64))
     answer = model.predict(query)
     table_first, table_last = np.ones((count, count)), np.ones((count, count))
     table_first[first, last] = answer.slowdown_first

@@ -1,6 +1,6 @@
 """What a model may know about a kernel and about a device: plain numbers that are stored beside every measurement.
 
-A *kernel* is an operator signature at a width. Everything a cost model uses as input is here, so that a stored run is
+A *kernel* is an operator signature, or a variant of it, at a width. Everything a cost model uses as input is here, so that a stored run is
 enough to train on: neither the graph nor the device is needed again. A zero means "unknown", never "none".
 """
 
@@ -40,7 +40,7 @@ class KernelFacts:
     """One kernel on one device.
 
     Args:
-        signature: ``Operator.signature``.
+        signature: ``Operator.signature``, or of another variant than its calls, ``core.variants.variant_signature``.
         width: as in ``Schedule``: CPU threads, 1 on CUDA.
         kind: main call, for example ``aten::convolution``.
         flops: floating point operations, a multiply-add counted as two.

@@ -89,7 +89,8 @@ class Annealer:
         Returns:
             The start and each chunk's improvement, best first, and the number of simulated schedules.
         """
-        total = context.max_evaluations
+        # Compiled code checks no bounds: it would draw one of no operators.
+        total = context.max_evaluations if self.problem.count else 0
         start = on_one_wide_lane(self.problem, self.lanes, start)
         scale_us = max(start.makespan_us, 1e-9)
         position = np.empty_like(start.order)

@@ -218,6 +218,19 @@ class Problem:
             found[other & (found == 0)] = len(self.costs.widths)
         return found
 
+    def is_costed(self, schedule: Schedule) -> bool:
+        """Whether every width and variant that the schedule uses is one that was costed."""
+        costs = self.costs
+        for operator, (width, variant) in enumerate(zip(schedule.width, schedule.variant, strict=True)):
+            if width not in costs.widths:
+                return False
+            place = costs.widths.index(width)
+            if variant == (0 if costs.variant is None else costs.variant[operator, place]):
+                continue
+            if place or costs.other_variant is None or variant != costs.other_variant[operator]:
+                return False
+        return True
+
     def schedule(
         self,
         order: Sequence[int] | Ints,

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from autosched.cli.costmodel import whether_used
-from autosched.cli.costmodel_tables import _METRICS, print_evaluation
+from autosched.cli.costmodel_tables import _METRICS, print_evaluation, print_training
 from autosched.costmodel.pair_set import pair_set
 from autosched.costmodel.persist import save_model
 from autosched.costmodel.train import train
@@ -154,6 +154,26 @@ def test_no_cell_of_an_evaluation_is_cut_off_in_a_narrow_terminal(runs: Path, tm
         assert max(map(len, printed.splitlines())) <= 80
         # The prior has seen nothing in a training.
         assert ("flatters it" in " ".join(printed.split())) == (name != "analytic")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_training_prints_its_errors_as_a_table_and_names_as_they_are(width: int, runs: Path) -> None:
+    pairs = pair_set(synthetic_store(runs.parent / "many", families=("alpha", "beta"), kernels=6, pairs=40, seed=1))
+    training = train(pairs, seed=0, kinds=("xgboost",))
+    assert training.curve
+    card = msgspec.structs.replace(training.model.card, families=("a[/b]",), held_out={"x[/y]": training.held_out["xgboost"]})
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    print_training(card, training.curve, console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, printed.splitlines())) <= width
+    assert "model families: a[/b]" in " ".join(printed.split())
+    (row,) = (line for line in printed.splitlines() if "x[/y]" in line)
+    assert f"{card.held_out['x[/y]'].mape_pct:.1f}" in row
+    assert printed.count(" fitted on ") == len(training.curve)
+    assert f"chosen: {card.decision.chosen} (" in printed
+    nothing = Console(width=width, file=io.StringIO())
+    print_training(msgspec.structs.replace(card, held_out={}), (), nothing)
+    assert "nothing was held out" in nothing.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_an_evaluation_says_which_families_flatter_the_model(runs: Path, tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_compare_says_how_strategies_are_named(monkeypatch: pytest.MonkeyPatch, 
     [
         ("net.py:make", "did you mean net:make"),
         ("net.py", "net:make"),
+        ("net", "as a module it lacks a function"),
         ("weights.pth", "torch.export.save"),
         ("nett:make", "no module 'nett'"),
         ("googlenet", "did you mean torchvision:googlenet"),

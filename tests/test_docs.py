@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import shlex
@@ -17,6 +18,7 @@ from typer.main import get_command
 
 from autosched.cli import app
 from autosched.pipeline.budget import budget_for
+from autosched.runtime.load import LoadReport, ShapeReport
 from autosched.search.strategy import STRATEGIES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,10 +108,26 @@ def test_commands_options_and_links_exist(page: Path) -> None:
         command = inner[words[2]] if inner and len(words) > 2 and not words[2].startswith("-") else command
         known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
         assert {word for word in words[2:] if word.startswith("-")} <= known | {"-h", "--help"}, line
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        assert link.startswith("https://") or (page.parent / link).exists(), link
-    for anchor in re.findall(r"\]\(#([^)]+)\)", text):
-        assert anchor in {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, re.M)}, anchor
+    for link, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
+        if link.startswith("https://"):
+            continue
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_field_of_a_report_is_explained() -> None:
+    cells = re.findall(r"^\| (`[^|]*) \| ([^|]*) \|$", (ROOT / "docs" / "serve.md").read_text(encoding="utf-8"), re.M)
+    explained = {name for field, _ in cells for name in re.findall(r"`(\w+)`", field)}
+    assert {field.name for field in dataclasses.fields(LoadReport)} <= explained
+    (of_shapes,) = (meaning for field, meaning in cells if field == "`shapes`")
+    assert {field.name for field in dataclasses.fields(ShapeReport)} == set(re.findall(r"`(\w+)`", of_shapes))
 
 
 def test_every_strategy_and_its_file_are_in_the_map() -> None:

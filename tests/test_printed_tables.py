@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autosched.cli.printing import complain, show_report
+from autosched.cli.printing import complain, results_console, show_report, tell
 from autosched.cli.strategy_table import strategy_table
 from autosched.core.progress import OUTSIDE
 from autosched.core.records import Failure, FailureKind, Source
@@ -142,6 +142,32 @@ def test_an_error_on_a_terminal_breaks_between_words_and_leaves_paths_whole(
     assert f"{path}:" in lines
     assert lines[-1] == "  and a second line"
     assert all(len(line) <= 80 for line in lines if path not in line)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_result_on_a_terminal_breaks_between_words_and_keeps_its_indent(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "runs:dog:/[red]/trace.json"
+    result = (
+        f"13 operators on 1 lane over 1,149 us written to {path}\n"
+        "  tuned (sequential), as loaded: 2,212 us; 90 of 100 within 2,611, 99 within 2,703; no difference beyond the noise floor"
+    )
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "80")
+    assert results_console().is_terminal == terminal
+    tell(result)
+    printed = capsys.readouterr().out
+    assert path in printed
+    if not terminal:
+        assert printed == result + "\n"  # as it is, for a log
+        return
+    lines = printed.splitlines()
+    assert printed.split() == result.split()
+    assert len(lines) == 3
+    assert all(len(line) <= 80 for line in lines)
+    assert [line.startswith("  ") for line in lines] == [False, True, True]
 
 
 @pytest.mark.parametrize("width", [None, 60, 80, 97, 150])

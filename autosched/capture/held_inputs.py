@@ -50,7 +50,7 @@ def _drawn(draft: Draft) -> dict[int, torch.Tensor]:
             continue
         low, high = integer_range(example)
         if low < high:
-            made[value] = torch.randint(low, high + 1, example.shape, generator=generator).to(example)
+            made[value] = torch.randint(low, high + 1, example.shape, generator=generator, device="cpu").to(example)
     return made
 
 

@@ -1,7 +1,8 @@
-"""What a traced call leaves in a model's attributes (``self.anchors = new``, ``self.seen.append(x)``), taken out again.
+"""What a traced call leaves in a model's attributes and buffers (``self.anchors = new``, ``self.seen.append(x)``), taken out again.
 
 A tracer's tensors have no values: a model that keeps one for its next call, as detectors keep their anchors, fails in that call.
-``torch.export`` gives attributes back what they held, though a copy of every container, and leaves those that were not there before.
+``torch.export`` gives attributes back what they held, though a copy of every container, and leaves those that were not there before, and
+buffers that were ``None``.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import torch
 from autosched.core.attribute_reach import hooks_of, reach
 
 _GONE = object()
-# What every module has: hooks, and tables that export looks after.
+# What every module has: hooks, and tables of its parts.
 _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
 
 @contextmanager
 def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Attributes of ``model`` and its parts, and what those and its hooks hold, as far as :func:`reach` goes, are afterwards as now."""
+    """Attributes, parameters and buffers of ``model`` and its parts, and what attributes and hooks hold, as far as :func:`reach` goes, are
+    afterwards as now."""
     modules = list(model.modules())
     known = {id(module) for module in modules}
     back: dict[int, Callable[[], None]] = {}
@@ -31,7 +33,8 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
         attributes = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
         reached = reach([*attributes.values(), *hooks_of(module)], known=known)
         uncounted = [each.owner for each in reached.uncounted if isinstance(each.owner, set | deque)]
-        for held in (*reached.dictionaries, *reached.lists, *uncounted):
+        tensors = [table for table in (module._parameters, module._buffers) if isinstance(table, dict)]
+        for held in (*reached.dictionaries, *reached.lists, *uncounted, *tensors):
             back.setdefault(id(held), _restoring(held))
         back[id(module)] = _restoring_attributes(vars(module), attributes)
     try:

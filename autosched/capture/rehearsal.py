@@ -7,8 +7,7 @@ of its class) it would else make, for good, of a tracer's tensors, which have no
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     if detect_fake_mode(tensors) is not None:
         return
     devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
-    with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng(devices), attributes_kept(model), _places_kept(model):
+    with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng(devices), attributes_kept(model):
         warnings.simplefilter("ignore")
         undoing = _Undoing()
         try:
@@ -42,20 +41,6 @@ def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
             let_through(error)
         finally:
             undoing.undo()
-
-
-@contextmanager
-def _places_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Parameters and buffers of ``model`` and its parts are afterwards the tensors that they are now."""
-    tables = [table for module in model.modules() for table in (module._parameters, module._buffers) if isinstance(table, dict)]
-    began: list[dict[str, Any]] = [dict(table) for table in tables]
-    try:
-        yield
-    finally:
-        for table, before in zip(tables, began, strict=True):
-            if table.keys() != before.keys() or any(table[key] is not item for key, item in before.items()):
-                table.clear()
-                table.update(before)
 
 
 class _Undoing(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -319,8 +319,15 @@ def _packed(trace: TracebackType | None) -> bool:
 
 
 _AS_INTEGERS = "Keep quantised numbers as integers with scales beside them, as torchao and PT2E do"
+_TAKEN = ("meta", "graph", "code")
+_RENAME = (
+    f"Graphs of torch.export have attributes of their own called {_TAKEN[0]}, {_TAKEN[1]} and {_TAKEN[2]}: give what the model has by such "
+    "a name another one, or tune a module that holds the model"
+)
 # Words of export's own refusals, and what helps.
 _ADVICE = (
+    ("references nonexistent attribute", _RENAME),
+    *((f"attribute '{name}' already exists", _RENAME) for name in _TAKEN),
     ("output has alias annotations", "Return a copy from that operator, and delete the annotation"),
     ("cache_utils", "Call the model with use_cache=False"),
     (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autosched.cli.options import ChosenDeviceOption, CustomOperatorsOption, FileArgument, JsonOption, QuietOption, SeedOption, names_in
-from autosched.cli.printing import complain, emit, live_progress
+from autosched.cli.printing import complain, emit, live_progress, tell
 from autosched.cli.shapes import ChosenBatchOption, ShapeOption
 from autosched.runtime.kept_memory import keep_memory
 
@@ -59,7 +59,7 @@ def bench(
     if json:
         emit(result)
     else:
-        print(result.summary())
+        tell(result.summary())
     if isinstance(result, BenchShapes) and result.unstable:
         of_all = f"{len(result.unstable)} of {len(result.unstable) + len(result.shapes)} shapes"
         complain(f"autosched: nothing can be said of {of_all}: the machine was too noisy; stop other work on it and try again")
@@ -87,7 +87,7 @@ def check(
     if json:
         emit(result)
     else:
-        print(result.summary())
+        tell(result.summary())
     if not result.usable:
         raise typer.Exit(4)
 
@@ -117,7 +117,7 @@ def trace(
     if json:
         emit(result)
     else:
-        print(result.summary())
+        tell(result.summary())
 
 
 def report(
@@ -136,7 +136,7 @@ def report(
     if json:
         emit(result)
     else:
-        print(result.summary())
+        tell(result.summary())
 
 
 def _build(command: str, file: Path, opened: Opened, model: str | None) -> ZooModel:

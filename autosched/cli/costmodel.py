@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autosched.cli.options import CustomOperatorsOption, JsonOption, KeepMemoryOption, QuietOption, SeedOption, keep_memory_if, names_in
-from autosched.cli.printing import complain, emit, live_progress, results_console
+from autosched.cli.printing import complain, emit, live_progress, results_console, tell
 
 if TYPE_CHECKING:
     from autosched.pipeline.model_choice import Judged
@@ -78,7 +78,7 @@ def collect(
     if json:
         emit(result)
     else:
-        print(result.summary())
+        tell(result.summary())
     if result.disturbed and not result.kept:
         complain("autosched: nothing of this run was kept; stop other work on this machine and run the same command again")
         raise typer.Exit(3)
@@ -116,12 +116,12 @@ def train(
     if json:
         emit({"model": str(output), "chosen": training.decision, "held_out": training.held_out, "curve": training.curve})
         return
-    print(training.model.card.markdown())
-    for point in training.curve:
-        print(f"{point.model} fitted on {point.pairs} pairs: mean |log error| {point.metrics.mean_abs_log:.4f} on held-out rows")
+    from autosched.cli.costmodel_tables import print_training
+
+    print_training(training.model.card, training.curve, results_console())
     print(f"written to {output}")
     installed = retraining.judged_on(device, output) if output == own_model else None
-    print(whether_used(training.decision.chosen, output, installed))
+    tell(whether_used(training.decision.chosen, output, installed))
 
 
 def whether_used(chosen: str, output: Path, installed: tuple[Judged, Judged] | None) -> str:

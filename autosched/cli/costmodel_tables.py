@@ -1,4 +1,4 @@
-"""What ``autosched evaluate`` prints: every table of an evaluation, baselines beside."""
+"""What ``autosched train`` and ``autosched evaluate`` print: every table of errors, baselines beside."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from autosched.cli.printing import say
 
 if TYPE_CHECKING:
     from autosched.costmodel.evaluate import Evaluation
-    from autosched.costmodel.metrics import Metrics
+    from autosched.costmodel.metrics import CurvePoint, Metrics
+    from autosched.costmodel.trained import Card
 
 _METRICS = (
     "rows",
@@ -29,14 +31,34 @@ _METRICS = (
 _SHORT = (("contended", "cont."), ("Spearman", "rank corr."), ("makespan", "span"), ("interval holds", "holds"), ("schedules", "sched."))
 
 
+def print_training(card: Card, curve: Sequence[CurvePoint], console: Console) -> None:
+    """What a model was trained on, the errors of every kind on held-out rows, the learning curve, and why it was chosen."""
+    simulated = f", {card.simulated} of them SIMULATED" if card.simulated else ""
+    lanes = f" ({card.engine} lanes)" if card.engine else ""
+    say(console, f"{card.pairs} pairs{simulated} on {', '.join(card.devices)}{lanes}; model families: {', '.join(card.families)}")
+    say(console, f"noise floor of repeats {_floor(card.noise_floor_pct)}, seed {card.seed}")
+    if card.held_out:
+        rows = [(name, *_cells(row)) for name, row in card.held_out.items()]
+        _print(console, f"errors on rows held out by {card.decision.folds}", ("model", *_METRICS), rows)
+    else:
+        say(console, "nothing was held out, so nothing is known of its errors")
+    for point in curve:
+        error = point.metrics.mean_abs_log
+        say(console, f"{point.model} fitted on {point.pairs} pairs: mean |log error| {error:.4f} on held-out rows")
+    say(console, f"chosen: {card.decision.chosen} ({card.decision.reason})")
+
+
+def _floor(noise_floor_pct: float | None) -> str:
+    return "unknown" if noise_floor_pct is None else f"{noise_floor_pct:.1f} %"
+
+
 def print_evaluation(found: Evaluation, console: Console) -> None:
     """Pairs (all, unseen families, by family, by class), groups, whole schedules, calibration, importance."""
     simulated = f"; {found.simulated} pairs SIMULATED" if found.simulated else ""
-    floor = "unknown" if found.noise_floor_pct is None else f"{found.noise_floor_pct:.1f} %"
     if found.folder:
         # Nothing but the terminal breaks a path.
-        console.print(f"the cost model in {found.folder}", highlight=False, soft_wrap=True)
-    say(console, f"{found.rows} rows, noise floor of repeats {floor}{simulated}")
+        console.print(f"the cost model in {found.folder}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"{found.rows} rows, noise floor of repeats {_floor(found.noise_floor_pct)}{simulated}")
     for title, metrics in (
         ("all rows", found.overall),
         ("unseen model families", found.unseen),
@@ -107,11 +129,12 @@ def _cells(row: Metrics) -> tuple[str, ...]:
 def _print(console: Console, title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     # Fits 80 columns: no frame, and headings in several lines of short words where there is no room for one.
     wide = console.width >= 120
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=not wide)
+    # Plain text throughout: a family takes its name from a model's, which may look like markup.
+    table = Table(title=Text(title), box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=not wide)
     for place, heading in enumerate(headings):
         for word, short in () if wide else _SHORT:
             heading = heading.replace(word, short)
         table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     console.print(table)

@@ -106,26 +106,40 @@ def results_console() -> Console:
     """Where tables go: stdout, and in a file or a pipe they keep all their columns."""
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=150)
+    # A path between two colons is no emoji.
+    console = Console(emoji=False)
+    return console if console.is_terminal else Console(width=150, emoji=False)
 
 
 def folded(text: str, width: int) -> str:
     """``text`` in lines of at most ``width``, which end between words; a path, a name and what is copied from a sentence stay whole.
+
+    What goes on in another line is indented as its first one is.
 
     >>> print(folded("the analytic prior alone ('autosched train' makes a model)", 40))
     the analytic prior alone
     ('autosched train' makes a model)
     """
     lines = (_WHOLE.sub(lambda found: found[0].replace(" ", "\0"), line) for line in text.splitlines())
-    parts = (textwrap.wrap(line, max(width, 40), break_long_words=False, break_on_hyphens=False) or [""] for line in lines)
-    return "\n".join(part for line in parts for part in line).replace("\0", " ")
+    return "\n".join(_folded(line, max(width, 40)) for line in lines).replace("\0", " ")
+
+
+def _folded(line: str, width: int) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def say(console: Console, sentence: str, *, style: str = "") -> None:
     """Print a sentence: in a file or a pipe one line, on a terminal as many as it takes."""
     text = folded(sentence, console.width) if console.is_terminal else sentence
     console.print(text, highlight=False, markup=False, soft_wrap=True, style=style or None)
+
+
+def tell(text: str) -> None:
+    """Print the sentences of a result, each in a line of its own, as :func:`say` does."""
+    console = results_console()
+    for sentence in text.splitlines():
+        say(console, sentence)
 
 
 def complain(message: str) -> None:

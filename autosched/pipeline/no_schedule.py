@@ -109,7 +109,7 @@ def _nudged(model: torch.nn.Module, program: Program, inputs: Sequence[torch.Ten
     def nudge(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.dtype.itemsize < torch.float16.itemsize:
             return tensor
-        signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device, tensor.dtype) * 2 - 1
+        signs = torch.randint(0, 2, tensor.shape, generator=generator, device="cpu").to(tensor.device, tensor.dtype) * 2 - 1
         return tensor.detach() * (1 + signs * torch.finfo(tensor.dtype).eps)
 
     weights = {name: nudge(weight) for name, weight in model.named_parameters()}

@@ -198,7 +198,8 @@ class StoreRecording:
 class SimulatedRuns:
     """See ``device.replay.Predictor``: the search's simulator on recorded costs.
 
-    ``scale`` is the median of recorded over simulated time among the recorded schedules of the graph, 1 if there are none.
+    ``scale`` is the median of recorded over simulated time among the recorded schedules of the graph in variants that have costs, 1 if
+    there are none.
     """
 
     problem: Problem
@@ -213,7 +214,9 @@ class SimulatedRuns:
         except NoFeasibleCandidate:
             return None
         ratios = [
-            row.record.samples.median_us / simulate(problem, row.schedule).makespan_us for row in recording.schedules_of.get(graph.hash, ())
+            row.record.samples.median_us / simulate(problem, row.schedule).makespan_us
+            for row in recording.schedules_of.get(graph.hash, ())
+            if problem.is_costed(row.schedule)
         ]
         return SimulatedRuns(problem, statistics.median(ratios) if ratios else 1.0, recording.limits(graph).lanes_matter)
 
@@ -255,8 +258,8 @@ class SimulatedRuns:
         )
 
     def schedule(self, schedule: Schedule) -> ScheduleRecord | None:
-        """As ``Predictor.schedule``; ``None`` for a width without costs."""
-        if not set(schedule.width) <= set(self.problem.costs.widths):
+        """As ``Predictor.schedule``; ``None`` for a width or a variant without costs."""
+        if not self.problem.is_costed(schedule):
             return None
         graph = self.problem.graph
         found = simulate(self.problem, schedule)

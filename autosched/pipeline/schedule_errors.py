@@ -74,6 +74,9 @@ def _predict(
         problem = Problem.make(graph, change(recording.problem(graph, model, pairs=[]).costs))
     except NoFeasibleCandidate:
         return None
+    timed = [row for row in timed if problem.is_costed(row.schedule)]
+    if len(timed) < LEAST_SCHEDULES:
+        return None
     predicted = [simulate(problem, row.schedule).makespan_us for row in timed]
     return _Graph(np.asarray(predicted), np.asarray([row.record.samples.median_us for row in timed]))
 

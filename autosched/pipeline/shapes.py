@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autosched.capture.call_check import require_call
 from autosched.core.errors import UsageError
-from autosched.core.progress import Progress, Silent
+from autosched.core.progress import OUTSIDE, Progress, Silent
 from autosched.core.report import TuneReport
 from autosched.export.bundle import encode_bundle, write_bundle
 from autosched.pipeline.budget import budget_for
@@ -162,9 +162,12 @@ class _Numbered:
     def __init__(self, inner: Progress, number: int, count: int) -> None:
         self._inner = inner
         self._prefix = f"shape {number} of {count}: " if count > 1 else ""
+        # The budget of the shape before is over, and this one's does not begin with its first stage.
+        self._unless_said = OUTSIDE if number > 1 else None
 
     def stage(self, name: str, left_s: float | None = None) -> None:
-        self._inner.stage(self._prefix + name, left_s)
+        self._inner.stage(self._prefix + name, self._unless_said if left_s is None else left_s)
+        self._unless_said = None
 
     def update(
         self, *, done: int, total: int, incumbent: str = "", measured: int = 0, failed: int = 0, left_s: float | None = None

@@ -19,12 +19,12 @@ def example_of(spec: TensorSpec, device: torch.device, place: int) -> torch.Tens
     with torch.inference_mode(False):
         made = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
         if dtype is torch.int8 and 0 not in spec.strides:
-            return made.copy_(torch.randint(-9, 10, spec.shape, generator=generator))
+            return made.copy_(torch.randint(-9, 10, spec.shape, generator=generator, device="cpu"))
         if not dtype.is_floating_point or dtype is torch.float4_e2m1fn_x2 or 0 in spec.strides:
             return torch.zeros(made.untyped_storage().nbytes() // made.itemsize, dtype=dtype, device=device).as_strided(
                 spec.shape, spec.strides
             )
-        return made.copy_(torch.randn(spec.shape, generator=generator).to(dtype))
+        return made.copy_(torch.randn(spec.shape, generator=generator, device="cpu").to(dtype))
 
 
 def same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

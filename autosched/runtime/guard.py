@@ -173,6 +173,7 @@ class LoadedModel:
         try:
             table = self._table
             if table is None:
+                self._count(self._report.reason)
                 return self._as_it_came(args, kwargs)
             if reason := foreign_mode(table.kind):
                 return self._step_aside("mode", reason, args, kwargs)
@@ -293,6 +294,7 @@ class LoadedModel:
             return self._after_failure(slot, outcome, args, kwargs)
         if outcome.kind == "retired" and not self._strict:
             # It was said when it was retired.
+            self._count(outcome.reason)
             return self._as_it_came(args, kwargs)
         return self._step_aside(outcome.kind, outcome.reason, args, kwargs, _error_of(outcome))
 
@@ -303,6 +305,7 @@ class LoadedModel:
         slot.retire(reason)
         if self._strict:
             raise AutoschedError(f"the schedule may not run: {reason}") from error
+        self._count(reason)
         self._warn("failure", reason)
         return result
 
@@ -322,13 +325,17 @@ class LoadedModel:
     ) -> Any:
         if self._strict:
             raise error or AutoschedError(f"the schedule may not run: {reason}")
+        self._count(reason)
         self._warn(kind, reason)
         return self._as_it_came(args, kwargs)
 
-    def _warn(self, kind: str, reason: str) -> None:
+    def _count(self, reason: str) -> None:
         with self._notes.lock:
             if reason in self._aside or len(self._aside) < _MAX_REASONS:
                 self._aside[reason] = self._aside.get(reason, 0) + 1
+
+    def _warn(self, kind: str, reason: str) -> None:
+        with self._notes.lock:
             first = kind not in self._warned
             self._warned.add(kind)
         if first:

@@ -32,7 +32,7 @@ class Begun:
     __slots__ = ("flag",)
 
     def __init__(self) -> None:
-        self.flag = torch.zeros((), dtype=torch.bool)
+        self.flag = torch.zeros((), dtype=torch.bool, device="cpu")
 
     @property
     def yes(self) -> bool:
@@ -192,19 +192,19 @@ def random_inputs(program: Program, seed: int, device: torch.device | str = "cpu
         spec = program.graph.values[item.value].spec
         dtype: torch.dtype = getattr(torch, spec.dtype)
         if dtype is torch.float4_e2m1fn_x2:
-            tensor = torch.randint(0, 256, spec.shape, generator=generator, dtype=torch.uint8).view(dtype)
+            tensor = torch.randint(0, 256, spec.shape, generator=generator, dtype=torch.uint8, device="cpu").view(dtype)
         elif dtype is torch.bool:
-            tensor = torch.randint(item.low, item.high + 1, spec.shape, generator=generator).to(torch.bool)
+            tensor = torch.randint(item.low, item.high + 1, spec.shape, generator=generator, device="cpu").to(torch.bool)
         elif not dtype.is_floating_point and not dtype.is_complex:
-            tensor = torch.randint(item.low, item.high + 1, spec.shape, generator=generator).to(dtype)
+            tensor = torch.randint(item.low, item.high + 1, spec.shape, generator=generator, device="cpu").to(dtype)
             if item.value in offsets:
                 tensor = as_offsets(tensor, item.low, item.high, whole=offsets[item.value])
         else:
             real = torch.float64 if dtype is torch.float64 else torch.float32
-            tensor = (torch.randn(spec.shape, generator=generator, dtype=real) * item.std + item.mean).to(dtype)
+            tensor = (torch.randn(spec.shape, generator=generator, dtype=real, device="cpu") * item.std + item.mean).to(dtype)
         # An expanded input (stride 0) cannot be filled element by element; its values then come as they are.
         overlapping = any(stride == 0 and size > 1 for stride, size in zip(spec.strides, spec.shape, strict=True))
-        dense = tensor if overlapping else torch.empty_strided(spec.shape, spec.strides, dtype=dtype).copy_(tensor)
+        dense = tensor if overlapping else torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="cpu").copy_(tensor)
         made.append(dense.to(device))
     return made
 

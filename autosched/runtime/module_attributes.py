@@ -211,3 +211,18 @@ class Entries:
             return False
         values = chain(chain.from_iterable(map(_values_of, self.tables)), (END,))
         return not all(map(is_, values, self._held)) or [*chain.from_iterable(self.tables)] != self._names
+
+    def other_forms(self, besides: Set[Place]) -> bool:
+        """Whether, of what changed, any but ``besides`` is more than a tensor in the place of one of the same shape and dtype."""
+        if [*chain.from_iterable(self.tables)] != self._names:
+            return True
+        places = ((id(table), key) for table in self.tables for key in table)
+        entries = zip(places, chain.from_iterable(map(_values_of, self.tables)), self._held, strict=False)
+        return any(now is not old and place not in besides and _form_of(now) != _form_of(old) for place, now, old in entries)
+
+
+def _form_of(item: Any) -> object:
+    try:
+        return item.shape, item.dtype
+    except (AttributeError, RuntimeError):  # none is there, or it is nested
+        return type(item)

@@ -82,7 +82,7 @@ def _guard() -> Callable[[Sequence[torch.Tensor]], _Check] | None:
     try:
         from torch._C._dynamo import guards
 
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
             example = torch.zeros(2, 3)
             check = _made(guards.TensorGuards, [example])
             unlike = (

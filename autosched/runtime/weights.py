@@ -24,6 +24,7 @@ from autosched.runtime.memory_words import MemoryWords
 from autosched.runtime.module_attributes import Entries, Entry, Hooks, Items, Modes, Settings
 from autosched.runtime.native.watch import NativeWatch, Watched, can_watch, native_watch
 from autosched.runtime.optimizer_steps import OptimizerSteps
+from autosched.runtime.state import holders_of
 
 
 class Change(enum.StrEnum):
@@ -55,6 +56,7 @@ class ModelWatch:
 
     Raises:
         UnwatchableModel: if a parameter carries no version counter (it was made under ``torch.inference_mode``).
+        IncompatibleArtifact: if the model lacks what the program changes.
     """
 
     def __init__(self, model: torch.nn.Module, program: Program, beside: Sequence[Binding] = (), *, frozen: bool = False) -> None:
@@ -75,8 +77,10 @@ class ModelWatch:
         # A tied weight is bound under one of its names, and may be replaced under another.
         places += _other_names(plain, places)
         self._bound: list[Entry] = [(getattr(owner, kind), key) for owner, kind, key in places]
-        owners = {id(table): table for table, _ in self._bound}
-        parts |= {id(getattr(owner, kind)): (owner.__dict__, kind) for owner, kind, _ in places if kind in owner.__dict__}
+        # All there are: a model may well ask whether it has a bias.
+        kinds = [(module, kind) for module in modules for kind in ("_parameters", "_buffers")]
+        tables = {id(table): table for module, kind in kinds if isinstance(table := getattr(module, kind), dict)}
+        parts |= {id(getattr(module, kind)): (module.__dict__, kind) for module, kind in kinds if kind in module.__dict__}
         self._parts = Items(parts.values())
         # A parameter may be several tensors; it is replaced as a whole.
         self._wholes = [table[key] for table, key in self._bound]
@@ -88,11 +92,14 @@ class ModelWatch:
                 "its parameters were made under torch.inference_mode, so changes could not be noticed; make the model outside of it, "
                 "or give load() frozen=True if its weights never change"
             )
-        self._weights = Entries([table for table in owners.values() if isinstance(table, dict)])
+        # What calls replace is looked at by each call that reads it.
+        self._state = {(id(holder.table), holder.key) for holder in holders_of(program, model)}
+        self._weights = Entries([table for table in tables.values() if any((id(table), key) not in self._state for key in table)])
+        self._weightless = [table for table in tables.values() if not table]
         # That one is empty is seen sooner than its count is read.
-        self._empty = [*self._hooks.empty, *self._childless]
-        tables = (self._hooks.filled, self._children, self._weights)
-        self._fixed = [*(module.__dict__ for module in modules), *chain.from_iterable(each.tables for each in tables)]
+        self._empty = [*self._hooks.empty, *self._childless, *self._weightless]
+        filled = (self._hooks.filled, self._children, self._weights)
+        self._fixed = [*(module.__dict__ for module in modules), *chain.from_iterable(each.tables for each in filled)]
         self._count()
         # Nothing is computed ahead from what operators read, nor need one that vouches for them be told.
         ahead = {value for call in program.prologue for value in call.reads()}
@@ -224,14 +231,19 @@ class ModelWatch:
 
     def _of_parts(self) -> Change:
         """Whether anything was replaced, added or removed."""
-        if self._parts.changed() or self._children.changed() or any(self._childless) or self._settings.changed():
+        if self._parts.changed() or self._children.changed() or any(self._childless) or any(self._weightless) or self._settings.changed():
             return Change.STRUCTURE
         if self._weights.changed():
-            if any(_replaced(table, key, tensor) for (table, key), tensor in zip(self._bound, self._wholes, strict=True)):
+            # A bias where there was none is read from now on.
+            if self._replaced() or self._weights.other_forms(self._state):
                 return Change.STRUCTURE
             # A neighbour that the program does not read.
             self._weights.accept()
         return Change.NONE
+
+    def _replaced(self) -> bool:
+        """Whether a tensor that is read is another one, or gone."""
+        return any(_replaced(table, key, tensor) for (table, key), tensor in zip(self._bound, self._wholes, strict=True))
 
 
 def in_its_code(program: Program, kind: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import OrderedDict, deque
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 
 from autosched.capture.export import capture
 from autosched.capture.leftovers import attributes_kept
+from autosched.core.errors import UnsupportedGraph
 
 
 class Detector(torch.nn.Module):
@@ -63,6 +65,42 @@ def test_a_model_that_was_never_called_can_be_captured_and_called_after() -> Non
     with torch.no_grad():
         assert torch.equal(model(x), model[0](x) * 2 + torch.arange(4.0))
     assert {binding.name for binding in captured.program.bindings} == {"0.weight", "0.bias"}
+
+
+class Rotary(torch.nn.Module):
+    """Its table is a buffer, and is made at the first call; so is one that has no place yet."""
+
+    table: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.arange(x.shape[-1], device=x.device).float()
+        return x * self.table
+
+
+class Registering(Rotary):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.register_buffer("made", torch.ones_like(x))
+        return x * self.made
+
+
+def test_a_buffer_that_a_call_makes_is_made_by_the_models_own_call() -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), Rotary()).eval(), torch.randn(2, 4)
+    capture(model, (x,))
+    assert model[1].table is None
+    with torch.no_grad():
+        assert torch.equal(model(x), model[0](x) * torch.arange(4.0))
+
+
+def test_a_buffer_that_a_call_registers_is_not_left() -> None:
+    model = Registering().eval()
+    with contextlib.suppress(UnsupportedGraph):
+        capture(model, (torch.randn(2, 4),))
+    assert model._buffers == {"table": None}
 
 
 def test_every_container_is_the_one_that_it_was_and_holds_what_it_held() -> None:

@@ -98,6 +98,29 @@ def test_refused_with_operator_line_and_advice(model, names, advises, capsys):
     assert printed.err == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("meta", lambda: nn.Sequential(nn.Linear(4, 4))),
+        ("graph", lambda: nn.Linear(4, 4)),
+        ("code", lambda: nn.Parameter(torch.ones(4))),
+    ],
+)
+def test_a_part_with_a_name_that_graphs_use_themselves_is_told_to_be_renamed(name, part):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            setattr(self, name, part())
+
+        def forward(self, x):
+            named = getattr(self, name)
+            return named(x) if callable(named) else named * x
+
+    with pytest.raises(UnsupportedGraph, match=f"{name}.*meta, graph and code: .* another one, or tune a module that holds the model"):
+        capture(Named(), (torch.ones(3, 4),))
+    assert len(capture(nn.Sequential(Named()), (torch.ones(3, 4),)).program.graph)
+
+
 _library = library.Library("refusals", "FRAGMENT")
 _library.define("thrice(Tensor x) -> Tensor")
 _library.impl("thrice", lambda x: x * 3, "CompositeImplicitAutograd")

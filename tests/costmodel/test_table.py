@@ -13,6 +13,8 @@ from autosched.core.errors import NoFeasibleCandidate, UsageError
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.records import MAX_SLOWDOWN, Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
+from autosched.costmodel.analytic import AnalyticModel
+from autosched.costmodel.model import PairQuery, Prediction
 from autosched.costmodel.select_pairs import select_pairs
 from autosched.costmodel.table import make_cost_table as full_cost_table
 from autosched.costmodel.table import pairs_that_meet
@@ -155,6 +157,29 @@ def test_pairs_that_cannot_meet_in_this_graph_move_no_predictions() -> None:
     assert (table.slowdown_first == without.slowdown_first).all()
     assert (table.slowdown_last == without.slowdown_last).all()
     assert table.measured_pairs == 0.0
+
+
+def test_a_model_is_asked_for_kernels_by_the_names_they_have_in_the_data_set() -> None:
+    asked: list[PairQuery] = []
+
+    class Asked(AnalyticModel):
+        def predict(self, query: PairQuery) -> Prediction:
+            asked.append(query)
+            return super().predict(query)
+
+    graph = fork(("a", "b"))
+    times = solos(graph, (1, 2))
+    times[1] = [solo("a+compiled", 1, 8.0), Failure(FailureKind.CRASH, "signal 11")]
+    table = make_cost_table(
+        graph, times, [pair("a+other", "b", 9.0, 9.0, count=400)], widths=(1, 2), model=Asked(), others=[None, solo("a", 1, 9.0), None]
+    )
+    (query,) = asked
+    named = {kernel.signature: (kernel.width, kernel.solo_us) for kernel in query.kernels if kernel.width == 1}
+    assert named == {"root": (1, 10.0), "a+compiled": (1, 8.0), "b": (1, 10.0), "a": (1, 9.0)}
+    assert [kernel.signature for kernel in query.kernels if kernel.width == 2] == ["root", "a", "b"]
+    # Pairs have the names that their caller gave them.
+    assert table.other_kernel is not None
+    assert table.slowdown_first[table.other_kernel[1], table.kernel[2, 0]] > 5.0
 
 
 def test_a_failed_width_is_finite_and_unattractive() -> None:

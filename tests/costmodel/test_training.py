@@ -13,6 +13,7 @@ import pytest
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
 from autosched.core.records import MAX_SLOWDOWN, Contamination, Engine, SoftwareKey, Source
+from autosched.core.variants import Variant, variant_signature
 from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.baselines import Constant, NoInterference
 from autosched.costmodel.conformal import calibrate
@@ -31,6 +32,7 @@ from autosched.costmodel.train import Training, train
 from autosched.costmodel.trained import TrainedModel
 from autosched.datasets.audit import audit
 from autosched.datasets.facts import DeviceFacts, KernelFacts
+from autosched.datasets.schema import Row
 from autosched.datasets.store import Store
 from autosched.datasets.synthetic import synthetic_store
 
@@ -78,6 +80,22 @@ def test_no_pair_of_kernels_is_on_both_sides(pairs: PairSet) -> None:
         train_keys = {pairs.keys[row] for row in fold.train.tolist()}
         test_keys = {pairs.keys[row] for row in fold.test.tolist()}
         assert not train_keys & test_keys
+
+
+def test_variants_of_an_operator_are_on_one_side(store: Store, tmp_path: Path) -> None:
+    rows: list[Row] = [*store.scopes(), *store.solo(), *store.pairs()]
+    for solo in store.solo():
+        kernel = dataclasses.replace(solo.kernel, signature=variant_signature(solo.kernel.signature, Variant.COMPILED))
+        rows.append(dataclasses.replace(solo, kernel=kernel))
+    for pair in store.pairs():
+        first = variant_signature(pair.record.first, Variant.COMPILED)
+        rows.append(dataclasses.replace(pair, record=dataclasses.replace(pair.record, first=first)))
+    both = Store.create(tmp_path)
+    both.append(rows)
+    made = pair_set(both)
+    names = {kernel for key in pair_set(store).keys for kernel in key}
+    assert len(made) == 2 * len(store.pairs())
+    assert {kernel for key in made.keys for kernel in key} == names
 
 
 def test_too_few_rows_leave_the_prior_and_say_so(pairs: PairSet) -> None:

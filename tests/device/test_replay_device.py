@@ -136,14 +136,19 @@ def test_a_sessions_own_limits_cost_what_they_cost_in_tuning(native: bool, graph
 @pytest.fixture
 def in_variants(recorded: Path, graph: OpGraph, tmp_path: Path) -> StoreRecording:
     """The recorded runs, as if every operator also had a variant that takes less time; a pair and a schedule in it."""
-    given, store = Store.open(recorded), Store.create(tmp_path / "variants")
+    return with_variant(recorded, graph, tmp_path / "variants", _FASTER)
+
+
+def with_variant(recorded: Path, graph: OpGraph, folder: Path, share: float) -> StoreRecording:
+    """The recorded runs, as if every operator also had a variant that takes this share of its time; a pair and a schedule in it."""
+    given, store = Store.open(recorded), Store.create(folder)
 
     def named(signature: str) -> str:
         return variant_signature(signature, Variant.COMPILED)
 
     rows: list[Row] = [*given.scopes(), *given.solo(), *given.pairs(), *given.groups(), *given.limits(), *given.graphs()]
     for solo in given.solo():
-        fast = dataclasses.replace(solo.samples, median_us=solo.samples.median_us * _FASTER)
+        fast = dataclasses.replace(solo.samples, median_us=solo.samples.median_us * share)
         kernel = dataclasses.replace(solo.kernel, signature=named(solo.kernel.signature), solo_us=fast.median_us)
         rows.append(dataclasses.replace(solo, kernel=kernel, samples=fast))
     names = [named(graph.operators[operator].signature) for operator in _BESIDE]
@@ -155,6 +160,21 @@ def in_variants(recorded: Path, graph: OpGraph, tmp_path: Path) -> StoreRecordin
     rows.append(dataclasses.replace(timed, schedule=schedule, record=dataclasses.replace(timed.record, key=key)))
     store.append(rows)
     return StoreRecording(store)
+
+
+def test_what_runs_in_a_variant_that_has_no_costs_is_not_simulated_as_another(recorded: Path, graph: OpGraph, tmp_path: Path) -> None:
+    # So much faster that the search does without the calls.
+    recording = with_variant(recorded, graph, tmp_path / "variants", 0.1)
+    runs = SimulatedRuns.of(recording, graph)
+    assert runs is not None
+    assert runs.problem.costs.other_variant is None
+    compiled = dataclasses.replace(sequential(graph), variant=(int(Variant.COMPILED),) * len(graph))
+    (timed,) = [row for row in recording.schedules_of[graph.hash] if row.schedule == compiled]
+    predicted = runs.schedule(compiled)
+    assert predicted is not None
+    assert predicted.samples.median_us == pytest.approx(timed.record.samples.median_us)
+    assert runs.schedule(sequential(graph)) is None
+    assert runs.schedule(dataclasses.replace(compiled, variant=(int(Variant.TEMPLATES), *compiled.variant[1:]))) is None
 
 
 def test_variants_that_were_recorded_are_offered_and_searched(in_variants: StoreRecording, graph: OpGraph) -> None:

@@ -14,6 +14,7 @@ from autosched import pipeline, zoo
 from autosched.cli import main
 from autosched.config import runs_dir, schedules_dir
 from autosched.core.records import Contamination, Source
+from autosched.core.variants import Variant, variant_signature
 from autosched.datasets.store import Store
 from autosched.pipeline.collecting import Aims, Subject, collect
 from autosched.pipeline.schedule_errors import schedule_errors
@@ -118,6 +119,20 @@ def test_schedule_errors_are_told_beside_baselines_for_what_nobody_disturbed(rec
         assert row.schedules == 3
         assert np.isfinite([row.mape_pct, row.bias_pct, row.regret_pct]).all()
         assert row.regret_pct >= 0.0
+
+
+def test_schedules_in_variants_without_costs_are_in_no_table_of_errors(recorded: Path, tmp_path: Path) -> None:
+    given, store = Store.open(recorded), Store.create(tmp_path / "variants")
+    quiet = [
+        dataclasses.replace(row, record=dataclasses.replace(row.record, contamination=Contamination(0.0))) for row in given.schedules()
+    ]
+    store.append([*given.scopes(), *given.graphs(), *given.limits(), *given.solo(), *quiet])
+    assert schedule_errors(store, {}) != ()
+    for row in given.solo():
+        name = variant_signature(row.kernel.signature, Variant.COMPILED)
+        samples = dataclasses.replace(row.samples, median_us=row.samples.median_us * 0.1)
+        store.append([dataclasses.replace(row, kernel=dataclasses.replace(row.kernel, signature=name), samples=samples)])
+    assert schedule_errors(store, {}) == ()
 
 
 def test_a_model_that_is_not_the_recorded_one_is_refused_clearly(recorded: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import autosched
 from autosched import pipeline
 from autosched.cli import main
 from autosched.cli.shapes import parse_batches
 from autosched.core.errors import UnstableMeasurement, UsageError
+from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import sequential
 from autosched.datasets.journal import Scope
@@ -24,6 +27,7 @@ from autosched.pipeline import benching
 from autosched.pipeline.benching import BenchResult, BenchShapes
 from autosched.pipeline.memory import forget_measurements, open_journal
 from autosched.pipeline.shapes import TunedShapes
+from autosched.progress import LiveProgress
 from autosched.runtime.bundle.format import Bundle, read_bundles
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name
@@ -106,6 +110,29 @@ def test_what_is_measured_anew_for_one_shape_is_not_forgotten_for_the_next(tmp_p
     assert known == [1, 2]
     forget_measurements(device)
     assert add("later") == 1
+
+
+def test_the_capture_of_a_later_shape_is_not_told_the_budget_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundles = iter(shapes_of(TwoBranches().eval(), 1, 4))
+
+    def tune(*_: object, progress: Progress, **__: object) -> Any:
+        progress.stage("capture")
+        progress.stage("starting the worker")
+        progress.stage("operators alone", 0.0)
+        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(search_s=5.0, lowering="fused"))
+
+    monkeypatch.setattr(pipeline, "tune", tune)
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with LiveProgress(console) as progress:
+        autosched.tune_shapes(TwoBranches().eval(), [(torch.randn(rows, 8),) for rows in (1, 4)], progress=progress)
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "autosched: shape 1 of 2: capture",
+        "autosched: shape 1 of 2: starting the worker",
+        "autosched: shape 1 of 2: operators alone (budget spent, finishing)",
+        "autosched: shape 2 of 2: capture (not in the budget)",
+        "autosched: shape 2 of 2: starting the worker (not in the budget)",
+        "autosched: shape 2 of 2: operators alone (budget spent, finishing)",
+    ]
 
 
 @pytest.mark.slow

@@ -61,6 +61,67 @@ def test_what_changes_nothing_of_what_is_called_keeps_the_schedule() -> None:
     assert loaded.report().calls == 3
 
 
+class Masked(nn.Module):
+    """What it could have and has not: a bias, a mask, and a buffer of a module that has none."""
+
+    mask: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+        self.activation = nn.ReLU()
+        self.register_buffer("mask", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.activation(self.layer(x))
+        shift = getattr(self.activation, "shift", None)
+        made = made if shift is None else made + shift
+        return made if self.mask is None else made * self.mask
+
+
+_GIVEN: dict[str, Callable[[Masked], object]] = {
+    "bias": lambda model: setattr(model.layer, "bias", nn.Parameter(torch.ones(8))),
+    "mask": lambda model: setattr(model, "mask", torch.zeros(8)),
+    "buffer": lambda model: model.activation.register_buffer("shift", torch.ones(8)),
+}
+
+
+@pytest.mark.parametrize("name", _GIVEN)
+def test_a_tensor_where_there_was_none_is_used(name: str) -> None:
+    model, x = Masked().eval(), torch.randn(4, 8)
+    loaded = load(_encoded(model, x), model, strict=True)
+    assert _agrees(loaded, model, x)
+    _GIVEN[name](model)
+    with pytest.raises(IncompatibleArtifact, match="outputs differ"):
+        loaded(x)
+
+
+class Remembering(nn.Module):
+    """Has its state beside what it could have and has not."""
+
+    state: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("state", torch.zeros(4, 8))
+        self.register_buffer("mask", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layer(x) + (self.state if self.state.shape == x.shape else 0.0)
+        self.state = made
+        return made * 2
+
+
+def test_state_of_another_shape_is_no_other_model() -> None:
+    model, x = Remembering().eval(), torch.randn(4, 8)
+    loaded = load(_encoded(model, x), model)
+    with torch.no_grad(), pytest.warns(FallbackWarning, match="made for"):
+        _ = [loaded(given) for given in (x, x[:3], x, x)]
+    assert loaded.report().calls == 2
+    assert loaded.report().scheduled
+
+
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_the_mode_that_a_call_is_made_in_is_no_change_of_what_is_called(mode: Callable[[], Any]) -> None:
     model, x = Limited().eval(), torch.randn(4, 8)

@@ -23,6 +23,7 @@ from autosched.runtime.prepared import Prepared
 from autosched.runtime.trees import output_tensors
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
+from tests.conformance.stateful import bundle_bytes
 from tests.conformance.waiting import at_once
 
 
@@ -189,6 +190,42 @@ def test_a_mode_that_takes_functions_steps_aside_and_a_default_device_does_not(l
     with torch.no_grad(), torch.device("meta"):
         assert torch.allclose(loaded(*args, **kwargs)["sum"], plain, atol=1e-5)
     assert loaded.report().calls == 1
+
+
+class CountsInPlace(torch.nn.Module):
+    """Counts its calls in place, and takes numbers that are drawn in more than one way."""
+
+    steps: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.words = torch.nn.Linear(8, 8), torch.nn.Embedding(4, 8)
+        self.register_buffer("steps", torch.zeros(()))
+        self.scale = torch.full((8,), 2.0)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        self.steps.add_(1)
+        made: torch.Tensor = self.layer(x) * self.scale + self.words(ids) + self.steps
+        return made
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_under_a_default_device_models_are_bound_as_without(native: bool, request: pytest.FixtureRequest) -> None:
+    """A server with GPUs may well have set one; here it is one whose tensors hold nothing."""
+    if native:
+        request.getfixturevalue("native")
+    model, x, ids = CountsInPlace().eval(), torch.randn(4, 8), torch.tensor([1, 0, 3, 2])
+    with torch.device("meta"):
+        loaded = load(bundle_bytes(model, (x, ids)), model, strict=True)
+        model.steps.zero_()
+        for _ in range(3):
+            loaded(x, ids)
+        model.note = "compared again"
+        answer = loaded(x, ids)
+        loaded.refresh()
+    assert int(model.steps) == 4
+    torch.testing.assert_close(answer + 1, model(x, ids).detach())
+    assert loaded.report().calls == 4
 
 
 def test_a_state_dict_loaded_in_place_is_honoured(strict: LoadedModel, model: TwoBranches) -> None:
@@ -494,6 +531,9 @@ def test_an_operator_that_fails_alone_retires_the_schedule(loaded: LoadedModel, 
         assert _agrees(loaded, model)
     assert not loaded.report().scheduled
     assert _agrees(loaded, model)
+    ((reason, calls),) = loaded.report().stepped_aside
+    assert "out of luck" in reason
+    assert calls == 2  # the one of which it was said, and the one after it
 
 
 @pytest.mark.parametrize("prepare", ["all", "first-use"])

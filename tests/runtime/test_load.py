@@ -109,6 +109,9 @@ def test_on_any_doubt_the_model_runs_as_it_came(model: TwoBranches, name: str) -
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             assert_like_the_model(loaded, changed)
+        ((reason, calls),) = loaded.report().stepped_aside
+        assert reason == report.reason
+        assert calls > 0
 
 
 def test_what_only_the_caller_can_mend_is_raised_in_any_case(model: TwoBranches, tmp_path: Path) -> None:

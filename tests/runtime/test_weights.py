@@ -61,6 +61,7 @@ class Watched(TwoBranches):
         self.norm = torch.nn.LayerNorm(8)
         self.lstm = torch.nn.LSTM(2, 2)
         self.register_buffer("unread", torch.zeros(2))
+        self.plain = torch.nn.Linear(8, 8, bias=False)
         # Nobody calls it; its weights have a second name here.
         self.tied = torch.nn.Linear(8, 8)
         self.tied.weight = self.right.weight
@@ -214,7 +215,12 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "step of a fused optimizer": (lambda model: _stepped(model.parameters(), fused=True), Change.CONTENT),
     "step on another model": (lambda model: _stepped(Watched().parameters(), fused=True), Change.NONE),
     "neighbour replaced": (lambda model: setattr(model, "unread", torch.ones(2)), Change.NONE),
-    "neighbour added": (lambda model: model.register_buffer("another", torch.ones(2)), Change.NONE),
+    "neighbour of another shape": (lambda model: setattr(model, "unread", torch.ones(3)), Change.STRUCTURE),
+    "neighbour, no longer there": (lambda model: setattr(model, "unread", None), Change.STRUCTURE),
+    "neighbour added": (lambda model: model.register_buffer("another", torch.ones(2)), Change.STRUCTURE),
+    "parameter where there was none": (lambda model: setattr(model.plain, "bias", _another(model.tied.bias)), Change.STRUCTURE),
+    "buffer where there were none": (lambda model: model.inner[1].register_buffer("new", torch.ones(2)), Change.STRUCTURE),
+    "buffers, all at once, where there were none": (lambda model: setattr(model.inner[1], "_buffers", {"new": None}), Change.STRUCTURE),
     "the same again": (lambda model: setattr(model, "scale", model.scale), Change.NONE),
     "there and back": (lambda model: model.train().eval(), Change.NONE),
 }  # fmt: skip
@@ -304,7 +310,7 @@ def test_what_was_undone_is_no_change(model: Watched, watch: ModelWatch) -> None
     model._modules["right"] = model._modules.pop("renamed")
     # It is the last now, and was not.
     assert watch.change() is Change.STRUCTURE
-    for name in ("inner", "norm", "lstm", "tied"):
+    for name in ("inner", "norm", "lstm", "plain", "tied"):
         model._modules[name] = model._modules.pop(name)
     assert watch.change() is Change.NONE
 

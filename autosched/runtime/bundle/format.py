@@ -317,4 +317,4 @@ def _lay_out(found: torch.Tensor | None, program: Program, value: int, name: str
     # Overlapping strides cannot be written to element by element; such a literal stays dense.
     if needed < spec.elements:
         return tensor
-    return torch.empty_strided(spec.shape, spec.strides, dtype=tensor.dtype).copy_(tensor)
+    return torch.empty_strided(spec.shape, spec.strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -154,7 +154,7 @@ def disjoint(first: View, second: View) -> bool:
     reach = max(_reach(first), _reach(second))
     if reach > _MAX_FOOTPRINT or _overlaps_itself(first) or _overlaps_itself(second):
         return False
-    marks = torch.zeros(reach, dtype=torch.bool)
+    marks = torch.zeros(reach, dtype=torch.bool, device="cpu")
     marks.as_strided(first.size, first.stride, first.offset).fill_(True)
     return not bool(marks.as_strided(second.size, second.stride, second.offset).any())
 

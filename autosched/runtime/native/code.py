@@ -234,7 +234,7 @@ class Writer:
         if name not in self._dtype_places:
             self._dtype_places[name] = len(self.dtypes)
             # Only its dtype is looked at.
-            self.dtypes.append(torch.empty(0, dtype=getattr(torch, name)))
+            self.dtypes.append(torch.empty(0, dtype=getattr(torch, name), device="cpu"))
         return self._dtype_places[name]
 
 

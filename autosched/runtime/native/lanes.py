@@ -168,7 +168,7 @@ class NativePlan:
         if trace is None:
             return self._run(inputs, None, pool)
         # Zeros: an operator that did not run has none.
-        times = torch.zeros(2, self._operators, dtype=torch.int64)
+        times = torch.zeros(2, self._operators, dtype=torch.int64, device="cpu")
         try:
             return self._run(inputs, times, pool)
         finally:

@@ -153,8 +153,8 @@ def _as_expected(library: Library) -> bool:
 @lru_cache(maxsize=1)
 def _place_in_tensors(library: Library) -> int | None:
     """Where a tensor of Python's has the address of what it stands for, if that can be found."""
-    plain = torch.ones(2)
-    tensors = [plain, plain.view(1, 2), torch.nn.Parameter(plain), torch.ones((), requires_grad=True) * 2]
+    plain = torch.ones(2, device="cpu")
+    tensors = [plain, plain.view(1, 2), torch.nn.Parameter(plain), torch.ones((), device="cpu", requires_grad=True) * 2]
     places = set(range(object.__basicsize__, torch._C.TensorBase.__basicsize__ - 7, 8))
     for tensor, address in zip(tensors, library.implementations(tensors), strict=True):
         places = {place for place in places if _word(id(tensor) + place) == address}
