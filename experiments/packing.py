@@ -106,7 +106,7 @@ def main() -> None:
     cases = []
     for shape in SHAPES[1:2] if asked.smoke else SHAPES:
         size = 4 * shape[0] * shape[1]
-        from_memory = -(-_MEMORY_BYTES // size)
+        from_memory = 2 * _CACHED_LAYERS if asked.smoke else -(-_MEMORY_BYTES // size)
         for layers in dict.fromkeys((_CACHED_LAYERS, max(from_memory, _CACHED_LAYERS))):
             if layers > _MOST_LAYERS:
                 continue  # a model of that many layers of this size is not held up by its weights

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from types import ModuleType
 
 from autosched.core.errors import IllegalSchedule
+from autosched.core.python_command import imports_done
 from autosched.core.records import Failure, FailureKind
 from autosched.device.registrations import register_there
 from autosched.device.worker_messages import BOARD, LENGTH, Answer, Broken, Done, Ready, Request, pack, read_request
@@ -75,6 +76,7 @@ class Channel:
 
         A ``Broken`` answer, also one that ``handle`` yields, is the last of its request; any other request ends with ``Done``.
         """
+        imports_done()
         self.answer(Ready())
         while True:
             body = self._queue.get()

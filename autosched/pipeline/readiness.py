@@ -84,7 +84,10 @@ def _start_compilers() -> None:
 
     for number in range(min(PROCESSES, usable_cores())):
         # Behind the job itself, where cores are few.
-        code = f"import os; os.nice(5); from autosched.search.compiled.ready import load_searches; load_searches({number})"
+        code = (
+            "import os; os.nice(5); from autosched.search.compiled.ready import load_searches; "
+            f"from autosched.core.python_command import imports_done; imports_done(); load_searches({number})"
+        )
         try:
             process = subprocess.Popen(
                 python_command(code),

@@ -283,7 +283,7 @@ def main() -> int:
     arguments = parser.parse_args()
     sizes, budget_s, rounds = ON_CPU if arguments.device == "cpu" else SIZES, arguments.budget, arguments.rounds
     if arguments.smoke:
-        sizes, budget_s, rounds = (Size("2 layers of 32", 2, 32, 4, 2, 64, 50, tokens=4),), 4.0, 2
+        sizes, budget_s, rounds = (Size("1 layer of 32", 1, 32, 4, 2, 64, 50, tokens=4),), 4.0, 2
     target = None if arguments.smoke and arguments.out is None else arguments.out or results_of(arguments.device) / "generate.json"
     call = Call(arguments.deadline, expect_s=4.0 * budget_s)
     limited = arguments.deadline < math.inf

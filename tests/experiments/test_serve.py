@@ -211,7 +211,7 @@ def test_answers_are_recorded_for_every_contestant(tmp_path: Path) -> None:
     assert "Tokens that differ from the model's: none." in text
     case["rows"][3]["same_tokens"] = False
     out.write_text(json.dumps({**json.loads(out.read_text()), "cases": [case]}))
-    assert f"{case['rows'][3]['name']} of 2 layers of 32." in generate_table(out)
+    assert f"{case['rows'][3]['name']} of 1 layer of 32." in generate_table(out)
 
 
 @pytest.mark.slow

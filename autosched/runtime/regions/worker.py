@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from autosched.core.decoding import decode_json
+from autosched.core.python_command import imports_done
 from autosched.runtime.compiler_files import compilers_write_into
 from autosched.runtime.orphans import begin_serving
 
@@ -69,6 +70,7 @@ class Result(msgspec.Struct, frozen=True):
 class _Compiler:
     def __init__(self, opening: Opening) -> None:
         import torch
+        import torch._inductor.compile_fx  # as the first region would
 
         from autosched.core.program_json import decode_program
         from autosched.runtime.regions.pieces import pieces_of
@@ -195,6 +197,7 @@ def main() -> None:
         compiler = None if refusal else _Compiler(opening)
     except Exception as error:
         refusal, compiler = f"{type(error).__name__}: {error}", None
+    imports_done()
     answer(Result(-1, refused=refusal))
     while compiler is not None:
         job = decode_json(lines.get(), Job)
