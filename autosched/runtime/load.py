@@ -65,8 +65,8 @@ def load(
     written through ``parameter.data``, NumPy, a collective of ``torch.distributed`` (``broadcast``) or another process: a schedule reads
     most weights where they are, and of those that something was computed from ahead (folded, packed), two words each are compared on a
     CPU, so that new weights are noticed. Not noticed, so call ``refresh()`` after them: such writes to some of a weight's numbers (pruning,
-    clamping), or on a GPU; what is in NumPy arrays, long lists, large dictionaries or deep inside of others; methods of a class; settings
-    of the process. Side effects of ``forward`` (counters, prints, hooks that only look) do not happen on a schedule.
+    clamping), or on a GPU; what is in large arrays, lists or dictionaries or deep inside of others; methods and attributes of a class;
+    settings of the process. Side effects of ``forward`` (counters, prints, hooks that only look) do not happen on a schedule.
 
     Args:
         source: path of a bundle, or its bytes.
