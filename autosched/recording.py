@@ -57,8 +57,8 @@ def record_calls(model: torch.nn.Module, run: Callable[[], object], most: int = 
             f"record_calls() got a {type(run).__name__} as run; expected a function that takes nothing and calls the model. Write "
             "'lambda: model(x)', not 'model(x)'."
         )
-    if most < 1:
-        raise UsageError(f"record_calls() got most={most}; expected 1 or more")
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise UsageError(f"record_calls() got most={most!r}; expected a whole number, 1 or more")
     forms = _Forms(most)
 
     # What was compiled before calls no hook, and no forward but the one that it was compiled from. Nor does a schedule call hooks.

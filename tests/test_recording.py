@@ -213,7 +213,8 @@ def test_what_was_made_in_inference_mode_is_recorded_as_tensors_that_can_be_writ
     [
         ((nn.ReLU().forward, print), r"got a method as model; expected a torch\.nn\.Module"),
         ((nn.ReLU(), torch.ones(1)), r"got a Tensor as run.*lambda"),
-        ((nn.ReLU(), print, 0), "most=0; expected 1 or more"),
+        ((nn.ReLU(), print, 0), "most=0; expected a whole number, 1 or more"),
+        ((nn.ReLU(), print, "3"), "most='3'; expected a whole number"),
     ],
 )
 def test_arguments_that_are_something_else_are_refused_with_what_to_write(arguments: tuple[Any, ...], words: str) -> None:

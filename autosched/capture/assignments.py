@@ -60,3 +60,17 @@ def assignments_seen(model: torch.nn.Module) -> Iterator[None]:
     finally:
         noting.remove()
         settling.remove()
+
+
+def set_aside_empty_buffers(model: torch.nn.Module) -> None:
+    """Make the buffers of ``model`` itself that are ``None`` plain attributes; whoever calls this gives them back.
+
+    ``torch.export`` counts them among the inputs of its graph, which they are not: what is assigned to one of them, or to a buffer after
+    it, it copies to another input. An attribute it leaves alone, as it does a part's buffers.
+    """
+    # A scripted module keeps its buffers elsewhere.
+    if not isinstance(model._buffers, dict):
+        return
+    for name in [name for name, tensor in model._buffers.items() if tensor is None]:
+        vars(model)[name] = None
+        del model._buffers[name]

@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from autosched.capture.assignments import assignments_seen
+from autosched.capture.assignments import assignments_seen, set_aside_empty_buffers
 from autosched.capture.build import build_program
 from autosched.capture.containers import real_containers
 from autosched.capture.custom import run_twice
@@ -133,6 +133,7 @@ def exported_program(
 
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     with _explained(), no_nested_padding(model), real_containers(model), attributes_kept(model), assignments_seen(model):
+        set_aside_empty_buffers(model)
         exported: ExportedProgram = torch.export.export(model, args, kwargs, strict=False)
     return exported
 

@@ -6,7 +6,8 @@ import argparse
 import enum
 import sys
 import types
-from collections import deque
+from array import array
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +31,7 @@ _MOST_TENSORS = 256
 _MOST_MODULES = 64
 _NO_SETTINGS = (torch.nn.Module, torch.Tensor, enum.Enum, type)
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
-_CONFIGURATIONS = (types.SimpleNamespace, argparse.Namespace)
+_CONFIGURATIONS = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap)
 # A logger, a lock or a counter of the standard library changes as it is used, and a schedule of autosched's may be an attribute, too.
 _OF_NO_MODEL = sys.stdlib_module_names | {"torch", "autosched"}
 _OF_A_MODULE = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
@@ -38,7 +39,7 @@ _OF_A_MODULE = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forwa
 
 @dataclass(frozen=True, slots=True)
 class Uncounted:
-    """A set, a queue, the slots of an object or a function's variables: to see whether it has changed it must be read.
+    """A set, a queue, numbers in memory, the slots of an object or a function's variables: to see whether it has changed it must be read.
 
     Args:
         owner: which it is.
@@ -165,7 +166,7 @@ def _behind(value: Any, kind: type) -> list[object] | None:
     if issubclass(kind, types.MethodType):
         return [value.__self__, value.__func__]
     if issubclass(kind, partial):
-        return [value.func, *value.args, *value.keywords.values()]
+        return [value.func, *value.args, value.keywords, *value.keywords.values()]
     return None
 
 
@@ -181,6 +182,8 @@ def _parts(value: object) -> Iterator[_Part]:
         yield Uncounted(value, partial(set.__iter__, value))
     elif issubclass(kind, deque) and isinstance(value, deque):
         yield Uncounted(value, partial(deque.__iter__, value))
+    elif (read := _memory_of(value, kind)) is not None:
+        yield Uncounted(value, _SameBytes(read))
     elif issubclass(kind, types.FunctionType) and isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
     if kind.__module__.partition(".")[0] in _OF_NO_MODEL and kind not in _CONFIGURATIONS:
@@ -194,6 +197,31 @@ def _parts(value: object) -> Iterator[_Part]:
     slots = [slot for each in kind.__mro__ for slot in vars(each).values() if isinstance(slot, types.MemberDescriptorType)]
     if slots:
         yield Uncounted(value, partial(_in_slots, value, slots))
+
+
+def _memory_of(value: Any, kind: type) -> Callable[[], bytes | str] | None:
+    """Reads the numbers that ``value`` keeps in memory of its own, if it has few."""
+    if issubclass(kind, bytearray):
+        return partial(bytearray.hex, value) if bytearray.__len__(value) <= MOST_ITEMS else None
+    if issubclass(kind, array):
+        return partial(array.tobytes, value) if array.__len__(value) <= MOST_ITEMS else None
+    # Whoever holds an array of NumPy has imported it.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(kind, numpy.ndarray) and numpy.ndarray.size.__get__(value) <= MOST_ITEMS:
+        return partial(numpy.ndarray.tobytes, value)
+    return None
+
+
+class _SameBytes:
+    """Reads the very object of the first time as long as it is equal: what is read is compared by identity."""
+
+    def __init__(self, read: Callable[[], bytes | str]) -> None:
+        self._read = read
+        self._first = read()
+
+    def __call__(self) -> tuple[bytes | str]:
+        now = self._read()
+        return (self._first if now == self._first else now,)
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[_Part]:

@@ -21,6 +21,7 @@ from autosched.pipeline.call_times import bench_paused
 from autosched.pipeline.request import TUNED, check_request, folder_of, moved_note, names_of_strategies, where_to_measure
 from autosched.pipeline.result import Tuned, check_writable
 from autosched.pipeline.shapes import TunedShapes, tune_shapes
+from autosched.runtime.attribute_tensors import tensors_kept
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +104,7 @@ def tune(
         str(device), effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name or type(model).__name__,
         dtype, source, folder_of(cost_model),
     )  # fmt: skip
-    with trusting(custom_operators), as_they_came(model):
+    with trusting(custom_operators), as_they_came(model), tensors_kept(model):
         outcome = _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite)
     tuned = Tuned(outcome, options)
     kept = remember(tuned)
@@ -162,7 +163,7 @@ def compare(
         folder_of(cost_model),
         complete=True,
     )
-    with trusting(custom_operators), as_they_came(model):
+    with trusting(custom_operators), as_they_came(model), tensors_kept(model):
         return _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite).report
 
 

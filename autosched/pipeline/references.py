@@ -74,8 +74,8 @@ def take_references(
         first = answer_of(model, program, inputs[0])
         if name := others.changed():
             raise UnsupportedGraph(
-                f"the model changes its buffer {name!r} at each call, which torch.export does not see; expected buffers that "
-                "forward() changes by PyTorch's operators."
+                f"the model changes its buffer {name!r} at each call, which torch.export does not see; expected buffers that hold a tensor "
+                "before the first call, and that forward() changes by PyTorch's operators."
             )
     outputs = [in_order(program, first)]
     for index in range(1, INPUT_SETS):

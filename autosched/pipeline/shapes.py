@@ -107,6 +107,9 @@ def tune_shapes(
     from autosched.pipeline import tune
     from autosched.pipeline.memory import forgetting_once
 
+    for name, given in (("examples", examples), ("example_kwargs", example_kwargs), ("sources", sources), ("batches", batches)):
+        if not isinstance(given, Sequence) and (given is not None or name == "examples"):
+            raise UsageError(f"tune_shapes() got a {type(given).__name__} as {name}; expected a list with one item for each shape")
     for position, args in enumerate(examples):
         require_call(f"example {position} of tune_shapes", model, args)
     count = len(examples)

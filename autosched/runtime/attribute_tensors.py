@@ -1,10 +1,14 @@
 """Tensors that a call leaves in attributes of a model that are no buffers: another form of call may read them, and a schedule leaves none.
 
+Buffers that a call leaves are ``state.OtherBuffers``' to notice, and are given back here with the others.
+
 One that is the same after every call (a mask, the anchors of a detector) is no state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +30,8 @@ class AttributeTensors:
         reached = reach([value for _, module in self._modules for value in _attributes(module).values()], known=self._known)
         tables = [*(vars(module) for _, module in self._modules), *reached.dictionaries]
         self._tables = [(table, dict(dict.items(table))) for table in tables]
+        buffers = [module._buffers for _, module in self._modules if isinstance(module._buffers, dict)]
+        self._buffers = [(table, dict(table)) for table in buffers]
         self._lists = [(held, list(list.__iter__(held))) for held in reached.lists]
         self._began = self._now()
         self._left: dict[str, list[torch.Tensor]] = {}
@@ -47,16 +53,14 @@ class AttributeTensors:
         return ""
 
     def give_back(self) -> None:
-        """Put every tensor back where it was, and take away those that were put where none was. What else was changed is left as it is."""
+        """Put every tensor back where it was, and take away those that were put where none was. What else was changed is left as it is, and
+        buffers in the place of others, too: another thread may have loaded them."""
         for table, began in self._tables:
             for key in began.keys() | dict(dict.items(table)).keys():
-                was = began.get(key, END)
-                if not _is_tensors(was, now := dict.get(table, key, END)):
-                    continue
-                if was is END:
-                    dict.pop(table, key, None)
-                elif was is not now:
-                    dict.__setitem__(table, key, was)
+                _give_back(table, key, began.get(key, END))
+        for table, began in self._buffers:
+            for key in [key for key in table if not isinstance(began.get(key), torch.Tensor)]:
+                _give_back(table, key, began.get(key, END))
         for held, items in self._lists:
             now = list(list.__iter__(held))
             if any(isinstance(item, torch.Tensor) for item in (*now, *items)):
@@ -75,13 +79,30 @@ class AttributeTensors:
         return found
 
 
+@contextmanager
+def tensors_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Tensors in attributes and buffers of ``model`` are afterwards where they are now, as :meth:`AttributeTensors.give_back` says."""
+    began = AttributeTensors(model)
+    try:
+        yield
+    finally:
+        began.give_back()
+
+
 def _attributes(module: torch.nn.Module) -> dict[str, Any]:
     plain = (type(None), bool, int, float, str)
     return {key: value for key in settings_of(module) if type(value := vars(module)[key]) not in plain}
 
 
-def _is_tensors(one: object, other: object) -> bool:
-    return isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor)
+def _give_back(table: dict[str, Any], key: str, was: object) -> None:
+    """What was at ``key``, if that or what is there now is a tensor."""
+    now = dict.get(table, key, END)
+    if was is now or not (isinstance(was, torch.Tensor) or isinstance(now, torch.Tensor)):
+        return
+    if was is END:
+        dict.pop(table, key, None)
+    else:
+        dict.__setitem__(table, key, was)
 
 
 def _same(one: list[_Held], other: list[_Held]) -> bool:

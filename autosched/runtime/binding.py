@@ -209,16 +209,22 @@ class Binder:
             return error
         # Once may be a table that is made at the first call; twice is a state. And a model that keeps count of something, or what it made
         # of the first inputs, may have agreed by chance, in that very call.
-        error = max(error, self._compared(bundle, bound, runner, began, seed=_SEED + 2))
-        if name := others.changed():
-            raise IncompatibleArtifact(
-                self._label, [f"the model changes its buffer {printable(name)} at each call, and the schedule does not"]
-            )
+        try:
+            error = max(error, self._compared(bundle, bound, runner, began, seed=_SEED + 2))
+        except IncompatibleArtifact:
+            self._require_unchanged(others)
+            raise
+        self._require_unchanged(others)
         if name := attributes.state():
             what = f"each call leaves another tensor in the model's attribute {printable(name)}, and the schedule leaves none"
             raise IncompatibleArtifact(self._label, [f"{what}; keep in a buffer what another call reads"])
         watch.settle()
         return error
+
+    def _require_unchanged(self, others: OtherBuffers) -> None:
+        if name := others.changed():
+            said = f"the model changes its buffer {printable(name)} at each call, and the schedule does not"
+            raise IncompatibleArtifact(self._label, [said])
 
     def _compared(
         self,
@@ -239,7 +245,8 @@ class Binder:
         except Exception as error:
             let_through(error)
             now = self._tensors(bundle.program)
-            changed = [name for name in now.keys() | began.keys() if not _same(now.get(name), began.get(name))]
+            # Where there was none, the model itself may have put one.
+            changed = [name for name, tensor in began.items() if not _same(now.get(name), tensor)]
             if not changed:
                 raise
             raise ChangedMeanwhile(
@@ -339,8 +346,8 @@ _Tensors = dict[str, tuple[torch.Tensor, int]]
 """Parameters and buffers by name, with how often a parameter was changed."""
 
 
-def _same(one: tuple[torch.Tensor, int] | None, other: tuple[torch.Tensor, int] | None) -> bool:
-    return one is not None and other is not None and one[0] is other[0] and one[1] == other[1]
+def _same(now: tuple[torch.Tensor, int] | None, before: tuple[torch.Tensor, int]) -> bool:
+    return now is not None and now[0] is before[0] and now[1] == before[1]
 
 
 def _is_telling(program: Program, item: InputSpec) -> bool:

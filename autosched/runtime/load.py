@@ -65,8 +65,8 @@ def load(
     written through ``parameter.data``, NumPy, a collective of ``torch.distributed`` (``broadcast``) or another process: a schedule reads
     most weights where they are, and of those that something was computed from ahead (folded, packed), two words each are compared on a
     CPU, so that new weights are noticed. Not noticed, so call ``refresh()`` after them: such writes to some of a weight's numbers (pruning,
-    clamping), or on a GPU; what is in NumPy arrays, long lists, large dictionaries or deep inside of others; methods of a class; settings
-    of the process. Side effects of ``forward`` (counters, prints, hooks that only look) do not happen on a schedule.
+    clamping), or on a GPU; what is in large arrays, lists or dictionaries or deep inside of others; methods and attributes of a class;
+    settings of the process. Side effects of ``forward`` (counters, prints, hooks that only look) do not happen on a schedule.
 
     Args:
         source: path of a bundle, or its bytes.
@@ -94,10 +94,7 @@ def load(
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"load() got a {type(model).__name__} as model; expected the torch.nn.Module that the bundle was tuned for")
-    if max_shapes < 1:
-        raise UsageError(f"max_shapes is {max_shapes}; expected at least 1")
-    if prepare not in ("all", "first-use"):
-        raise UsageError(f"prepare is {prepare!r}; expected 'all' or 'first-use'")
+    _require_options(max_shapes, prepare, strict=strict, pad=pad, frozen=frozen, in_place=in_place)
     facts = _Facts(label_of(source), strict)
     try:
         with as_they_came(model):
@@ -113,6 +110,17 @@ def load(
             raise
         return _as_it_came(model, str(error), facts)
     return LoadedModel(model, table, facts.report(), strict=strict)
+
+
+def _require_options(max_shapes: object, prepare: object, **flags: object) -> None:
+    # Of a configuration's text any word is true, "false" as well, and with frozen=True nobody would look at weights.
+    for name, given in flags.items():
+        if not isinstance(given, bool):
+            raise UsageError(f"{name} is {given!r}; expected True or False")
+    if isinstance(max_shapes, bool) or not isinstance(max_shapes, int) or max_shapes < 1:
+        raise UsageError(f"max_shapes is {max_shapes!r}; expected a whole number, at least 1")
+    if prepare not in ("all", "first-use"):
+        raise UsageError(f"prepare is {prepare!r}; expected 'all' or 'first-use'")
 
 
 def _only_the_caller_can_mend(error: AutoschedError) -> bool:

@@ -120,29 +120,29 @@ class OtherBuffers:
 
     def __init__(self, program: Program, model: torch.nn.Module) -> None:
         state = {binding.name for binding in program.state}
-        tables = [(name, module._buffers) for name, module in model.named_modules() if isinstance(module._buffers, dict)]
-        named = [(f"{name}.{key}" if name else key, Holder(table, key)) for name, table in tables for key in table]
-        known = {(id(holder.table), holder.key) for name, holder in named if name in state}
-        self._places = [(name, holder) for name, holder in named if (id(holder.table), holder.key) not in known]
-        self._note()
+        self._tables = [(name, module._buffers) for name, module in model.named_modules() if isinstance(module._buffers, dict)]
+        named = [(f"{name}.{key}" if name else key, (id(table), key)) for name, table in self._tables for key in table]
+        self._known = {place for name, place in named if name in state}
+        self._before = self._now()
 
     def changed(self) -> str:
         """The name of one that has other contents than when this was asked last, or nothing."""
-        found = ""
-        for (name, holder), (tensor, version) in zip(self._places, self._before, strict=True):
-            now = holder.now()
-            if now is tensor:
-                differs = isinstance(now, torch.Tensor) and version_of(now) != version
-            else:
-                # Many a model puts one of a few fixed tensors there, most often the one that is there.
-                differs = isinstance(now, torch.Tensor) and isinstance(tensor, torch.Tensor) and not torch.equal(now, tensor)
-            found = found or (name if differs else "")
-        self._note()
-        return found
+        before, self._before = self._before, self._now()
+        names = {(id(table), key): f"{name}.{key}" if name else key for name, table in self._tables for key in table}
+        return next((name for place, name in names.items() if _other(self._before.get(place), before.get(place))), "")
 
-    def _note(self) -> None:
-        noted = [holder.now() for _, holder in self._places]
-        self._before = [(tensor, version_of(tensor) if isinstance(tensor, torch.Tensor) else 0) for tensor in noted]
+    def _now(self) -> dict[tuple[int, str], tuple[torch.Tensor, int]]:
+        places = [(table, key) for _, table in self._tables for key in table if (id(table), key) not in self._known]
+        return {(id(table), key): (item, version_of(item)) for table, key in places if isinstance(item := table[key], torch.Tensor)}
+
+
+def _other(now: tuple[torch.Tensor, int] | None, before: tuple[torch.Tensor, int] | None) -> bool:
+    if now is None or before is None:
+        return now is not before
+    if now[0] is before[0]:
+        return now[1] != before[1]
+    # Many a model puts one of a few fixed tensors there, most often the one that is there.
+    return not torch.equal(now[0], before[0])
 
 
 @dataclass(frozen=True, slots=True)

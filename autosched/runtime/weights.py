@@ -32,7 +32,7 @@ class Change(enum.StrEnum):
 
     MODE = "mode"  # a module went into or out of training mode
     HOOKS = "hooks"  # forward hooks were added or removed
-    STRUCTURE = "structure"  # a module, parameter, buffer or setting was replaced, added or removed
+    STRUCTURE = "structure"  # a module, parameter, buffer or setting was replaced, added, removed or laid out otherwise
     MOVED = "moved"  # a parameter has other memory
     CONTENT = "content"  # a parameter was changed in place
     NONE = "none"
@@ -197,8 +197,10 @@ class ModelWatch:
             if change is not Change.NONE:
                 return change
             self._settled = counts
-        if places_of(self._placed) != self._places:
-            return self._graver(Change.MOVED)
+        if (places := places_of(self._placed)) != self._places:
+            # Code that was compiled for one layout refuses another: only a comparison tells.
+            addresses = len(self._placed)
+            return Change.STRUCTURE if places[addresses:] != self._places[addresses:] else self._graver(Change.MOVED)
         # The words last: where memory is another, that was said before they are read.
         if self._steps.taken or list(map(version_of, self._tensors)) != self._versions or self._words.changed():
             return self._graver(Change.CONTENT)

@@ -14,6 +14,7 @@ import torch
 from autosched.capture.export import capture
 from autosched.capture.leftovers import attributes_kept
 from autosched.core.errors import UnsupportedGraph
+from autosched.runtime.kernels import bind
 
 
 class Detector(torch.nn.Module):
@@ -94,6 +95,38 @@ def test_a_buffer_that_a_call_makes_is_made_by_the_models_own_call() -> None:
     assert model[1].table is None
     with torch.no_grad():
         assert torch.equal(model(x), model[0](x) * torch.arange(4.0))
+
+
+def test_a_buffer_that_a_call_of_the_model_itself_makes_is_no_write_to_its_input() -> None:
+    model, x = Rotary().eval(), torch.randn(2, 4)
+    captured = capture(model, (x,))
+    assert captured.program.writes == ()
+    assert (model._buffers, "table" in vars(model)) == ({"table": None}, False)
+    assert torch.equal(bind(captured.program, captured.constants).run([x])[0], x * torch.arange(4.0))
+
+
+class Counting(torch.nn.Module):
+    """Its state is among buffers that it has not."""
+
+    state: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", None)
+        self.register_buffer("state", torch.zeros(2, 4))
+        self.register_buffer("table", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = self.state + 1
+        return x * self.state
+
+
+def test_a_buffer_after_one_that_is_none_is_the_one_that_is_written() -> None:
+    model = Counting().eval()
+    captured = capture(model, (torch.randn(2, 4),))
+    assert [binding.name for binding in captured.program.state] == ["state"]
+    assert [item.target for item in captured.program.writes] == [binding.value for binding in captured.program.state]
+    assert list(model._buffers) == ["mask", "state", "table"]
 
 
 def test_a_buffer_that_a_call_registers_is_not_left() -> None:

@@ -65,6 +65,10 @@ def test_examples_are_checked_before_anything_is_measured() -> None:
         autosched.tune_shapes(Small().eval(), [(x,), (torch.randn(1, 8),)])
     with pytest.raises(UsageError, match="2 examples, 1 example_kwargs"):
         autosched.tune_shapes(Small().eval(), [(x,), (x,)], [None])
+    with pytest.raises(UsageError, match="got a NoneType as examples; expected a list"):
+        autosched.tune_shapes(Small().eval(), None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="got a int as batches; expected a list"):
+        autosched.tune_shapes(Small().eval(), [(x,)], batches=1)  # type: ignore[arg-type]
 
 
 def test_the_budget_is_divided_and_what_is_left_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

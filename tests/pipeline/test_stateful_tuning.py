@@ -10,6 +10,7 @@ import torch
 
 import autosched
 from autosched import pipeline
+from autosched.core.errors import UnsupportedGraph
 from tests.conformance.stateful import KeyValueCache, assert_like_eager, example, made
 
 
@@ -36,3 +37,25 @@ def test_a_model_without_state_has_no_word_of_it(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
     tuned = pipeline.tune(made(KeyValueCache).layer, (example(),), device="cpu", effort="quick", budget_s=2.0, lowering="rewritten")
     assert not [note for note in tuned.report.notes if "the model changes" in note]
+
+
+class Streaming(torch.nn.Module):
+    """Its state has no tensor before the first call."""
+
+    state: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = x if self.state is None else self.state + x
+        return self.state * 2
+
+
+def test_state_that_has_no_tensor_yet_is_refused_by_name_and_is_none_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    model = Streaming().eval()
+    with pytest.raises(UnsupportedGraph, match="changes its buffer 'state' at each call"):
+        pipeline.tune(model, (torch.ones(4),), device="cpu", effort="quick", budget_s=1.0, lowering="aten")
+    assert model.state is None

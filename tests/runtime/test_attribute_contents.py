@@ -7,12 +7,14 @@ import enum
 import logging
 import threading
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from array import array
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from types import MethodType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -146,6 +148,16 @@ def _reading_of_its_file() -> dict[str, int]:
         (_unfilled(), lambda value: setattr(value.__closure__[0], "cell_contents", 2)),
         (partial(_closing_over([1]), key=Holder(a=1)), lambda value: value.func().append(2)),
         (partial(_closing_over([1]), key=Holder(a=1)), lambda value: setattr(value.keywords["key"], "a", 2)),
+        (partial(_closing_over([1]), key=1), lambda value: value.keywords.update(key=2)),
+        (bytearray(b"ab"), lambda value: value.__setitem__(1, 0)),
+        (bytearray(b"ab"), lambda value: value.append(0)),
+        (array("f", [1.0, 2.0]), lambda value: value.__setitem__(1, 3.0)),
+        (np.zeros((8, 8)), lambda value: value.__setitem__((7, 7), 1.0)),
+        (np.zeros((8, 8)).T[::2], lambda value: value.fill(1)),
+        (Holder(a={"b": np.ones(3)}), lambda value: value.a["b"].__imul__(2)),
+        (UserDict(a=1), lambda value: value.update(a=2)),
+        (UserList([1]), lambda value: value.append(2)),
+        (ChainMap({"a": 1}), lambda value: value.update(a=2)),
         (MethodType(_closing_over([1]), Holder(a=1)), lambda value: value.__func__().append(2)),
         (_with_default, lambda value: value()[0].append(2)),
         (_reading_of_its_file, lambda value: _of_this_file.update(a=value().get("a", 0) + 1)),
@@ -176,6 +188,9 @@ def test_a_change_is_seen(value: Any, change: Callable[[Any], object]) -> None:
         (Colour.RED, lambda value: setattr(value, "note", 3)),
         (Holder, lambda value: setattr(value, "note", 3)),
         (set(range(10_000)), lambda value: value.add(-1)),
+        (bytearray(10_000), lambda value: value.__setitem__(3, 1)),
+        (array("f", [1.0]) * 10_000, lambda value: value.__setitem__(3, 1)),
+        (np.zeros(10_000), lambda value: value.__setitem__(3, 1)),
         ((1, "x"), lambda value: None),
         (Holder(a=[[[[Holder(b=1)]]]]), lambda value: setattr(value.a[0][0][0][0], "b", 2)),
     ],
@@ -263,6 +278,15 @@ def test_what_one_set_loses_to_the_next_is_seen() -> None:
     one.add("b")
     assert contents.changed_uncounted()
     assert contents.different() == {(id(one), attribute_reach.LENGTH), (id(other), attribute_reach.LENGTH)}
+
+
+def test_numbers_that_are_what_they_were_again_are_no_change() -> None:
+    value = np.zeros(3)
+    contents = AttributeContents([value])
+    value[1] = 1.0
+    assert contents.changed()
+    value[1] = 0.0
+    assert not contents.changed()
 
 
 def test_what_holds_itself_is_watched_once() -> None:

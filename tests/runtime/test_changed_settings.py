@@ -283,6 +283,59 @@ def test_what_is_made_of_the_first_inputs_is_not_taken_for_made_of_each() -> Non
     assert model.mean is None
 
 
+class Streaming(nn.Module):
+    """What it keeps from call to call has no tensor yet, or no name."""
+
+    kept: torch.Tensor | None
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        if how != "registered":
+            self.register_buffer("kept", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = self._buffers.get("kept")
+        if self.how == "once":
+            self.kept = x.mean() if kept is None else kept
+            return x - self.kept
+        made = x if kept is None else x + kept
+        self.register_buffer("kept", made)
+        return made
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("each time", "changes its buffer 1.kept at each call"), ("registered", "changes its buffer 1.kept"), ("once", "outputs differ")],
+)
+def test_what_calls_leave_in_a_buffer_that_had_none_is_refused_and_taken_out_again(how: str, words: str) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), Streaming(how)).eval(), torch.randn(4, 8)
+    data, began = _encoded(model, x), dict(model[1]._buffers)
+    with pytest.raises(IncompatibleArtifact, match=words):
+        load(data, model, strict=True)
+    assert dict(model[1]._buffers) == began
+
+
+def test_a_buffer_that_each_call_finds_or_makes_alike_is_no_state() -> None:
+    class Rotary(nn.Module):
+        table: torch.Tensor | None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", None)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.table is None:
+                self.table = torch.arange(x.shape[-1], dtype=x.dtype)
+            return x * self.table
+
+    model, x = Rotary().eval(), torch.randn(4, 8)
+    loaded = load(_encoded(model, x), model, strict=True)
+    assert _agrees(loaded, model, x)
+    assert _agrees(loaded, model, x + 1)
+    assert loaded.report().calls == 2
+
+
 def _agrees(loaded: LoadedModel, model: nn.Module, x: torch.Tensor) -> bool:
     with torch.no_grad():
         return torch.allclose(loaded(x), model(x), atol=1e-5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -261,16 +260,22 @@ def test_rows_with_nothing_to_see_are_no_reason_against_padding() -> None:
     assert loaded.report().padding == "on"
 
 
-_BAD: dict[str, Callable[[bytes, torch.nn.Module], Any]] = {
-    "max_shapes": lambda data, model: load(data, model, max_shapes=0),
-    "prepare": lambda data, model: load(data, model, prepare="never"),  # type: ignore[arg-type]
-}
-
-
-@pytest.mark.parametrize("option", _BAD)
-def test_options_out_of_range_are_usage_errors(model: TwoBranches, data: bytes, option: str) -> None:
-    with pytest.raises(UsageError, match=option):
-        _BAD[option](data, model)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_shapes", 0),
+        ("max_shapes", "3"),
+        ("max_shapes", True),
+        ("prepare", "never"),
+        ("strict", "no"),
+        ("pad", None),
+        ("frozen", "false"),
+        ("in_place", 0),
+    ],
+)
+def test_options_that_are_something_else_are_usage_errors(model: TwoBranches, data: bytes, option: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"{option} is {value!r}; expected"):
+        load(data, model, **{option: value})
 
 
 def test_weights_are_followed_for_every_shape(data: bytes) -> None:
