@@ -10,7 +10,7 @@ import torch
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.activations import NONE, Activation, read_activation
 from autosched.capture.passes.convolution import Convolution, read_convolution
-from autosched.capture.passes.onednn import packable_dtypes
+from autosched.capture.passes.onednn import adds_to_one_pixel, packable_dtypes
 from autosched.capture.passes.timing import earliest_finish, finish_of
 from autosched.capture.passes.views import depends_on_strides, loosen_views
 from autosched.core.program import Ref
@@ -104,6 +104,8 @@ def _residual(node: Node, made: int, draft: Draft) -> int | None:
     if other is None or other == made or made not in pair:
         return None
     mine, theirs = draft.specs[made], draft.specs[other]
+    if mine.shape[2:] == (1, 1) and not adds_to_one_pixel():
+        return None
     return other if mine.shape == theirs.shape and mine.dtype == theirs.dtype else None
 
 

@@ -1,4 +1,4 @@
-"""Which dtypes oneDNN has packed weights for on this processor. What PyTorch is asked is private, the same in PyTorch 2.11 to 2.15."""
+"""What oneDNN can do on this processor. What PyTorch is asked is private, the same in PyTorch 2.11 to 2.15."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ def packable_dtypes() -> frozenset[str]:
     if not torch._C._has_mkldnn:
         return frozenset()
     return frozenset({"float32", *(dtype for dtype, question in _ASKED.items() if _answered_yes(question))})
+
+
+@lru_cache(maxsize=1)
+def adds_to_one_pixel() -> bool:
+    """Whether a packed convolution whose picture is one pixel can add to its result: that of PyTorch 2.11 cannot."""
+    operators: Any = torch.ops.mkldnn
+    pixel, weight = torch.zeros(1, 4, 1, 1, device="cpu"), torch.zeros(4, 4, 1, 1, device="cpu")
+    geometry = ([0, 0], [1, 1], [1, 1], 1)
+    try:
+        packed = operators._reorder_convolution_weight(weight, *geometry, [1, 4, 1, 1])
+        operators._convolution_pointwise.binary(pixel, pixel, packed, None, *geometry, "add", 1.0, None, [], None)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _answered_yes(question: str) -> bool:
