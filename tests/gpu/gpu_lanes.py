@@ -2,7 +2,7 @@
 
 A lane is a process of pytest that runs the tests of some files, one after the other. The pytest that was started runs none of them: it
 passes on what lanes report, in the order in which tests end. A lane whose process ends early, or whose device no longer answers, goes on in
-another process; only the test that it was at has failed.
+another process; only the test that it was at has failed. Tests that are marked ``gpu_alone`` have a lane that the others wait for.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ MOST = len(_TOGETHER)
 _LOOK_S = 0.05
 _LAST_LINES = 40
 _BEGUN, _REPORT, _ENDED = "begun", "report", "ended"
+_OPEN = "open"  # a file that is there when no test needs the device for itself any more
 
 Answer = tuple[str, list[pytest.TestReport]]
 
@@ -74,7 +75,11 @@ class Lanes:
         self._say = say
         self._items = {item.nodeid: item for group in groups for item in group}
         self._folder = Path(tempfile.mkdtemp(prefix="autosched-gpu-lanes-"))
-        self._waiting = deque(_Lane(config, group, self._folder / str(number)) for number, group in enumerate(groups))
+        alone = [item for item in self._items.values() if item.get_closest_marker("gpu_alone") is not None]
+        groups = [alone, *([item for item in group if item not in alone] for group in groups)]
+        lanes = [_Lane(config, group, self._folder / str(number), alone=number == 0) for number, group in enumerate(groups)]
+        self._waiting = deque(lane for lane in lanes if lane.left)
+        self._alone = lanes[0]
         self._running: list[_Lane] = []
         self._answers: deque[Answer] = deque()
 
@@ -105,6 +110,8 @@ class Lanes:
         while True:
             for lane in self._running:
                 self._answers += lane.look()
+            if not self._alone.left:
+                (self._folder / _OPEN).touch()
             busy = sum(bool(lane.left) for lane in self._running)
             for _ in range(min(self.count - busy, len(self._waiting))):
                 self._running.append(self._waiting.popleft())
@@ -121,12 +128,12 @@ class Lanes:
 class _Lane:
     """Tests that run one after the other, and the process that runs them.
 
-    ``left`` has the names of those that have not ended.
+    ``left`` has the names of those that have not ended. Unless they run ``alone``, the first begins when those that do have ended.
     """
 
-    def __init__(self, config: pytest.Config, items: Sequence[pytest.Item], folder: Path) -> None:
+    def __init__(self, config: pytest.Config, items: Sequence[pytest.Item], folder: Path, *, alone: bool) -> None:
         self.left = [item.nodeid for item in items]
-        self._config, self._folder = config, folder
+        self._config, self._folder, self._alone = config, folder, alone
         self._items = {item.nodeid: item for item in items}
         self._process: subprocess.Popen[bytes] | None = None
         self._read, self._rest = 0, b""
@@ -137,7 +144,7 @@ class _Lane:
         """Start a process for what is left."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
-        (self._folder / "asked").write_text(json.dumps(self.left), encoding="utf-8")
+        (self._folder / "asked").write_text(json.dumps({"tests": self.left, "alone": self._alone}), encoding="utf-8")
         (self._folder / "said").touch()
         self._read, self._rest, self._begun, self._at = 0, b"", False, ""
         with (self._folder / "log").open("wb") as log:
@@ -241,12 +248,19 @@ class Told:
 
     def __init__(self, config: pytest.Config, folder: Path) -> None:
         self._config, self._folder = config, folder
+        self._asked = json.loads((folder / "asked").read_text(encoding="utf-8"))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Those that were asked for, in that order."""
         found = {item.nodeid: item for item in items}
-        items[:] = [found[name] for name in json.loads((self._folder / "asked").read_text(encoding="utf-8"))]
+        items[:] = [found[name] for name in self._asked["tests"]]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self) -> None:
+        """All that takes nothing of the device has been done by now."""
+        while not self._asked["alone"] and not (self._folder.parent / _OPEN).exists():
+            time.sleep(_LOOK_S)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A process that dies in this test must leave its name."""

@@ -25,8 +25,15 @@ def wait_for(name):
         time.sleep(0.01)
 """
 _ONE = """
+@pytest.mark.gpu_alone
+def test_alone():
+    # Long enough for the others to begin, if they did.
+    time.sleep(2)
+    assert not list(folder.glob("begun-*"))
+    (folder / "alone").touch()
+
 def test_dies():
-    print("before its end")
+    (folder / "begun-1").touch()
     os.kill(os.getpid(), signal.SIGKILL)
 
 def test_after_it(record_property):
@@ -35,6 +42,8 @@ def test_after_it(record_property):
 """
 _TWO = """
 def test_beside_it(record_property):
+    (folder / "begun-2").touch()
+    assert (folder / "alone").exists()
     wait_for("one")
     record_property("process", os.getpid())
 
@@ -50,7 +59,7 @@ def test_is_skipped():
 
 
 def run(folder: Path, *options: str) -> tuple[int, str]:
-    """Two files in two lanes."""
+    """Two files in two lanes; what runs alone has one more."""
     files = [str(folder / "test_one.py"), str(folder / "test_two.py")]
     command = ["-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "-m", "gpu", "-p", "pytest_timeout"]
     command += ["-p", "tests.conftest", "-p", "tests.gpu.conftest", "--gpu-rehearsal", "--gpu-lanes", "2", *options, *files]
@@ -65,10 +74,11 @@ def test_what_lanes_report_is_reported_and_a_process_that_ends_costs_one_test(tm
     kept, xml = tmp_path / "done.jsonl", tmp_path / "said.xml"
     code, said = run(tmp_path, "--gpu-done", str(kept), "--junitxml", str(xml), "-rs")
     assert code == 1, said
-    assert "2 failed, 2 passed, 1 skipped" in said.splitlines()[-1]
+    assert "2 failed, 3 passed, 1 skipped" in said.splitlines()[-1]
     events = [json.loads(line) for line in kept.read_text().splitlines()]
     outcomes = {event["test"].rpartition("::")[2]: event["outcome"] for event in events}
     assert outcomes == {
+        "test_alone": "passed",
         "test_dies": "failed",
         "test_after_it": "passed",
         "test_beside_it": "passed",
