@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import random
@@ -39,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpu", "tests that need a CUDA device")
     group.addoption("--gpu-budget", type=float, default=470.0, help="seconds for all tests marked gpu; those left then fail (default 470)")
     group.addoption("--gpu-done", type=Path, default=None, help="a file of what earlier runs did: go on with what has not passed yet")
+    group.addoption("--gpu-lanes", type=int, default=0, help="processes that run them at a time (default: as many as there are cores for)")
+    group.addoption("--gpu-lane", type=Path, default=None, help=argparse.SUPPRESS)  # a folder: this is one of those processes
     group.addoption("--gpu-rehearsal", action="store_true", help="run the bodies of GPU tests on a double with CPU tensors")
 
 

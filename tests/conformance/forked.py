@@ -1,4 +1,4 @@
-"""Python code in a process of its own, without importing PyTorch each time: one process has imported it, and forks for every call.
+"""Python code in a process of its own, without importing PyTorch and pytest each time: one process has, and forks for every call.
 
 For tests that need a process whose settings, threads or end are its own. Where it matters what a fresh interpreter imports, or in which
 order, a test starts one.
@@ -77,6 +77,7 @@ def run_forked(
 
 def serve(number: int) -> str:
     """Fork for each request on the socket ``number``; returns in each forked process, with the code that it is to run."""
+    import pytest  # noqa: F401
     import torch  # noqa: F401
 
     requests = socket.socket(fileno=number)

@@ -2,14 +2,16 @@
 
 ``--gpu-budget`` is a time plan that fails loudly: a test whose turn comes after it is spent fails and says that it did not run, and
 none runs on for long past it: one that waits for the device and cannot be interrupted there takes its process with it. What everything else
-rests on comes first, what compiles comes last. ``--gpu-done FILE`` goes on where an earlier run ended: see gpu_done.py. Where the device no
-longer answers after a failure, the run stops: what is left would fail as well. ``--gpu-rehearsal`` runs the bodies on a double with CPU
-tensors, so that what is misspelt is found without a GPU; it proves nothing else.
+rests on comes first, what compiles comes last. Where there are cores for it, files run in several processes at once (``--gpu-lanes``): see
+gpu_lanes.py. ``--gpu-done FILE`` goes on where an earlier run ended: see gpu_done.py. Where the device no longer answers after a failure,
+the process ends: what is left would fail as well. ``--gpu-rehearsal`` runs the bodies on a double with CPU tensors, so that what is
+misspelt is found without a GPU; it proves nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -35,9 +37,11 @@ _GRACE_S = 10.0
 _LAST_WORDS = 12  # lines
 _LONGEST_S = 75.0  # of a test that does not say how long it may take, which none does that compiles: a GPU's time is dear
 _STUCK_S = 10.0  # longer than it takes to say that a test's time is over
-_DONE = "gpu-done"
+_CORES = 3  # for each process of tests: what it starts and compiles keeps these busy
+_DONE, _LANES = "gpu-done", "gpu-lanes"
 _terminal: list[int] = []  # a file number that says what a captured one would keep for itself
-_spent_s: dict[str, float] = {}
+_spent_s: list[float] = []
+_took_s: dict[str, float] = {}  # by file; in several processes, more than was spent
 _failed: set[str] = set()
 
 
@@ -71,6 +75,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.gpu.gpu_done import Done
 
         config.pluginmanager.register(Done(target.resolve()), _DONE)
+    if (folder := config.getoption("--gpu-lane")) is not None:
+        from tests.gpu.gpu_lanes import Told
+
+        config.pluginmanager.register(Told(config, folder))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -91,6 +99,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"cannot be rehearsed: {why.kwargs['reason']}"))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Share the tests among several processes, after whatever is left out."""
+    from tests.gpu.gpu_lanes import Lanes, grouped
+
+    config = session.config
+    rehearsal = config.getoption("--gpu-rehearsal")
+    groups = grouped(item for item in session.items if item.get_closest_marker("gpu") is not None)
+    count = _lanes(config)
+    if min(count, len(groups)) < 2 or config.option.collectonly or (not rehearsal and missing()):
+        return
+    config.pluginmanager.register(Lanes(config, groups, count, functools.partial(_say, config)), _LANES)
+
+
+def _lanes(config: pytest.Config) -> int:
+    """How many processes run tests at a time."""
+    from tests.gpu.gpu_lanes import MOST
+
+    if config.getoption("--gpu-lane") is not None or hasattr(config, "workerinput"):  # one of several already, or of pytest-xdist's
+        return 1
+    if asked := config.getoption("--gpu-lanes"):
+        return int(asked)
+    if _EMULATED or config.getoption("--gpu-rehearsal") or config.option.usepdb or config.option.capture == "no":
+        return 1
+    return max(1, min(MOST, len(os.sched_getaffinity(0)) // _CORES))
+
+
 def _turn(item: pytest.Item) -> int:
     name = item.path.stem.removeprefix("test_gpu_")
     if item.get_closest_marker("gpu") is None:
@@ -103,13 +137,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     No fixture may do this: a module's own, which opens a model, comes before any test's.
     """
+    from tests.gpu.gpu_lanes import not_run
+
     budget_s = item.config.getoption("--gpu-budget")
     if item.config.pluginmanager.has_plugin(_DONE):
         return  # such a run has stopped by then
-    if item.get_closest_marker("gpu") is not None and sum(_spent_s.values()) >= budget_s:
-        pytest.fail(
-            f"not run: the GPU budget of {budget_s:.0f} s is spent; give more with --gpu-budget, or run this file alone", pytrace=False
-        )
+    if item.get_closest_marker("gpu") is not None and sum(_spent_s) >= budget_s:
+        pytest.fail(not_run(budget_s), pytrace=False)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -117,10 +151,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Say at once why a test failed: a run that is ended by force never comes to its summary."""
     outcome = yield
     report = outcome.get_result()
-    terminal = item.config.pluginmanager.get_plugin("terminalreporter")
     if report.failed:
         _failed.add(item.nodeid)
-    if report.failed and terminal is not None and item.get_closest_marker("gpu") is not None:
+    if report.failed and item.get_closest_marker("gpu") is not None:
+        _say(item.config, report)
+
+
+def _say(config: pytest.Config, report: pytest.TestReport) -> None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
         terminal.write_line("")
         terminal.write_line("\n".join(report.longreprtext.splitlines()[-_LAST_WORDS:]))
 
@@ -131,22 +170,33 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         yield
         return
     budget_s = item.config.getoption("--gpu-budget")
-    left_s = max(0.0, budget_s - sum(_spent_s.values())) + _GRACE_S
-    own = item.get_closest_marker("timeout")
-    # What computes on a CPU may take as long as the budget says: see tools/cuda_emulator.
-    on_a_cpu = _EMULATED or item.config.getoption("--gpu-rehearsal")
-    limit_s = left_s if on_a_cpu else min(left_s, own.args[0] if own is not None else _LONGEST_S)
-    item.add_marker(pytest.mark.timeout(limit_s), append=False)
-    # Fixtures included: a model's session starts and ends in them.
+    left_s = max(0.0, budget_s - sum(_spent_s))
     begin = time.monotonic()
-    with _killed_after(limit_s + _STUCK_S):
+    if (lanes := item.config.pluginmanager.get_plugin(_LANES)) is not None:
+        # Each process has limits for its tests; here one of them is waited for, which may be another one.
+        item.add_marker(pytest.mark.timeout(0), append=False)
+        lanes.left_s = left_s + _GRACE_S if left_s else 0.0
         yield
-        why = broken() if item.nodeid in _failed else ""
-    _spent_s[item.path.name] = _spent_s.get(item.path.name, 0.0) + time.monotonic() - begin
+        (item, took_s), why = lanes.answered, ""
+        _spent_s.append(time.monotonic() - begin)
+    else:
+        own = item.get_closest_marker("timeout")
+        # What computes on a CPU may take as long as the budget says: see tools/cuda_emulator.
+        on_a_cpu = _EMULATED or item.config.getoption("--gpu-rehearsal")
+        limit_s = left_s + _GRACE_S
+        limit_s = limit_s if on_a_cpu else min(limit_s, own.args[0] if own is not None else _LONGEST_S)
+        item.add_marker(pytest.mark.timeout(limit_s), append=False)
+        # Fixtures included: a model's session starts and ends in them.
+        with _killed_after(limit_s + _STUCK_S):
+            yield
+            why = broken() if item.nodeid in _failed else ""
+        took_s = time.monotonic() - begin
+        _spent_s.append(took_s)
+    _took_s[item.path.name] = _took_s.get(item.path.name, 0.0) + took_s
     done = item.config.pluginmanager.get_plugin(_DONE)
     if why:
         item.session.shouldstop = f"the device no longer answers in this process: {why}"
-    elif done is not None and sum(_spent_s.values()) >= budget_s:
+    elif done is not None and sum(_spent_s) >= budget_s:
         done.cut_off(item.nodeid)
         item.session.shouldstop = f"the GPU budget of {budget_s:.0f} s is spent; run again to go on"
 
@@ -181,6 +231,8 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if sum(_spent_s.values()) >= 1.0:
-        parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in _spent_s.items())
-        terminalreporter.write_line(f"GPU tests took, in seconds: {parts}; {sum(_spent_s.values()):.0f} in all")
+    if sum(_spent_s) >= 1.0:
+        parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in _took_s.items())
+        lanes = terminalreporter.config.pluginmanager.get_plugin(_LANES)
+        at_once = f", {lanes.count} processes at a time" if lanes is not None else ""
+        terminalreporter.write_line(f"GPU tests took, in seconds: {parts}; {sum(_spent_s):.0f} in all{at_once}")

@@ -140,6 +140,7 @@ def test_candidates_in_one_pool_do_not_grow_memory(rig: Rig) -> None:
     assert max(reserved[15:]) <= max(reserved[:15])
 
 
+@pytest.mark.gpu_alone
 def test_memory_that_is_only_cached_is_given_back_for_a_capture(rig: Rig) -> None:
     inputs = rig.inputs(1)
     wanted = [item.clone() for item in rig.measurer.reference(inputs)]

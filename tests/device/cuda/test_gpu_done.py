@@ -34,10 +34,12 @@ class Runs:
 
     def run(self, *wishes: str, budget_s: float = 100.0, done: bool = True, device: bool = True, only: str = "") -> tuple[int, str]:
         command = ["-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "-m", "gpu"]
-        command += ["-p", "tests.conftest", "-p", "tests.gpu.conftest", "--gpu-budget", str(budget_s), *filter(None, [only])]
+        command += ["-p", "pytest_timeout", "-p", "tests.conftest", "-p", "tests.gpu.conftest", "--gpu-budget", str(budget_s)]
+        command += [only] if only else []
         command += ["--gpu-rehearsal"] if device else []
         command += ["--gpu-done", str(self.done)] if done else []
-        environment = {**os.environ, "WISHES": " ".join(wishes)}
+        # Other plugins take longer to import than all that a run does.
+        environment = {**os.environ, "WISHES": " ".join(wishes), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         ended = run_forked(_PYTEST, *command, str(self.file), environment=environment, folder=ROOT)
         return ended.returncode, ended.stdout + ended.stderr
 
