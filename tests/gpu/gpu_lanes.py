@@ -3,6 +3,8 @@
 A lane is a process of pytest that runs the tests of some files, one after the other. The pytest that was started runs none of them: it
 passes on what lanes report, in the order in which tests end. A lane whose process ends early, or whose device no longer answers, goes on in
 another process; only the test that it was at has failed. Tests that are marked ``gpu_alone`` have a lane that the others wait for.
+
+pytest-xdist would run them at once, too, but ends a run whose device broke in one process, and a machine with a GPU may lack it.
 """
 
 from __future__ import annotations
