@@ -11,9 +11,11 @@ from torch.export import export
 from torch.nn import functional
 
 from autosched.capture.build import build_program
+from autosched.capture.export import capture
 from autosched.capture.export_reader import ExportReader
 from autosched.capture.functional import make_functional
 from autosched.core.program import Program
+from autosched.runtime.kernels import bind
 
 aten = torch.ops.aten
 
@@ -182,9 +184,22 @@ def as_many_as_there_are(model: Of, x: torch.Tensor) -> torch.Tensor:
     return functional.instance_norm(x.view(1, 4, 4)) + functional.batch_norm(x, model.seen, model.seen + 1, training=True)
 
 
+def hidden_view(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    view = torch.einsum("ij->ji", y)
+    y += 1
+    return view * 2
+
+
+def part_of_a_hidden_view(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    torch.meshgrid(y[0], indexing="ij")[0].mul_(3)
+    return torch.einsum("ij->i", y)
+
+
 NOT_PLAIN = [
     read_later, a_part, the_input, the_buffer, through_what_may_copy, part_of_a_list, wider, with_gaps, laid_out_otherwise, copied_into,
-    real_part, without_gradients, as_many_as_there_are,
+    real_part, without_gradients, as_many_as_there_are, hidden_view, part_of_a_hidden_view,
 ]  # fmt: skip
 
 
@@ -194,6 +209,22 @@ def test_what_is_not_plain_is_left_as_it_is(function: Callable[..., object]) -> 
     before = str(graph)
     assert not make_functional(graph)
     assert str(graph) == before
+
+
+@pytest.mark.parametrize("function", [hidden_view, part_of_a_hidden_view], ids=lambda item: item.__name__)
+def test_what_is_written_is_seen_through_views_that_no_schema_tells_of(function: Callable[..., object]) -> None:
+    model, x = Of(function).eval(), torch.randn(4, 4)
+    captured = capture(model, (x,), rewrite=False)
+    with torch.no_grad():
+        (made,), expected = bind(captured.program, captured.constants).run([x]), model(x)
+    torch.testing.assert_close(made.clone(), expected)
+
+
+def test_the_type_that_it_had_is_no_operator() -> None:
+    graph = exported(Of(lambda model, x: (x @ model.weight).type_as(model.bias) + x.sum_to_size(4, 4)), torch.randn(4, 4)).graph
+    assert make_functional(graph)
+    graph.lint()
+    assert [node.target for node in graph.nodes if node.op == "call_function"] == [aten.matmul.default, aten.add.Tensor]
 
 
 def test_nothing_of_an_empty_batch_is_guessed() -> None:
