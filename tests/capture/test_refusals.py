@@ -106,19 +106,24 @@ def test_refused_with_operator_line_and_advice(model, names, advises, capsys):
         ("code", lambda: nn.Parameter(torch.ones(4))),
     ],
 )
-def test_a_part_with_a_name_that_graphs_use_themselves_is_told_to_be_renamed(name, part):
+def test_a_part_with_a_name_that_graphs_use_themselves_is_told_to_be_renamed_where_the_graph_is_traced_again(name, part):
     class Named(nn.Module):
-        def __init__(self):
+        def __init__(self, plain):
             super().__init__()
+            self.plain = plain
             setattr(self, name, part())
 
         def forward(self, x):
             named = getattr(self, name)
-            return named(x) if callable(named) else named * x
+            y = named(x) if callable(named) else named * x
+            if not self.plain:
+                y[0] += 1
+            return y
 
     with pytest.raises(UnsupportedGraph, match=f"{name}.*meta, graph and code: .* another one, or tune a module that holds the model"):
-        capture(Named(), (torch.ones(3, 4),))
-    assert len(capture(nn.Sequential(Named()), (torch.ones(3, 4),)).program.graph)
+        capture(Named(plain=False), (torch.ones(3, 4),))
+    for model in (Named(plain=True), nn.Sequential(Named(plain=False))):
+        assert len(capture(model, (torch.ones(3, 4),)).program.graph)
 
 
 _library = library.Library("refusals", "FRAGMENT")
