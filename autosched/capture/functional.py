@@ -60,6 +60,13 @@ def make_functional(graph: Graph) -> bool:
     return True
 
 
+def alias_dropouts(graph: Graph) -> None:
+    """Say of dropout that is switched off what it is in eager mode: its argument. ``run_decompositions`` makes a copy of it."""
+    for node in graph.nodes:
+        if node.target is aten.dropout.default and not (node.args[1] and node.args[2]):
+            node.target, node.args = aten.alias.default, node.args[:1]
+
+
 def _is_operator_on_tensors(node: Node) -> bool:
     """Of PyTorch's own, with dense tensors of fixed shapes."""
     if node.target is operator.getitem:
