@@ -14,6 +14,9 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from autosched.capture.aliasing import hides_a_view
+from autosched.core.extents import storage_of
+
 aten = torch.ops.aten
 
 Replacement = Callable[[Graph, Node], Node]
@@ -41,7 +44,7 @@ def make_functional(graph: Graph) -> bool:
     for node in graph.nodes:
         if node.op == "get_attr" or (node.op == "call_function" and not _is_operator_on_tensors(node)):
             return False
-        if node.op != "call_function" or node.target is operator.getitem or _stays(node.target):
+        if node.op != "call_function" or node.target is operator.getitem or (_stays(node.target) and not hides_a_view(node)):
             continue
         replacement = _replacement(node)
         if replacement is None:
@@ -55,6 +58,13 @@ def make_functional(graph: Graph) -> bool:
         node.replace_all_uses_with(other)
         graph.erase_node(node)
     return True
+
+
+def alias_dropouts(graph: Graph) -> None:
+    """Say of dropout that is switched off what it is in eager mode: its argument. ``run_decompositions`` makes a copy of it."""
+    for node in graph.nodes:
+        if node.target is aten.dropout.default and not (node.args[1] and node.args[2]):
+            node.target, node.args = aten.alias.default, node.args[:1]
 
 
 def _is_operator_on_tensors(node: Node) -> bool:
@@ -83,7 +93,7 @@ def _stays(op: OpOverload[..., Any]) -> bool:
 
 
 def _replacement(node: Node) -> Replacement | None:
-    return _KNOWN.get(node.target, _out_of_place)(node)
+    return _KNOWN.get(node.target, _given_back if hides_a_view(node) else _out_of_place)(node)
 
 
 def _writes_go_unseen(graph: Graph) -> bool:
@@ -121,8 +131,20 @@ def _may_alias(node: Node) -> list[Node]:
         return node.all_input_nodes
     if not isinstance(node.target, OpOverload):
         return []
-    fresh = node.target not in _KNOWN and all(item.alias_info is None for item in node.target._schema.returns)
+    fresh = node.target not in _KNOWN and all(item.alias_info is None for item in node.target._schema.returns) and not hides_a_view(node)
     return [] if fresh or node.target is aten.batch_norm.default else node.all_input_nodes
+
+
+def _given_back(node: Node) -> Replacement | None:
+    """A composite that gives back its first argument as it is."""
+    given, made = _tensor(node.args[0]), _tensor(node)
+    if given is None or made is None or _place(given) != _place(made):
+        return None
+    return _argument
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return storage_of(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _out_of_place(node: Node) -> Replacement | None:

@@ -73,7 +73,9 @@ class _Undoing(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tensor.resize_(before.shape)
             # Whoever counts writes to this need not be told of none.
             if not torch.equal(tensor, before):
-                tensor.copy_(before)
+                # Of what was expanded and filled, one element may be written for all that share its memory.
+                once = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())
+                tensor[once].copy_(before[once])
 
 
 def _written(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
+from autosched.capture.aliasing import hides_a_view
 from autosched.capture.draft import Draft
 from autosched.capture.sources import source_of, source_of_traceback
 from autosched.core.custom_operators import BUILT_IN, is_custom, trusted, why_unfit
@@ -113,11 +114,13 @@ def no_nested_padding(model: torch.nn.Module) -> Iterator[None]:
 
 
 def composites(graph: torch.fx.Graph) -> dict[OpOverload[..., Any], Any]:
-    """Decompositions of the custom operators that are written in PyTorch's own, which export would keep whole.
+    """Decompositions of composite operators that export would keep whole: custom ones, written in PyTorch's own, and hidden views.
 
-    A trusted one that has a kernel of its own beside stays whole: its owner has something better there.
+    A trusted one that has a kernel of its own beside stays whole: its owner has something better there. What gives back a view, and does
+    not say so, would be taken for a copy, which sees nothing of what is written to that memory.
     """
     targets = {node.target for node in graph.nodes if isinstance(node.target, OpOverload)}
+    views = [node.target for node in graph.nodes if node.op == "call_function" and hides_a_view(node)]
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     custom = [
         target
@@ -127,7 +130,7 @@ def composites(graph: torch.fx.Graph) -> dict[OpOverload[..., Any], Any]:
         and not (target.namespace in trusted() and any(target.has_kernel_for_dispatch_key(item) for item in _BACKENDS))
     ]
     # Not their method decompose(), which export replaces by what stands in this table.
-    return {target: partial(target._op_dk, key) for target in custom}
+    return {target: partial(target._op_dk, key) for target in (*custom, *views)}
 
 
 def is_check(node: torch.fx.Node) -> bool:

@@ -9,11 +9,15 @@ import torch
 from torch import nn
 from torch.export import export
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 from autosched.capture.build import build_program
+from autosched.capture.export import capture
 from autosched.capture.export_reader import ExportReader
 from autosched.capture.functional import make_functional
 from autosched.core.program import Program
+from autosched.runtime.kernels import bind
+from autosched.runtime.trees import output_tensors, packed_outputs
 
 aten = torch.ops.aten
 
@@ -182,9 +186,22 @@ def as_many_as_there_are(model: Of, x: torch.Tensor) -> torch.Tensor:
     return functional.instance_norm(x.view(1, 4, 4)) + functional.batch_norm(x, model.seen, model.seen + 1, training=True)
 
 
+def hidden_view(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    view = torch.einsum("ij->ji", y)
+    y += 1
+    return view * 2
+
+
+def part_of_a_hidden_view(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    torch.meshgrid(y[0], indexing="ij")[0].mul_(3)
+    return torch.einsum("ij->i", y)
+
+
 NOT_PLAIN = [
     read_later, a_part, the_input, the_buffer, through_what_may_copy, part_of_a_list, wider, with_gaps, laid_out_otherwise, copied_into,
-    real_part, without_gradients, as_many_as_there_are,
+    real_part, without_gradients, as_many_as_there_are, hidden_view, part_of_a_hidden_view,
 ]  # fmt: skip
 
 
@@ -194,6 +211,88 @@ def test_what_is_not_plain_is_left_as_it_is(function: Callable[..., object]) -> 
     before = str(graph)
     assert not make_functional(graph)
     assert str(graph) == before
+
+
+def returned_twice(model: Of, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x @ model.weight
+    same = functional.dropout(functional.dropout(y, 0.5, False), 0.0, True)
+    y[0] += 1
+    return y, same
+
+
+@pytest.mark.parametrize(
+    "function", [hidden_view, part_of_a_hidden_view, through_what_may_copy, returned_twice], ids=lambda item: item.__name__
+)
+def test_what_is_written_is_seen_through_what_hides_that_it_is_no_copy(function: Callable[..., object]) -> None:
+    model, x = Of(function).eval(), torch.randn(4, 4)
+    captured = capture(model, (x,), rewrite=False)
+    bound = bind(captured.program, captured.constants)
+    with torch.no_grad():
+        expected = model(x)
+    for made, wanted in zip(output_tensors(packed_outputs(captured.program, bound.run([x]))), tree_leaves(expected), strict=True):
+        torch.testing.assert_close(made.clone(), wanted)
+
+
+# What shares memory with a matrix, by operators that say so and by such as do not.
+SHARING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as_strided": lambda y: y.as_strided((2, 2), (1, 2)),
+    "atleast_3d": lambda y: torch.atleast_3d([y])[0],
+    "broadcast_tensors": lambda y: torch.broadcast_tensors(y, torch.zeros(2, 1, 1))[0],
+    "chunk": lambda y: y.chunk(2, -1)[1],
+    "contiguous": lambda y: y.contiguous(),
+    "detach": lambda y: y.detach(),
+    "diagonal": lambda y: y.diagonal(),
+    "dropout": lambda y: functional.dropout(y, 0.5, False),
+    "dropout2d": lambda y: functional.dropout2d(y[:, :, None, None], 0.5, False),
+    "alpha_dropout": lambda y: functional.alpha_dropout(y, 0.5, False),
+    "einsum": lambda y: torch.einsum("ii->i", y),
+    "expand": lambda y: y.expand(2, 4, 4),
+    "flatten": lambda y: y.flatten(),
+    "float": lambda y: y.float(),
+    "meshgrid": lambda y: torch.meshgrid(y[0], y[1], indexing="ij")[0],
+    "movedim": lambda y: y.movedim(0, 1),
+    "ravel": lambda y: y.ravel(),
+    "real": lambda y: torch.view_as_real(torch.view_as_complex(y.unflatten(1, (2, 2)))),
+    "reshape": lambda y: y.t().reshape(4, 2, 2),
+    "split": lambda y: y.split([1, 3], 1)[1],
+    "squeeze": lambda y: y[:, :1].squeeze(1),
+    "sum_to_size": lambda y: y.sum_to_size(4, 4),
+    "tensor_split": lambda y: y.tensor_split(3)[1],
+    "type_as": lambda y: y.type_as(torch.zeros(1)),
+    "unbind": lambda y: y.unbind(1)[2],
+    "unfold": lambda y: y.unfold(0, 2, 1),
+    "view_as": lambda y: y.view_as(torch.zeros(16)),
+}
+
+
+@pytest.mark.parametrize("written", ["owner", "sharer"])
+def test_whatever_shares_memory_sees_what_is_written_to_it(written: str) -> None:
+    def write(model: Of, x: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        found = {}
+        for name, share in SHARING.items():
+            owner = x @ model.weight
+            sharer = share(owner)
+            # Of what is expanded nothing may be written in place.
+            (owner if written == "owner" or 0 in sharer.stride() or name == "unfold" else sharer).mul_(2.0)
+            found[name] = owner, sharer
+        return found
+
+    model, x = Of(write).eval(), torch.randn(4, 4)
+    captured = capture(model, (x,), rewrite=False)
+    answer = packed_outputs(captured.program, bind(captured.program, captured.constants).run([x]))
+    with torch.no_grad():
+        expected = model(x)
+    assert isinstance(expected, dict)
+    made = dict(zip(expected, zip(*[iter(output_tensors(answer))] * 2, strict=True), strict=True))
+    apart = [name for name in expected if not all(map(torch.equal, (item.clone() for item in made[name]), expected[name]))]
+    assert apart == []
+
+
+def test_the_type_that_it_had_is_no_operator() -> None:
+    graph = exported(Of(lambda model, x: (x @ model.weight).type_as(model.bias) + x.sum_to_size(4, 4)), torch.randn(4, 4)).graph
+    assert make_functional(graph)
+    graph.lint()
+    assert [node.target for node in graph.nodes if node.op == "call_function"] == [aten.matmul.default, aten.add.Tensor]
 
 
 def test_nothing_of_an_empty_batch_is_guessed() -> None:

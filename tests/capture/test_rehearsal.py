@@ -125,6 +125,18 @@ def test_what_cannot_be_called_is_given_back_what_it_changed_before() -> None:
     assert (model.steps.item(), model.real, model.plain[0].sum().item()) == (0, 0, 0)
 
 
+def test_what_was_filled_through_an_expanded_view_is_given_back() -> None:
+    class Fills(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.expand(2, *x.shape).zero_()
+            return x + 1
+
+    x = torch.randn(3)
+    before = x.clone()
+    rehearse(Fills(), (x,), {})
+    assert torch.equal(x, before)
+
+
 def test_arguments_without_values_are_not_computed_with() -> None:
     seen.clear()
     with FakeTensorMode() as mode:

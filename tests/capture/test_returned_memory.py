@@ -32,8 +32,20 @@ class EqualCopies(torch.nn.Module):
         return inside, image.transpose(1, 2).contiguous().flatten(), image.transpose(1, 2).reshape(2, -1)
 
 
+class HiddenViews(torch.nn.Module):
+    """Composites whose schemas say nothing of the views that they give back."""
+
+    def forward(self, x: Any) -> Any:
+        y = x + 1
+        copies = [x.clone() for _ in range(4)]
+        permuted, same, grid = torch.einsum("ij->ji", copies[0]), copies[1].type_as(y), torch.meshgrid(copies[2][0], indexing="ij")[0]
+        return permuted, same, grid, torch.broadcast_tensors(copies[3], y)[0], y, torch.einsum("ij->j", y)
+
+
 @pytest.mark.parametrize("lowering", [Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED])
-@pytest.mark.parametrize(("model", "shape"), [(ViewsOfCopies(), (4, 8)), (EqualCopies(), (2, 3, 4))], ids=["views", "equal"])
+@pytest.mark.parametrize(
+    ("model", "shape"), [(ViewsOfCopies(), (4, 8)), (EqualCopies(), (2, 3, 4)), (HiddenViews(), (4, 8))], ids=["views", "equal", "hidden"]
+)
 def test_writing_to_an_output_changes_nothing_else(model: torch.nn.Module, shape: tuple[int, ...], lowering: Lowering) -> None:
     x = torch.randn(shape)
     with torch.no_grad():

@@ -190,6 +190,12 @@ def test_convolution_packed_with_its_activation(name):
     assert kinds(draft) == ["_convolution_pointwise"]
 
 
+def test_limits_in_the_wrong_order_stay_a_call():
+    conv = nn.Conv2d(3, 8, 3, padding=1)
+    draft = check(Apply(lambda m, x: m.conv(x).clamp(0.5, -0.5), conv=conv), (torch.randn(2, 3, 9, 9),), pack_cpu_convolutions, expected=1)
+    assert "clamp" in kinds(draft)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -39,7 +39,9 @@ def read_activation(node: Node) -> Activation | None:
     if node.kind == "aten::relu6":
         return Activation("hardtanh", (0.0, 6.0))
     if node.target == "aten::clamp.default":
-        return _with_numbers("hardtanh", node.argument("min"), node.argument("max"))
+        found = _with_numbers("hardtanh", node.argument("min"), node.argument("max"))
+        # oneDNN refuses limits in the wrong order, of which PyTorch takes the upper.
+        return found if found is not None and found.scalars[0] <= found.scalars[1] else None
     if node.target == "aten::clamp_min.default" and node.argument("min") == 0:
         return Activation("relu")
     return None
