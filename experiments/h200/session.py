@@ -137,7 +137,7 @@ def steps(opara: Path | None = None) -> list[Step]:
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
         Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 75.0, smoke=on_cpu),
-        Step("tests", _tests(*sorted(everything - set(_RULES))), 240.0, 80.0, _TESTS_MARGIN_S, smoke=_NAMES, restarts=_RESTARTS),
+        Step("tests", _tests(*sorted(everything - set(_RULES))), 270.0, 80.0, _TESTS_MARGIN_S, smoke=_NAMES, restarts=_RESTARTS),
         Step(
             "compile_cost",
             _script("fused/compile_cost.py", "--device", "cuda", "--out", "{out}/compile_cost", *limits, "timm:nasnetalarge"),
