@@ -68,9 +68,9 @@ def set_aside_empty_buffers(model: torch.nn.Module) -> None:
     ``torch.export`` counts them among the inputs of its graph, which they are not: what is assigned to one of them, or to a buffer after
     it, it copies to another input. An attribute it leaves alone, as it does a part's buffers.
     """
-    # A scripted module keeps its buffers elsewhere.
-    if not isinstance(model._buffers, dict):
-        return
-    for name in [name for name, tensor in model._buffers.items() if tensor is None]:
+    buffers: object = model._buffers
+    if not isinstance(buffers, dict):
+        return  # a scripted module keeps them elsewhere
+    for name in [name for name, tensor in buffers.items() if tensor is None]:
         vars(model)[name] = None
-        del model._buffers[name]
+        del buffers[name]
