@@ -220,16 +220,10 @@ class Problem:
 
     def is_costed(self, schedule: Schedule) -> bool:
         """Whether every width and variant that the schedule uses is one that was costed."""
-        costs = self.costs
-        for operator, (width, variant) in enumerate(zip(schedule.width, schedule.variant, strict=True)):
-            if width not in costs.widths:
-                return False
-            place = costs.widths.index(width)
-            if variant == (0 if costs.variant is None else costs.variant[operator, place]):
-                continue
-            if place or costs.other_variant is None or variant != costs.other_variant[operator]:
-                return False
-        return True
+        if not set(schedule.width) <= set(self.costs.widths):
+            return False
+        _, variants = self._in_columns(self.width_indices(schedule).tolist())
+        return variants == list(schedule.variant)
 
     def schedule(
         self,
@@ -260,16 +254,20 @@ class Problem:
         edges = {(int(before), int(after)) for before, after in extra_edges}
         if wait is not None:
             edges |= {(int(before), after) for after, before in enumerate(wait) if before >= 0}
-        widths = (*self.costs.widths, self.costs.widths[0])
         places = [int(place) for place in width_index] if width_index is not None else [0] * self.count
-        chosen = [widths[place] for place in places]
-        table, other = self.costs.variant, self.costs.other_variant
-        if table is not None and other is not None:
-            table = np.column_stack([table, other])
-        variant = None if table is None else [int(table[operator, place]) for operator, place in enumerate(places)]
+        chosen, variant = self._in_columns(places)
         kept = [(before, after) for before, after in edges if lane[before] != lane[after] and before not in self.predecessors(after)]
         launched, lanes = [int(index) for index in order], [int(item) for item in lane]
         return make_schedule(self.graph, launched, lanes, width=chosen, variant=variant, extra_edges=sorted(kept))
+
+    def _in_columns(self, places: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Width and variant of each operator, by its column of ``kernel``: ``[n]`` each."""
+        widths = (*self.costs.widths, self.costs.widths[0])
+        table, other = self.costs.variant, self.costs.other_variant
+        if table is not None and other is not None:
+            table = np.column_stack([table, other])
+        variants = [0 if table is None else int(table[operator, place]) for operator, place in enumerate(places)]
+        return [widths[place] for place in places], variants
 
 
 def one_wide_lane(lane: Sequence[int] | Ints, width_index: Sequence[int] | Ints, widths: int) -> Ints:

@@ -236,16 +236,13 @@ class ModelWatch:
         if self._parts.changed() or self._children.changed() or any(self._childless) or any(self._weightless) or self._settings.changed():
             return Change.STRUCTURE
         if self._weights.changed():
+            read = zip(self._bound, self._wholes, strict=True)
             # A bias where there was none is read from now on.
-            if self._replaced() or self._weights.other_forms(self._state):
+            if any(_replaced(table, key, tensor) for (table, key), tensor in read) or self._weights.other_forms(self._state):
                 return Change.STRUCTURE
             # A neighbour that the program does not read.
             self._weights.accept()
         return Change.NONE
-
-    def _replaced(self) -> bool:
-        """Whether a tensor that is read is another one, or gone."""
-        return any(_replaced(table, key, tensor) for (table, key), tensor in zip(self._bound, self._wholes, strict=True))
 
 
 def in_its_code(program: Program, kind: str) -> bool:

@@ -15,6 +15,7 @@ from autosched.capture.export import capture
 from autosched.capture.leftovers import attributes_kept
 from autosched.core.errors import UnsupportedGraph
 from autosched.runtime.kernels import bind
+from tests.conformance.stateful import Rotary
 
 
 class Detector(torch.nn.Module):
@@ -68,22 +69,9 @@ def test_a_model_that_was_never_called_can_be_captured_and_called_after() -> Non
     assert {binding.name for binding in captured.program.bindings} == {"0.weight", "0.bias"}
 
 
-class Rotary(torch.nn.Module):
-    """Its table is a buffer, and is made at the first call; so is one that has no place yet."""
-
-    table: torch.Tensor | None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", None)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.table is None:
-            self.table = torch.arange(x.shape[-1], device=x.device).float()
-        return x * self.table
-
-
 class Registering(Rotary):
+    """Another buffer is made by each call, and has no place before the first."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.register_buffer("made", torch.ones_like(x))
         return x * self.made

@@ -24,6 +24,21 @@ from tests.conformance.bundles import evidence_for
 SIZE = 8
 
 
+class Rotary(nn.Module):
+    """Its table is a buffer, and is made at the first call: no state."""
+
+    table: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.arange(x.shape[-1], device=x.device).float()
+        return x * self.table
+
+
 class Stateful(nn.Module):
     """A linear layer and buffers of several kinds; subclasses say what becomes of them."""
 

@@ -12,6 +12,7 @@ from torch import nn
 from autosched.core.errors import IncompatibleArtifact
 from autosched.runtime.guard import FallbackWarning, LoadedModel
 from autosched.runtime.load import load
+from tests.conformance.stateful import Rotary
 from tests.runtime.test_guard_models import _encoded
 
 
@@ -317,18 +318,6 @@ def test_what_calls_leave_in_a_buffer_that_had_none_is_refused_and_taken_out_aga
 
 
 def test_a_buffer_that_each_call_finds_or_makes_alike_is_no_state() -> None:
-    class Rotary(nn.Module):
-        table: torch.Tensor | None
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("table", None)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.table is None:
-                self.table = torch.arange(x.shape[-1], dtype=x.dtype)
-            return x * self.table
-
     model, x = Rotary().eval(), torch.randn(4, 8)
     loaded = load(_encoded(model, x), model, strict=True)
     assert _agrees(loaded, model, x)
