@@ -11,6 +11,7 @@ import torch
 
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Program, Ref
+from autosched.runtime.attribute_tensors import AttributeTensors
 from autosched.runtime.float32 import full_float32
 from autosched.runtime.state import OtherBuffers, ask, state_of
 from autosched.runtime.telling_inputs import telling_inputs
@@ -67,7 +68,7 @@ def take_references(
     """
     example = [*flatten_inputs(program, args, kwargs), *state_of(program, model)]
     inputs = [tuple(tensor.detach().clone() for tensor in example)]
-    others = OtherBuffers(program, model)
+    others, attributes = OtherBuffers(program, model), AttributeTensors(model)
     first = answer_of(model, program, inputs[0])
     if others.changed():
         # Once may be a table that is made at the first call; twice is a state.
@@ -77,6 +78,7 @@ def take_references(
                 f"the model changes its buffer {name!r} at each call, which torch.export does not see; expected buffers that hold a tensor "
                 "before the first call, and that forward() changes by PyTorch's operators."
             )
+    attributes.note()
     outputs = [in_order(program, first)]
     for index in range(1, INPUT_SETS):
         home = example[0].device if example else "cpu"
@@ -87,6 +89,11 @@ def take_references(
             break
         inputs.append(tuple(drawn))
         outputs.append(in_order(program, answer))
+        if name := attributes.state():
+            raise UnsupportedGraph(
+                f"each call leaves another tensor in the model's attribute {name!r}, where another form of call may read it; expected "
+                "buffers and outputs. Keep in a buffer what another call reads, or delete it at the end of forward() if none does."
+            )
     returned = sum(isinstance(leaf, Ref) for leaf in program.output_leaves)
     return References(tuple(inputs), tuple(outputs), first[:returned])
 

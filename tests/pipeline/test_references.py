@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from autosched.capture.export import capture
+from autosched.core.errors import UnsupportedGraph
 from autosched.core.variants import Lowering
 from autosched.pipeline.references import INPUT_SETS, Yardstick
 
@@ -43,3 +45,35 @@ def test_a_program_of_other_inputs_gets_references_of_its_own() -> None:
     yardstick = Yardstick(model, args, None, 0)
     # Random inputs are drawn like the example that a program was captured with.
     assert not torch.equal(yardstick.of(program).inputs[1][0], yardstick.of(doubled).inputs[1][0])
+
+
+class Pyramid(nn.Module):
+    """Passes on to its parts what it made of the inputs, as optical flow's correlation blocks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.levels: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.levels = [x.relu(), x.tanh()]
+        return self.levels[0] + self.levels[1]
+
+
+class Tidy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pyramid = Pyramid()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.pyramid(x)
+        self.pyramid.levels = []
+        return made
+
+
+def test_what_each_call_leaves_where_another_may_read_it_is_refused_before_anything_is_measured() -> None:
+    """As ``load`` refuses it, which would be too late: the job's minutes are spent by then."""
+    args = (torch.randn(2, 4),)
+    with pytest.raises(UnsupportedGraph, match=r"each call leaves another tensor in the model's attribute 'levels'"):
+        Yardstick(model := Pyramid(), args, None, 0).of(capture(model, args).program)
+    found = Yardstick(tidy := Tidy(), args, None, 0).of(capture(tidy, args).program)
+    assert torch.equal(found.outputs[0][0], tidy(*args))
