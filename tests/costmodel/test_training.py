@@ -460,6 +460,13 @@ def test_groups_that_others_disturbed_or_on_other_lanes_are_in_no_table(store: S
     assert sum(part.groups for part in composition(AnalyticModel(), used, both.groups())) == len(groups)
 
 
+def test_pairs_of_two_operators_only_are_a_clear_error(pairs: PairSet) -> None:
+    rows = np.zeros(50, dtype=np.int64)
+    query, labels = take(pairs.query, rows), dataclasses.replace(take_labels(pairs.labels, rows), family=("one",) * 50)
+    with pytest.raises(UsageError, match="none of 50 pairs can be held out"):
+        train(dataclasses.replace(pairs, query=query, labels=labels, keys=(("a", "b"),) * 50), seed=0, kinds=("xgboost",))
+
+
 def test_an_empty_store_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no usable pair"):
         pair_set(Store.create(tmp_path))
