@@ -205,7 +205,7 @@ def _triton() -> Finding:
 def _cost_model(device: str) -> Finding:
     from autosched.core.errors import AutoschedError
     from autosched.device.registry import device_named
-    from autosched.pipeline.model_choice import engine_of, model_in_use
+    from autosched.pipeline.model_choice import NONE_YET, engine_of, model_in_use
 
     try:
         found = device_named(device)
@@ -215,9 +215,8 @@ def _cost_model(device: str) -> Finding:
     if chosen.settled:
         return Finding(f"cost model, {device}", State.OK, f"the analytic prior: {chosen.why}", "")
     if chosen.folder is None:
-        return Finding(
-            f"cost model, {device}", State.MISSING, "the analytic prior", "'autosched collect -o runs', then 'autosched train runs'"
-        )
+        detail = "the analytic prior" if chosen.why == NONE_YET else f"the analytic prior: {chosen.why}"
+        return Finding(f"cost model, {device}", State.MISSING, detail, "'autosched collect -o runs', then 'autosched train runs'")
     return Finding(f"cost model, {device}", State.OK, f"{chosen.name}, {chosen.why}", "")
 
 

@@ -148,7 +148,11 @@ def _unseen_by(start: TrainedModel, pairs: PairSet) -> Indices:
 
 
 def _folds(pairs: PairSet, tested: Indices, seed: int) -> tuple[str, list[Fold]]:
-    """As ``folds_of``, tested on rows among ``tested`` only."""
+    """As ``folds_of``, tested on rows among ``tested`` only.
+
+    Raises:
+        UsageError: if whatever is held out leaves nothing to learn from.
+    """
     name, folds = folds_of(pairs, np.random.default_rng(seed))
     if name == KERNEL_FOLDS:
         logger.warning(
@@ -157,6 +161,11 @@ def _folds(pairs: PairSet, tested: Indices, seed: int) -> tuple[str, list[Fold]]
         )
     kept = [replace(fold, test=fold.test[np.isin(fold.test, tested)]) for fold in folds]
     kept = [fold for fold in kept if len(fold.test)]
+    if not kept:
+        raise UsageError(
+            f"none of {len(pairs)} pairs can be held out to judge a model by: the others are all of the same operators; "
+            "expected pairs of several. Collect from more models, of other families"
+        )
     if few := [f"{fold.name} ({len(fold.test)})" for fold in kept if len(fold.test) < FEW_PAIRS]:
         logger.warning(
             "in the choice of a model every %s counts alike, also those with fewer than %d pairs: %s; collect more of them",

@@ -53,7 +53,10 @@ class Audit:
     def lines(self) -> list[str]:
         """One line of text for each finding, most rows first."""
         ordered = sorted(self.findings, key=lambda finding: -len(finding.keys))
-        return [f"{len(f.keys):6d} {f.kind}: {f.detail}{' (left out)' if f.excluded else ''}" for f in ordered]
+        return [
+            f"{len(f.keys):6d} row{'s' if len(f.keys) != 1 else ''} {f.kind}{', left out of training' if f.excluded else ''}: {f.detail}"
+            for f in ordered
+        ]
 
 
 def audit(store: Store) -> Audit:
@@ -94,12 +97,13 @@ _DETAIL: dict[str, tuple[str, bool]] = {
     "no kernel": ("a pair whose kernel was never timed alone, so that it has no features", True),
     "unknown device": ("a row of a device that the store does not describe", True),
     "simulated": ("a row that no device measured", False),
-    "contaminated": (f"other processes had more than {DISTURBED:.0%} of the cores it needed", True),
+    "contaminated": (f"other processes had more than {100 * DISTURBED:.0f} % of the cores that the run needed", True),
     "drift": (
-        f"the time alone, repeated for the pair run, differs by more than {DRIFT:.0%} from the one in the program (caches, or drift)",
+        f"the time alone, repeated for the pair run, differs by more than {100 * DRIFT:.0f} % from the one in the program (caches, "
+        "or drift)",
         False,
     ),
-    "noisy": (f"the 95 % interval of the median is wider than {SPREAD:.0%} of it", False),
+    "noisy": (f"the 95 % interval of the median is wider than {100 * SPREAD:.0f} % of it", False),
     "duplicates": ("different pairs with exactly the same numbers", False),
 }
 

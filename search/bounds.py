@@ -68,7 +68,7 @@ def configuration_bound_us(problem: Problem, lanes: int, *, most_columns: int = 
     matrix = sparse.csc_matrix((rates, (rows, columns)), shape=(problem.count, column))
     solved = optimize.linprog(np.ones(column), A_ub=-matrix, b_ub=-problem.operator_us(0), method="highs")
     bound = float(solved.fun) + float(problem.latency_us[2])
-    return max(bound, critical_path_bound_us(problem)) if float(problem.excess_last.min(initial=0.0)) >= 0.0 else bound
+    return bound if _any_speed_up(problem) else max(bound, critical_path_bound_us(problem))
 
 
 def decomposed_bound_us(problem: Problem, lanes: int) -> float:
@@ -91,7 +91,12 @@ def decomposed_bound_us(problem: Problem, lanes: int) -> float:
         if cut < count:
             bound += min(float(problem.operator_us(place)[cut]) for place in range(problem.kernel.shape[1]))
         begin = cut + 1
-    return max(bound, critical_path_bound_us(problem)) if float(problem.excess_last.min(initial=0.0)) >= 0.0 else bound
+    return bound if _any_speed_up(problem) else max(bound, critical_path_bound_us(problem))
+
+
+def _any_speed_up(problem: Problem) -> bool:
+    """Whether some pair runs faster together than alone, so that a path may take less than its operators' times."""
+    return min(float(excess.min(initial=0.0)) for excess in (problem.excess_first, problem.excess_last)) < 0.0
 
 
 def _part_us(problem: Problem, members: range, lanes: int) -> float:
@@ -109,7 +114,7 @@ def _part_us(problem: Problem, members: range, lanes: int) -> float:
             return configuration_bound_us(part, min(lanes, part.count), most_columns=_MOST_PART_COLUMNS)
         except UsageError:
             pass  # too many columns: the longest path it is
-    return critical_path_bound_us(part)
+    return critical_path_bound_us(part) * (MIN_SLOWDOWN if _any_speed_up(part) else 1.0)
 
 
 def _too_many(most_columns: int) -> UsageError:

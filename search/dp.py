@@ -177,7 +177,8 @@ class _Solver:
                 stack.append(grown)
                 if len(sizes) <= self.lanes:
                     found.append(grown)
-            if len(seen) > self.settings.transitions_per_block // 4:
+            # One state may take a second, and a long graph has a block for every sixty operators: the clock is asked here too.
+            if len(seen) > self.settings.transitions_per_block // 4 or self.context.expired():
                 break
         return found
 

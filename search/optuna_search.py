@@ -15,7 +15,7 @@ import hashlib
 import logging
 import sqlite3
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,21 +73,21 @@ class _Study:
         if total <= 0 or self.context.expired():
             return self.found
         policies = max(1, int(total * self.settings.policy_share))
-        self._phase("policy", policies, self._policy_value, enqueue=True)
+        first = [_parameters(policy, len(self.widths) > 1) for policy in portfolio(self.widths)[:6]]
+        self._phase("policy", policies, self._policy_value, first)
         self.found.sort(key=lambda candidate: candidate.makespan_us)
         incumbent = self.found[0]
         movable = self._most_slowed(incumbent)
         if movable:
-            self._phase("near", total - policies, lambda trial: self._near_value(trial, incumbent, movable), enqueue=False)
+            self._phase("near", total - policies, lambda trial: self._near_value(trial, incumbent, movable), [])
         return sorted(self.found, key=lambda candidate: candidate.makespan_us)
 
-    def _phase(self, phase: str, trials: int, value: Any, *, enqueue: bool) -> None:
+    def _phase(self, phase: str, trials: int, value: Any, first: Sequence[dict[str, float]]) -> None:
+        """Trials until the study has ``trials``; ``first`` are the parameters of the first ones."""
         import optuna
 
+        waiting = optuna.trial.TrialState.WAITING
         with open_study(self.context.study_path, f"{phase}-{self.problem.graph.hash[:16]}-{self._question()}-{self.seed}") as study:
-            if enqueue and not study.trials:
-                for policy in portfolio(self.widths)[:6]:
-                    study.enqueue_trial(_parameters(policy, len(self.widths) > 1))
             for known in study.get_trials(deepcopy=False):
                 if known.state == optuna.trial.TrialState.COMPLETE:
                     value(optuna.trial.FixedTrial(known.params))
@@ -97,6 +97,9 @@ class _Study:
                 if number >= trials or self.context.expired():
                     return
                 study.sampler = sampler_of(self.seed + number)
+                # One at a time: an interrupted trial takes its place in the queue with it.
+                if number < len(first) and not study.get_trials(deepcopy=False, states=(waiting,)):
+                    study.enqueue_trial(first[number])
                 trial = study.ask()
                 study.tell(trial, value(trial))
                 if number % 16 == 0:

@@ -127,6 +127,18 @@ def test_training_says_whether_tuning_will_use_the_model(
     assert words in whether_used(chosen, Path("elsewhere"), installed)
 
 
+def test_training_promises_nothing_of_a_model_of_simulated_runs() -> None:
+    assert "no tuning job uses it" in whether_used("torch", Path("elsewhere"), None, simulated=3)
+
+
+@pytest.mark.parametrize("command", ["collect", "train", "evaluate"])
+def test_recorded_runs_are_no_device_of_the_cost_models_commands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--device", "replay:runs") == 2
+    said = capsys.readouterr().err
+    assert "'autosched train runs' learns from the recorded runs" in " ".join(said.split())
+    assert "unknown" not in said
+
+
 def test_what_training_says_of_an_installed_model_is_what_tuning_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

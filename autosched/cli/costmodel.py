@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,6 +59,7 @@ def collect(
 
     keep_memory_if(keep_memory)
     budget_s = parse_seconds(budget)
+    _require_own(device)
     device_named(device)  # a mistake here is found before models are built
     names = models or [entry.name for entry in suite.names() if not entry.package]
     loaded = [zoo.load(name, seed=seed) for name in names]
@@ -109,6 +111,7 @@ def train(
     """
     from autosched.pipeline import retraining
 
+    _require_own(device)
     own_runs, own_model = retraining.places_of(device)
     runs, output = runs or own_runs, output or own_model
     with live_progress(quiet=quiet) as progress:
@@ -121,19 +124,22 @@ def train(
     print_training(training.model.card, training.curve, results_console())
     print(f"written to {output}")
     installed = retraining.judged_on(device, output) if output == own_model else None
-    tell(whether_used(training.decision.chosen, output, installed))
+    tell(whether_used(training.decision.chosen, output, installed, simulated=training.model.card.simulated))
 
 
-def whether_used(chosen: str, output: Path, installed: tuple[Judged, Judged] | None) -> str:
+def whether_used(chosen: str, output: Path, installed: tuple[Judged, Judged] | None, *, simulated: int = 0) -> str:
     """What a following tuning job will do with the model.
 
     Args:
         installed: where it was installed, what tuning on the device makes of it, and what it takes now.
+        simulated: how many of its pairs no device measured.
     """
     more = "'autosched collect' more runs and train again"
     if installed is None:
         if chosen == "analytic":
             return f"no learned model is good enough yet: with it, tuning goes on with the analytic prior; {more}"
+        if simulated:
+            return f"{chosen} was trained on simulated runs: no tuning job uses it, even with --cost-model {output}"
         every = "for every job on this device, train without -o"
         return f"{chosen} is good enough to be used: autosched tune MODEL --cost-model {output}; {every}"
     own, in_use = installed
@@ -169,6 +175,7 @@ def evaluate(
     """
     from autosched.pipeline import retraining
 
+    _require_own(device)
     if output is not None:
         # Found out before the comparison is made.
         _make_folder(output)
@@ -184,6 +191,18 @@ def evaluate(
     from autosched.cli.costmodel_tables import print_evaluation
 
     print_evaluation(result, results_console())
+
+
+def _require_own(device: str) -> None:
+    """Nothing is measured on recorded runs, and no model is installed for them."""
+    from autosched.core.errors import UsageError
+
+    if device.startswith("replay:"):
+        runs = shlex.quote(device.removeprefix("replay:"))
+        raise UsageError(
+            f"--device is {device!r}, and these commands are for a device of this machine; name one, or leave it out. "
+            f"'autosched train {runs}' learns from the recorded runs."
+        )
 
 
 def _make_folder(folder: Path) -> None:

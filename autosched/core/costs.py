@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 
 from autosched.core.errors import UsageError
 
+LONGEST_US = 1e15
+"""No time is longer: thirty years. The compiled simulators do not look at their times, and one that is not a number, or that adds up to
+what stands for never there, makes them loop for ever or write beside their arrays."""
+
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
@@ -80,12 +84,12 @@ class CostTable:
                 raise UsageError(f"{name} has shape {matrix.shape}; expected [{kernels}, {kernels}]")
             if not np.isfinite(matrix).all() or (matrix <= 0).any():
                 raise UsageError(f"{name} holds values that are not finite and positive; drop the records that made them")
-        if not np.isfinite(self.solo_us).all() or (self.solo_us < 0).any():
-            raise UsageError("solo_us holds values that are negative or not finite; drop the records that made them")
-        for name in ("concurrent_gap_us", "polling_us", "team_spin_us"):
+        if not np.isfinite(self.solo_us).all() or (self.solo_us < 0).any() or (self.solo_us > LONGEST_US).any():
+            raise UsageError(f"solo_us holds values that are negative, not finite or above {LONGEST_US:g}; drop the records that made them")
+        for name in ("launch_gap_us", "cross_lane_us", "fixed_us", "concurrent_gap_us", "polling_us", "team_spin_us"):
             value: float = getattr(self, name)
-            if not np.isfinite(value) or value < 0:
-                raise UsageError(f"{name} is {value}; expected a finite number, at least 0")
+            if not 0 <= value <= LONGEST_US:
+                raise UsageError(f"{name} is {value}; expected a number of microseconds from 0 to {LONGEST_US:g}")
         if self.room is not None and (self.room.shape != (kernels,) or not ((self.room >= 0) & (self.room <= 1)).all()):
             raise UsageError(f"room has shape {self.room.shape}, or values outside 0 to 1; expected [{kernels}] shares of the device")
         if self.max_lanes < 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+from autosched.core.errors import UsageError
+
 OUTSIDE = math.inf
 """What remains of the budget in a stage that takes nothing from it."""
 
@@ -22,6 +24,16 @@ class Progress(Protocol):
         self, *, done: int, total: int, incumbent: str = "", measured: int = 0, failed: int = 0, left_s: float | None = None
     ) -> None:
         """``done`` of ``total`` of the stage are finished; ``incumbent`` describes the best so far."""
+
+
+def require_progress(progress: object) -> None:
+    """Find out before a job begins that what was given cannot be told of it.
+
+    Raises:
+        UsageError: if it is neither ``None`` nor has both methods.
+    """
+    if progress is not None and not all(callable(getattr(progress, name, None)) for name in ("stage", "update")):
+        raise UsageError(f"progress is a {type(progress).__name__}; expected an object with the methods stage and update, or None")
 
 
 class Silent:

@@ -125,14 +125,22 @@ class StageTime:
 def where_time_went(stages: Sequence[StageTime]) -> str:
     """The stages as a sentence, longest first, those under a tenth of a second left out; empty if none took longer.
 
+    What a stage is of is put in brackets, because commas separate the stages.
+
     >>> where_time_went([StageTime("capture", 2.0, False), StageTime("search", 1.25), StageTime("duel", 3.0), StageTime("trace", 0.01)])
     'duel 3.0 s, search 1.2 s; not in the budget: capture 2.0 s'
     """
     longest = sorted((stage for stage in stages if stage.seconds >= _WORTH_TELLING_S), key=lambda stage: -stage.seconds)
     inside, outside = (
-        ", ".join(f"{stage.name} {stage.seconds:.1f} s" for stage in longest if stage.in_budget is counted) for counted in (True, False)
+        ", ".join(f"{_bracketed(stage.name)} {stage.seconds:.1f} s" for stage in longest if stage.in_budget is counted)
+        for counted in (True, False)
     )
     return "; ".join(part for part in (inside, f"not in the budget: {outside}" if outside else "") if part)
+
+
+def _bracketed(stage: str) -> str:
+    what, comma, of = stage.partition(", ")
+    return f"{what} ({of})" if comma else stage
 
 
 @dataclass(frozen=True, slots=True)

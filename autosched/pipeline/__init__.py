@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autosched.capture.call_check import require_call
 from autosched.config import check_seed
 from autosched.core.custom_operators import trusting
-from autosched.core.progress import Progress, Silent
+from autosched.core.progress import Progress, Silent, require_progress
 from autosched.core.standing_aside import as_they_came
 from autosched.core.variants import Lowering
 from autosched.pipeline.benching import bench
@@ -99,6 +99,7 @@ def tune(
 
     require_call("tune", model, example_inputs, example_kwargs)
     check_seed(seed)
+    require_progress(progress)
     budget = budget_for(effort, budget_s)
     options = Options(
         str(device), effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name or type(model).__name__,
@@ -145,6 +146,7 @@ def compare(
 
     require_call("compare", model, example_inputs, example_kwargs)
     check_seed(seed)
+    require_progress(progress)
     budget = budget_for(effort, budget_s)
     chosen = names_of_strategies(strategies)
     options = Options(

@@ -112,11 +112,12 @@ class CollectResult:
             f"  noise floor of repeats: {noise}",
         ]
         if self.disturbed:
-            lines.append(f"  {self.disturbed} measurements were disturbed: other processes had the cores")
+            were = "measurement was" if self.disturbed == 1 else "measurements were"
+            lines.append(f"  {self.disturbed} {were} disturbed: other processes had the cores")
         if self.failures:
             lines.append(
-                f"  {self.failures} measurements failed: {self.store}/failures.jsonl has the operators and pairs among them, with the "
-                "reasons; they are not tried again"
+                f"  {self.failures} measurement{'s' if self.failures != 1 else ''} failed: {self.store}/failures.jsonl has the operators "
+                "and pairs among them, with the reasons; they are not tried again"
             )
         if self.unfinished:
             lines.append(f"  there was no time for {', '.join(self.unfinished)}: run the command again to continue")

@@ -26,7 +26,7 @@ from autosched.runtime.native.build import engine_to_come
 
 _log = logging.getLogger(__name__)
 
-_NONE_YET = "no model was trained for this device: 'autosched collect -o runs', then 'autosched train runs'"
+NONE_YET = "no model was trained for this device: 'autosched collect -o runs', then 'autosched train runs'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Judged:
         name: its kind.
         why: says so to people.
         settled: whether runs of this very device, enough to judge by, have shown that the prior is as good as anything learned from them.
+        refused: how many pairs of which device a model was learned from that did not pass the gate; ``None`` for any other.
     """
 
     folder: Path | None
@@ -55,6 +56,7 @@ class Judged:
     settled: bool = False
     own: bool = False
     """Whether it was trained on this very device."""
+    refused: tuple[int, str] | None = None
 
 
 def engine_of(device: Device) -> Engine | None:
@@ -94,7 +96,7 @@ def choose_model(key: DeviceKey, engine: Engine | None, explicit: Path | None = 
 
 def model_in_use(key: DeviceKey, engine: Engine | None) -> Judged:
     """Which model :func:`choose_model` takes where none is named, from the cards alone: no model is read, and no library loaded."""
-    refused: list[str] = []
+    refused: list[Judged] = []
     settled = False
     for folder in (cost_models_dir() / key.digest, *_shipped(key, engine)):
         if not (folder / "manifest.json").is_file():
@@ -103,14 +105,28 @@ def model_in_use(key: DeviceKey, engine: Engine | None) -> Judged:
             judged = judged_at(folder, key, engine)
         except AutoschedError as error:
             _log.warning("the cost model in %s is not used: %s", folder, error)
-            refused.append(f"the one in {folder} cannot be read")
+            refused.append(Judged(None, "analytic", f"the one in {folder} cannot be read"))
             continue
         if judged.folder is not None and (judged.own or not settled):
             return judged
         # What was found out on this very device is not for others of its name to overrule.
-        refused += [judged.why] if judged.folder is None else []
+        refused += [judged] if judged.folder is None else []
         settled = settled or judged.settled
-    return Judged(None, "analytic", "; ".join(refused) or _NONE_YET, settled)
+    return Judged(None, "analytic", _why_none(refused) or NONE_YET, settled)
+
+
+def _why_none(refused: Sequence[Judged]) -> str:
+    """Why no model is taken: a reason of its own for each, but those that failed the gate alike are told together."""
+    pairs: dict[str, list[int]] = {}
+    for judged in refused:
+        if judged.refused is not None:
+            pairs.setdefault(judged.refused[1], []).append(judged.refused[0])
+    said = [_failed(pairs[judged.refused[1]], judged.refused[1]) if judged.refused is not None else judged.why for judged in refused]
+    return "; ".join(dict.fromkeys(said))
+
+
+def _failed(pairs: Sequence[int], of: str) -> str:
+    return f"no model learned from {' or '.join(map(str, pairs))} pairs of {of} has passed the gate"
 
 
 def judged_at(folder: Path, key: DeviceKey, engine: Engine | None) -> Judged:
@@ -156,10 +172,10 @@ def _judged(name: str, card: Card, key: DeviceKey, engine: Engine | None, folder
     own, alone = _is_of(folder, card, key), len(card.origins) < 2
     elsewhere = "a device of this name" if key.name in card.devices else "another device"
     here = "this device" if own and alone else "this device and others" if own else elsewhere
-    runs = f"{card.pairs} pairs of {here}"
     if name == "analytic":
-        return Judged(None, "analytic", f"no model learned from {runs} has passed the gate", own and alone and bool(card.held_out), own)
-    return Judged(folder, name, f"trained on {runs}: {', '.join(card.devices)}", own=own)
+        settled = own and alone and bool(card.held_out)
+        return Judged(None, "analytic", _failed((card.pairs,), here), settled, own, refused=(card.pairs, here))
+    return Judged(folder, name, f"trained on {card.pairs} pairs of {here}: {', '.join(card.devices)}", own=own)
 
 
 def _of_other_lanes(card: Card, engine: Engine | None) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autosched.capture.call_check import require_call
 from autosched.core.errors import UsageError
-from autosched.core.progress import OUTSIDE, Progress, Silent
+from autosched.core.progress import OUTSIDE, Progress, Silent, require_progress
 from autosched.core.report import TuneReport
 from autosched.export.bundle import encode_bundle, write_bundle
 from autosched.pipeline.budget import budget_for
@@ -110,6 +110,7 @@ def tune_shapes(
     for name, given in (("examples", examples), ("example_kwargs", example_kwargs), ("sources", sources), ("batches", batches)):
         if not isinstance(given, Sequence) and (given is not None or name == "examples"):
             raise UsageError(f"tune_shapes() got a {type(given).__name__} as {name}; expected a list with one item for each shape")
+    require_progress(progress)
     for position, args in enumerate(examples):
         require_call(f"example {position} of tune_shapes", model, args)
     count = len(examples)

@@ -160,6 +160,10 @@ def test_the_gate_wants_half_of_the_families_not_only_the_mean() -> None:
     assert "lucky is the nearest, but it is better than analytic on 1 of 3 only" in refused.reason
     assert "its mean error is not 2% below that of constant" in decide({**rivals, "poor": held(3.0, 3.0, 3.0)}, "model family").reason
     assert decide({**rivals, "good": held(2.1, 2.1, 2.2)}, "model family").chosen == "good"
+    # Where one that lacks something errs less, its number would belie the choice by itself.
+    both = decide({**rivals, "lucky": held(2.45, 2.45, 2.0), "good": held(2.3, 2.3, 2.3)}, "model family")
+    assert both.chosen == "good"
+    assert both.reason.endswith("; lucky errs less, but it is better than analytic on 1 of 3 only")
 
 
 def test_predicting_no_interference_cannot_look_good(pairs: PairSet) -> None:
@@ -456,6 +460,13 @@ def test_groups_that_others_disturbed_or_on_other_lanes_are_in_no_table(store: S
     assert sum(part.groups for part in composition(AnalyticModel(), used, both.groups())) == len(groups)
 
 
+def test_pairs_of_two_operators_only_are_a_clear_error(pairs: PairSet) -> None:
+    rows = np.zeros(50, dtype=np.int64)
+    query, labels = take(pairs.query, rows), dataclasses.replace(take_labels(pairs.labels, rows), family=("one",) * 50)
+    with pytest.raises(UsageError, match="none of 50 pairs can be held out"):
+        train(dataclasses.replace(pairs, query=query, labels=labels, keys=(("a", "b"),) * 50), seed=0, kinds=("xgboost",))
+
+
 def test_an_empty_store_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no usable pair"):
         pair_set(Store.create(tmp_path))
@@ -467,7 +478,7 @@ def test_what_is_noisy_alone_is_not_why_a_store_without_pairs_has_none(store: St
     solo = [dataclasses.replace(row, samples=samples) for row, samples in zip(store.solo(), wide, strict=True)]
     alone = Store.create(tmp_path)
     alone.append([*store.scopes(), *solo])
-    assert any("noisy" in line for line in audit(alone).lines())
+    assert any(f" {len(solo)} rows noisy: " in line for line in audit(alone).lines())
     with pytest.raises(UsageError, match=r"no usable pair \(it has no pairs\)"):
         pair_set(alone)
 

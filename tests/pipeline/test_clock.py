@@ -87,3 +87,6 @@ def test_where_the_time_went_is_told_longest_first_with_what_the_budget_does_not
     assert where_time_went(stages) == "duel 3.0 s, search 1.0 s; not in the budget: capture 2.0 s"
     assert where_time_went(stages[:1]) == "not in the budget: capture 2.0 s"
     assert where_time_went(()) == ""
+    # A comma parts two stages, so what a stage is of stands in brackets.
+    several = (StageTime("capture, fused", 2.0), StageTime("search", 1.0))
+    assert where_time_went(several) == "capture (fused) 2.0 s, search 1.0 s"

@@ -102,6 +102,9 @@ def test_what_became_of_a_run_is_added_up_and_said(tmp_path: Path, monkeypatch: 
     assert (found.kept, found.disturbed, found.failures, found.unfinished) == (24, 10, 8, ("a", "b"))
     assert "10 measurements were disturbed" in found.summary()
     assert f"8 measurements failed: {tmp_path / 'runs'}/failures.jsonl" in found.summary()
+    one = dataclasses.replace(found, disturbed=1, failures=1).summary()
+    assert "1 measurement was disturbed" in one
+    assert "1 measurement failed" in one
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])

@@ -6,11 +6,13 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
+from autosched import doctor
 from autosched.config import cost_models_dir
 from autosched.core.errors import ArtifactCorrupt
 from autosched.core.records import Contamination, DeviceKey, Engine, PairRecord, Samples, SoftwareKey, SoloRecord
@@ -23,6 +25,7 @@ from autosched.costmodel.table import OTHER, make_cost_table
 from autosched.costmodel.trained import Card, TrainedModel
 from autosched.datasets.facts import DeviceFacts
 from autosched.datasets.synthetic import synthetic_store
+from autosched.device import registry
 from autosched.pipeline import model_choice
 from autosched.pipeline.model_choice import ChosenModel, choose_model, judged_at, model_in_use, prediction_note
 from tests.conformance.programs import branches_program
@@ -95,6 +98,23 @@ def test_a_model_is_of_the_devices_whose_runs_it_learned_from_wherever_it_was_in
             assert words in found.why
             # That nothing learned is good enough on another device says nothing of this one.
             assert found.settled == (settled and kind == "analytic")
+
+
+def test_models_that_failed_the_gate_alike_are_told_in_one_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alike = dataclasses.replace(CPU, details=(("cores", "64"),))
+    shipped = [tmp_path / name / "model" for name in ("one", "two")]
+    for folder in shipped:
+        write_model(folder, folder.parent / "runs", kind="analytic", device=CPU, origins=(alike,))
+    monkeypatch.setattr(model_choice, "_shipped", lambda key, engine: shipped)
+    pairs = read_card(shipped[0])[1].pairs
+    why = f"no model learned from {pairs} or {pairs} pairs of a device of this name has passed the gate"
+    assert model_in_use(CPU, None).why == why
+    monkeypatch.setattr(registry, "device_named", lambda name: SimpleNamespace(key=CPU))
+    monkeypatch.setattr(model_choice, "engine_of", lambda device: None)
+    found = doctor._cost_model("cpu")
+    assert (found.state, found.detail) == (doctor.State.MISSING, f"the analytic prior: {why}")
+    monkeypatch.setattr(model_choice, "_shipped", lambda key, engine: [])
+    assert doctor._cost_model("cpu").detail == "the analytic prior"
 
 
 @pytest.mark.parametrize(("kind", "simulated", "words"), [("analytic", 0, "gate"), ("xgboost", 5, "simulated")])

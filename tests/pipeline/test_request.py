@@ -31,12 +31,18 @@ def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"seed": 1.5}, "the seed is 1.5"),
         ({"seed": 2**80}, "from 0 to"),
         ({"cost_model": 3}, "cost_model is 3"),
+        ({"progress": 3}, "progress is a int; expected an object with the methods stage and update"),
     ],
 )
 @pytest.mark.parametrize("run", [autosched.tune, autosched.compare])
 def test_a_value_that_cannot_be_is_named(run: Any, given: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         run(torch.nn.ReLU(), (torch.ones(2),), device="cpu", **given)
+
+
+def test_what_several_shapes_are_told_by_is_looked_at_too() -> None:
+    with pytest.raises(UsageError, match="progress is a int"):
+        autosched.tune_shapes(torch.nn.ReLU(), [(torch.ones(2),)], device="cpu", progress=3)  # type: ignore[arg-type]
 
 
 def test_a_cost_model_may_be_named_by_text(tmp_path: Path) -> None:

@@ -110,6 +110,18 @@ def test_bounds_are_below_the_optimum(seed: int, room: float | None) -> None:
     assert critical_path_bound_us(problem) <= configuration_bound_us(problem, 3) <= optimum * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("faster", [("slowdown_first",), ("slowdown_first", "slowdown_last")])
+@pytest.mark.parametrize("widths", [(1,), (1, 2)])
+def test_no_bound_is_above_what_pairs_that_speed_each_other_up_make_possible(faster: tuple[str, ...], widths: tuple[int, ...]) -> None:
+    costs = flat_costs([4.0, 4.0, 4.0, 4.0], widths=widths)
+    costs = dataclasses.replace(costs, **dict.fromkeys(faster, np.full_like(costs.slowdown_first, 0.3)))
+    problem = Problem.from_arrays([[], [], [0], [1]], costs)
+    found = makespan_us(problem, exact.brute_force(problem, 2).best.schedule(problem))
+    assert decomposed_bound_us(problem, 2) <= found * (1 + 1e-9)
+    if len(widths) == 1:
+        assert configuration_bound_us(problem, 2) <= found * (1 + 1e-9)
+
+
 def test_the_configuration_bound_is_tight_for_processor_sharing() -> None:
     pytest.importorskip("scipy")
     problem = Problem.from_arrays([[], []], flat_costs([4.0, 4.0], slowdown=2.0))

@@ -14,6 +14,7 @@ from autosched.core.costs import CostTable
 from autosched.search import synthetic
 from autosched.search.anneal import Annealer, MoveWeights
 from autosched.search.beam import Beam
+from autosched.search.dp import IOS, _Solver, blocks
 from autosched.search.optuna_search import OptunaSearch, open_study
 from autosched.search.policies import Candidate, Decoder, Policy, best_policies, portfolio
 from autosched.search.problem import Problem, one_wide_lane
@@ -197,6 +198,34 @@ def test_an_optuna_study_goes_on_where_it_stopped_with_the_same_result(tmp_path:
     with pytest.raises(KeyboardInterrupt):
         first.propose(problem, context(study_path=path, progress=die))
     assert OptunaSearch(trials=24).propose(problem, context(study_path=path)) == whole
+
+
+def test_what_an_interrupted_study_was_to_begin_with_is_still_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = synthetic.random_problem(6, 30)
+    whole = OptunaSearch(trials=24).propose(problem, context())
+    decode, decoded = Decoder.decode, 0
+
+    def die(decoder: Decoder, policy: Policy) -> Candidate:
+        nonlocal decoded
+        decoded += 1
+        if decoded == 5:  # the fourth of the policies that are given: the search has decoded one by itself
+            raise KeyboardInterrupt
+        return decode(decoder, policy)
+
+    study = context(study_path=str(tmp_path / "study.db"))
+    monkeypatch.setattr(Decoder, "decode", die)
+    with pytest.raises(KeyboardInterrupt):
+        OptunaSearch(trials=24).propose(problem, study)
+    monkeypatch.setattr(Decoder, "decode", decode)
+    assert OptunaSearch(trials=24).propose(problem, context(study_path=study.study_path)) == whole
+
+
+def test_a_long_graph_is_staged_greedily_once_the_deadline_has_passed() -> None:
+    # Two blocks whose endings are more than can be looked at in a blink.
+    problem = synthetic.random_problem(0, 120, max_lanes=4)
+    solver = _Solver(IOS, problem, context(deadline_s=0.0), 4)
+    assert all(solver.solve(block) for block in blocks(problem))
+    assert solver.transitions < 120
 
 
 @pytest.mark.parametrize("changed", ["lanes", "widths", "costs"])

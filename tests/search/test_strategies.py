@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,19 @@ def test_a_cycle_is_refused_where_the_problem_is_made() -> None:
 def test_costs_for_another_graph_are_refused() -> None:
     with pytest.raises(UsageError, match="3 operators"):
         Problem.from_arrays([[], [0]], random_costs(np.random.default_rng(0), 3))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300, -1.0])
+@pytest.mark.parametrize("name", ["launch_gap_us", "cross_lane_us", "fixed_us", "polling_us"])
+def test_latencies_that_compiled_code_would_run_wild_on_are_refused(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"{name} is .*from 0 to 1e"):
+        dataclasses.replace(random_costs(np.random.default_rng(0), 2), **{name: value})
+
+
+def test_a_time_beyond_all_measure_is_refused() -> None:
+    costs = random_costs(np.random.default_rng(0), 2)
+    with pytest.raises(UsageError, match="above 1e"):
+        dataclasses.replace(costs, solo_us=costs.solo_us * 1e300)
 
 
 def test_costs_that_are_not_numbers_are_refused() -> None:
