@@ -13,7 +13,7 @@ import torch
 class Tolerance:
     """``|a - b| <= relative * |b| + of_scale * max|b|`` with ``b`` the reference; both are ratios.
 
-    The second term keeps elements near zero from failing on rounding noise of their large neighbours.
+    The second term keeps elements near zero from failing on rounding noise of their large neighbours, those apart that are masks.
     """
 
     relative: float
