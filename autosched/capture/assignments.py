@@ -2,7 +2,8 @@
 
 Export notices such an assignment on the root module alone; on any other it takes the buffer for one that never changes. While a model is
 exported here, every submodule's buffer that was replaced is given, when the model's call ends, the contents of what replaced it, which
-export notices everywhere.
+export notices everywhere. What the model returns of a buffer's old tensor, its root's too, is a copy, for export says of both that they are
+the buffer.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ def assignments_seen(model: torch.nn.Module) -> Iterator[None]:
         # It has no such hooks to run.
         yield
         return
-    inner = {id(module._buffers) for module in model.modules() if isinstance(module._buffers, dict)} - {id(model._buffers)}
+    tables = {id(module._buffers) for module in model.modules() if isinstance(module._buffers, dict)}
     # By the dictionary that holds it, and its key there: what was there before the first assignment.
     began: dict[tuple[int, str], tuple[dict[str, Any], torch.Tensor]] = {}
 
     def note(module: torch.nn.Module, name: str, value: object) -> None:
         old = module._buffers.get(name)
-        if id(module._buffers) in inner and isinstance(old, torch.Tensor):
+        if id(module._buffers) in tables and isinstance(old, torch.Tensor):
             began.setdefault((id(module._buffers), name), (module._buffers, old))
 
     def settle(module: torch.nn.Module, args: object, result: Any) -> Any:
@@ -39,13 +40,15 @@ def assignments_seen(model: torch.nn.Module) -> Iterator[None]:
             if isinstance(new, torch.Tensor) and new is not old:
                 replaced.append((table, key, old, new))
         began.clear()
-        if not replaced or any(old.shape != new.shape or old.dtype != new.dtype for _, _, old, new in replaced):
+        # Those of the root export writes itself.
+        inner = [item for item in replaced if item[0] is not model._buffers]
+        if not replaced or any(old.shape != new.shape or old.dtype != new.dtype for _, _, old, new in inner):
             return result
         # A result that is what was there before must not become what is there now.
         result = tree_map_only(torch.Tensor, lambda tensor: tensor.clone() if _is_among(tensor, replaced) else tensor, result)
         # One may be another's old tensor, or an input, of which export must be able to tell what becomes of it.
-        news = [new.clone() for _, _, _, new in replaced]
-        for (table, key, old, _), new in zip(replaced, news, strict=True):
+        news = [new.clone() for _, _, _, new in inner]
+        for (table, key, old, _), new in zip(inner, news, strict=True):
             old.copy_(new)
             table[key] = old
         return result

@@ -13,7 +13,7 @@ import torch
 class Tolerance:
     """``|a - b| <= relative * |b| + of_scale * max|b|`` with ``b`` the reference; both are ratios.
 
-    The second term keeps elements near zero from failing on rounding noise of their large neighbours.
+    The second term keeps elements near zero from failing on rounding noise of their large neighbours, those apart that are masks.
     """
 
     relative: float
@@ -54,6 +54,10 @@ _TOLERANCES = {
     torch.float8_e5m2: Tolerance(0.25, 8e-2),
     torch.float8_e5m2fnuz: Tolerance(0.25, 8e-2),
 }
+
+# A number of this size that is equal in both is what hides a place (-1e9, the lowest of a dtype), not what its neighbours were computed
+# from: beside it any neighbour would be noise.
+_AS_A_MASK = 8192.0
 
 # Elements that are compared at a time: what comparing takes beside the tensors is then some MiB, however large they are.
 _PIECE = 1 << 20
@@ -138,8 +142,7 @@ def _compare_finite(pieces: list[tuple[torch.Tensor, torch.Tensor]], allowed: To
         infinite = b.isinf()
         if not torch.equal(a.isinf(), infinite) or not torch.equal(a[infinite], b[infinite]):
             return _apart("infinities in other places than the reference")
-        _, finite = _finite(b, b)
-        scale = max(scale, float(finite.abs().max()) if finite.numel() else 0.0)
+        scale = max(scale, _scale(*_finite(given, wanted)))
     worst, farthest, reason = 0.0, -math.inf, ""
     for given, wanted in pieces:
         a, b = _finite(given, wanted)
@@ -155,6 +158,13 @@ def _compare_finite(pieces: list[tuple[torch.Tensor, torch.Tensor]], allowed: To
             farthest = beyond
             reason = f"{float(a[place]):.6g} where the reference has {float(b[place]):.6g} ({wanted.dtype})"
     return Agreement(not reason, False, worst, reason)
+
+
+def _scale(given: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest number of a reference that its neighbours may have rounding noise of."""
+    size = wanted.abs()
+    counted = size[(size < _AS_A_MASK) | (given != wanted)]
+    return float(counted.max()) if counted.numel() else 0.0
 
 
 def _finite(given: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

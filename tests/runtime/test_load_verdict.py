@@ -122,6 +122,19 @@ def test_zero_beside_large_values_is_compared_by_scale() -> None:
     assert not compare([torch.tensor([1.0, 1000.0])], [reference]).within_tolerance
 
 
+@pytest.mark.parametrize("mask", [-1e4, -1e9, torch.finfo(torch.float32).min, torch.finfo(torch.float32).max])
+def test_what_hides_places_of_an_output_allows_its_neighbours_nothing(mask: float) -> None:
+    reference = torch.tensor([mask, 1.0, 0.0, 2.0, mask])
+    assert compare([torch.tensor([mask, 1.0 + 1e-4, 1e-4, 2.0, mask])], [reference]).within_tolerance
+    for wrong in ([mask, 0.9, 0.0, 2.0, mask], [mask, 1.0, 0.1, 2.0, mask], [mask / 2, 1.0, 0.0, 2.0, mask], [mask, 1.0, 0.0, mask, mask]):
+        assert not compare([torch.tensor(wrong)], [reference]).within_tolerance
+
+
+def test_large_values_that_differ_are_computed_and_count_to_the_scale() -> None:
+    reference = torch.tensor([0.0, 1e5, 2e5])
+    assert compare([torch.tensor([1.0, 1e5, 2e5 + 1])], [reference]).within_tolerance
+
+
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
 def test_special_values_must_be_in_the_same_places(special: float) -> None:
     reference = torch.tensor([1.0, special, 2.0])

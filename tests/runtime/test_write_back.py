@@ -32,6 +32,7 @@ from tests.conformance.stateful import (
     KeyValueCache,
     ReadBeforeAndAfter,
     Recurrent,
+    Remembers,
     ReturnsItsMemory,
     Stateful,
     assert_like_eager,
@@ -62,6 +63,21 @@ def test_calls_in_a_row_are_those_of_the_model(kind: type[Stateful], lowering: L
     assert_like_eager(loaded, model, calls(), sort_of_reset)
     assert loaded.report().calls == 5
     assert loaded.report().stepped_aside == ()
+
+
+@pytest.mark.parametrize("lowering", [Lowering.ATEN, Lowering.FUSED])
+def test_what_a_buffer_was_before_it_was_replaced_is_returned_as_it_was(lowering: Lowering) -> None:
+    # Of the model itself, not of a part: export writes those back by itself.
+    class Previous(Remembers):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            memory = self.memory
+            step, before, after = super().forward(x)
+            return step, before, after, memory[1:].t()
+
+    model = made(Previous)
+    loaded = load(bundle_bytes(model, (example(),), lowering), model, strict=True)
+    assert_like_eager(loaded, model, calls(), sort_of_reset)
+    assert loaded.report().calls == 5
 
 
 @pytest.mark.parametrize("kind", STATEFUL)
