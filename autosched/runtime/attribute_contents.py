@@ -143,9 +143,9 @@ class AttributeContents:
         held = {(id(table), key): old for table, key, old in zip(self._tables, self._keys, self._held, strict=True)}
         now = {(id(table), key): item for table in self._dictionaries for key, item in list(dict.items(table))}
         for place in (held.keys() | now.keys()) - self._but:
-            items = (now.get(place, END), held.get(place, END))
-            if not is_same(*items):
-                yield place, items
+            is_now, was = now.get(place, END), held.get(place, END)
+            if not is_same(is_now, was):
+                yield place, (is_now, was)
         for table in [each for each in self._empty if dict.__len__(each)]:
             yield (id(table), LENGTH), list(dict.values(table))
         for table, size in zip(self._sized_tables, self._sizes, strict=True):
