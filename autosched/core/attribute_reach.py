@@ -152,6 +152,11 @@ class _Search:
         return inside
 
 
+def is_plain(value: object) -> bool:
+    """Whether it is a number, text or the like, which holds nothing; or ``END``, where nothing is."""
+    return type(value) in _PLAIN or value is END
+
+
 def hooks_of(module: torch.nn.Module) -> list[object]:
     """The functions that run before and after ``forward``."""
     tables = (vars(module).get(name) for name in ("_forward_hooks", "_forward_pre_hooks"))

@@ -7,14 +7,14 @@ past all counts (peft: which adapters it has merged). What a tensor there holds,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, repeat
 from operator import attrgetter, call, is_
 from typing import Any
 
 import torch
 
-from autosched.core.attribute_reach import END, LENGTH, MOST_ITEMS, Place, reach
+from autosched.core.attribute_reach import END, LENGTH, MOST_ITEMS, Place, is_plain, reach
 from autosched.runtime.memory_words import MemoryWords
 
 version_of = attrgetter("_version")
@@ -95,6 +95,7 @@ class AttributeContents:
         self.sized: list[dict[Any, Any] | list[Any]] = [*self._lists, *self._empty]
         self.lists = [each for each in self._lists if list.__len__(each) <= MOST_ITEMS]
         self._listed = [tuple(list.__iter__(each)) for each in self.lists]
+        self._all_listed = list(chain.from_iterable(self._listed))
         self._uncounted = [each for each in reached.uncounted if (id(each.owner), LENGTH) not in but]
         # Each with a mark behind it, so that none is taken for what another has lost.
         self._reads = [read for each in self._uncounted for read in (each.read, _MARK.__iter__)]
@@ -109,39 +110,56 @@ class AttributeContents:
         """Whether anything differs."""
         if self.changed_elsewhere() or list(map(dict.__len__, self._sized_tables)) != self._sizes:
             return True
-        return not all(map(is_, self._now(), self._held))
+        return not same_items(self._now(), self._held)
 
     def changed_elsewhere(self) -> bool:
         """What no dictionary counts: what is in lists, sets and tensors, and whether anything is in dictionaries that were empty."""
         if self.sized:
             if any(map(dict.__len__, self._empty)) or list(map(list.__len__, self._lists)) != self._lengths:
                 return True
-            listed = chain.from_iterable(map(list.__iter__, self.lists))
-            if not all(map(is_, listed, chain.from_iterable(self._listed))):
+            if not same_items(list(chain.from_iterable(map(list.__iter__, self.lists))), self._all_listed):
                 return True
         return self.changed_uncounted() or self.tensors.changed()
 
     def changed_uncounted(self) -> bool:
         """What no word in memory tells, either."""
         # Few models have any.
-        return bool(self._reads) and not _same(list(chain.from_iterable(map(call, self._reads))), self._all)
+        return bool(self._reads) and not same_items(list(chain.from_iterable(map(call, self._reads))), self._all)
 
     def different(self) -> set[Place]:
         """All that differs."""
+        return {place for place, _ in self._differences()} | self.tensors.different()
+
+    def in_vain(self) -> set[Place]:
+        """Of what differs, if that is of no consequence, what may be so each time: numbers and text.
+
+        Somebody counts or notes something there. That a tensor was written to, or an object put in another's place, says nothing of the
+        next time: as often as not the numbers were those that it had.
+        """
+        return {place for place, items in self._differences() if all(map(is_plain, items))}
+
+    def _differences(self) -> Iterator[tuple[Place, Iterable[object]]]:
+        """All that differs but tensors that were written to, each with what is and what was there."""
         held = {(id(table), key): old for table, key, old in zip(self._tables, self._keys, self._held, strict=True)}
         now = {(id(table), key): item for table in self._dictionaries for key, item in list(dict.items(table))}
-        places = (held.keys() | now.keys()) - self._but
-        found = {place for place in places if held.get(place, END) is not now.get(place, END)}
-        found |= {(id(each), LENGTH) for each in self._empty if dict.__len__(each)}
-        sizes = zip(self._sized_tables, self._sizes, strict=True)
-        found |= {(id(each), LENGTH) for each, size in sizes if dict.__len__(each) != size}
-        lengths = zip(self._lists, self._lengths, strict=True)
-        found |= {(id(each), LENGTH) for each, length in lengths if list.__len__(each) != length}
-        lists = zip(self.lists, self._listed, strict=True)
-        found |= {(id(each), LENGTH) for each, old in lists if not _same(tuple(list.__iter__(each)), old)}
-        uncounted = zip(self._uncounted, self._were, strict=True)
-        found |= {(id(each.owner), LENGTH) for each, old in uncounted if not _same(tuple(each.read()), old)}
-        return found | self.tensors.different()
+        for place in (held.keys() | now.keys()) - self._but:
+            is_now, was = now.get(place, END), held.get(place, END)
+            if not is_same(is_now, was):
+                yield place, (is_now, was)
+        for table in [each for each in self._empty if dict.__len__(each)]:
+            yield (id(table), LENGTH), list(dict.values(table))
+        for table, size in zip(self._sized_tables, self._sizes, strict=True):
+            if dict.__len__(table) != size:
+                yield (id(table), LENGTH), [*dict.values(table), *(old for (owner, _), old in held.items() if owner == id(table))]
+        for each, length in zip(self._lists, self._lengths, strict=True):
+            if list.__len__(each) != length:
+                yield (id(each), LENGTH), list(list.__iter__(each))
+        for each, old in zip(self.lists, self._listed, strict=True):
+            if not same_items(items := tuple(list.__iter__(each)), old):
+                yield (id(each), LENGTH), (*items, *old)
+        for uncounted, old in zip(self._uncounted, self._were, strict=True):
+            if not same_items(items := tuple(uncounted.read()), old):
+                yield (id(uncounted.owner), LENGTH), (*items, *old)
 
     def without(self, places: Set[Place], values: Iterable[object]) -> AttributeContents:
         """Of ``values`` as they are now, without ``places`` and what is left out here."""
@@ -174,5 +192,11 @@ class Harmless:
         return frozenset(place for place, times in self._times.items() if times >= _PATIENCE)
 
 
-def _same(one: Sequence[object], other: Sequence[object]) -> bool:
-    return len(one) == len(other) and all(map(is_, one, other))
+def same_items(now: Sequence[object], were: Sequence[object]) -> bool:
+    """Whether these are the very objects, or the same numbers and text made anew: whoever sets something for each call sets it again."""
+    return len(now) == len(were) and (all(map(is_, now, were)) or all(map(is_same, now, were)))
+
+
+def is_same(now: object, was: object) -> bool:
+    """Whether this is the very object, or the same number or text; as written, for zero has two signs and a NaN is not equal to itself."""
+    return now is was or (type(now) is type(was) and is_plain(now) and repr(now) == repr(was))

@@ -112,7 +112,8 @@ class Binder:
         )
 
     def _bind(self, bundle: Bundle, plan: Plan, manners: _Manners, *, verify: bool) -> Bound:
-        with trusting(self._trusted), made_current(self._device):
+        # A call in inference mode may be the one that binds: what is made here is written to by calls outside of it, too.
+        with trusting(self._trusted), made_current(self._device), torch.inference_mode(mode=False), torch.no_grad():
             attributes = AttributeTensors(self.model) if verify else None
             while True:
                 try:
@@ -149,8 +150,7 @@ class Binder:
         error = None
         if attributes is not None:
             error = self._compared_at_rest(bundle, bound, runner, began, watch, attributes, reads)
-            with torch.inference_mode(mode=False):
-                inputs = random_inputs(program, _SEED, device)
+            inputs = random_inputs(program, _SEED, device)
             if manners.called.differs(self.model, inputs, partial(models_answer, program, self.model, inputs)):
                 raise IncompatibleArtifact(self._label, ["the model calls other operators than before, or gives them other numbers"])
         intermediates = getattr(runner(), "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))

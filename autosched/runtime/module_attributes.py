@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autosched.core.attribute_reach import END, Place, hooks_of
-from autosched.runtime.attribute_contents import AttributeContents
+from autosched.runtime.attribute_contents import AttributeContents, is_same, same_items
 
 Entry = tuple[dict[str, Any], str]
 """A dictionary, and one of its keys."""
@@ -110,7 +110,7 @@ class Settings:
     def in_vain(self) -> dict[Place, object]:
         """What differs, if that is of no consequence, and may be so each time: all but what only the model's owner sets. With its owner."""
         own: dict[Place, object] = {(id(table), key): table for table, key in self._items.lost() if (id(table), key) in self.set_by_calls}
-        return {**dict.fromkeys(self.contents.different(), self.contents), **own}
+        return {**dict.fromkeys(self.contents.in_vain(), self.contents), **own}
 
     def different(self) -> list[str]:
         """Names of attributes that are others."""
@@ -143,7 +143,7 @@ def settings_of(module: torch.nn.Module) -> list[str]:
 
 
 class Items:
-    """Whether dictionaries hold, under some names, the very objects that they held."""
+    """Whether dictionaries hold, under some names, the objects that they held, or the same numbers and text."""
 
     __slots__ = ("_keys", "_tables", "values")
 
@@ -156,7 +156,7 @@ class Items:
     def changed(self) -> bool:
         """Whether any is another, or gone."""
         try:
-            return bool(self._keys) and not all(map(is_, map(getitem, self._tables, self._keys), self.values))
+            return bool(self._keys) and not same_items(list(map(getitem, self._tables, self._keys)), self.values)
         except KeyError:
             return True
 
@@ -167,12 +167,12 @@ class Items:
     def left(self) -> list[Entry]:
         """Those that hold what they held."""
         entries = zip(self._tables, self._keys, self.values, strict=True)
-        return [(table, key) for table, key, old in entries if table.get(key, END) is old]
+        return [(table, key) for table, key, old in entries if is_same(table.get(key, END), old)]
 
     def lost(self) -> list[Entry]:
         """Those that do not."""
         entries = zip(self._tables, self._keys, self.values, strict=True)
-        return [(table, key) for table, key, old in entries if table.get(key, END) is not old]
+        return [(table, key) for table, key, old in entries if not is_same(table.get(key, END), old)]
 
     def without(self, places: Set[Place]) -> Items:
         """All but ``places``, and what they held."""

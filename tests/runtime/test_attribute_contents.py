@@ -322,6 +322,38 @@ def test_what_is_left_out_is_neither_looked_at_nor_followed() -> None:
     assert again.changed()
 
 
+def test_what_is_set_again_to_what_it_is_is_no_change() -> None:
+    value = Holder(rate=float("0.5"), none=float("nan"), zero=0.0, name="a", items=[float("0.5")], slotted=Slotted(float("0.5")))
+    contents = AttributeContents([value])
+    value.rate, value.none, value.items[0], value.slotted.x = float("0.5"), float("nan"), float("0.5"), float("0.5")
+    assert not contents.changed()
+    assert contents.different() == set()
+    for name, other in {"rate": 0.25, "none": 1.0, "zero": -0.0, "name": "b", "items": [0.5]}.items():
+        before = vars(value)[name]
+        setattr(value, name, other)
+        assert contents.changed()
+        assert contents.different() == {(id(vars(value)), name)}
+        setattr(value, name, before)
+
+
+def test_only_where_numbers_and_text_are_may_be_changed_each_time() -> None:
+    value = Holder(
+        count=0, names=["a"], notes={"a": 1}, none={}, tensor=torch.ones(2), held=torch.ones(2), item=Holder(a=1), rates=[torch.ones(2)],
+        slotted=Slotted(torch.ones(2)), kept={"a": torch.ones(2)}, counted=Slotted(1),
+    )  # fmt: skip
+    contents = AttributeContents([value])
+    value.count, value.notes["b"], value.none["a"], value.counted.x = 1, 2, 1, 2
+    value.names.append("b")
+    value.tensor, value.item, value.rates[0], value.slotted.x = torch.ones(2), Holder(a=1), torch.ones(2), torch.ones(2)
+    value.held.add_(0)
+    del value.kept["a"]
+    plain = {(id(vars(value)), "count"), (id(value.counted), attribute_reach.LENGTH), (id(value.names), attribute_reach.LENGTH)}
+    plain |= {(id(table), key) for table, key in ((value.notes, "b"), (value.notes, attribute_reach.LENGTH), (value.none, "a"))}
+    plain.add((id(value.none), attribute_reach.LENGTH))
+    assert contents.in_vain() == plain
+    assert len(contents.different() - plain) == 7
+
+
 def test_what_was_changed_three_times_is_harmless() -> None:
     value = Holder(count=0, flag=False)
     harmless = Harmless()

@@ -108,6 +108,30 @@ def test_changes_of_what_is_neither_weight_nor_module_are_noticed(name: str) -> 
             assert torch.allclose(loaded(x), model(x), atol=1e-5)
 
 
+_WRITTEN_AGAIN: dict[str, Callable[[Settings, float], object]] = {
+    "tensor in place": lambda model, value: model.mask.fill_(value),
+    "tensor in a list": lambda model, value: model.rates.__setitem__(0, torch.tensor(value)),
+    "tensor in a list, in place": lambda model, value: model.rates[0].fill_(value),
+    "item of a dictionary": lambda model, value: setattr(model.options, "rate", value),
+}
+
+
+@pytest.mark.parametrize("name", _WRITTEN_AGAIN)
+def test_what_was_written_again_and_again_as_it_was_is_noticed_when_it_is_another(name: str) -> None:
+    model = Settings().eval()
+    x = torch.randn(4, 8)
+    loaded = _loaded(model, x)
+    with torch.no_grad():
+        for _ in range(5):
+            # Another object each time.
+            _WRITTEN_AGAIN[name](model, float("1.0"))
+            loaded(x)
+        assert loaded.report().calls == 5
+        _WRITTEN_AGAIN[name](model, 0.5)
+        with pytest.warns(FallbackWarning, match="no longer fits"):
+            assert torch.allclose(loaded(x), model(x), atol=1e-5)
+
+
 def test_what_a_forward_sets_itself_is_no_change() -> None:
     model = Settings().eval()
     x = torch.randn(4, 8)

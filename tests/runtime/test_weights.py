@@ -425,6 +425,14 @@ def test_what_a_model_writes_to_its_own_lists_and_dictionaries_is_nothing_to_wat
     assert watch.change() is Change.STRUCTURE
 
 
+def test_a_number_that_is_set_again_to_what_it_is_is_no_change(model: Watched, watch: ModelWatch) -> None:
+    for _ in range(3):
+        model.scale = model.scaling["first"] = float("1.0")
+        assert watch.change() is Change.NONE
+    model.scale = 0.5
+    assert watch.change() is Change.STRUCTURE
+
+
 def test_what_was_changed_in_vain_three_times_is_watched_no_longer_and_all_else_is(model: Watched, watch: ModelWatch) -> None:
     for count in range(3):
         model.config.calls = count

@@ -95,6 +95,25 @@ def test_calls_in_inference_mode(kind: type[Stateful]) -> None:
         assert_like_eager(loaded, model, calls(), sort_of_reset)
 
 
+@pytest.mark.parametrize("kind", [KeyValueCache, ReadBeforeAndAfter])
+def test_what_a_call_in_inference_mode_has_bound_serves_calls_outside_of_it(kind: type[Stateful]) -> None:
+    model = made(kind)
+    loaded = load(bundle_bytes(model, (example(),)), model, strict=True, prepare="first-use")
+
+    def in_inference_mode(x: torch.Tensor) -> Any:
+        with torch.inference_mode():
+            return loaded(x)
+
+    def other_weights(changed: Stateful, number: int) -> None:
+        with torch.no_grad():
+            changed.layer.weight.mul_(0.5) if number == 1 else None
+
+    in_inference_mode(example())
+    assert_like_eager(loaded, model, calls(2))
+    assert_like_eager(in_inference_mode, model, calls(2), other_weights)
+    assert_like_eager(loaded, model, calls(2))
+
+
 def test_its_own_writes_are_no_change_of_the_model_and_a_strangers_are(monkeypatch: pytest.MonkeyPatch) -> None:
     from autosched.runtime.prepared import Prepared
 
