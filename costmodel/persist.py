@@ -166,7 +166,7 @@ def _read_manifest(folder: Path) -> _Manifest:
 def _decode(path: Path, kind: Any) -> Any:
     try:
         return decode_json(path.read_bytes(), kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise ArtifactCorrupt(str(path), str(error)) from error
 
 
