@@ -20,11 +20,12 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def write_atomically(target: Path, content: bytes) -> None:
+def write_atomically(target: Path, content: bytes, mode: int = 0o666) -> None:
     """Make ``content`` the file ``target``, in one step. After return it survives a power cut.
 
     Args:
         target: in a folder that exists.
+        mode: of the file, less what the mask of this process takes away.
 
     Raises:
         OSError: if it cannot be written; what was at ``target`` is still there.
@@ -40,7 +41,7 @@ def write_atomically(target: Path, content: bytes) -> None:
     remove_half_written(target.parent, re.escape(target.name))
     # In the same folder: a rename is atomic only within one file system.
     name = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
-    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
