@@ -40,7 +40,7 @@ def write_atomically(target: Path, content: bytes, mode: int = 0o666) -> None:
         target = Path(os.path.realpath(target))
     remove_half_written(target.parent, re.escape(target.name))
     # In the same folder: a rename is atomic only within one file system.
-    name = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
+    name = half_written_name(target)
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -90,6 +90,11 @@ def _is_device(path: Path) -> bool:
         return stat.S_ISCHR(path.stat().st_mode)
     except (OSError, ValueError):
         return False
+
+
+def half_written_name(target: Path) -> Path:
+    """Where the content of ``target`` is written first; a name of its own each time."""
+    return target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
 
 
 def half_written(names: str) -> str:
