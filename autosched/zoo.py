@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -105,9 +106,9 @@ def _no_colon(name: str) -> UnknownModel:
     path = Path(name)
     if path.suffix == ".py":
         found = f"{name} is a Python file; expected one of its functions, such as {path.stem}:make, that returns (model, example_inputs)."
-    elif path.exists():
+    elif os.path.exists(path):
         found = f"{name} is a file of an unknown kind; expected a program saved by torch.export.save (.pt2), or module:function."
-    elif "/" not in name and ("." in name or Path(f"{name}.py").is_file()):
+    elif "/" not in name and ("." in name or os.path.isfile(f"{name}.py")):
         found = f"there is no file {name}, and as a module it lacks a function; expected FILE.pt2, or module:function such as {name}:make."
     else:
         found = f"unknown model {name!r}; did you mean {_closest(name)}?"

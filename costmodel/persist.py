@@ -1,25 +1,30 @@
 """A trained model on disk: a folder whose manifest holds the hash of every file, checked before any parser runs.
 
-UBJSON, safetensors and JSON only. The folder is written beside its place and renamed, so that a reader never sees half of it.
+UBJSON, safetensors and JSON only. The folder is written beside its place and changes places with the former one in one step, so that a
+reader never sees half of it, and a writer that is killed leaves the one or the other.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-import shutil
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from autosched.core.atomic_write import replace_folder
 from autosched.core.decoding import decode_json
-from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
+from autosched.core.errors import ArtifactCorrupt, AutoschedError, IncompatibleArtifact, UsageError
+from autosched.core.scratch import Scratch
 from autosched.costmodel.conformal import Conformal
 from autosched.costmodel.features import FEATURE_SET, PAIR_FEATURES, readable
 from autosched.costmodel.model import COST_MODELS
 from autosched.costmodel.trained import Card, TrainedModel
+
+T = TypeVar("T")
 
 FORMAT = "autosched.costmodel"
 SCHEMA = 1
@@ -53,10 +58,10 @@ def save_model(model: TrainedModel, folder: Path) -> None:
         UsageError: a model that was not fitted, or a folder that holds something else.
         OSError: the place cannot be written.
     """
-    check_replaceable(folder)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        (fresh / "model").mkdir()
+    place = check_replaceable(folder)
+    with Scratch(place.parent) as scratch:
+        fresh = scratch / "model"
+        (fresh / "model").mkdir(parents=True)
         model.inner.save(fresh / "model")
         (fresh / "intervals.json").write_bytes(msgspec.json.encode(model.intervals))
         (fresh / "card.json").write_bytes(msgspec.json.encode(model.card))
@@ -69,48 +74,58 @@ def save_model(model: TrainedModel, folder: Path) -> None:
         (fresh / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
         for path in (*fresh.rglob("*"), fresh):
             _sync(path)
-        _exchange(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        replace_folder(fresh, place)
 
 
-def check_replaceable(folder: Path) -> None:
+def check_replaceable(folder: Path) -> Path:
     """Find out, before an hour of training too, that ``folder`` holds other files, for saving replaces it as a whole, or cannot be made.
 
+    Returns:
+        The folder itself; a link to it stays a link.
+
     Raises:
-        UsageError: if it is neither absent, nor empty, nor a cost model; or if nothing can be written beside it.
+        UsageError: if it is neither absent, nor empty, nor a cost model; or if it, or a folder beside it, cannot be written.
     """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent).cleanup()
-    except OSError as error:
-        raise UsageError(
-            f"cannot write a cost model to {folder}: {error.strerror}. Name a folder in one that is writable, or can be made."
-        ) from error
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
+        place = Path(os.path.realpath(folder))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Scratch(place.parent).close()
+        if not place.exists():
+            return place
+        if place.is_dir() and not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if place.is_dir() and not any(place.iterdir()):
+            return place
+    except (OSError, ValueError) as error:  # the latter for a name that no file can have
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot write a cost model to {folder}: {why}. Name a folder in one that is writable, or can be made.") from error
     try:
-        _read_manifest(folder)
+        _read_manifest(place)
     except IncompatibleArtifact:
-        return  # A cost model all the same, of another version.
+        pass  # A cost model all the same, of another version.
     except (ArtifactCorrupt, OSError):
         raise UsageError(
             f"cannot write a cost model to {folder}: it holds something else, and writing replaces the whole folder. Name a new folder."
         ) from None
+    return place
 
 
 def load_model(folder: Path) -> TrainedModel:
     """Read what :func:`save_model` wrote.
 
     Raises:
-        UsageError: there is no such folder.
+        UsageError: there is no such folder, or it cannot be read.
         ArtifactCorrupt: a missing, added or altered file, or content that is not ours.
         IncompatibleArtifact: a newer schema, or features of another version.
         UnknownName: a kind of model that is not registered here.
     """
-    name, card = read_card(folder)
-    intervals: Conformal | None = _decode(folder / "intervals.json", Conformal | None)
-    return TrainedModel(COST_MODELS.get(name).load(folder / "model"), intervals, card)
+
+    def read() -> TrainedModel:
+        name, card = _read_card(folder)
+        intervals: Conformal | None = _decode(folder / "intervals.json", Conformal | None)
+        return TrainedModel(COST_MODELS.get(name).load(folder / "model"), intervals, card)
+
+    return _all_of_one(folder, read)
 
 
 def read_card(folder: Path) -> tuple[str, Card]:
@@ -119,6 +134,36 @@ def read_card(folder: Path) -> tuple[str, Card]:
     Raises:
         UsageError, ArtifactCorrupt, IncompatibleArtifact: as :func:`load_model`.
     """
+    return _all_of_one(folder, lambda: _read_card(folder))
+
+
+def _all_of_one(folder: Path, read: Callable[[], T]) -> T:
+    """What ``read`` finds in ``folder``, begun again where another process put a new model there meanwhile."""
+    while True:
+        before = _identity(folder)
+        try:
+            found = read()
+        except (AutoschedError, OSError) as error:
+            if _identity(folder) != before:
+                continue
+            if isinstance(error, OSError):
+                raise UsageError(
+                    f"cannot read the cost model in {folder}: {error.strerror or error}. Let this user read it, or name another folder."
+                ) from error
+            raise
+        if _identity(folder) == before:
+            return found
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(folder)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _read_card(folder: Path) -> tuple[str, Card]:
     manifest = _read_manifest(folder)
     present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {"manifest.json"}
     for name, expected in manifest.files.items():
@@ -166,7 +211,7 @@ def _read_manifest(folder: Path) -> _Manifest:
 def _decode(path: Path, kind: Any) -> Any:
     try:
         return decode_json(path.read_bytes(), kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise ArtifactCorrupt(str(path), str(error)) from error
 
 
@@ -176,14 +221,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _exchange(fresh: Path, folder: Path) -> None:
-    """Put ``fresh`` in the place of ``folder``; a former one is moved away first, because a full folder cannot be renamed over."""
-    if folder.exists():
-        former = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-        folder.rename(former / "model")
-        fresh.rename(folder)
-        shutil.rmtree(former, ignore_errors=True)
-    else:
-        fresh.rename(folder)

@@ -243,7 +243,7 @@ class Journal:
             if version > SCHEMA:
                 raise IncompatibleArtifact(str(self._path), [f"schema: {version} there, at most {SCHEMA} here (install a newer autosched)"])
             return decode_json(body, _Entry)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except msgspec.DecodeError:
             return None
 
     def _cut_torn_tail(self) -> None:

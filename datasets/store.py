@@ -11,6 +11,7 @@ import hashlib
 import io
 import logging
 import math
+import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -59,11 +60,13 @@ class Store:
         """Open an existing store.
 
         Raises:
-            UsageError: there is no such folder.
+            UsageError: there is no such folder, or this user may not look into it.
             ArtifactCorrupt: it holds no table.
         """
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise UsageError(f"there is no folder {folder}; expected measured runs, as 'autosched collect' and tuning jobs leave them.")
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise UsageError(f"cannot read the runs in {folder}: its permissions do not allow it. Let this user read it, or name another.")
         if not any((folder / table).is_dir() for table in TABLES):
             raise ArtifactCorrupt(str(folder), "it holds none of " + ", ".join(TABLES) + " (make one with 'autosched collect')")
         return cls(folder)
@@ -182,7 +185,11 @@ class Store:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        content = part.read_bytes()
+        try:
+            content = part.read_bytes()
+        except OSError as error:
+            _pass_over(part, error)
+            return None
         if f"part-{hashlib.sha256(content).hexdigest()}.parquet" != part.name:
             _put_aside(part, "its content is not what its name promises")
             return None
@@ -202,7 +209,7 @@ class Store:
             return None
         except (pa.ArrowException, MemoryError) as error:
             # Of this process, not of the part, whose bytes are what was written.
-            logger.warning("%s cannot be read now (%s); it stays where it is, and this process does without it", part, error)
+            _pass_over(part, error)
             return None
         return [upgraded(table, version, SCHEMA, row) for row in cells]
 
@@ -219,11 +226,18 @@ def union(folders: Iterable[Path], into: Path) -> Store:
     return target
 
 
+def _pass_over(part: Path, why: object) -> None:
+    logger.warning("%s cannot be read now (%s); it stays where it is, and this process does without it", part, why)
+
+
 def _put_aside(part: Path, why: str) -> None:
     aside = part.with_name(f"{part.name}.corrupt-{time.time_ns()}")
     try:
         part.rename(aside)
     except FileNotFoundError:  # another process saw it first
+        return
+    except OSError:  # in a folder that can only be read
+        _pass_over(part, f"it is damaged: {why}")
         return
     logger.warning("%s is damaged (%s); it is kept as %s, and what it held will be measured again", part, why, aside.name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import zipfile
 from pathlib import Path
@@ -22,7 +23,7 @@ def load_pt2(path: str | Path) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
         ArtifactCorrupt: if it is no file that ``torch.export.save`` wrote.
     """
     file = Path(path)
-    if not file.is_file():
+    if not os.path.isfile(file):  # unlike pathlib's, an answer also where the folder may not be looked into
         raise UsageError(f"there is no file {file}; expected a program saved with torch.export.save. Check the path.")
     if not zipfile.is_zipfile(file):
         raise ArtifactCorrupt(str(file), "it is no .pt2 archive (not a zip file, or cut short)", _WRITTEN)

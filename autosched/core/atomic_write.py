@@ -1,4 +1,4 @@
-"""Replacing a file as a whole: a reader, in any process and at any time, sees the old file or the new one, never half of one.
+"""Replacing a file, or a folder, as a whole: a reader, in any process and at any time, sees the old one or the new one, never half of one.
 
 The new content is written beside the file, to a name that says so, and then renamed. What a killed writer left under such a name is
 removed by a later one.
@@ -7,6 +7,7 @@ removed by a later one.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import secrets
@@ -15,12 +16,16 @@ from pathlib import Path
 
 from autosched.core.scratch import remove_abandoned_files
 
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
-def write_atomically(target: Path, content: bytes) -> None:
+
+def write_atomically(target: Path, content: bytes, mode: int = 0o666) -> None:
     """Make ``content`` the file ``target``, in one step. After return it survives a power cut.
 
     Args:
         target: in a folder that exists.
+        mode: of the file, less what the mask of this process takes away.
 
     Raises:
         OSError: if it cannot be written; what was at ``target`` is still there.
@@ -35,8 +40,8 @@ def write_atomically(target: Path, content: bytes) -> None:
         target = Path(os.path.realpath(target))
     remove_half_written(target.parent, re.escape(target.name))
     # In the same folder: a rename is atomic only within one file system.
-    name = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
-    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    name = half_written_name(target)
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -50,11 +55,46 @@ def write_atomically(target: Path, content: bytes) -> None:
     _sync_folder(target.parent)
 
 
+def replace_folder(fresh: Path, target: Path) -> None:
+    """Make the folder ``fresh`` the folder ``target``, in one step. A former one is at ``fresh`` then, or beside it, to be removed.
+
+    Where the file system cannot exchange two folders (NFS), ``target`` is absent for a moment.
+
+    Raises:
+        OSError: if it cannot be done; what was at ``target`` is still there.
+    """
+    if not target.exists():
+        fresh.rename(target)
+    elif not _exchanged(fresh, target):
+        former = fresh.with_name(f"{fresh.name}.former")
+        target.rename(former)
+        try:
+            fresh.rename(target)
+        except BaseException:
+            former.rename(target)
+            raise
+    _sync_folder(target.parent)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Whether two folders have changed places; a full folder cannot be renamed over."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except AttributeError:  # not Linux
+        return False
+    return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+
+
 def _is_device(path: Path) -> bool:
     try:
         return stat.S_ISCHR(path.stat().st_mode)
     except (OSError, ValueError):
         return False
+
+
+def half_written_name(target: Path) -> Path:
+    """Where the content of ``target`` is written first; a name of its own each time."""
+    return target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
 
 
 def half_written(names: str) -> str:

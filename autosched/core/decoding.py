@@ -35,7 +35,10 @@ def decode_json(data: bytes | str, kind: type[T]) -> T:
     """What ``data`` says, as a ``kind``.
 
     Raises:
-        msgspec.MsgspecError: if it says nothing of the kind.
+        msgspec.MsgspecError: if it says nothing of the kind, whatever is wrong with it.
     """
-    value: T = decoder_of(kind).decode(data)
+    try:
+        value: T = decoder_of(kind).decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:  # bytes that are no text; nested deeper than the stack is
+        raise msgspec.DecodeError(str(error)) from error
     return value

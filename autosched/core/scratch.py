@@ -1,8 +1,9 @@
 """Folders and files that a process may leave behind when it is killed: made so that a later process can tell, and taken away by it.
 
 A folder is named after the process that made it, and that process holds a lock in it. It is abandoned if no process of that number is
-there and the lock is free: a container that shares the folder, but not the numbers of processes, shares the lock. A file that is written
-beside the one it is to replace is abandoned when it is an hour old: none takes that long.
+there and the lock is free: a container that shares the folder, but not the numbers of processes, shares the lock. A folder of such a name
+without a lock is somebody else's, unless it is empty. A file that is written beside the one it is to replace is abandoned when it is an
+hour old: none takes that long.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def remove_abandoned_folders(base: Path) -> None:
             owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
             with contextlib.suppress(OSError):
                 if owner.isdigit() and _is_ours(folder) and not _exists(int(owner)) and _is_free(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
+                    _remove_with_lock_last(folder)
 
 
 def remove_abandoned_files(folder: Path, name: re.Pattern[str]) -> None:
@@ -75,9 +76,21 @@ def remove_abandoned_files(folder: Path, name: re.Pattern[str]) -> None:
 def _remove(path: Path, handle: int, owner: int) -> None:
     # A process that was forked has this object too, and not the folder.
     if os.getpid() == owner:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove_with_lock_last(path)
     with contextlib.suppress(OSError):
         os.close(handle)
+
+
+def _remove_with_lock_last(path: Path) -> None:
+    """So that what is left where this is interrupted is still known for ours."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(path):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != _LOCK:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_ours(folder: Path) -> bool:
@@ -85,11 +98,11 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _is_free(folder: Path) -> bool:
-    """Whether nobody holds a folder; one without a lock may have been made a moment ago."""
+    """Whether nobody holds a folder. One without a lock may have been made a moment ago, or by somebody else for other things."""
     try:
         handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return folder.stat().st_mtime < time.time() - _LONG_S
+        return folder.stat().st_mtime < time.time() - _LONG_S and not any(folder.iterdir())
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -207,7 +207,7 @@ def _decoded(line: bytes) -> _Entry | None:
     try:
         outer = decode_json(line, _Line)
         return decoder_of(_Entry).decode(outer.entry) if _digest(bytes(outer.entry)) == outer.check else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except msgspec.DecodeError:
         return None
 
 

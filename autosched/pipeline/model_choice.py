@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -99,7 +100,8 @@ def model_in_use(key: DeviceKey, engine: Engine | None) -> Judged:
     refused: list[Judged] = []
     settled = False
     for folder in (cost_models_dir() / key.digest, *_shipped(key, engine)):
-        if not (folder / "manifest.json").is_file():
+        # Not the manifest in it: one that this user may not look into is said, too.
+        if not os.path.lexists(folder):
             continue
         try:
             judged = judged_at(folder, key, engine)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from pathlib import Path
 
+from autosched.core.atomic_write import half_written_name
 from autosched.core.errors import UsageError
 from autosched.core.program import ConstantSource
 from autosched.core.report import TuneReport
@@ -84,9 +85,15 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     """
     target = Path(path)
     folder = target.parent
-    if target.is_dir():
+    if os.path.isdir(target):
         raise UsageError(f"cannot write {target}: it is a folder; name a file, such as {target / 'model.autosched'}")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UsageError(f"cannot write {target}: there is no folder {folder}; make it first")
     if not os.access(folder, os.W_OK):
         raise UsageError(f"cannot write {target}: the folder {folder} does not allow it; name another")
+    try:
+        os.lstat(half_written_name(target))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # the latter for a name that no file can have
+        raise UsageError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}; name another file") from error

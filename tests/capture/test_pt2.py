@@ -44,3 +44,5 @@ def test_a_zip_of_something_else_is_corrupt(tmp_path):
 def test_a_missing_file_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="there is no file"):
         load_pt2(tmp_path / "none.pt2")
+    with pytest.raises(UsageError, match="there is no file"):
+        load_pt2(tmp_path / f"{'x' * 300}.pt2")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autosched.core import atomic_write
-from autosched.core.atomic_write import remove_half_written, write_atomically
+from autosched.core.atomic_write import remove_half_written, replace_folder, write_atomically
 
 
 def left_by_a_killed_writer(target: Path, age_s: float) -> Path:
@@ -74,3 +74,32 @@ def test_a_device_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for path in (Path("/dev/null"), link):
         write_atomically(path, b"gone")
         assert stat.S_ISCHR(os.stat(path).st_mode)
+
+
+def folder_with(path: Path, content: str) -> Path:
+    path.mkdir()
+    (path / "content").write_text(content)
+    return path
+
+
+def test_a_folder_is_replaced_and_never_absent_where_the_system_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "target"
+    replace_folder(folder_with(tmp_path / "first", "first"), target)
+    fresh = folder_with(tmp_path / "fresh", "second")
+    if not atomic_write._exchanged(fresh, target):
+        pytest.skip("this file system cannot exchange two folders")
+    assert (target / "content").read_text() == "second"
+    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("two steps"))
+    replace_folder(fresh, target)
+    assert [(path / "content").read_text() for path in (target, fresh)] == ["first", "second"]
+
+
+def test_where_it_cannot_a_folder_is_replaced_too_and_comes_back_if_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic_write, "_exchanged", lambda *_: False)
+    target = folder_with(tmp_path / "target", "old")
+    with pytest.raises(FileNotFoundError):
+        replace_folder(tmp_path / "not there", target)
+    assert (target / "content").read_text() == "old"
+    replace_folder(folder_with(tmp_path / "fresh", "new"), target)
+    assert (target / "content").read_text() == "new"
+    assert not (tmp_path / "fresh").exists()

@@ -36,6 +36,13 @@ def test_values_come_back_and_what_is_no_value_is_refused() -> None:
         decode_json(b'{"items": [3]}', Outer)
 
 
+def test_no_text_and_what_is_nested_too_deep_are_refused_like_everything_else() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_json(b'["\xff"]', tuple[str, ...])
+    with pytest.raises(msgspec.DecodeError):
+        decode_json(b'{"items": [], "note": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", Outer)
+
+
 def test_threads_that_begin_at_once_make_one_decoder_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [dataclasses.make_dataclass(f"Kind{index}", [("number", int)]) for index in range(4)]
     under_way, most, made = 0, 0, []

@@ -498,7 +498,10 @@ def test_a_folder_that_cannot_be_made_is_named_before_anything_is_fitted(tmp_pat
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UsageError, match=r"cannot write a cost model to .*file"):
         check_replaceable(tmp_path / "file" / "model")
-    check_replaceable(tmp_path / "new" / "model")
+    for name in ("x" * 300, "x\0"):
+        with pytest.raises(UsageError, match="cannot write a cost model to"):
+            check_replaceable(tmp_path / name)
+    assert check_replaceable(tmp_path / "new" / "model") == tmp_path / "new" / "model"
     assert list((tmp_path / "new").iterdir()) == []
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +77,26 @@ def test_a_truncated_or_foreign_part_is_put_aside(store: Store, content: bytes) 
     assert again.append(example_rows()) == 2
 
 
+@pytest.mark.parametrize("refused", ["read_bytes", "rename"])
+def test_a_part_that_may_not_be_read_or_put_aside_stays_and_the_others_are_read(
+    refused: str, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.append(example_rows("xy"))
+    part = sorted((store.folder / "solo").glob("part-*.parquet"))[0]
+    part.write_bytes(b"damaged")
+    usual = getattr(Path, refused)
+
+    def refuse(path: Path, *given: Path) -> object:
+        if path == part:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return usual(path, *given)
+
+    monkeypatch.setattr(Path, refused, refuse)
+    assert len(Store.open(store.folder).solo()) == 2
+    assert "stays where it is" in caplog.text
+    assert part.exists()
+
+
 def foreign_part(folder: Path, table: pa.Table) -> None:
     import hashlib
     import io
@@ -113,11 +135,17 @@ def test_a_part_of_another_table_is_put_aside(store: Store) -> None:
     assert list((store.folder / "pairs").glob("*.corrupt-*"))
 
 
-def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_store_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArtifactCorrupt, match="autosched collect"):
         Store.open(tmp_path)
     with pytest.raises(UsageError, match="autosched collect"):
         Store.open(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="autosched collect"):
+        Store.open(tmp_path / ("x" * 300))
+    (tmp_path / "pairs").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UsageError, match="permissions"):
+        Store.open(tmp_path)
 
 
 WRITER = """

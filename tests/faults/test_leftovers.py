@@ -108,6 +108,38 @@ def test_a_folder_that_is_only_being_made_stays(tmp_path: Path) -> None:
     assert not old.exists()
 
 
+def test_a_folder_of_a_like_name_with_other_things_in_it_stays(tmp_path: Path) -> None:
+    results = tmp_path / f"autosched-{ended()}-results"
+    results.mkdir()
+    (results / "table").write_text("of a year")
+    aged(results)
+    Scratch(tmp_path).close()
+    assert (results / "table").exists()
+
+
+def test_what_an_interrupted_removal_left_is_still_known_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = Path(killed(MAKE, str(tmp_path)))
+    for name in ("a", "z", ".a"):
+        (left / name).write_text("weights")
+        (left / f"{name}-folder").mkdir()
+
+    class Killed(BaseException):
+        pass
+
+    def end(path: Path | str, **_: object) -> None:
+        if Path(path) == left:
+            raise Killed
+
+    monkeypatch.setattr(shutil, "rmtree", end)
+    with pytest.raises(Killed):
+        Scratch(tmp_path)
+    monkeypatch.undo()
+    assert (left / ".held").exists()
+    assert not any((left / name).exists() for name in ("a", "z", ".a"))
+    Scratch(tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_not_ours_by_its_name_stays(tmp_path: Path) -> None:
     others = [tmp_path / name for name in ("autosched-notes", "autosched-99999999x-a", "other-1-a", "autosched-results-1")]
     for folder in others:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,6 +142,24 @@ def test_a_damaged_cached_model_is_passed_over_and_a_named_one_is_an_error(tmp_p
     assert "is not used" in caplog.text
     with pytest.raises(ArtifactCorrupt):
         choose_model(KEY, None, folder)
+
+
+def test_a_cached_model_that_this_user_may_not_read_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cost_models_dir() / KEY.digest
+    write_model(folder, tmp_path / "runs")
+    stat = os.stat
+
+    def refuse(path: os.PathLike[str], **given: bool) -> os.stat_result:
+        # As the system does where another user's folder is this one's alone.
+        if Path(path).parent == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **given)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert choose_model(KEY, None).model is None
+    assert "is not used: cannot read the cost model" in caplog.text
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -208,9 +208,9 @@ def _compiled(folder: Path, deadline: float) -> Path | str:
             if why := _run(command, deadline):
                 return why
         content = whole.read_bytes()
-    path = folder / f"lanes-{_key()}-{_digest(content)}.so"
-    write_atomically(path, content)
-    return path
+    # Whatever the mask is (002 where each user has a group): what others may write is not loaded.
+    write_atomically(folder / f"lanes-{_key()}-{_digest(content)}.so", content, mode=0o644)
+    return _find(folder) or f"what was built cannot be read back from {folder}, or others may write it there"
 
 
 def _run(command: Sequence[str], deadline: float) -> str:

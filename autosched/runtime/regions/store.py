@@ -160,7 +160,7 @@ def _is_whole(path: Path) -> bool:
     try:
         # Not the way to run anything: only the name of what it is of.
         return decode_json(path.read_bytes(), _Key).key.startswith(WHOLE)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, msgspec.MsgspecError):
         return False
 
 

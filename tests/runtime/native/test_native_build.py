@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -38,9 +39,14 @@ def _compiler(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "calls"
 
 
-def test_it_is_built_once_and_found_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o000])
+def test_it_is_built_once_and_found_again(mask: int, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _compiler(fresh, "echo built > $out", monkeypatch)
-    assert build_native() == ""
+    before = os.umask(mask)
+    try:
+        assert build_native() == ""
+    finally:
+        os.umask(before)
     assert len(calls.read_text().splitlines()) == 2  # compiled, and linked
     (made,) = native_dir().glob("*.so")
     assert made.read_text() == "built\n"
@@ -67,6 +73,15 @@ def test_what_is_damaged_or_others_may_write_is_not_loaded(fresh: Path, monkeypa
     assert native_build._find(native_dir()) is None
     monkeypatch.setattr(native_build, "_state", native_build._State())
     assert "others may write" in build_native()
+
+
+def test_what_is_not_found_again_is_a_reason(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measuring process looks for it, too, and would have none."""
+    _compiler(fresh, "echo built > $out", monkeypatch)
+    # As where a mounted file system gives every file one mode.
+    monkeypatch.setattr(native_build, "private_file", lambda path: False)
+    assert "cannot be read back" in build_native()
+    assert engine_here() is Engine.PYTHON
 
 
 def test_a_failing_compiler_is_a_reason_and_is_not_asked_twice(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,9 @@ def test_what_was_put_is_got_under_its_key_alone(store: RegionStore) -> None:
         lambda data: data.replace(b'"key":"a"', b'"key":"b"'),
         lambda data: b"",
         lambda data: b"\x80\x04",
+        lambda data: data.replace(b"return args", b"return \xffrgs"),
     ],
-    ids=["cut", "changed", "schema", "key", "empty", "binary"],
+    ids=["cut", "changed", "schema", "key", "empty", "binary", "no text"],
 )
 def test_a_damaged_entry_is_a_miss_and_can_be_written_again(store: RegionStore, damage) -> None:  # type: ignore[no-untyped-def]
     store.put("a", SOURCE)
