@@ -217,7 +217,8 @@ class Binder:
         self._require_unchanged(others)
         if name := attributes.state():
             what = f"each call leaves another tensor in the model's attribute {printable(name)}, and the schedule leaves none"
-            raise IncompatibleArtifact(self._label, [f"{what}; keep in a buffer what another call reads, or delete it at the end of forward()"])
+            advice = "keep in a buffer what another call reads, or delete it at the end of forward()"
+            raise IncompatibleArtifact(self._label, [f"{what}; {advice}"])
         watch.settle()
         return error
 
