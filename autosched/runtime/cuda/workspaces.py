@@ -24,7 +24,7 @@ class Workspaces:
 
     Otherwise the first graph with a product on a lane has them in its own pool, and all later graphs read them there. Whoever clears them
     then (PyTorch's graph trees do) gives that memory back to the driver as soon as the first graph is gone. The same goes for what others
-    made on such a stream before, since PyTorch hands it out to everybody: on an H200, a graph on one broke its process.
+    made on such a stream before, where it is one of PyTorch's, which everybody is given: on an H200, a graph on one broke its process.
     """
 
     def __init__(self, backend: StreamBackend, streams: StreamSet, record: Record) -> None:
