@@ -450,9 +450,9 @@ def test_a_loaded_plan_is_captured_audited_and_called() -> None:
         assert rig.numbers(runner(inputs)) == rig.program.answer(inputs)
 
 
-def rig_with_a_product() -> Rig:
+def rig_with_a_product(target: str = "aten::mm.default") -> Rig:
     graph = diamond(2, 2)
-    product = replace(graph.operators[1], calls=tuple(replace(call, target="aten::mm.default") for call in graph.operators[1].calls))
+    product = replace(graph.operators[1], calls=tuple(replace(call, target=target) for call in graph.operators[1].calls))
     return Rig(replace(graph, operators=(graph.operators[0], product, *graph.operators[2:])))
 
 
@@ -534,6 +534,23 @@ def test_a_program_without_products_gets_no_workspaces() -> None:
     rig = Rig(graph)
     prepare_runner(rig.capturer, rig.program, graph, make_plan(graph, two_lanes(graph)), rig.inputs)
     assert rig.cuda.workspaces == {}
+
+
+@pytest.mark.parametrize("target", ["aten::mv.default", "aten::dot.default", "inductor::mm.0", "aten::lstm.input", "mylib::norm.default"])
+def test_whatever_may_be_a_product_has_its_workspaces_where_they_are_held(target: str) -> None:
+    """Trap 4: also what multiplies a vector, and what nobody but its author knows."""
+    rig = rig_with_a_product(target)
+    prepare_runner(rig.capturer, rig.program, rig.graph, make_plan(rig.graph, two_lanes(rig.graph)), rig.inputs)
+    assert {item.storage.block.pool for item in rig.cuda.workspaces.values()} >= {rig.capturer._workspaces.pool}
+    assert rig.capturer._workspaces.pool is not None
+
+
+def test_convolutions_are_products_where_cudnn_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for enabled in (True, False):
+        monkeypatch.setattr(torch.backends.cudnn, "enabled", enabled)
+        rig = rig_with_a_product("aten::convolution.default")
+        prepare_runner(rig.capturer, rig.program, rig.graph, make_plan(rig.graph, two_lanes(rig.graph)), rig.inputs)
+        assert (rig.capturer._workspaces.pool is None) == enabled
 
 
 def test_serving_without_an_audit_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
