@@ -608,6 +608,25 @@ def test_a_capture_that_others_broke_is_tried_again(times: int) -> None:
     assert rig.cuda.abandoned == times
 
 
+def test_workspaces_are_made_elsewhere_where_others_broke_the_capture_that_adds_to_them() -> None:
+    """Its pool is not to be captured into again, and what lies there is read by graphs that serve."""
+    graph, cuda = rig_with_a_product().graph, Disturbed()
+    cuda.recovers = False
+    rig = Rig(graph, cuda=cuda)
+    plan = make_plan(graph, two_lanes(graph))
+    kept = prepare_runner(rig.capturer, rig.program, graph, plan, rig.inputs)
+    before = rig.capturer._workspaces.pool
+    cuda.times = 1
+    runners = [kept, *(prepare_runner(rig.capturer, rig.program, graph, plan, rig.inputs) for _ in range(2))]
+    assert rig.capturer._workspaces.pool not in (None, before)
+    for seed, runner in enumerate(runners):
+        inputs = rig.program.inputs(seed)
+        assert rig.numbers(runner(inputs)) == rig.program.answer(inputs)
+        runner.close()
+    rig.capturer.close()
+    assert cuda.live_graphs == 0
+
+
 def test_two_threads_never_capture_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They share the device's streams, and what one waits for ends the other's capture."""
     together = threading.Barrier(2)
