@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 _MULTIPLIES = re.compile("mm|mv|matmul|linear|einsum|attention|encoder_layer|dot|cdist|lstm|gru|rnn")
 _lock = threading.Lock()
 # One at a time: all share their device's streams, and no two captures may be under way; what waits for the device ends the other's.
-_preparing = threading.Lock()
+# A custom operator may call another schedule: where that is made ready again, its turn is within that of the operator's own.
+_preparing = threading.RLock()
 # A capture also ends if another thread waits for the whole device meanwhile, which is not in our hands.
 _ATTEMPTS = 3
 # How CUDA words cudaErrorStreamCaptureInvalidated.

@@ -652,6 +652,25 @@ def test_two_threads_never_capture_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert met == [False, False]
 
 
+def test_an_operator_that_calls_another_schedule_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: Any = types.SimpleNamespace(device=torch.device("cpu"), program=types.SimpleNamespace(graph=None), in_place=())
+    plan: Any = None
+    made: list[int] = []
+
+    def prepare(*_: object) -> None:
+        made.append(len(made))
+        if len(made) == 1:
+            cuda_load.cuda_runner(bound, plan, ())
+
+    monkeypatch.setattr(cuda_load, "prepare_runner", prepare)
+    monkeypatch.setattr(cuda_load, "_capturer", lambda device: None)
+    monkeypatch.setattr(cuda_load, "_preparing", type(cuda_load._preparing)())  # none that a failure would leave taken
+    thread = threading.Thread(target=cuda_load.cuda_runner, args=(bound, plan, ()), daemon=True)
+    thread.start()
+    thread.join(20.0)
+    assert made == [0, 1]
+
+
 def test_a_plan_that_fails_its_audit_is_never_served() -> None:
     graph = diamond(2, 2)
     rig = Rig(graph)
