@@ -51,6 +51,7 @@ class FakeCuda(FakeAllocator):
         self.native = True
         self.abandoned = 0
         self.recovers = True  # whether an abandoned capture leaves the allocator clean, which depends on the version of PyTorch
+        self._spoiled: set[int] = set()  # pools that a capture was abandoned in where it does not
         self.lost = ""  # set by a kernel that breaks the context: every later wait reports it
         self.start_order: list[int] = []
         self._running: list[FakeCapture] = []
@@ -172,6 +173,8 @@ class FakeCuda(FakeAllocator):
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
         if self._capture is not None:
             raise RuntimeError("already recording")
+        if pool in self._spoiled:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         capture = FakeCapture(pool, stream)
         stream.capture, stream.frontier, stream.joined = capture, frozenset(), True
         capture.members.append(stream)
@@ -203,6 +206,7 @@ class FakeCuda(FakeAllocator):
 
     def abandon_capture(self, graph: FakeCapture, pool: int) -> bool:
         self.abandoned += 1
+        self._spoiled |= set() if self.recovers else {pool}
         self.reset(graph)
         return self.recovers
 

@@ -38,6 +38,7 @@ _LAST_WORDS = 12  # lines
 _LONGEST_S = 75.0  # of a test that does not say how long it may take, which none does that compiles: a GPU's time is dear
 _STUCK_S = 10.0  # longer than it takes to say that a test's time is over
 _CORES = 3  # for each process of tests: what it starts and compiles keeps these busy
+_MEMORY_BYTES = 6 << 30  # of the device, likewise: it and the processes that it starts have contexts of their own
 _DONE, _LANES = "gpu-done", "gpu-lanes"
 _terminal: list[int] = []  # a file number that says what a captured one would keep for itself
 _spent_s: list[float] = []
@@ -122,7 +123,18 @@ def _lanes(config: pytest.Config) -> int:
         return int(asked)
     if _EMULATED or config.getoption("--gpu-rehearsal") or config.option.usepdb or config.option.capture == "no":
         return 1
-    return max(1, min(MOST, len(os.sched_getaffinity(0)) // _CORES))
+    return max(1, min(MOST, len(os.sched_getaffinity(0)) // _CORES, _memory_bytes() // _MEMORY_BYTES))
+
+
+def _memory_bytes() -> int:
+    """Of the device, as the driver says; none where there is no device."""
+    from autosched.core.errors import DeviceMissing
+    from autosched.runtime.cuda.key import gpu_facts
+
+    try:
+        return gpu_facts().memory_bytes
+    except DeviceMissing:
+        return 0
 
 
 def _turn(item: pytest.Item) -> int:

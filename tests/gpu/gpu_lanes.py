@@ -112,8 +112,10 @@ class Lanes:
         while True:
             for lane in self._running:
                 self._answers += lane.look()
-            if not self._alone.left:
-                (self._folder / _OPEN).touch()
+            if not self._alone.left and not (opened := self._folder / _OPEN).exists():
+                # What it took of the device is its own for as long as it takes to end.
+                self._alone.close()
+                opened.touch()
             busy = sum(bool(lane.left) for lane in self._running)
             for _ in range(min(self.count - busy, len(self._waiting))):
                 self._running.append(self._waiting.popleft())

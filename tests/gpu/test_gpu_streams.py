@@ -49,13 +49,23 @@ def bindings(rig: Rig) -> GraphBindings:
     return rig.reader
 
 
-def test_streams_repeat_and_stream_sets_do_not() -> None:
-    backend = open_backend()
-    handles = {backend.handle(backend.new_stream(0)) for _ in range(40)}
-    assert len(handles) == 32
-    streams = StreamSet(backend)
+def test_the_streams_of_a_set_are_distinct() -> None:
+    streams = StreamSet(open_backend())
     taken = [streams.named("origin"), streams.named("replay"), *(streams.lane(lane) for lane in range(16))]
-    assert len({backend.handle(stream) for stream in taken}) == 18
+    assert len({open_backend().handle(stream) for stream in taken}) == 18
+
+
+@pytest.mark.gpu_only(reason="it asks PyTorch for streams")
+def test_nobody_else_is_given_the_streams_of_a_set() -> None:
+    """Trap 6: PyTorch hands its own out round robin, and so may give a user one of them in the middle of a capture."""
+    backend = open_backend()
+    streams = StreamSet(backend)
+    taken = {backend.handle(streams.lane(lane, priority)): priority for priority in range(4) for lane in range(4)}
+    taken[backend.handle(streams.named("origin"))] = 0
+    others = {torch.cuda.Stream(priority=-priority).cuda_stream for priority in range(4) for _ in range(40)}
+    assert not others & taken.keys()
+    assert all(backend.lasting(streams.lane(lane)) for lane in range(4))
+    assert [streams.lane(0, priority).priority for priority in range(4)] == [0, -1, -2, -3]
 
 
 def test_what_the_driver_tells_of_a_known_graph_is_right(rig: Rig) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from autosched.core.custom_operators import is_custom
 from autosched.core.errors import DeviceError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
@@ -28,11 +29,12 @@ from autosched.runtime.plan import Plan
 
 _log = logging.getLogger(__name__)
 
-# Operators that may call cuBLAS. One too many costs a workspace, one too few what ``hold_workspaces`` is for.
-_MULTIPLIES = re.compile("mm|matmul|linear|einsum|attention")
+# Operators of PyTorch that may call cuBLAS. One too many costs a workspace, one too few what ``hold_workspaces`` is for.
+_MULTIPLIES = re.compile("mm|mv|matmul|linear|einsum|attention|encoder_layer|dot|cdist|lstm|gru|rnn")
 _lock = threading.Lock()
 # One at a time: all share their device's streams, and no two captures may be under way; what waits for the device ends the other's.
-_preparing = threading.Lock()
+# A custom operator may call another schedule: where that is made ready again, its turn is within that of the operator's own.
+_preparing = threading.RLock()
 # A capture also ends if another thread waits for the whole device meanwhile, which is not in our hands.
 _ATTEMPTS = 3
 # How CUDA words cudaErrorStreamCaptureInvalidated.
@@ -91,7 +93,7 @@ def prepare_runner(
     failure = capturer.warm_up(program.otherwise or program, static)
     if failure is not None:
         raise DeviceError(f"the operators do not run on this device: {failure.detail}. Run 'autosched check', or use the model as it is.")
-    if any(_MULTIPLIES.search(call.target) for operator in graph.operators for call in operator.calls):
+    if any(_multiplies(call.target) for operator in graph.operators for call in operator.calls):
         failure = _attempted(lambda: capturer.hold_workspaces(plan))
         if failure is not None:
             raise DeviceError(f"the libraries' workspaces cannot be made here: {failure.detail}. Use the model as it is.")
@@ -104,6 +106,12 @@ def prepare_runner(
     if made.captured is not None:
         _require_sound(graph, plan, made.captured, made)
     return made
+
+
+def _multiplies(target: str) -> bool:
+    # What a custom operator does, its name does not tell; and without cuDNN, convolutions are products.
+    without_cudnn = "conv" in target and not torch.backends.cudnn.enabled
+    return without_cudnn or is_custom(target) or _MULTIPLIES.search(target) is not None
 
 
 def unaudited() -> str:

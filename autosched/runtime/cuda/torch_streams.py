@@ -18,6 +18,7 @@ import torch
 from autosched.core.errors import DeviceError
 from autosched.runtime.cuda.captured import Span
 from autosched.runtime.cuda.key import fastest_clock_mhz
+from autosched.runtime.cuda.private_streams import private_stream
 from autosched.runtime.cuda.streams import EMPTY_CAPTURE, NAN_PATTERN, EmptyCapture, Event, Graph, Pool, Stream, Tensor
 from autosched.runtime.numerics import compare
 
@@ -41,13 +42,17 @@ class TorchStreams:
         index = chosen.index if chosen.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         self._abandoned: list[Graph] = []
+        self._own: set[int] = set()
         self._generator = torch.Generator(self.device)
         self._clock_mhz = fastest_clock_mhz(index)
         self._current_handle: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
     def new_stream(self, priority: int) -> Stream:
-        """A stream from PyTorch's pool; torch counts priorities downwards and knows four."""
-        return _cuda.Stream(device=self.device, priority=-priority)
+        """One that nobody else is given, else one from PyTorch's pool; torch counts priorities downwards and knows four."""
+        if not (handle := private_stream(self.device.index, -priority)):
+            return _cuda.Stream(device=self.device, priority=-priority)
+        self._own.add(handle)
+        return _cuda.ExternalStream(handle, device=self.device)
 
     def handle(self, stream: Stream) -> int:
         """The ``cudaStream_t``."""
@@ -64,9 +69,9 @@ class TorchStreams:
         return self._current_handle(self.device.index)
 
     def lasting(self, stream: Stream) -> bool:
-        """PyTorch's own are never destroyed; one that it was handed is known by its handle, which PyTorch takes for its number."""
+        """PyTorch's and ours are never destroyed; one that it was handed is known by its handle, which PyTorch takes for its number."""
         handle = self.handle(stream)
-        return not handle or handle != int(stream.stream_id)
+        return not handle or handle in self._own or handle != int(stream.stream_id)
 
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
         """``torch.cuda.stream``."""

@@ -24,7 +24,7 @@ class Workspaces:
 
     Otherwise the first graph with a product on a lane has them in its own pool, and all later graphs read them there. Whoever clears them
     then (PyTorch's graph trees do) gives that memory back to the driver as soon as the first graph is gone. The same goes for what others
-    made on such a stream before, since PyTorch hands it out to everybody: on an H200, a graph on one broke its process.
+    made on such a stream before, where it is one of PyTorch's, which everybody is given: on an H200, a graph on one broke its process.
     """
 
     def __init__(self, backend: StreamBackend, streams: StreamSet, record: Record) -> None:
@@ -32,6 +32,7 @@ class Workspaces:
         self._streams = streams
         self._record = record
         self._held: tuple[Pool, Graph] | None = None
+        self._left: list[Graph] = []  # what is in their pools is used, and nothing can be added to it
         self._made_on: set[int] = set()
 
     @property
@@ -66,9 +67,9 @@ class Workspaces:
 
     def close(self) -> None:
         """Free them."""
-        if self._held is not None:
-            self._backend.reset(self._held[1])
-        self._held = None
+        for graph in (*self._left, *([self._held[1]] if self._held is not None else [])):
+            self._backend.reset(graph)
+        self._held, self._left = None, []
 
     def _make(self, lanes: Sequence[Stream]) -> list[Stream] | Failure:
         """The streams that had some already, but not from here."""
@@ -81,7 +82,14 @@ class Workspaces:
                 with backend.on(stream):
                     had_none.extend([stream] if backend.multiply() else [])
 
-        made = self._record(lanes, body, self._held[0] if self._held is not None else backend.new_pool())
+        made: tuple[Graph, Any, Pool] | Failure | None = None
+        try:
+            made = self._record(lanes, body, self._held[0] if self._held is not None else backend.new_pool())
+        finally:
+            # A capture that could not be ended in order leaves its pool recording for good: the next one needs another.
+            if not isinstance(made, tuple) and self._held is not None:
+                self._left.append(self._held[1])
+                self._held = None
         if isinstance(made, Failure):
             return made
         before, self._held = self._held, (made[2], made[0])

@@ -7,16 +7,21 @@ import os
 import re
 import xml.etree.ElementTree as Tree
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import tests.gpu.conftest as plan
+from autosched.core.errors import DeviceMissing
+from autosched.runtime.cuda import key
+from autosched.runtime.cuda.key import GpuFacts
 from tests.conformance.forked import run_forked
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 _HEAD = """
-import os, pathlib, signal, time, pytest, torch
+import atexit, os, pathlib, signal, time, pytest, torch
 pytestmark = pytest.mark.gpu
 folder = pathlib.Path(__file__).parent
 
@@ -30,7 +35,9 @@ def test_alone():
     # Long enough for the others to begin, if they did.
     time.sleep(2)
     assert not list(folder.glob("begun-*"))
-    (folder / "alone").touch()
+    (folder / "alone").write_text(str(os.getpid()))
+    # Until it has ended, nobody else may begin.
+    atexit.register(time.sleep, 60)
 
 def test_dies():
     (folder / "begun-1").touch()
@@ -43,7 +50,8 @@ def test_after_it(record_property):
 _TWO = """
 def test_beside_it(record_property):
     (folder / "begun-2").touch()
-    assert (folder / "alone").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((folder / "alone").read_text()), 0)
     wait_for("one")
     record_property("process", os.getpid())
 
@@ -93,6 +101,22 @@ def test_what_lanes_report_is_reported_and_a_process_that_ends_costs_one_test(tm
     # The second waited for the first: they ran at the same time.
     assert len({item.attrib["value"] for name in ("test_after_it", "test_beside_it") for item in cases[name].iter("property")}) == 2
     assert not list(tmp_path.glob("autosched-gpu-lanes-*"))
+
+
+@pytest.mark.parametrize(("cores", "memory_gib", "expected"), [(16, 139, 5), (16, 16, 2), (16, 4, 1), (8, 139, 2), (2, 139, 1), (16, 0, 1)])
+def test_there_are_as_many_lanes_as_cores_and_memory_allow(
+    monkeypatch: pytest.MonkeyPatch, cores: int, memory_gib: int, expected: int
+) -> None:
+    def facts() -> GpuFacts:
+        if not memory_gib:
+            raise DeviceMissing("no driver")
+        return GpuFacts("a GPU", memory_gib << 30, (), "13.0")
+
+    monkeypatch.setattr(key, "gpu_facts", facts)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    options = {"--gpu-lane": None, "--gpu-lanes": 0, "--gpu-rehearsal": False}
+    config = SimpleNamespace(getoption=options.get, option=SimpleNamespace(usepdb=False, capture="fd"))
+    assert plan._lanes(config) == expected
 
 
 def test_when_the_time_is_over_what_is_left_fails_and_says_so_and_no_process_goes_on(tmp_path: Path) -> None:

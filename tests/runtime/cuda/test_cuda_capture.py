@@ -450,9 +450,9 @@ def test_a_loaded_plan_is_captured_audited_and_called() -> None:
         assert rig.numbers(runner(inputs)) == rig.program.answer(inputs)
 
 
-def rig_with_a_product() -> Rig:
+def rig_with_a_product(target: str = "aten::mm.default") -> Rig:
     graph = diamond(2, 2)
-    product = replace(graph.operators[1], calls=tuple(replace(call, target="aten::mm.default") for call in graph.operators[1].calls))
+    product = replace(graph.operators[1], calls=tuple(replace(call, target=target) for call in graph.operators[1].calls))
     return Rig(replace(graph, operators=(graph.operators[0], product, *graph.operators[2:])))
 
 
@@ -536,6 +536,23 @@ def test_a_program_without_products_gets_no_workspaces() -> None:
     assert rig.cuda.workspaces == {}
 
 
+@pytest.mark.parametrize("target", ["aten::mv.default", "aten::dot.default", "inductor::mm.0", "aten::lstm.input", "mylib::norm.default"])
+def test_whatever_may_be_a_product_has_its_workspaces_where_they_are_held(target: str) -> None:
+    """Trap 4: also what multiplies a vector, and what nobody but its author knows."""
+    rig = rig_with_a_product(target)
+    prepare_runner(rig.capturer, rig.program, rig.graph, make_plan(rig.graph, two_lanes(rig.graph)), rig.inputs)
+    assert {item.storage.block.pool for item in rig.cuda.workspaces.values()} >= {rig.capturer._workspaces.pool}
+    assert rig.capturer._workspaces.pool is not None
+
+
+def test_convolutions_are_products_where_cudnn_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for enabled in (True, False):
+        monkeypatch.setattr(torch.backends.cudnn, "enabled", enabled)
+        rig = rig_with_a_product("aten::convolution.default")
+        prepare_runner(rig.capturer, rig.program, rig.graph, make_plan(rig.graph, two_lanes(rig.graph)), rig.inputs)
+        assert (rig.capturer._workspaces.pool is None) == enabled
+
+
 def test_serving_without_an_audit_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     graph = diamond(2, 2)
     rig = Rig(graph)
@@ -591,6 +608,25 @@ def test_a_capture_that_others_broke_is_tried_again(times: int) -> None:
     assert rig.cuda.abandoned == times
 
 
+def test_workspaces_are_made_elsewhere_where_others_broke_the_capture_that_adds_to_them() -> None:
+    """Its pool is not to be captured into again, and what lies there is read by graphs that serve."""
+    graph, cuda = rig_with_a_product().graph, Disturbed()
+    cuda.recovers = False
+    rig = Rig(graph, cuda=cuda)
+    plan = make_plan(graph, two_lanes(graph))
+    kept = prepare_runner(rig.capturer, rig.program, graph, plan, rig.inputs)
+    before = rig.capturer._workspaces.pool
+    cuda.times = 1
+    runners = [kept, *(prepare_runner(rig.capturer, rig.program, graph, plan, rig.inputs) for _ in range(2))]
+    assert rig.capturer._workspaces.pool not in (None, before)
+    for seed, runner in enumerate(runners):
+        inputs = rig.program.inputs(seed)
+        assert rig.numbers(runner(inputs)) == rig.program.answer(inputs)
+        runner.close()
+    rig.capturer.close()
+    assert cuda.live_graphs == 0
+
+
 def test_two_threads_never_capture_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They share the device's streams, and what one waits for ends the other's capture."""
     together = threading.Barrier(2)
@@ -614,6 +650,25 @@ def test_two_threads_never_capture_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     for thread in threads:
         thread.join()
     assert met == [False, False]
+
+
+def test_an_operator_that_calls_another_schedule_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: Any = types.SimpleNamespace(device=torch.device("cpu"), program=types.SimpleNamespace(graph=None), in_place=())
+    plan: Any = None
+    made: list[int] = []
+
+    def prepare(*_: object) -> None:
+        made.append(len(made))
+        if len(made) == 1:
+            cuda_load.cuda_runner(bound, plan, ())
+
+    monkeypatch.setattr(cuda_load, "prepare_runner", prepare)
+    monkeypatch.setattr(cuda_load, "_capturer", lambda device: None)
+    monkeypatch.setattr(cuda_load, "_preparing", type(cuda_load._preparing)())  # none that a failure would leave taken
+    thread = threading.Thread(target=cuda_load.cuda_runner, args=(bound, plan, ()), daemon=True)
+    thread.start()
+    thread.join(20.0)
+    assert made == [0, 1]
 
 
 def test_a_plan_that_fails_its_audit_is_never_served() -> None:

@@ -174,6 +174,32 @@ def test_what_comes_elsewhere_comes_out_and_costs_nothing(
     assert rig.capturer.can_observe
 
 
+@coming
+def test_what_comes_while_workspaces_are_added_leaves_those_that_are_used(
+    monkeypatch: pytest.MonkeyPatch, come: Come, kind: type[BaseException]
+) -> None:
+    rig = Rig()
+    plan = make_plan(rig.graph, sequential(rig.graph))
+    assert rig.capturer.hold_workspaces(plan) is None
+    before, multiply = rig.capturer._workspaces.pool, rig.cuda.multiply
+
+    def then() -> bool:
+        made = multiply()
+        if rig.cuda.capturing(rig.cuda.current_stream()):
+            come()
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.cuda, "multiply", then)
+        with pytest.raises(kind):
+            rig.capturer.hold_workspaces(plan)
+    assert rig.cuda.live_graphs == 1
+    assert rig.capturer.hold_workspaces(plan) is None
+    assert rig.capturer._workspaces.pool not in (None, before)
+    rig.capturer.close()
+    assert rig.cuda.live_graphs == 0
+
+
 def test_a_time_limit_says_nothing_of_a_fused_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn_fused, "_difference", lambda *_: time_is_over())
     operator: Any = type("Operator", (), {"reads": ()})()

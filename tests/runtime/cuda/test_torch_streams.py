@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from autosched.core.errors import DeviceMissing
+from autosched.runtime.cuda import private_streams
 from autosched.runtime.cuda.streams import NAN_PATTERN
 from autosched.runtime.cuda.torch_streams import TorchStreams
 
@@ -35,6 +37,52 @@ def test_a_graph_that_was_abandoned_stays_where_the_allocators_look_for_it(monke
     gc.collect()
     assert given_back == ["end", "release"]
     assert alive() is not None
+
+
+class _Driver:
+    """The driver's library: what was asked of it, and how many contexts a thread has on top of each other."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing = failing
+        self.said: list[tuple[Any, ...]] = []
+        self.depth = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(*arguments: Any) -> int:
+            self.said.append((name, *arguments))
+            self.depth += {"cuCtxPushCurrent_v2": 1, "cuCtxPopCurrent_v2": -1}.get(name, 0)
+            if name == "cuStreamCreateWithPriority":
+                arguments[0]._obj.value = 4096
+            if name == "cuDevicePrimaryCtxRetain":
+                arguments[0]._obj.value = 7
+            return int(name == self.failing)
+
+        return answer
+
+
+@pytest.mark.parametrize("failing", ["", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuStreamCreateWithPriority"])
+def test_streams_are_made_by_the_driver_in_the_context_that_pytorch_uses(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    driver = _Driver(failing)
+    monkeypatch.setattr(private_streams, "driver_library", lambda: driver)
+    private_streams._primary_context.cache_clear()
+    made = [private_streams.private_stream(0, priority) for priority in (0, -2)]
+    private_streams._primary_context.cache_clear()
+    assert made == ([0, 0] if failing else [4096, 4096])
+    assert driver.depth == 0
+    if not failing:
+        asked = [said[2:] for said in driver.said if said[0] == "cuStreamCreateWithPriority"]
+        # 1: one that waits for nothing on the default stream.
+        assert [(flags.value, priority.value) for flags, priority in asked] == [(1, 0), (1, -2)]
+        assert [said[0] for said in driver.said].count("cuDevicePrimaryCtxRetain") == 1
+
+
+def test_where_there_is_no_driver_no_stream_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Any:
+        raise DeviceMissing("no driver")
+
+    monkeypatch.setattr(private_streams, "driver_library", missing)
+    private_streams._primary_context.cache_clear()
+    assert private_streams.private_stream(0, 0) == 0
 
 
 def test_a_capture_that_is_interrupted_as_it_begins_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,12 +106,17 @@ CALL cuCtxSetCurrent(CUcontext context) {
     current_context = context;
     DONE(0);
 }
+static thread_local std::vector<CUcontext> contexts_below;
 CALL cuCtxPushCurrent(CUcontext context) {
+    contexts_below.push_back(current_context);
     current_context = context;
     DONE(0);
 }
 CALL cuCtxPopCurrent(CUcontext* out) {
+    NEED_CONTEXT;
     if (out) *out = current_context;
+    current_context = contexts_below.empty() ? nullptr : contexts_below.back();
+    if (!contexts_below.empty()) contexts_below.pop_back();
     DONE(0);
 }
 CALL cuCtxGetDevice(CUdevice* out) {
