@@ -172,6 +172,18 @@ def test_numbers_that_are_left_open_with_the_sizes_are_those_of_each_call() -> N
             torch.testing.assert_close(run(x, scale), model(x, scale))
 
 
+def test_zero_that_is_negative_is_another_number() -> None:
+    class Signed(nn.Module):
+        def forward(self, x: torch.Tensor, sign: float) -> torch.Tensor:
+            return torch.copysign(x, torch.full_like(x, sign))
+
+    model = Signed().eval()
+    run = torch.compile(model, backend=plugin.autosched, dynamic=True, options={"strict": True})
+    x = torch.randn(3, 8)
+    for sign in (1.0, 0.0, -0.0, 0.0):
+        assert torch.equal(run(x, sign), model(x, sign))
+
+
 def test_sizes_left_open_are_closed_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "MAX_SHAPES", 2)
     model = Mlp().eval()
