@@ -32,7 +32,7 @@ _MAX_TRIED = 4
 _FAR = 1000.0  # added rows of this size make even a faint dependence show
 _UNREST = (
     "calls of other shapes are not padded now: the model was changed before each of the last ones, and to try padding again takes longer "
-    "than a call; it is tried again after some calls"
+    "than a call; it is tried again at the first one before which it was not"
 )
 _CHANGED = "the call is not padded: the model was changed, by another thread, while padding was tried"
 
@@ -54,7 +54,9 @@ class Padding:
         self._buckets = buckets
         self._model, self._label = model, label
         self.refused = ""
+        # Of each shape, what the model was (``Prepared.seen``) when padding was tried, and when it was asked for, last.
         self._seen: dict[int, object] = {}
+        self._asked: dict[int, object] = {}
         self._unrest = tuple(Unrest() for _ in programs)
         program = self._programs[0]
         self._reader = CallReader(program.input_tree)
@@ -118,9 +120,11 @@ class Padding:
     def barred(self, place: int, prepared: Prepared) -> str:
         """Why a call may not be padded to shape ``place``, with the model as ``prepared`` has seen it last; empty if it may."""
         unrest = self._unrest[place]
+        at_rest = self._asked.get(place) is prepared.seen
+        self._asked[place] = prepared.seen
         if self._seen.get(place) is prepared.seen:
             unrest.calm()
-        elif unrest.leaves():
+        elif not at_rest and unrest.leaves():
             return _UNREST
         else:
             self.settle(place, prepared)
