@@ -117,7 +117,8 @@ class ScheduledGraph:
     def _called(self, args: Sequence[Any]) -> Any:
         shapes = _shapes([args[index] for index in self._inputs.given]) if self._inputs.dynamic else ()
         if self._inputs.numbers:
-            shapes += tuple(float(args[index]) for index in self._inputs.numbers)
+            # Not the numbers alone: 0.0 and -0.0 are equal in Python.
+            shapes += tuple(float(args[index]).hex() for index in self._inputs.numbers)
         static = [args[index] for index in self._inputs.static]
         # Dynamo does not watch which tensors the parameters are: other ones (a replaced parameter, another model of the same class)
         # come to the same graph. Those bound here are kept alive, so their identities stay theirs.

@@ -67,13 +67,17 @@ def turns_gradients_on(graph: torch.fx.GraphModule) -> bool:
 
 
 def gives_gradients(graph: torch.fx.GraphModule) -> bool:
-    """Whether something the graph returns has a gradient history, or may have one."""
+    """Whether something the graph returns, or an input that it changes in place, has a gradient history, or may have one."""
     if not torch.is_grad_enabled() and not turns_gradients_on(graph):
         return False
     returned = next(node for node in graph.graph.nodes if node.op == "output").all_input_nodes
     values = [node.meta.get("example_value", node.meta.get("val")) for node in returned]
     # Nothing known of an output: assume the worst.
-    return any(value is None or getattr(value, "requires_grad", False) for value in values)
+    if any(value is None or getattr(value, "requires_grad", False) for value in values):
+        return True
+    # As Dynamo leaves them: a history that is no parameter's came with an input, or was written to it.
+    inputs = [node.meta.get("example_value") for node in graph.graph.nodes if node.op == "placeholder"]
+    return any(getattr(value, "requires_grad", False) and not getattr(value, "is_leaf", True) for value in inputs)
 
 
 class _DynamosLock:

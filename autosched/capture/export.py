@@ -204,8 +204,8 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments, each a dense tensor of its own: export takes one given twice for one input, and no call is laid out as one that
-    was expanded.
+    """The same arguments, each a dense tensor of its own: export takes one given twice for one input, no call is laid out as one that was
+    expanded, and of one with a size that is marked as open (``mark_dynamic``) export would leave it open.
 
     Raises:
         UnsupportedGraph: if one is sparse, nested, or without values.
@@ -228,6 +228,8 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
             )
         if id(leaf) in seen:
             leaves[place] = leaf.detach().clone()
+        elif any(name.startswith("_dynamo_") for name in vars(leaf)):
+            leaves[place] = leaf.detach()
         if leaf.layout is torch.strided and spec_of(leaf).overlaps:
             leaves[place] = leaf.detach().contiguous()
         seen.add(id(leaf))

@@ -29,8 +29,8 @@ def structure_key(graph: OpGraph) -> str:
 def transfer(schedule: Schedule, source: OpGraph, target: OpGraph) -> Schedule:
     """``schedule`` of ``source`` as a schedule of ``target``, which has the same operators, maybe in another order.
 
-    Operators that cannot be told apart (the same call on the same values with weights of the same shape) are matched in the order in
-    which the graphs list them.
+    Operators that cannot be told apart (the same call on the same values with weights of the same shape) are matched by what is computed
+    from them, and else in the order in which the graphs list them.
 
     Raises:
         IllegalSchedule: if the graphs differ, or the matching gives a schedule that would not compute what ``target`` says.
@@ -43,7 +43,7 @@ def transfer(schedule: Schedule, source: OpGraph, target: OpGraph) -> Schedule:
             "operators): they compute different things. Tune this model."
         )
     place = [0] * len(source)
-    for there, here in zip(_by_digest(theirs), _by_digest(ours), strict=True):
+    for there, here in zip(_by_digest(source, theirs), _by_digest(target, ours), strict=True):
         place[there] = here
     back = sorted(range(len(place)), key=place.__getitem__)
     moved = dataclasses.replace(
@@ -60,5 +60,9 @@ def transfer(schedule: Schedule, source: OpGraph, target: OpGraph) -> Schedule:
     return moved
 
 
-def _by_digest(digests: tuple[str, ...]) -> list[int]:
-    return sorted(range(len(digests)), key=lambda index: (digests[index], index))
+def _by_digest(graph: OpGraph, digests: tuple[str, ...]) -> list[int]:
+    uses = list(digests)
+    for index in range(len(graph) - 1, -1, -1):
+        after = sorted(uses[user] for user in graph.successors[index])
+        uses[index] = hashlib.sha256("".join([digests[index], *after]).encode()).hexdigest()
+    return sorted(range(len(digests)), key=lambda index: (digests[index], uses[index], index))

@@ -79,17 +79,28 @@ class Binder:
         label: of the bundle, for messages.
         frozen: as in ``ModelWatch``.
         overwrites: whether schedules may do write-backs in place.
+        padded: whether calls are padded, which what is in the weights may forbid.
 
     Whenever a schedule is bound, now or after a change of the model, the custom operators are trusted that are trusted when this is made.
     """
 
-    def __init__(self, model: torch.nn.Module, device: torch.device, label: str, *, frozen: bool = False, overwrites: bool = True) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        device: torch.device,
+        label: str,
+        *,
+        frozen: bool = False,
+        overwrites: bool = True,
+        padded: bool = False,
+    ) -> None:
         self._trusted = trusted()
         self.model = model
         self._device = device
         self._label = label
         self._frozen = frozen
         self._overwrites = overwrites
+        self._padded = padded
         self._factory = _runner_factory(device)
 
     def prepare(self, bundle: Bundle) -> Prepared:
@@ -131,7 +142,8 @@ class Binder:
         program, device, verify = bundle.program, self._device, attributes is not None
         reads = Reads(program, self.model, manners.unbound) if verify and not self._frozen else None
         # The watch first: a change while the weights are read is then seen at the next call.
-        watch = ModelWatch(self.model, program, reads.known if reads is not None else manners.unbound, frozen=self._frozen)
+        beside = reads.known if reads is not None else manners.unbound
+        watch = ModelWatch(self.model, program, beside, frozen=self._frozen, all_words=self._padded)
         began = self._tensors(program)
         constants = gather_constants(program, self.model, bundle.literals)
         regions = _regions(program, plan, device)

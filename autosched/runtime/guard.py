@@ -188,17 +188,9 @@ class LoadedModel:
                     found.learn()
             except InputMismatch as error:
                 return self._step_aside("inputs", str(error), args, kwargs, error)
-            outcome = table.run(slot, tensors)
+            outcome = table.run(found)
             if not isinstance(outcome, list):
                 return self._answer_otherwise(slot, outcome, args, kwargs)
-            if found.size is not None:
-                padding = table.padding
-                # A shape that was prepared for this very call may have shown that padding to it is wrong.
-                if padding is None or padding.refused:
-                    reason = f"calls of other shapes are not padded: {padding.refused if padding else 'padding is off'}"
-                    return self._step_aside("padding", reason, args, kwargs)
-                with torch.no_grad():
-                    outcome = padding.cut(outcome, found.size)
             if not torch.is_inference_mode_enabled():
                 outcome = [normal(tensor) for tensor in outcome]
             return slot.answer(outcome, found.given)

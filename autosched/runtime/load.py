@@ -214,7 +214,7 @@ def _open(
             differences = (f"model: it is larger than the tuned one, which its part may be; give load() that, model.{part}", *differences)
         raise IncompatibleArtifact(label, differences)
     padding = _padding(model, facts) if pad else None
-    binder = Binder(model, device, label, frozen=frozen, overwrites=in_place)
+    binder = Binder(model, device, label, frozen=frozen, overwrites=in_place, padded=padding is not None)
     slots: list[Slot] = []
     for place, (bundle, verdict, fits) in enumerate(zip(facts.bundles, facts.verdicts, fitting, strict=True)):
         slot = Slot(bundle.program, _Preparer(binder, bundle, place, padding, label))
@@ -242,7 +242,7 @@ def _padding(model: torch.nn.Module, facts: _Facts) -> Padding | None:
     programs = [bundle.program for bundle in facts.bundles]
     buckets = find_buckets(programs)
     if not isinstance(buckets, str):
-        return Padding(programs, buckets)
+        return Padding(programs, buckets, model, facts.label)
     if facts.strict:
         raise IncompatibleArtifact(facts.label, [f"padding: {buckets}"])
     _warn(model, f"calls of other shapes cannot be padded: {buckets}")
@@ -263,7 +263,7 @@ class _Preparer:
         try:
             prepared = self._binder.prepare(self._bundle)
             if self._padding is not None:
-                self._padding.settle(self._place, prepared.runner, self._binder.model, prepared.device, self._label)
+                self._padding.settle(self._place, prepared)
         except (UnsupportedGraph, InputMismatch) as error:
             raise IncompatibleArtifact(self._label, [printable(str(error))]) from error
         except UnwatchableModel as error:

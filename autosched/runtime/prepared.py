@@ -77,6 +77,8 @@ class Bound:
 class Prepared:
     """A schedule that was verified against its model and may run.
 
+    ``seen`` stands for the model as it was seen last: after each change that is noticed it is another object.
+
     Args:
         program: what it computes.
         device: where inputs must be.
@@ -211,6 +213,7 @@ class Prepared:
             return False
         # Read where they are at every call, and nothing was computed from them ahead of time.
         self.watch.accept()
+        self.seen = object()
         return True
 
     def _rebind(self, *, verify: bool) -> None:
@@ -226,5 +229,6 @@ class Prepared:
         self.runner, self.watch, self.workspace_bytes, self.writes = bound.runner, bound.watch, bound.workspace_bytes, bound.writes
         self.overwriting = bound.overwriting
         self._careful = None
+        self.seen = object()
         if bound.max_abs_error is not None:
             self.max_abs_error = bound.max_abs_error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,13 +161,26 @@ class ShapeTable:
             found.given = found.slot.objects_of(args, kwargs) if found.objects is None else numbered(found.objects)
         return found
 
-    def run(self, slot: Slot, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | Refused:
-        """As ``slot.run``, with no more schedules ready than allowed."""
+    def run(self, found: Found) -> list[torch.Tensor] | Exception | Refused:
+        """As ``slot.run``, with no more schedules ready than allowed; outputs of a padded call as the model returns them."""
+        slot, padding = found.slot, self.padding
+        if padding is None or found.size is None:
+            return self._run(slot, found.tensors, None)
+        place = self.slots.index(slot)
+        outcome = self._run(slot, found.tensors, lambda prepared: padding.barred(place, prepared))
+        if not isinstance(outcome, list):
+            return outcome
+        with torch.no_grad():
+            return padding.cut(outcome, found.size)
+
+    def _run(
+        self, slot: Slot, tensors: Sequence[torch.Tensor], barred: Callable[[Prepared], str] | None
+    ) -> list[torch.Tensor] | Exception | Refused:
         if not self._bounded:
-            return slot.run(tensors)
+            return slot.run(tensors, barred)
         self._borrow(slot)
         try:
-            return slot.run(tensors)
+            return slot.run(tensors, barred)
         finally:
             self._give_back(slot)
 

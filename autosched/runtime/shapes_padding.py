@@ -3,7 +3,8 @@
 The rows added repeat the last one, so that whatever a model expects of its inputs (token ids in range, lengths above zero) holds of them
 too. It is right if no row that is kept depends on a row that is added. Nothing promises that: a mean over the batch, or attention over a
 padded sequence, breaks it. So every shape is tried before it may be padded to, with added rows of several contents, against the model's
-own answer to the unpadded call.
+own answer to the unpadded call. What is seen so is seen of the weights there are (one that is still zero may hide everything): after a
+change of the model, padding is tried again.
 """
 
 from __future__ import annotations
@@ -16,16 +17,24 @@ import torch
 from autosched.core.errors import IncompatibleArtifact
 from autosched.core.from_outside import let_through
 from autosched.core.program import Program, Ref
+from autosched.core.standing_aside import as_they_came
 from autosched.runtime.agreement import models_answer, require_agreement
 from autosched.runtime.call_form import CallReader, expected_key, leaf_key
 from autosched.runtime.kernels import random_inputs
-from autosched.runtime.prepared import Runner
+from autosched.runtime.prepared import OPERATOR_ERRORS, Prepared, Runner
 from autosched.runtime.shapes import Buckets
 from autosched.runtime.telling_inputs import telling_inputs
+from autosched.runtime.unrest import Unrest
+from autosched.runtime.weights import Change
 
 _SEED = 31_337
 _MAX_TRIED = 4
 _FAR = 1000.0  # added rows of this size make even a faint dependence show
+_UNREST = (
+    "calls of other shapes are not padded now: the model was changed before each of the last ones, and to try padding again takes longer "
+    "than a call; it is tried again at the first one before which it was not"
+)
+_CHANGED = "the call is not padded: the model was changed, by another thread, while padding was tried"
 
 
 class Padding:
@@ -36,12 +45,19 @@ class Padding:
     Args:
         programs: in the order of the bundle's shapes.
         buckets: of these programs.
+        model: what they were captured from.
+        label: of the bundle, for messages.
     """
 
-    def __init__(self, programs: Sequence[Program], buckets: Buckets) -> None:
+    def __init__(self, programs: Sequence[Program], buckets: Buckets, model: torch.nn.Module, label: str) -> None:
         self._programs = tuple(programs)
         self._buckets = buckets
+        self._model, self._label = model, label
         self.refused = ""
+        # Of each shape, what the model was (``Prepared.seen``) when padding was tried, and when it was asked for, last.
+        self._seen: dict[int, object] = {}
+        self._asked: dict[int, object] = {}
+        self._unrest = tuple(Unrest() for _ in programs)
         program = self._programs[0]
         self._reader = CallReader(program.input_tree)
         self._plain = {place: expected_key(program, leaf) for place, leaf in enumerate(program.input_leaves) if not isinstance(leaf, Ref)}
@@ -61,6 +77,8 @@ class Padding:
             spec = self._programs[0].graph.values[self._programs[0].graph.inputs[position]].spec
             if not isinstance(tensor, torch.Tensor) or tensor.dtype is not getattr(torch, spec.dtype) or tensor.dim() != len(spec.shape):
                 return f"input {position} has another dtype or rank"
+            if tensor.is_nested or tensor.layout is not torch.strided:
+                return f"input {position} is no strided tensor"
             for axis, (given, wanted) in enumerate(zip(tensor.shape, spec.shape, strict=True)):
                 if axis == dimension:
                     if size is not None and given != size:
@@ -82,12 +100,37 @@ class Padding:
             for tensor, dimension in zip(outputs, self._buckets.outputs, strict=True)
         ]
 
-    def settle(self, place: int, runner: Runner, model: torch.nn.Module, device: torch.device, label: str) -> None:
-        """Verify shape ``place``; if padding to it is wrong, padding ends for all shapes, and :attr:`refused` says why."""
+    def settle(self, place: int, prepared: Prepared) -> None:
+        """Verify shape ``place`` on the model as it is; if padding to it is wrong, it ends for all shapes, and :attr:`refused` says why."""
+        if self.refused:
+            return
+        seen = prepared.seen
         try:
-            self.verify(place, runner, model, device, label)
-        except IncompatibleArtifact as error:
-            self.refused = "; ".join(error.differences)
+            with as_they_came(self._model), torch.no_grad():
+                self.verify(place, prepared.runner, self._model, prepared.device, self._label)
+        except OPERATOR_ERRORS as error:
+            let_through(error)
+            # By another thread, and then the two were not asked of one model: the next call that would be padded tries again.
+            if prepared.watch.change() is not Change.NONE:
+                return
+            said = error.differences if isinstance(error, IncompatibleArtifact) else [f"padding: {type(error).__name__}: {error}"]
+            self.refused = "; ".join(said)
+        self._seen[place] = seen
+
+    def barred(self, place: int, prepared: Prepared) -> str:
+        """Why a call may not be padded to shape ``place``, with the model as ``prepared`` has seen it last; empty if it may."""
+        unrest = self._unrest[place]
+        at_rest = self._asked.get(place) is prepared.seen
+        self._asked[place] = prepared.seen
+        if self._seen.get(place) is prepared.seen:
+            unrest.calm()
+        elif not at_rest and unrest.leaves():
+            return _UNREST
+        else:
+            self.settle(place, prepared)
+        if self.refused:
+            return f"calls of other shapes are not padded: {self.refused}"
+        return "" if self._seen.get(place) is prepared.seen else _CHANGED
 
     def verify(self, place: int, runner: Runner, model: torch.nn.Module, device: torch.device, label: str) -> None:
         """Show that calls may be padded to shape ``place``, by calls of several sizes and with several contents of the added rows.
@@ -138,7 +181,9 @@ class Padding:
             far = tensor.clone()
             if dimension is not None and tensor.is_floating_point():
                 added = far.narrow(dimension, size, tensor.shape[dimension] - size)
-                added.mul_(min(_FAR, torch.finfo(tensor.dtype).max / 1e3))
+                # Formats of eight bits have no arithmetic of their own.
+                wide = added.float() if tensor.element_size() == 1 else added
+                added.copy_(wide * min(_FAR, torch.finfo(tensor.dtype).max / 1e3))
             made.append(far)
         return made
 

@@ -79,8 +79,14 @@ class Slot:
         with self._lock:
             self.ready()
 
-    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | Refused:
-        """Outputs, or what an operator raised, or why the schedule may not run."""
+    def run(
+        self, tensors: Sequence[torch.Tensor], barred: Callable[[Prepared], str] | None = None
+    ) -> list[torch.Tensor] | Exception | Refused:
+        """Outputs, or what an operator raised, or why the schedule may not run.
+
+        Args:
+            barred: asked after a run why its outputs are not those of the call, with the model as it then was; empty if they are.
+        """
         with self._lock:
             prepared = self.prepared
             try:
@@ -106,6 +112,8 @@ class Slot:
             if isinstance(outcome, str):
                 return Refused("model", outcome)
             if not isinstance(outcome, Exception):
+                if barred is not None and (reason := barred(prepared)):
+                    return Refused("padding", reason)
                 self.calls += 1
             return outcome
 

@@ -53,13 +53,16 @@ class ModelWatch:
         beside: others that the model reads and the program does not (``runtime.reads``). Whatever happens to them is a change of structure:
             only a comparison with the model tells whether the program may still do without them.
         frozen: the caller vouches that modules and weights stay as they are; only modes and hooks are then looked at.
+        all_words: whether uncounted writes are of consequence for every weight.
 
     Raises:
         UnwatchableModel: if a parameter carries no version counter (it was made under ``torch.inference_mode``).
         IncompatibleArtifact: if the model lacks what the program changes.
     """
 
-    def __init__(self, model: torch.nn.Module, program: Program, beside: Sequence[Binding] = (), *, frozen: bool = False) -> None:
+    def __init__(
+        self, model: torch.nn.Module, program: Program, beside: Sequence[Binding] = (), *, frozen: bool = False, all_words: bool = False
+    ) -> None:
         self._frozen = frozen
         modules = list(model.modules())
         self._modes = Modes(modules_with_a_mode(model))
@@ -103,7 +106,7 @@ class ModelWatch:
         self._count()
         # Nothing is computed ahead from what operators read, nor need one that vouches for them be told.
         ahead = {value for call in program.prologue for value in call.reads()}
-        whole = any(in_its_code(program, tensor.device.type) for tensor in self._tensors)
+        whole = all_words or any(in_its_code(program, tensor.device.type) for tensor in self._tensors)
         taken = [tensor for tensor, binding in zip(self._tensors, bindings, strict=False) if whole or binding.value in ahead]
         self._ahead = [*taken, *self._beside] if not frozen else []
         self._native: NativeWatch | None = None

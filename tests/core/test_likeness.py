@@ -6,14 +6,15 @@ import dataclasses
 import random
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from autosched.core.errors import IllegalSchedule
 from autosched.core.graph import Operator, OpGraph
 from autosched.core.likeness import structure_key, transfer
-from autosched.core.schedule import Schedule, violations
-from tests.conformance.graphs import op_graphs, placements, random_order
+from autosched.core.schedule import Schedule, make_schedule, violations
+from tests.conformance.graphs import Recorder, op_graphs, placements, random_order
 
 _SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -53,6 +54,18 @@ def test_to_the_graph_itself_nothing_changes(data: st.DataObject) -> None:
     graph = data.draw(op_graphs())
     schedule: Schedule = data.draw(placements(graph))
     assert transfer(schedule, graph, graph) == schedule
+
+
+def test_operators_that_begin_alike_are_told_apart_by_what_comes_of_them() -> None:
+    recorder = Recorder()
+    x, y = (recorder.input(torch.randn(4)) for _ in range(2))
+    begun = recorder.run("aten::sin.default", x), recorder.run("aten::sin.default", y)
+    ends = recorder.run("aten::relu.default", begun[0]), recorder.run("aten::tanh.default", begun[1])
+    graph = recorder.build(list(ends), result=list(ends)).graph
+    # A lane for each chain; the other graph lists the second chain first.
+    moved = transfer(make_schedule(graph, range(4), [0, 1, 0, 1]), graph, reordered(graph, [1, 3, 0, 2]))
+    assert moved.lane == (1, 1, 0, 0)
+    assert moved.order == (2, 0, 3, 1)
 
 
 @given(st.data())

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+import autosched
 from autosched import plugin
 from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
-from autosched.runtime.guard import FallbackWarning, LoadReport
+from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
 from autosched.runtime.lanes import LaneExecutor
 from tests.conformance.waiting import at_once
 from tests.plugin.nets import Attention, Broken, Counting, Inception, Mlp, inputs_of, require_same
@@ -102,6 +103,19 @@ def test_a_graph_that_turns_gradients_on_for_what_it_returns_runs_as_it_came(ret
         compiled(model, strict=True)(*args)
 
 
+def test_gradients_of_what_is_changed_in_place_are_gradients() -> None:
+    layer = nn.Linear(8, 8)
+
+    def added(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total[:2] += layer(x[:2])
+        return x * 2
+
+    run, x, total = torch.compile(added, backend=plugin.autosched), torch.randn(3, 8), torch.zeros(3, 8)
+    with torch.enable_grad(), pytest.warns(FallbackWarning, match="with gradients"):
+        run(x, total)
+    assert total.requires_grad
+
+
 def test_gradient_mode_alone_is_no_obstacle() -> None:
     model = Mlp().eval().requires_grad_(False)
     args, _ = inputs_of(model)
@@ -172,6 +186,18 @@ def test_numbers_that_are_left_open_with_the_sizes_are_those_of_each_call() -> N
             torch.testing.assert_close(run(x, scale), model(x, scale))
 
 
+def test_zero_that_is_negative_is_another_number() -> None:
+    class Signed(nn.Module):
+        def forward(self, x: torch.Tensor, sign: float) -> torch.Tensor:
+            return torch.copysign(x, torch.full_like(x, sign))
+
+    model = Signed().eval()
+    run = torch.compile(model, backend=plugin.autosched, dynamic=True, options={"strict": True})
+    x = torch.randn(3, 8)
+    for sign in (1.0, 0.0, -0.0, 0.0):
+        assert torch.equal(run(x, sign), model(x, sign))
+
+
 def test_sizes_left_open_are_closed_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "MAX_SHAPES", 2)
     model = Mlp().eval()
@@ -184,6 +210,19 @@ def test_sizes_left_open_are_closed_for_each_call(monkeypatch: pytest.MonkeyPatc
     with pytest.warns(FallbackWarning, match="more than 2 input shapes"):
         require_same(run(x), model(x))
     require_same(run(x), model(x))
+
+
+def test_a_size_that_is_marked_as_open_is_closed_for_each_call() -> None:
+    model = Mlp().eval()
+    run = compiled(model, strict=True)
+    for rows in (3, 5):
+        x = torch.randn(rows, 8)
+        torch._dynamo.mark_dynamic(x, 0)
+        require_same(run(x), model(x))
+    assert [report.scheduled for report in reports()] == [True, True]
+    whole = autosched.compile(model, (x,), strict=True)
+    assert isinstance(whole, LoadedModel)
+    require_same(whole(x), model(x))
 
 
 def test_a_changed_buffer_is_changed_once_a_call() -> None:
