@@ -175,10 +175,12 @@ class ChildProcess:
         self.kill()
 
     def last_words(self, characters: int = 600) -> str:
-        """The end of what it wrote to its output, on one line; of a fatal error's long report, what led to it and its beginning."""
+        """The end of what it wrote to its output, on one line; of a fatal error's long report, what led to it, and what the thread did."""
         text = self._log.text()
         fatal = text.rfind("Fatal Python error")
-        quoted = text[-characters:] if fatal < 0 else text[max(0, fatal - characters // 2) : fatal + characters // 2]
+        quoted = (
+            text[-characters:] if fatal < 0 else text[max(0, fatal - characters // 2) : fatal] + _guilty(text[fatal:])[: characters // 2]
+        )
         return " | ".join(line.strip() for line in quoted.splitlines() if line.strip())
 
     def _take(self) -> bytes | None:
@@ -256,6 +258,12 @@ class _Log:
             pass
         finally:
             os.close(self._descriptor)
+
+
+def _guilty(report: str) -> str:
+    """A fatal error's report without the stacks of the threads that come before the one it was on."""
+    place = report.find("Current thread")
+    return report if place < 0 else report.partition("\n")[0] + "\n" + report[place:]
 
 
 def _two_pipes() -> tuple[int, int, int, int]:

@@ -191,6 +191,12 @@ def test_the_crash_report_quotes_the_last_words(opened: Open, program: Program) 
     expect_failure(session.schedules([sequential(program.graph)], rounds=1)[0], FailureKind.CRASH, "these were my last words")
 
 
+def test_the_crash_report_quotes_the_thread_that_crashed(opened: Open, program: Program) -> None:
+    other = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    session = opened(f"def by_the_guilty(): os.abort()\n{other}\nby_the_guilty()")
+    expect_failure(session.schedules([sequential(program.graph)], rounds=1)[0], FailureKind.CRASH, "in by_the_guilty")
+
+
 def test_a_flood_of_output_blocks_nobody(opened: Open, program: Program) -> None:
     session = opened("sys.stdout.write('x' * 300_000)\nsys.stdout.flush()\nkernel(slots)")
     assert isinstance(session.schedules([sequential(program.graph)], rounds=2)[0], ScheduleRecord)
