@@ -24,6 +24,7 @@ from autosched.device.worker_messages import BOARD, LENGTH
 
 _LOG_BYTES = 65536
 _POLL_S = 0.25
+_AWAY_S = 2.0  # what a process that wakes up late has not just been busy for
 _DYING_S = 10.0  # until a process that has closed its pipes is gone: one that used a GPU, or much memory, takes a while
 
 
@@ -138,8 +139,12 @@ class ChildProcess:
             while True:
                 if (body := self._take()) is not None:
                     return body
-                wait_s = min(_POLL_S, max(0.0, deadline - time.monotonic()))
+                begin_s = time.monotonic()
+                wait_s = min(_POLL_S, max(0.0, deadline - begin_s))
                 readable, _, _ = select.select([self._answers], [], [], wait_s)
+                if time.monotonic() - begin_s > wait_s + _AWAY_S:
+                    # Whoever stopped this process (a paused container, a batch system) has stopped the other as well.
+                    deadline = time.monotonic() + timeout_s
                 if readable:
                     data = os.read(self._answers, 1 << 20)
                     if not data:
