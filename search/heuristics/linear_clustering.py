@@ -93,11 +93,11 @@ def _assign(problem: Problem, groups: list[list[int]], start_us: list[float], co
                     break  # all further empty lanes are the same choice
         states = sorted(best.values(), key=lambda state: state.value)[: 1 if context.expired() else STATES]
     chosen: list[int] = []
-    state: _State | None = states[0]
-    while state is not None:
-        chosen.append(state.lane)
-        state = state.before
-    return chosen[-2::-1]
+    last = states[0]
+    while last.before is not None:
+        chosen.append(last.lane)
+        last = last.before
+    return chosen[::-1]
 
 
 def _linear_clustering(problem: Problem, context: SearchContext) -> list[Schedule]:

@@ -172,7 +172,12 @@ def test_clusters_of_many_operators_look_at_few_of_them_twice(monkeypatch: pytes
     problem = random_problem(1, 1000, shape="wide")
     looked: list[int] = []
     successors = Problem.successors
-    monkeypatch.setattr(Problem, "successors", lambda self, index: looked.append(index) or successors(self, index))
+
+    def counted(problem: Problem, index: int) -> list[int]:
+        looked.append(index)
+        return successors(problem, index)
+
+    monkeypatch.setattr(Problem, "successors", counted)
     assert len(linear_clustering.clusters(problem)) > 100
     assert len(looked) < 10 * problem.count
 
