@@ -166,15 +166,15 @@ class Journal:
             return
         try:
             self._append()
+            self._pending.clear()
+            # It may have to write, too: without the lines that somebody has damaged.
+            self.refresh()
         except OSError as error:
             if not self._complained:
                 logger.warning(
                     "measurements are not kept: %s cannot be written (%s); set AUTOSCHED_CACHE to a folder that can", self._path, error
                 )
             self._complained = True
-            return
-        self._pending.clear()
-        self.refresh()
 
     def _append(self) -> None:
         with self._lock:
@@ -262,7 +262,7 @@ class Journal:
     def _quarantine(self, damaged: Sequence[bytes]) -> None:
         """Move damaged lines beside the journal and write the file anew without them; the lock is held."""
         aside = self._path.with_name(f"{self._path.name}.corrupt-{time.time_ns()}")
-        aside.write_bytes(b"".join(damaged))
+        write_atomically(aside, b"".join(damaged))
         bad = set(damaged)
         kept = [line for line in self._path.read_bytes().splitlines(keepends=True) if line not in bad]
         write_atomically(self._path, b"".join(kept))

@@ -149,11 +149,13 @@ class Worker:
         Raises:
             ScratchFull: if they cannot be written.
         """
-        size_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        return self._write(name, sum(tensor.nbytes for tensor in tensors.values()), lambda path: write_tensors(path, tensors))
+
+    def _write(self, name: str, size_bytes: int, write: Callable[[Path], object]) -> Path:
         path = self.folder_for(size_bytes) / name
         while True:
             try:
-                write_tensors(path, tensors)
+                write(path)
             except (OSError, SafetensorError) as error:
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -188,8 +190,8 @@ class Worker:
         Raises:
             ScratchFull: as :meth:`write_tensors`.
         """
-        program_file = self.folder / "program.json"
-        program_file.write_bytes(encode_program(program))
+        encoded = encode_program(program)
+        program_file = self._write("program.json", len(encoded), lambda path: path.write_bytes(encoded))
         # A user's model may be on the GPU.
         tensors = {str(value): tensor.detach().cpu() for value, tensor in constants.items()}
         return str(program_file), str(self.write_tensors("constants.safetensors", tensors))

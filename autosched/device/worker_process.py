@@ -24,6 +24,7 @@ from autosched.device.worker_messages import BOARD, LENGTH
 
 _LOG_BYTES = 65536
 _POLL_S = 0.25
+_AWAY_S = 2.0  # what a process that wakes up late has not just been busy for
 _DYING_S = 10.0  # until a process that has closed its pipes is gone: one that used a GPU, or much memory, takes a while
 
 
@@ -138,8 +139,12 @@ class ChildProcess:
             while True:
                 if (body := self._take()) is not None:
                     return body
-                wait_s = min(_POLL_S, max(0.0, deadline - time.monotonic()))
+                begin_s = time.monotonic()
+                wait_s = min(_POLL_S, max(0.0, deadline - begin_s))
                 readable, _, _ = select.select([self._answers], [], [], wait_s)
+                if time.monotonic() - begin_s > wait_s + _AWAY_S:
+                    # Whoever stopped this process (a paused container, a batch system) has stopped the other as well.
+                    deadline = time.monotonic() + timeout_s
                 if readable:
                     data = os.read(self._answers, 1 << 20)
                     if not data:
@@ -175,10 +180,12 @@ class ChildProcess:
         self.kill()
 
     def last_words(self, characters: int = 600) -> str:
-        """The end of what it wrote to its output, on one line; of a fatal error's long report, what led to it and its beginning."""
+        """The end of what it wrote to its output, on one line; of a fatal error's long report, what led to it, and what the thread did."""
         text = self._log.text()
         fatal = text.rfind("Fatal Python error")
-        quoted = text[-characters:] if fatal < 0 else text[max(0, fatal - characters // 2) : fatal + characters // 2]
+        quoted = (
+            text[-characters:] if fatal < 0 else text[max(0, fatal - characters // 2) : fatal] + _guilty(text[fatal:])[: characters // 2]
+        )
         return " | ".join(line.strip() for line in quoted.splitlines() if line.strip())
 
     def _take(self) -> bytes | None:
@@ -256,6 +263,12 @@ class _Log:
             pass
         finally:
             os.close(self._descriptor)
+
+
+def _guilty(report: str) -> str:
+    """A fatal error's report without the stacks of the threads that come before the one it was on."""
+    place = report.find("Current thread")
+    return report if place < 0 else report.partition("\n")[0] + "\n" + report[place:]
 
 
 def _two_pipes() -> tuple[int, int, int, int]:

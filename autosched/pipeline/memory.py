@@ -115,7 +115,7 @@ def remember_runs(
         Store.create(folder).append(
             [*rows, *timed, GraphRow(family_of(model), model, graph), limits_row(device.scope, model, graph, limits)]
         )
-    except (OSError, AutoschedError) as error:
+    except (OSError, MemoryError, AutoschedError) as error:
         _log.warning("what was measured is not kept for training: %s", error)
         return None
     return folder

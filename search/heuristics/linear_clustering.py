@@ -10,6 +10,7 @@ dynamic programme over clusters after the description of the whole-process compi
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 from autosched.core.schedule import Schedule
@@ -24,41 +25,60 @@ def clusters(problem: Problem) -> list[list[int]]:
     """Paths that cover every operator once, longest (in time, waits included) first."""
     times = problem.operator_us().tolist()
     cross_us = float(problem.latency_us[1])
-    left = set(range(problem.count))
+    length = [-1.0] * problem.count  # of the longest path of what is left that begins here; no length is known yet
+    follower = [-1] * problem.count
+    left = [True] * problem.count
+    # A path that is taken shortens few others: only those are looked at again, last operator first.
+    stale = [-index for index in range(problem.count)]
+    heapq.heapify(stale)
+    longest: list[tuple[float, int]] = []
     found: list[list[int]] = []
-    while left:
-        length = dict.fromkeys(left, 0.0)
-        follower: dict[int, int] = {}
-        for index in sorted(left, reverse=True):
-            length[index] = times[index]
-            options = [after for after in problem.successors(index) if after in left]
-            if options:
-                follower[index] = max(options, key=lambda after: (length[after], -after))
-                length[index] += cross_us + length[follower[index]]
-        index = max(sorted(left), key=lambda item: length[item])
-        path = [index]
-        while index in follower:
-            index = follower[index]
-            path.append(index)
+    while True:
+        while stale:
+            index = -heapq.heappop(stale)
+            options = [after for after in problem.successors(index) if left[after]]
+            follower[index] = max(options, key=lambda after: (length[after], -after), default=-1)
+            whole = times[index] + (cross_us + length[follower[index]] if options else 0.0)
+            if whole != length[index]:
+                length[index] = whole
+                heapq.heappush(longest, (-whole, index))
+                _look_again(problem, index, left, stale)
+        while longest and not (left[longest[0][1]] and -longest[0][0] == length[longest[0][1]]):
+            heapq.heappop(longest)
+        if not longest:
+            return found
+        path = [longest[0][1]]
+        while follower[path[-1]] >= 0:
+            path.append(follower[path[-1]])
         found.append(path)
-        left -= set(path)
-    return found
+        for index in path:
+            left[index] = False
+        for index in path:
+            _look_again(problem, index, left, stale)
+
+
+def _look_again(problem: Problem, index: int, left: list[bool], stale: list[int]) -> None:
+    for before in problem.predecessors(index):
+        if left[before]:
+            heapq.heappush(stale, -before)
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
     free_us: tuple[float, ...]
-    lane: tuple[int, ...]  # of each cluster so far
+    lane: int  # of the last cluster
+    before: _State | None  # without it
 
     @property
     def value(self) -> tuple[float, float]:
         return max(self.free_us), sum(self.free_us)
 
 
-def _assign(problem: Problem, groups: list[list[int]], start_us: list[float], lanes: int) -> list[int]:
-    """Lane of each cluster."""
+def _assign(problem: Problem, groups: list[list[int]], start_us: list[float], context: SearchContext) -> list[int]:
+    """Lane of each cluster. Past the deadline only the best state is kept."""
     times = problem.operator_us()
-    states = [_State((0.0,) * lanes, ())]
+    lanes = context.lanes(problem)
+    states = [_State((0.0,) * lanes, -1, None)]
     for group in groups:
         work_us = float(sum(times[index] for index in group))
         best: dict[tuple[float, ...], _State] = {}
@@ -66,13 +86,18 @@ def _assign(problem: Problem, groups: list[list[int]], start_us: list[float], la
             for lane in range(lanes):
                 free = list(state.free_us)
                 free[lane] = max(free[lane], start_us[group[0]]) + work_us
-                grown = _State(tuple(free), (*state.lane, lane))
+                grown = _State(tuple(free), lane, state)
                 key = tuple(sorted(round(item, 3) for item in free))  # lanes are alike
                 best.setdefault(key, grown)
                 if free[lane] == work_us + start_us[group[0]] and state.free_us[lane] == 0.0:
                     break  # all further empty lanes are the same choice
-        states = sorted(best.values(), key=lambda state: state.value)[:STATES]
-    return list(states[0].lane)
+        states = sorted(best.values(), key=lambda state: state.value)[: 1 if context.expired() else STATES]
+    chosen: list[int] = []
+    last = states[0]
+    while last.before is not None:
+        chosen.append(last.lane)
+        last = last.before
+    return chosen[::-1]
 
 
 def _linear_clustering(problem: Problem, context: SearchContext) -> list[Schedule]:
@@ -81,7 +106,7 @@ def _linear_clustering(problem: Problem, context: SearchContext) -> list[Schedul
     for index in range(problem.count):
         start_us[index] = max((start_us[before] + times[before] for before in problem.predecessors(index)), default=0.0)
     groups = sorted(clusters(problem), key=lambda group: (start_us[group[0]], group[0]))
-    chosen = _assign(problem, groups, start_us, context.lanes(problem))
+    chosen = _assign(problem, groups, start_us, context)
     lane = [0] * problem.count
     for group, place in zip(groups, chosen, strict=True):
         for index in group:

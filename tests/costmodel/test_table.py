@@ -199,6 +199,13 @@ def test_an_operator_that_cannot_run_at_all_is_named() -> None:
         make_cost_table(graph, times, [], widths=(1,))
 
 
+def test_what_kept_all_operators_from_being_timed_is_blamed_on_none_of_them() -> None:
+    graph = fork(("a", "b"))
+    times = [[Failure(FailureKind.CRASH, "RuntimeError: now and then")] for _ in graph.operators]
+    with pytest.raises(NoFeasibleCandidate, match=r"^none of the 3 operators could be .*now and then"):
+        make_cost_table(graph, times, [], widths=(1,))
+
+
 def test_records_that_are_not_numbers_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     graph = fork(("a", "b"))
     bad = [dataclasses.replace(pair("a", "b", 1.0, 1.0), slowdown_first=value) for value in (float("nan"), float("inf"), -1.0)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +25,7 @@ from autosched.core.records import (
     SoftwareKey,
     SoloRecord,
 )
+from autosched.datasets import journal as journal_module
 from autosched.datasets.journal import Journal, Scope
 
 SCOPE = Scope(DeviceKey("cpu", "test", (("cores", "2"),)), SoftwareKey((("torch", "2.13"),)))
@@ -67,6 +70,25 @@ def test_what_cannot_be_written_is_said_once_answered_all_the_same_and_written_w
         journal.add(solo("e"))
     again = Journal.open(path, SCOPE)
     assert [again.solo(name, 1) for name in "abcde"] == [solo(name) for name in "abcde"]
+
+
+def test_lines_that_others_damage_on_a_full_disk_cost_no_more_than_they_held(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j"
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Journal.open(path, SCOPE, batch=1) as journal, caplog.at_level(logging.WARNING):
+        path.write_bytes(b"damaged\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(journal_module, "write_atomically", full)
+            journal.add(solo("a"))
+        assert "No space left" in caplog.text
+        journal.add(solo("b"))
+    with Journal.open(path, SCOPE) as journal:
+        assert [journal.solo(name, 1) for name in "ab"] == [solo(name) for name in "ab"]
 
 
 def test_a_newer_answer_replaces_and_too_few_samples_count_as_none(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import torch
 from autosched.core.errors import ScratchFull, WorkerLost
 from autosched.device import worker as worker_room
 from autosched.device.worker import Worker
+from tests.conformance.programs import chain_program
 
 
 def test_a_folder_for_temporary_files_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +30,17 @@ def test_a_folder_for_temporary_files_that_takes_nothing_is_named(tmp_path: Path
         (worker.folder / "constants.safetensors").mkdir()
         with pytest.raises(ScratchFull, match=r"4\.0 MiB .* cannot be written to .*TMPDIR"):
             worker.write_tensors("constants.safetensors", {"0": torch.zeros(1024, 1024)})
+    finally:
+        worker.close()
+
+
+def test_a_program_that_cannot_be_written_is_no_less_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_room, "_SHARED", tmp_path / "none")
+    worker = Worker("no.module.is.started", timeout_s=1.0)
+    try:
+        (worker.folder / "program.json").mkdir()
+        with pytest.raises(ScratchFull, match=r"MiB .* cannot be written to .*TMPDIR"):
+            worker.write_program(*chain_program())
     finally:
         worker.close()
 

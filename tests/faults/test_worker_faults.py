@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +24,7 @@ from autosched.core.errors import DeviceError, WorkerLost
 from autosched.core.program import Program
 from autosched.core.records import Failure, FailureKind, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, sequential
+from autosched.device import worker_process
 from autosched.device.base import Pair
 from autosched.device.cpu_session import CpuSession
 from autosched.device.worker import Worker
@@ -191,6 +194,12 @@ def test_the_crash_report_quotes_the_last_words(opened: Open, program: Program) 
     expect_failure(session.schedules([sequential(program.graph)], rounds=1)[0], FailureKind.CRASH, "these were my last words")
 
 
+def test_the_crash_report_quotes_the_thread_that_crashed(opened: Open, program: Program) -> None:
+    other = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    session = opened(f"def by_the_guilty(): os.abort()\n{other}\nby_the_guilty()")
+    expect_failure(session.schedules([sequential(program.graph)], rounds=1)[0], FailureKind.CRASH, "in by_the_guilty")
+
+
 def test_a_flood_of_output_blocks_nobody(opened: Open, program: Program) -> None:
     session = opened("sys.stdout.write('x' * 300_000)\nsys.stdout.flush()\nkernel(slots)")
     assert isinstance(session.schedules([sequential(program.graph)], rounds=2)[0], ScheduleRecord)
@@ -242,6 +251,26 @@ def test_a_slow_worker_that_makes_progress_is_left_alone(opened: Open, program: 
     began = time.monotonic()
     assert isinstance(session.schedules([sequential(program.graph)], rounds=8)[0], ScheduleRecord)
     assert time.monotonic() - began > 2.0  # longer in all than it may show no progress
+
+
+def test_a_pause_of_all_processes_is_not_counted(opened: Open, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = opened("time.sleep(1.5)\nkernel(slots)", timeout_s=2.0)
+    pauses = iter([0.5])  # seconds into the wait for an answer
+
+    def stopped_once(reading: list[int], writing: list[int], odd: list[int], wait_s: float) -> tuple[list[int], list[int], list[int]]:
+        pid = session.worker_pid
+        if reading and pid is not None and (begin_s := next(pauses, None)) is not None:
+            # As where a container is paused, or a batch system suspends a job.
+            time.sleep(begin_s)
+            os.killpg(pid, signal.SIGSTOP)
+            time.sleep(4.0)
+            os.killpg(pid, signal.SIGCONT)
+            return [], [], []
+        return select.select(reading, writing, odd, wait_s)
+
+    session.schedules([sequential(program.graph)], rounds=1)  # the process is there and has the program
+    monkeypatch.setattr(worker_process, "select", SimpleNamespace(select=stopped_once))
+    assert isinstance(session.schedules([sequential(program.graph)], rounds=1)[0], ScheduleRecord)
 
 
 ODD_EXCEPTIONS = """
@@ -380,6 +409,7 @@ PARENT = """
 import sys, time
 sys.path.append({root!r})
 from pathlib import Path
+from types import SimpleNamespace
 from autosched.core.schedule import sequential
 from autosched.device.cpu_session import CpuSession
 from tests.conformance.programs import branches_program

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 from autosched.core.graph import OpGraph
@@ -57,8 +58,20 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "file"))
-    graph = OpGraph((), (), (), ())
+    assert remember_nothing() is None
+    assert "not kept" in caplog.text
+
+
+def test_want_of_memory_to_write_with_is_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*_: object) -> None:
+        raise pyarrow.ArrowMemoryError("malloc of size 192 failed")
+
+    monkeypatch.setattr(Store, "append", refuse)
+    assert remember_nothing() is None
+    assert "malloc of size 192 failed" in caplog.text
+
+
+def remember_nothing() -> Path | None:
     key = DeviceKey("cpu", "a processor", ())
     scope = ScopeRow("x", key, SoftwareKey(()), DeviceFacts("a processor", "cpu", 2))
-    assert remember_runs(scope, graph, "zoo:net1", LIMITS, Measured([], [], {}), []) is None
-    assert "not kept" in caplog.text
+    return remember_runs(scope, OpGraph((), (), (), ()), "zoo:net1", LIMITS, Measured([], [], {}), [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from autosched.search.heuristics import linear_clustering, nimble, opara, raf_as
 from autosched.search.problem import Problem
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
+from autosched.search.synthetic import random_problem
 from tests.conformance.strategy_suite import flat_costs
 
 #     0
@@ -30,6 +33,10 @@ def two_branches(**options: object) -> Problem:
 
 def first(name: str, problem: Problem) -> Schedule:
     return STRATEGIES.get(name).propose(problem, SearchContext(np.random.default_rng(0), max_evaluations=2000))[0]
+
+
+def late(deadline_s: float | None) -> SearchContext:
+    return SearchContext(np.random.default_rng(0), deadline_s=deadline_s)
 
 
 def test_sequential_is_the_sum_of_all_times() -> None:
@@ -142,6 +149,44 @@ def test_trtllm_constants_priorities_and_emission() -> None:
 
 def test_linear_clusters_are_the_longest_paths() -> None:
     assert linear_clustering.clusters(two_branches()) == [[0, 1, 3, 5], [2, 4]]
+
+
+@pytest.mark.parametrize("shape", ["layered", "cells", "wide"])
+def test_each_cluster_is_the_longest_path_of_what_is_left(shape: str) -> None:
+    problem = random_problem(3, 60, shape=shape)
+    times, cross_us = problem.operator_us().tolist(), float(problem.latency_us[1])
+    left = set(range(problem.count))
+    for path in linear_clustering.clusters(problem):
+        length: dict[int, float] = {}
+        for index in sorted(left, reverse=True):
+            after = [cross_us + length[later] for later in problem.successors(index) if later in left]
+            length[index] = times[index] + max(after, default=0.0)
+        assert length[path[0]] == max(length.values())
+        assert sum(times[index] for index in path) + cross_us * (len(path) - 1) == pytest.approx(length[path[0]])
+        assert all(after in problem.successors(before) for before, after in itertools.pairwise(path))
+        left -= set(path)
+    assert not left
+
+
+def test_clusters_of_many_operators_look_at_few_of_them_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(1, 1000, shape="wide")
+    looked: list[int] = []
+    successors = Problem.successors
+
+    def counted(problem: Problem, index: int) -> list[int]:
+        looked.append(index)
+        return successors(problem, index)
+
+    monkeypatch.setattr(Problem, "successors", counted)
+    assert len(linear_clustering.clusters(problem)) > 100
+    assert len(looked) < 10 * problem.count
+
+
+def test_clusters_go_to_the_lane_that_is_free_first_once_the_deadline_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(1, 60, shape="wide")
+    proposed = [STRATEGIES.get("linear_clustering").propose(problem, late(deadline_s)) for deadline_s in (None, 0.0)]
+    monkeypatch.setattr(linear_clustering, "STATES", 1)
+    assert proposed[0] != proposed[1] == STRATEGIES.get("linear_clustering").propose(problem, late(None))
 
 
 def test_clusters_share_a_lane_when_there_are_more_than_lanes() -> None:

@@ -271,7 +271,11 @@ def _headers() -> Path:
 
 def _compiler() -> list[str]:
     """The command: ``CXX`` or g++, as Inductor has it, else another that is there; empty if none is."""
-    for command in (shlex.split(cpp_compiler()), *([name] for name in _FALLBACKS)):
+    try:
+        named = shlex.split(cpp_compiler())
+    except ValueError:  # a quotation mark without the other: no command
+        named = []
+    for command in (named, *([name] for name in _FALLBACKS)):
         if command and shutil.which(command[0]):
             return command
     return []

@@ -103,6 +103,12 @@ def test_a_compiler_that_does_not_end_is_ended(fresh: Path, monkeypatch: pytest.
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
 
 
+def test_a_compiler_that_cannot_be_named_so_is_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", 'ccache "g++')
+    monkeypatch.setenv("PATH", str(fresh))
+    assert "no C++ compiler" in build_native()
+
+
 def test_without_a_compiler_and_switched_off_there_is_a_reason(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(fresh))
     monkeypatch.delenv("CXX", raising=False)
