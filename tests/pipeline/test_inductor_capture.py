@@ -314,6 +314,34 @@ def test_what_a_caller_writes_to_an_output_is_in_no_later_one() -> None:
                 mine.mul_(3)
 
 
+class _Given(nn.Module):
+    """Returns its parameters as they are, and tensors of no elements, for which Inductor launches nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.rand(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        none = x[:0] * 2
+        return self.layer(x) * self.scale, self.scale, self.layer.weight, none, none.t(), self.scale
+
+
+def test_parameters_and_what_has_no_elements_may_be_returned() -> None:
+    model, x = _Given().eval(), torch.randn(2, 4)
+    found = capture_inductor(model, (x,))
+    assert not isinstance(found, Refused), found.reason
+    loaded = load(_bundle(found, 2), model, strict=True)
+    with torch.no_grad():
+        got, wanted = loaded(x), model(x)
+        for mine, theirs in zip(got, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs)
+            assert mine.stride() == theirs.stride()
+        assert [item.data_ptr() for item in got[1:3]] == [item.data_ptr() for item in wanted[1:3]]
+        model.scale.mul_(2.0)
+        torch.testing.assert_close(loaded(x)[0], model(x)[0])
+
+
 def test_capture_leaves_it_to_those_who_may_compile() -> None:
     model, args, kwargs = _models()["branches"]
     with pytest.raises(UsageError, match="inductor_capture"):

@@ -239,7 +239,10 @@ class _Assembler:
         specs = self._observe(kernels, inputs)
         values = self._values(specs)
         operators = tuple(self._operator(index, unit, values) for index, unit in enumerate(self._units.units))
-        outputs = {value: self._place[self._returned[value]] for value in self._source.graph.outputs}
+        outputs = {
+            value: self._place[self._returned[value]] if value in self._returned else self._of_source[value]
+            for value in self._source.graph.outputs
+        }
         count = len(self._source.graph.inputs)
         graph = OpGraph(operators, values, tuple(range(count)), tuple(dict.fromkeys(outputs.values())))
         graph.validate()

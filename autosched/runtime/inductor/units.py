@@ -112,6 +112,9 @@ class _Maker:
                 self._unit(place, launch, [name for name in touched if name in self._module.allocations and name not in allocated])
             )
             allocated.update(name for name in touched if name in self._module.allocations)
+        # Nothing is launched for what has no elements.
+        bases = dict.fromkeys(self._module.view(item, self._known).base for item in self._module.returned)
+        units += [self._allocation(name) for name in bases if name in self._module.allocations and name not in allocated]
         returned = [self._returned(expression, units) for expression in self._module.returned]
         if missing := sorted(self._overwritten.keys() - self._copies.keys()):
             raise Unrecognised(f"no launch overwrites {missing[0]}, as the graph does")
