@@ -216,6 +216,17 @@ def test_operators_of_two_widths_in_one_plan(branches: tuple[nn.Module, Captured
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_what_a_process_has_switched_on_for_its_own_models_is_not_in_the_code(
+    branches: tuple[nn.Module, Captured], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch._inductor.config as inductor_config
+
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    _, found = branches
+    with inductor_config.patch(max_autotune=True, max_autotune_gemm=True, coordinate_descent_tuning=True):
+        bind(found.program, found.constants)
+
+
 def test_what_inductor_cannot_do_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
     model, args, kwargs = _models()["branches"]
