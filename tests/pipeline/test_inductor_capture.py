@@ -353,6 +353,25 @@ def test_parameters_and_what_has_no_elements_may_be_returned() -> None:
         torch.testing.assert_close(loaded(x)[0], model(x)[0])
 
 
+class _Masked(nn.Module):
+    """Multiplies by a mask that hides nothing, which Inductor leaves out."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * torch.ones(()), x.sin(), x[1:]
+
+
+def test_a_tensor_of_the_callers_is_returned_only_where_the_model_returns_it() -> None:
+    model, x = _Masked().eval(), torch.randn(2, 4)
+    found = capture_inductor(model, (x,))
+    assert not isinstance(found, Refused), found.reason
+    loaded, before = load(_bundle(found, 2), model, strict=True), x.clone()
+    with torch.no_grad():
+        own, _, window = loaded(x)
+        assert window.data_ptr() == x[1:].data_ptr()
+        x.zero_()
+    assert torch.equal(own, before)
+
+
 def test_capture_leaves_it_to_those_who_may_compile() -> None:
     model, args, kwargs = _models()["branches"]
     with pytest.raises(UsageError, match="inductor_capture"):

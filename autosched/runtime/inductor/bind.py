@@ -193,8 +193,12 @@ class _Assembler:
         names = dict(zip(compiled.takes, module.arguments, strict=True))
         writes = [self._source.writes[chain.write] for chain in chains]
         overwritten = {names[item.target]: self._overwritten(item, chain.repeatable) for item, chain in zip(writes, chains, strict=True)}
-        self._units = units = make_units(module, compiled.constants, overwritten)
         returned = returned_of(self._source, writes)
+        values = self._source.graph.values
+        owning = {
+            place for place, value in enumerate(returned) if values[value].storage == value and values[value].role is not ValueRole.INPUT
+        }
+        self._units = units = make_units(module, compiled.constants, overwritten, owning)
         if len(units.returned) != len(returned):
             raise Unrecognised(f"call returns {len(units.returned)} tensors; expected {len(returned)}")
         # By output of the source, the name of what it is in the code.
