@@ -24,6 +24,7 @@ from autosched.capture.functional import alias_dropouts, make_functional
 from autosched.capture.held_inputs import hold_inputs
 from autosched.capture.leftovers import attributes_kept
 from autosched.capture.passes.batch_norm import whole_batch_norms
+from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.views import loosen_views
 from autosched.capture.rehearsal import rehearse
 from autosched.capture.rewrite import RewriteReport, rewrite_draft
@@ -40,8 +41,9 @@ from autosched.capture.structure import structure_of
 from autosched.core.containers import pack_call
 from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.from_outside import let_through
+from autosched.core.graph import TensorSpec
 from autosched.core.namedtuples import register_namedtuples
-from autosched.core.program import Program
+from autosched.core.program import Program, Ref
 from autosched.core.specs import spec_of
 from autosched.core.standing_aside import as_they_came
 from autosched.core.variants import WHOLE, Lowering
@@ -115,8 +117,9 @@ def lower_draft(draft: Draft, chosen: Lowering, target: str = "") -> Captured:
 
 def exported_program(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
-) -> tuple[ExportedProgram, tuple[Any, ...], dict[str, Any]]:
-    """What ``torch.export`` makes of a model as it came, and the call as that takes it: objects are nodes of PyTorch's trees.
+) -> tuple[ExportedProgram, tuple[Any, ...], dict[str, Any], tuple[TensorSpec, ...]]:
+    """What ``torch.export`` makes of a model as it came, the call as that takes it (objects are nodes of PyTorch's trees), and how the
+    tensors of the model's own answer are laid out, as ``rehearse`` says it.
 
     Raises:
         UnsupportedGraph: as :func:`capture`.
@@ -126,9 +129,8 @@ def exported_program(
     args, given = _as_examples(call)
     with as_they_came(model):
         # A graph of Dynamo's keeps nothing outside of itself: whatever does, Dynamo has traced already.
-        if not isinstance(model, DynamoGraph):
-            rehearse(model, args, given)
-        return _export(model, args, given), args, given
+        answered = () if isinstance(model, DynamoGraph) else rehearse(model, args, given)
+        return _export(model, args, given), args, given, answered
 
 
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
@@ -193,14 +195,30 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     """
     require_inference(model)
     require_values(model)
-    exported, args, given = exported_program(model, args, kwargs)
+    exported, args, given, answered = exported_program(model, args, kwargs)
     with as_they_came(model):
         draft = ExportReader(_functional(exported), model).read(args, given)
     draft.remove_dead()
     _observe(draft)
     require_dense_dtypes(draft)
+    if _lay_out(draft, answered):
+        _observe(draft)
     hold_inputs(draft)
     return draft
+
+
+def _lay_out(draft: Draft, answered: tuple[TensorSpec, ...]) -> int:
+    """Copies of outputs that the model itself lays out otherwise; how many.
+
+    Where nothing traces them, attention layers call a kernel of their own, whose result may be viewed in ways in which that of the
+    operators that they are traced as may not.
+    """
+    made = [draft.specs[leaf.value] for leaf in draft.output_leaves if isinstance(leaf, Ref)]
+    if [(spec.shape, spec.dtype) for spec in made] != [(spec.shape, spec.dtype) for spec in answered]:
+        return 0
+    following = iter(answered)
+    wanted = [next(following) if isinstance(leaf, Ref) else None for leaf in draft.output_leaves]
+    return restore_output_layout(draft, [*wanted, *(None for _ in draft.writes)])
 
 
 def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:

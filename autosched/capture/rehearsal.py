@@ -19,16 +19,21 @@ from torch.utils._pytree import tree_leaves
 from autosched.capture.containers import real_containers
 from autosched.capture.leftovers import attributes_kept
 from autosched.core.from_outside import let_through
+from autosched.core.graph import TensorSpec
+from autosched.core.specs import spec_of
 
 
-def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     """Call ``model`` once, with packed arguments; afterwards it, its arguments and random numbers are as they were.
 
     Nothing is done where the arguments have no values either. What the model raises it raises again when it is traced, which explains it.
+
+    Returns:
+        How the tensors of its answer are laid out, in order; nothing where there is none.
     """
     tensors = [*_tensors((args, kwargs)), *model.parameters(), *model.buffers()]
     if detect_fake_mode(tensors) is not None:
-        return
+        return ()
     devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
     with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng(devices), attributes_kept(model):
         warnings.simplefilter("ignore")
@@ -36,9 +41,11 @@ def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         try:
             # A part that is compiled at its first call, as control flow is, would take longer to compile than the rest to run.
             with real_containers(model), torch.compiler.set_stance("force_eager"), undoing:
-                model(*args, **kwargs)
+                answer = model(*args, **kwargs)
+            return tuple(spec_of(tensor) for tensor in _tensors(answer))
         except Exception as error:
             let_through(error)
+            return ()
         finally:
             undoing.undo()
 

@@ -7,6 +7,7 @@ from torch import nn
 from autosched import zoo
 from autosched.capture.export import capture
 from autosched.capture.sources import source_of
+from autosched.core.variants import Lowering
 from autosched.runtime.kernels import bind
 from autosched.runtime.state import state_of
 from autosched.runtime.trees import flatten_inputs, output_tensors, packed_outputs
@@ -118,6 +119,29 @@ def test_an_input_given_twice_is_two_inputs() -> None:
 def test_an_expanded_example_is_laid_out_like_any_call() -> None:
     program = capture(Masked().eval(), (torch.randn(4, 4), torch.randn(4).expand(4, 4))).program
     assert not any(program.graph.values[value].spec.overlaps for value in program.graph.inputs)
+
+
+class Attends(torch.nn.Module):
+    """Where nothing traces it, a kernel of its own answers, and lays its result out otherwise than the operators it is traced as."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, str, torch.Tensor]:
+        made, weights = self.attention(x, x, x)
+        return made, "attention", weights
+
+
+@pytest.mark.parametrize("lowering", [Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED])
+def test_an_output_is_laid_out_as_the_model_does_it_and_not_as_it_is_traced(lowering: Lowering) -> None:
+    model, x = Attends().eval(), torch.randn(2, 4, 8)
+    with torch.no_grad():
+        made, _, weights = model(x)
+    captured = capture(model, (x,), lowering=lowering)
+    outputs = bind(captured.program, captured.constants).run([x])
+    assert [output.stride() for output in outputs] == [made.stride(), weights.stride()] == [(32, 8, 1), (16, 4, 1)]
+    torch.testing.assert_close(outputs, [made, weights])
 
 
 def test_a_mask_with_infinities_is_drawn_from_its_finite_part() -> None:

@@ -216,6 +216,17 @@ def test_operators_of_two_widths_in_one_plan(branches: tuple[nn.Module, Captured
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_what_a_process_has_switched_on_for_its_own_models_is_not_in_the_code(
+    branches: tuple[nn.Module, Captured], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch._inductor.config as inductor_config
+
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    _, found = branches
+    with inductor_config.patch(max_autotune=True, max_autotune_gemm=True, coordinate_descent_tuning=True):
+        bind(found.program, found.constants)
+
+
 def test_what_inductor_cannot_do_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
     model, args, kwargs = _models()["branches"]
@@ -312,6 +323,53 @@ def test_what_a_caller_writes_to_an_output_is_in_no_later_one() -> None:
             for mine, theirs in zip(got, wanted, strict=True):
                 torch.testing.assert_close(mine, theirs)
                 mine.mul_(3)
+
+
+class _Given(nn.Module):
+    """Returns its parameters as they are, and tensors of no elements, for which Inductor launches nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.rand(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        none = x[:0] * 2
+        return self.layer(x) * self.scale, self.scale, self.layer.weight, none, none.t(), self.scale
+
+
+def test_parameters_and_what_has_no_elements_may_be_returned() -> None:
+    model, x = _Given().eval(), torch.randn(2, 4)
+    found = capture_inductor(model, (x,))
+    assert not isinstance(found, Refused), found.reason
+    loaded = load(_bundle(found, 2), model, strict=True)
+    with torch.no_grad():
+        got, wanted = loaded(x), model(x)
+        for mine, theirs in zip(got, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs)
+            assert mine.stride() == theirs.stride()
+        assert [item.data_ptr() for item in got[1:3]] == [item.data_ptr() for item in wanted[1:3]]
+        model.scale.mul_(2.0)
+        torch.testing.assert_close(loaded(x)[0], model(x)[0])
+
+
+class _Masked(nn.Module):
+    """Multiplies by a mask that hides nothing, which Inductor leaves out."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * torch.ones(()), x.sin(), x[1:]
+
+
+def test_a_tensor_of_the_callers_is_returned_only_where_the_model_returns_it() -> None:
+    model, x = _Masked().eval(), torch.randn(2, 4)
+    found = capture_inductor(model, (x,))
+    assert not isinstance(found, Refused), found.reason
+    loaded, before = load(_bundle(found, 2), model, strict=True), x.clone()
+    with torch.no_grad():
+        own, _, window = loaded(x)
+        assert window.data_ptr() == x[1:].data_ptr()
+        x.zero_()
+    assert torch.equal(own, before)
 
 
 def test_capture_leaves_it_to_those_who_may_compile() -> None:

@@ -1,4 +1,4 @@
-"""Give the model's outputs back the strides they had before rewriting."""
+"""Give the model's outputs back the strides they had before it was traced, and before it was rewritten."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from autosched.core.program import Ref
 
 
 def restore_output_layout(draft: Draft, wanted: Sequence[TensorSpec | None]) -> int:
-    """A copy after each output that a rewrite made channels last and that was row-major before (or the reverse).
+    """A copy after each output that tracing or a rewrite made channels last and that was row-major before (or the reverse).
 
-    ``wanted`` has, for each output leaf and then for each write, its spec before rewriting. Code after the model may call ``view`` on it.
+    ``wanted`` has, for each output leaf and then for each write, its spec before that. Code after the model may call ``view`` on it.
     One that had gaps, being a part of a larger tensor, gets none back, but may be viewed in every way in which it could be.
     """
     restored = 0

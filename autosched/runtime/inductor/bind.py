@@ -193,8 +193,12 @@ class _Assembler:
         names = dict(zip(compiled.takes, module.arguments, strict=True))
         writes = [self._source.writes[chain.write] for chain in chains]
         overwritten = {names[item.target]: self._overwritten(item, chain.repeatable) for item, chain in zip(writes, chains, strict=True)}
-        self._units = units = make_units(module, compiled.constants, overwritten)
         returned = returned_of(self._source, writes)
+        values = self._source.graph.values
+        owning = {
+            place for place, value in enumerate(returned) if values[value].storage == value and values[value].role is not ValueRole.INPUT
+        }
+        self._units = units = make_units(module, compiled.constants, overwritten, owning)
         if len(units.returned) != len(returned):
             raise Unrecognised(f"call returns {len(units.returned)} tensors; expected {len(returned)}")
         # By output of the source, the name of what it is in the code.
@@ -239,7 +243,10 @@ class _Assembler:
         specs = self._observe(kernels, inputs)
         values = self._values(specs)
         operators = tuple(self._operator(index, unit, values) for index, unit in enumerate(self._units.units))
-        outputs = {value: self._place[self._returned[value]] for value in self._source.graph.outputs}
+        outputs = {
+            value: self._place[self._returned[value]] if value in self._returned else self._of_source[value]
+            for value in self._source.graph.outputs
+        }
         count = len(self._source.graph.inputs)
         graph = OpGraph(operators, values, tuple(range(count)), tuple(dict.fromkeys(outputs.values())))
         graph.validate()

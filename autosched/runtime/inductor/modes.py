@@ -12,8 +12,15 @@ from autosched.core.program import Program
 from autosched.core.variants import Lowering
 
 _AUTOTUNE: Mapping[str, object] = {"max_autotune": True, "coordinate_descent_tuning": True}
+# A process may have switched these on for its own models (TORCHINDUCTOR_MAX_AUTOTUNE=1): its kernels would be others in each process.
+_UNTUNED: Mapping[str, object] = {
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "coordinate_descent_tuning": False,
+}
 _OPTIONS: Mapping[Lowering, Mapping[str, object]] = {
-    Lowering.INDUCTOR: {},
+    Lowering.INDUCTOR: _UNTUNED,
     Lowering.MAX_AUTOTUNE: _AUTOTUNE,
     Lowering.MAX_AUTOTUNE_COMBO: {**_AUTOTUNE, "combo_kernels": True, "benchmark_combo_kernel": True},
 }
@@ -45,7 +52,7 @@ class Mode:
     @property
     def autotuned(self) -> bool:
         """Whether kernels are chosen by timing them."""
-        return bool(_OPTIONS[self.lowering])
+        return bool(_OPTIONS[self.lowering]["max_autotune"])
 
 
 PLAIN = Mode()

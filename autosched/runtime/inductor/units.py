@@ -10,7 +10,8 @@ Dataflow is that of buffers, seen through views (``inductor.accesses``):
 - any other buffer with several writers is made by the first and changed in place by the others, in the order of the code;
 - an argument that the code overwrites (a cache that the model fills) is copied by a unit of its own, and what would change the argument
   changes the copy: units are a pure function, and whoever may overwrite the argument leaves the copy out (``runtime.in_place``);
-- a frozen tensor of the module's own that the code returns is cloned by a unit of its own, as callers own what they are given.
+- where the model returns a tensor of its own and the code a frozen tensor of the module's, an argument or another result, a unit of its
+  own clones that, as callers own what they are given.
 """
 
 from __future__ import annotations
@@ -74,25 +75,34 @@ class Units:
     copies: dict[str, str] = field(default_factory=dict)
 
 
-def make_units(module: Module, constants: Sequence[str], overwritten: Mapping[str, Overwritten] = MappingProxyType({})) -> Units:
+def make_units(
+    module: Module,
+    constants: Sequence[str],
+    overwritten: Mapping[str, Overwritten] = MappingProxyType({}),
+    owning: Container[int] = (),
+) -> Units:
     """Units of ``module``.
 
     Args:
         constants: names of the module's globals that are tensors.
         overwritten: by name, the arguments that the code overwrites. A unit of its own copies each, and what would overwrite the argument
             overwrites the copy.
+        owning: places among what the code returns that share memory with no argument and no other result of the model. Inductor returns
+            the argument itself for a product with ones, and one result for two that are equal.
 
     Raises:
         Unrecognised: if a launch cannot be understood.
     """
-    return _Maker(module, frozenset(constants), overwritten).make()
+    return _Maker(module, frozenset(constants), overwritten, owning).make()
 
 
 class _Maker:
-    def __init__(self, module: Module, constants: frozenset[str], overwritten: Mapping[str, Overwritten]) -> None:
+    def __init__(self, module: Module, constants: frozenset[str], overwritten: Mapping[str, Overwritten], owning: Container[int]) -> None:
         self._module = module
         self._known = constants
         self._overwritten = overwritten
+        self._owning = owning
+        self._taken = set(module.arguments)  # whose memory no result may own any more
         self._copies: dict[str, str] = {}  # of the arguments overwritten so far, the names of their copies
         self._accesses = Accesses(module, constants)
         self._owner = self._accesses.owner
@@ -112,7 +122,10 @@ class _Maker:
                 self._unit(place, launch, [name for name in touched if name in self._module.allocations and name not in allocated])
             )
             allocated.update(name for name in touched if name in self._module.allocations)
-        returned = [self._returned(expression, units) for expression in self._module.returned]
+        # Nothing is launched for what has no elements.
+        bases = dict.fromkeys(self._module.view(item, self._known).base for item in self._module.returned)
+        units += [self._allocation(name) for name in bases if name in self._module.allocations and name not in allocated]
+        returned = [self._returned(expression, units, owns=place in self._owning) for place, expression in enumerate(self._module.returned)]
         if missing := sorted(self._overwritten.keys() - self._copies.keys()):
             raise Unrecognised(f"no launch overwrites {missing[0]}, as the graph does")
         self._drop_private(units, [*returned, *self._copies.values()])
@@ -191,11 +204,13 @@ class _Maker:
         unit.makes[name] = name
         return unit
 
-    def _returned(self, expression: ast.expr, units: list[Unit]) -> str:
+    def _returned(self, expression: ast.expr, units: list[Unit], *, owns: bool) -> str:
         view = self._module.view(expression, self._known)
         base = self._name(view.base)
-        if base in self._known:
-            return self._cloned(base, expression, units)
+        if base in self._known or (owns and self._owner[base] in self._taken):
+            return self._cloned(base, view, expression, units)
+        if owns:
+            self._taken.add(self._owner[base])
         if view.size is None:
             return base
         # A window that is returned is a value of its own, in the memory of its buffer.
@@ -212,11 +227,13 @@ class _Maker:
             units.append(unit)
         return name
 
-    def _cloned(self, base: str, expression: ast.expr, units: list[Unit]) -> str:
-        """A copy of a tensor of the module's own that is returned: callers may write to what they are given, and it outlives the call."""
+    def _cloned(self, base: str, view: View, expression: ast.expr, units: list[Unit]) -> str:
+        """A copy of a tensor that is the module's own, or somebody else's: callers may write to what they are given."""
         unit = Unit(self._fresh("clone"), "inductor::clone", "", [])
         name = f"returned_{unit.name.replace('.', '_')}"
         unit.reads[base] = None
+        if self._owner[base] in self._accesses.split:
+            unit.reads.update(dict.fromkeys(self._accesses.windows_before(len(self._module.launches), view)))
         unit.lines.append(f"{name} = torch.ops.aten.clone.default({self._text(expression, set())})")
         unit.makes[name] = name
         units.append(unit)

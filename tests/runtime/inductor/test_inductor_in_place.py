@@ -183,10 +183,10 @@ def test_what_cannot_be_done_overwriting_is_done_without(monkeypatch: pytest.Mon
     captured = capture(made(KeyValueCache), (example(),), lowering=Lowering.ATEN)
     real = inductor_bind.make_units
 
-    def refusing(module: Any, constants: Any, overwritten: Any) -> Any:
+    def refusing(module: Any, constants: Any, overwritten: Any, owning: Any) -> Any:
         if overwritten:
             raise Unrecognised("no")
-        return real(module, constants, overwritten)
+        return real(module, constants, overwritten, owning)
 
     monkeypatch.setattr(inductor_bind, "make_units", refusing)
     found = lower_inductor(captured, CPU)
