@@ -32,7 +32,7 @@ from autosched.config import (
     studies_path,
 )
 from autosched.core.atomic_write import half_written
-from autosched.core.errors import AutoschedError, UsageError
+from autosched.core.errors import AutoschedError, UsageError, why_of
 from autosched.runtime.bundle.format import printable, read_bundle
 from autosched.runtime.cache import SUFFIX
 from autosched.runtime.regions.store import RegionStore
@@ -292,7 +292,7 @@ def _remove(item: Item) -> str:
     except Timeout:
         return "a running job holds it"
     except OSError as error:
-        return error.strerror or str(error)
+        return why_of(error)
     return ""
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from autosched.core.atomic_write import replace_folder
 from autosched.core.decoding import decode_json
-from autosched.core.errors import ArtifactCorrupt, AutoschedError, IncompatibleArtifact, UsageError
+from autosched.core.errors import ArtifactCorrupt, AutoschedError, IncompatibleArtifact, UsageError, why_of
 from autosched.core.scratch import Scratch
 from autosched.costmodel.conformal import Conformal
 from autosched.costmodel.features import FEATURE_SET, PAIR_FEATURES, readable
@@ -97,8 +97,9 @@ def check_replaceable(folder: Path) -> Path:
         if place.is_dir() and not any(place.iterdir()):
             return place
     except (OSError, ValueError) as error:  # the latter for a name that no file can have
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot write a cost model to {folder}: {why}. Name a folder in one that is writable, or can be made.") from error
+        raise UsageError(
+            f"cannot write a cost model to {folder}: {why_of(error)}. Name a folder in one that is writable, or can be made."
+        ) from error
     try:
         _read_manifest(place)
     except IncompatibleArtifact:
@@ -148,7 +149,7 @@ def _all_of_one(folder: Path, read: Callable[[], T]) -> T:
                 continue
             if isinstance(error, OSError):
                 raise UsageError(
-                    f"cannot read the cost model in {folder}: {error.strerror or error}. Let this user read it, or name another folder."
+                    f"cannot read the cost model in {folder}: {why_of(error)}. Let this user read it, or name another folder."
                 ) from error
             raise
         if _identity(folder) == before:

@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def why_of(error: OSError | ValueError) -> str:
+    """What the system says of a file that cannot be used, without its number and the path; a ``ValueError`` is for a name that none has."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 class AutoschedError(Exception):
     """Root of all errors that autosched raises on purpose."""
 

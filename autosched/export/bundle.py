@@ -17,7 +17,7 @@ import msgspec
 
 import autosched
 from autosched.core.atomic_write import write_atomically
-from autosched.core.errors import UnsupportedGraph, UsageError
+from autosched.core.errors import UnsupportedGraph, UsageError, why_of
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
@@ -161,9 +161,8 @@ def write_bundle(path: str | os.PathLike[str], bundle: Bundle, *more: Bundle) ->
     try:
         write_atomically(target, data)
     except (OSError, ValueError) as error:  # the latter for a name that no file can have
-        why = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"cannot write {target}: {why} ({len(data)} bytes). Choose a folder that exists, is writable and has room."
+            f"cannot write {target}: {why_of(error)} ({len(data)} bytes). Choose a folder that exists, is writable and has room."
         ) from error
     return target
 

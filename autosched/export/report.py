@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autosched.core.atomic_write import write_atomically
-from autosched.core.errors import UsageError
+from autosched.core.errors import UsageError, why_of
 from autosched.core.records import Source
 from autosched.core.report import FoundSchedule, StrategyRow, TuneReport, where_time_went
 from autosched.runtime.bundle.format import Bundle, printable
@@ -153,8 +153,7 @@ def write_report(path: str | os.PathLike[str], bundles: Sequence[Bundle]) -> Wri
     try:
         write_atomically(target, page)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot write {target}: {why}. Choose a folder that exists and is writable.") from error
+        raise UsageError(f"cannot write {target}: {why_of(error)}. Choose a folder that exists and is writable.") from error
     reports = [bundle.evidence.report for bundle in bundles]
     return Written(str(target), len(page), printable(reports[0].model), tuple(printable(item.chosen) for item in reports))
 

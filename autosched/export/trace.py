@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from autosched.core.atomic_write import write_atomically
-from autosched.core.errors import UsageError
+from autosched.core.errors import UsageError, why_of
 from autosched.core.graph import OpGraph
 from autosched.core.schedule import Schedule
 from autosched.runtime.bundle.format import OperatorTimes
@@ -83,8 +83,7 @@ def write_trace(
     try:
         write_atomically(Path(path), data)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot write {os.fspath(path)}: {why}. Choose a folder that exists and is writable.") from error
+        raise UsageError(f"cannot write {os.fspath(path)}: {why_of(error)}. Choose a folder that exists and is writable.") from error
 
 
 def _tracks(process: int, plan: Plan) -> Iterator[_Event]:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from autosched.core.atomic_write import half_written_name
-from autosched.core.errors import UsageError
+from autosched.core.errors import UsageError, why_of
 from autosched.core.program import ConstantSource
 from autosched.core.report import TuneReport
 from autosched.export.bundle import encode_bundle, make_bundle, write_bundle
@@ -96,4 +96,4 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:  # the latter for a name that no file can have
-        raise UsageError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}; name another file") from error
+        raise UsageError(f"cannot write {target}: {why_of(error)}; name another file") from error

@@ -22,25 +22,24 @@ from autosched.device import worker as worker_room
 from autosched.device.worker import Worker
 from tests.conformance.programs import chain_program
 
+_WRITTEN: dict[str, tuple[Callable[[Worker], object], str]] = {
+    "constants.safetensors": (
+        lambda worker: worker.write_tensors("constants.safetensors", {"0": torch.zeros(1024, 1024)}),
+        r"4\.0 MiB .* cannot be written to .*TMPDIR",
+    ),
+    "program.json": (lambda worker: worker.write_program(*chain_program()), r"MiB .* cannot be written to .*TMPDIR"),
+}
 
-def test_a_folder_for_temporary_files_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.mark.parametrize("name", _WRITTEN)
+def test_a_folder_for_temporary_files_that_takes_nothing_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_room, "_SHARED", tmp_path / "none")
+    write, said = _WRITTEN[name]
     worker = Worker("no.module.is.started", timeout_s=1.0)
     try:
-        (worker.folder / "constants.safetensors").mkdir()
-        with pytest.raises(ScratchFull, match=r"4\.0 MiB .* cannot be written to .*TMPDIR"):
-            worker.write_tensors("constants.safetensors", {"0": torch.zeros(1024, 1024)})
-    finally:
-        worker.close()
-
-
-def test_a_program_that_cannot_be_written_is_no_less_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_room, "_SHARED", tmp_path / "none")
-    worker = Worker("no.module.is.started", timeout_s=1.0)
-    try:
-        (worker.folder / "program.json").mkdir()
-        with pytest.raises(ScratchFull, match=r"MiB .* cannot be written to .*TMPDIR"):
-            worker.write_program(*chain_program())
+        (worker.folder / name).mkdir()
+        with pytest.raises(ScratchFull, match=said):
+            write(worker)
     finally:
         worker.close()
 

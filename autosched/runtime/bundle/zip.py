@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autosched.core.errors import ArtifactCorrupt, UsageError
+from autosched.core.errors import ArtifactCorrupt, UsageError, why_of
 
 _MIB = 2**20
 MAX_BUNDLE_BYTES = 1024 * _MIB
@@ -67,8 +67,7 @@ def read_file(path: Path) -> bytes:
             # No more than that: Python sets aside as much memory as it is told to read at most.
             return file.read(status.st_size)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UsageError(f"cannot read {path}: {why}. Name a file written by 'autosched tune'.") from error
+        raise UsageError(f"cannot read {path}: {why_of(error)}. Name a file written by 'autosched tune'.") from error
 
 
 def unzip(data: bytes, limits: Limits, label: str) -> dict[str, bytes]:
