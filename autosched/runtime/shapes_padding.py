@@ -21,7 +21,7 @@ from autosched.core.standing_aside import as_they_came
 from autosched.runtime.agreement import models_answer, require_agreement
 from autosched.runtime.call_form import CallReader, expected_key, leaf_key
 from autosched.runtime.kernels import random_inputs
-from autosched.runtime.prepared import OPERATOR_ERRORS, Prepared, Runner
+from autosched.runtime.prepared import OPERATOR_ERRORS, Prepared
 from autosched.runtime.shapes import Buckets
 from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.unrest import Unrest
@@ -107,7 +107,7 @@ class Padding:
         seen = prepared.seen
         try:
             with as_they_came(self._model), torch.no_grad():
-                self.verify(place, prepared.runner, self._model, prepared.device, self._label)
+                self.verify(place, prepared)
         except OPERATOR_ERRORS as error:
             let_through(error)
             # By another thread, and then the two were not asked of one model: the next call that would be padded tries again.
@@ -132,17 +132,17 @@ class Padding:
             return f"calls of other shapes are not padded: {self.refused}"
         return "" if self._seen.get(place) is prepared.seen else _CHANGED
 
-    def verify(self, place: int, runner: Runner, model: torch.nn.Module, device: torch.device, label: str) -> None:
+    def verify(self, place: int, prepared: Prepared) -> None:
         """Show that calls may be padded to shape ``place``, by calls of several sizes and with several contents of the added rows.
 
         Raises:
             IncompatibleArtifact: if an output depends on the rows that were added, or the model takes no call of such a size.
         """
-        program, bucket = self._programs[place], self._buckets.sizes[place]
+        program, bucket, model, label = self._programs[place], self._buckets.sizes[place], self._model, self._label
         below = max((size for size in self._buckets.sizes if size < bucket), default=0)
         sizes = sorted({below + 1, (below + bucket) // 2, bucket - 1} & set(range(below + 1, bucket)))[:_MAX_TRIED]
         for size in sizes:
-            full = _drawn(program, model, _SEED + size, device)
+            full = _drawn(program, model, _SEED + size, prepared.device)
             kept = self._narrowed(full, size)
             try:
                 answer = models_answer(program, model, kept)
@@ -151,7 +151,7 @@ class Padding:
                 raise IncompatibleArtifact(label, [f"padding: the model takes no call of size {size} ({type(error).__name__})"]) from error
             for rows in (self._padded(kept, size, bucket), full, self._far(full, size)):
                 try:
-                    require_agreement(program, self.cut(runner(rows), size), answer, label)
+                    require_agreement(program, self.cut(prepared.runner(rows), size), answer, label)
                 except IncompatibleArtifact as error:
                     why = "; ".join(error.differences)
                     raise IncompatibleArtifact(
