@@ -125,7 +125,7 @@ def choose_shapes(
     if batch is not None:
         found = [place for place in found if (batches[place] or _leading(programs[place])) == batch]
     if not found:
-        asked = f"--shape {shape}" if shape is not None else f"--batch {batch}"
+        asked = " ".join(f"{option} {value}" for option, value in (("--shape", shape), ("--batch", batch)) if value is not None)
         raise UsageError(f"the bundle has nothing for {asked}; it holds {'; '.join(names)}. Choose one of these, or tune for that one too.")
     return found
 

@@ -190,6 +190,8 @@ def test_a_shape_is_chosen_by_its_sizes_or_its_batch(several: Path) -> None:
     assert choose_shapes(programs, [7, None], batch=7) == [0]
     with pytest.raises(UsageError, match="it holds 1x8,1x8; 4x8,4x8"):
         choose_shapes(programs, nobody, batch=2)
+    with pytest.raises(UsageError, match="nothing for --shape 4x8 --batch 1;"):
+        choose_shapes(programs, nobody, shape="4x8", batch=1)
     buckets = find_buckets(programs)
     assert not isinstance(buckets, str)
     assert buckets.sizes == (1, 4)
