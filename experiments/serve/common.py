@@ -24,19 +24,19 @@ from experiments.calls import write_json  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.suite import environment  # noqa: E402
 
-__all__ = ["bundle_bytes", "bundle_of", "environment", "interval", "keep", "parser_of", "percentile", "record", "results_of", "tower"]
+__all__ = ["bundle_bytes", "bundle_of", "interval", "keep", "parser_of", "percentile", "record", "results_of", "tower"]
 
 
 class Tower(torch.nn.Module):
     """``depth`` blocks of four small operators in two branches: many operators, little work, so that what surrounds them shows."""
 
-    def __init__(self, depth: int, size: int = 16) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
-        self.left = torch.nn.ModuleList(torch.nn.Linear(size, size) for _ in range(depth))
-        self.right = torch.nn.ModuleList(torch.nn.Linear(size, size) for _ in range(depth))
+        self.left = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(depth))
+        self.right = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(depth))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x``: ``[batch, size]``."""
+        """``x``: ``[batch, 16]``."""
         for left, right in zip(self.left, self.right, strict=True):
             x = torch.tanh(left(x)) + torch.sigmoid(right(x))
         return x
@@ -101,9 +101,9 @@ def percentile(values: Sequence[float], share: float) -> float:
     return float(np.quantile(values, share))
 
 
-def interval(values: Sequence[float], seed: int = 0, rounds: int = 2000) -> tuple[float, float]:
+def interval(values: Sequence[float]) -> tuple[float, float]:
     """A 95 % bootstrap interval of the median."""
-    drawn = np.random.default_rng(seed).integers(len(values), size=(rounds, len(values)))
+    drawn = np.random.default_rng(0).integers(len(values), size=(2000, len(values)))
     medians = np.median(np.asarray(values)[drawn], axis=1).tolist()
     return percentile(medians, 0.025), percentile(medians, 0.975)
 

@@ -168,7 +168,7 @@ def main() -> int:
         return 0
     models, repeats = arguments.models or list(MODELS), arguments.repeats
     if arguments.smoke:
-        models, repeats = ["tower:30"], 2
+        models, repeats = ["tower:30"], 1
     deadline_s = arguments.deadline if arguments.deadline is not None else 520.0 if arguments.device == "cuda" else math.inf
     end = time.monotonic() + deadline_s
     target = None if arguments.smoke and arguments.out is None else arguments.out or results_of(arguments.device) / "load.json"

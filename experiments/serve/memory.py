@@ -56,9 +56,7 @@ class Caller:
 
     def close(self) -> None:
         """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
 
 def serve(model: str, *, keeping: bool) -> None:
@@ -133,7 +131,7 @@ def main() -> None:
     if asked.serve:
         serve(asked.serve, keeping=asked.keeping)
         return
-    models, rounds = (asked.models or MODELS, _ROUNDS) if not asked.smoke else (("autosched:toy@2",), 2)
+    models, rounds = (asked.models or MODELS, _ROUNDS) if not asked.smoke else (("autosched:toy@2",), 1)
     keep(asked, "memory.json", {"cases": [measure(model, rounds) for model in models]})
 
 

@@ -73,7 +73,7 @@ def main() -> None:
     arguments = parser.parse_args()
     models, calls, budget_s = arguments.models or list(MODELS), arguments.calls, None
     if arguments.smoke:
-        models, calls, budget_s = ["tower:12"], 8, 5.0
+        models, calls, budget_s = ["tower:12"], 8, 2.0
     cases = []
     for name in models:
         case = measure(name, calls, budget_s)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from autosched.runtime.host_key import usable_cores
+from experiments import narrow, packing
 from experiments.narrow import DTYPES
+from experiments.serve import overhead
 from experiments.tables_packing import narrow_table, packing_table
-
-_SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "packing.py"
 
 
 @pytest.mark.slow
-def test_it_records_what_the_table_shows(tmp_path: Path) -> None:
+def test_it_records_what_the_table_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert packing_table(tmp_path) == "(not recorded yet)"
-    command = [sys.executable, str(_SCRIPT), "--smoke", "--out", str(tmp_path / "packing.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(overhead, "_BLOCK_US", 1.0)
+    monkeypatch.setattr(sys, "argv", ["packing.py", "--smoke", "--out", str(tmp_path / "packing.json")])
+    packing.main()
     cases = json.loads((tmp_path / "packing.json").read_text())["cases"]
     assert {case["threads"] for case in cases} == {1, usable_cores()}
     assert {case["from_cache"] for case in cases} == {True, False}
@@ -58,11 +57,11 @@ def test_one_row_is_set_against_what_is_compiled(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_weights_in_fewer_bits_are_timed_beside_float32(tmp_path: Path) -> None:
+def test_weights_in_fewer_bits_are_timed_beside_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert narrow_table(tmp_path) == "(not recorded yet)"
-    command = [sys.executable, str(_SCRIPT.parent / "narrow.py"), "--smoke", "--out", str(tmp_path / "narrow.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(overhead, "_BLOCK_US", 1.0)
+    monkeypatch.setattr(sys, "argv", ["narrow.py", "--smoke", "--out", str(tmp_path / "narrow.json")])
+    narrow.main()
     rows = json.loads((tmp_path / "narrow.json").read_text())["rows"]
     assert {(row["dtype"], row["threads"]) for row in rows} == {(name, n) for name in (*DTYPES, "again") for n in {1, usable_cores()}}
     assert all(row["us"] > 0.0 for row in rows)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from experiments import recurrent
 from experiments.recurrent import AGAIN, EAGER, IN_ORDER, LAYERS, ONE_THREAD, TUNED
+from experiments.serve import overhead
 from experiments.tables_recurrent import recurrent_table
-
-_SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "recurrent.py"
 
 
 @pytest.mark.slow
-def test_it_records_what_the_table_shows(tmp_path: Path) -> None:
+def test_it_records_what_the_table_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert recurrent_table(tmp_path) == "(not recorded yet)"
-    command = [sys.executable, str(_SCRIPT), "--smoke", "--out", str(tmp_path / "recurrent.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(overhead, "_BLOCK_US", 1.0)
+    monkeypatch.setattr(sys, "argv", ["recurrent.py", "--smoke", "--out", str(tmp_path / "recurrent.json")])
+    recurrent.main()
     (case,) = json.loads((tmp_path / "recurrent.json").read_text())["cases"]
     assert [row["name"] for row in case["rows"]] == [EAGER, AGAIN, ONE_THREAD, IN_ORDER, TUNED]
     assert all(row["median_us"] > 0.0 and row["max_difference"] < 1e-6 for row in case["rows"])

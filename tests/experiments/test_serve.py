@@ -7,23 +7,36 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from autosched.runtime.host_key import usable_cores
 from experiments.calls import Ended
-from experiments.serve import load
+from experiments.serve import callers, load, memory, paused, state
 from experiments.tables_serve import callers_table, generate_table, lanes_table, memory_table, paused_table, serve_table, state_table
+from tests.conformance.forked import run_forked
 
 _SERVE = Path(__file__).resolve().parents[2] / "experiments" / "serve"
+_RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-def _smoke(script: str, out: Path, **environment: str) -> None:
-    command = [sys.executable, str(_SERVE / script), "--smoke", "--out", str(out)]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600, check=False)
+def _forked(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """What a script says in a process of its own, told as ``sys.executable, script, arguments``."""
+    done = run_forked(_RUN, *command[1:], timeout_s=600)
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def _smoke(script: str, out: Path) -> None:
+    _forked([sys.executable, str(_SERVE / script), "--smoke", "--out", str(out)])
+
+
+def _smoke_here(benchmark: ModuleType, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without a process: of a script that leaves this one as it was."""
+    monkeypatch.setattr(sys, "argv", [str(benchmark.__file__), "--smoke", "--out", str(out)])
+    assert not benchmark.main()
 
 
 def test_nothing_recorded_is_said(tmp_path: Path) -> None:
@@ -31,8 +44,8 @@ def test_nothing_recorded_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_both_benchmarks_record_what_the_table_shows(tmp_path: Path) -> None:
-    _smoke("load.py", tmp_path / "load.json")
+def test_both_benchmarks_record_what_the_table_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _smoke_here(load, tmp_path / "load.json", monkeypatch)
     assert "`tower:30`" in serve_table(tmp_path)
     assert "(not recorded yet)" not in serve_table(tmp_path)  # one of the two is there
     _smoke("overhead.py", tmp_path / "overhead.json")
@@ -73,9 +86,10 @@ def test_the_engines_of_lanes_are_recorded_and_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_calls_after_a_pause_are_recorded(tmp_path: Path) -> None:
+def test_calls_after_a_pause_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert paused_table(tmp_path / "paused.json") == "(not recorded yet)"
-    _smoke("paused.py", tmp_path / "paused.json")
+    monkeypatch.setenv("AUTOSCHED_COMPILE_MODES", "compiled")  # what else the job would compile is not the question
+    _smoke_here(paused, tmp_path / "paused.json", monkeypatch)
     (case,) = json.loads((tmp_path / "paused.json").read_text())["cases"]
     counts = {1, usable_cores()}
     assert set(case["rows"]) == {"tuned", "tuned again"} | {f"{kind}_{count}" for kind in ("eager", "compile") for count in counts}
@@ -85,9 +99,10 @@ def test_calls_after_a_pause_are_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_calls_of_several_threads_are_recorded(tmp_path: Path) -> None:
+def test_calls_of_several_threads_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callers_table(tmp_path / "callers.json") == "(not recorded yet)"
-    _smoke("callers.py", tmp_path / "callers.json")
+    monkeypatch.setattr(callers, "subprocess", SimpleNamespace(run=lambda command, **_: _forked(command)))
+    _smoke_here(callers, tmp_path / "callers.json", monkeypatch)
     (case,) = json.loads((tmp_path / "callers.json").read_text())["cases"]
     assert set(case["rows"]) == {"who loaded", "another", "four in turns"}
     assert all(time_us > 0.0 for row in case["rows"].values() for kind in ("loaded", "kept") for time_us in row.get(kind, ()))
@@ -122,10 +137,11 @@ def test_a_repeat_that_fails_says_why_and_keeps_what_others_recorded(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_step_with_a_cache_is_recorded_for_every_contestant(tmp_path: Path) -> None:
+def test_a_step_with_a_cache_is_recorded_for_every_contestant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "state.json"
     assert state_table(out) == "(not recorded yet)"
-    _smoke("state.py", out)
+    monkeypatch.setattr(state, "_BLOCK_US", 1.0)
+    _smoke_here(state, out, monkeypatch)
     cases = json.loads(out.read_text())["cases"]
     names = {row["name"] for case in cases for row in case["rows"]}
     assert {"eager", "eager again", "torch.compile", "rewritten, in place", "rewritten, copied"} <= names
@@ -199,7 +215,10 @@ def test_answers_are_recorded_for_every_contestant(tmp_path: Path) -> None:
     out = tmp_path / "generate.json"
     assert generate_table(out) == "(not recorded yet)"
     # All contestants answer. Templates of kernels are asked for elsewhere: to make and time each of them takes minutes.
-    _smoke("generate.py", out, AUTOSCHED_COMPILE_MODES="compiled", TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS="ATEN")
+    environment = {**os.environ, "AUTOSCHED_COMPILE_MODES": "compiled", "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN"}
+    command = [sys.executable, str(_SERVE / "generate.py"), "--smoke", "--out", str(out)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
     (case,) = json.loads(out.read_text())["cases"]
     assert all(row["same_tokens"] and row["tokens_per_s"] > 0.0 for row in case["rows"])
     # Three of the four tokens, in each answer: to settle, to compare, and in each round.
@@ -215,10 +234,10 @@ def test_answers_are_recorded_for_every_contestant(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_is_measured_under_both_environments(tmp_path: Path) -> None:
+def test_memory_is_measured_under_both_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "memory.json"
     assert memory_table(out) == "(not recorded yet)"
-    _smoke("memory.py", out)
+    _smoke_here(memory, out, monkeypatch)
     (case,) = json.loads(out.read_text())["cases"]
     assert [(row["memory"], row["name"]) for row in case["rows"]] == [
         ("as glibc does by itself", "eager"), ("as glibc does by itself", "schedule"), ("kept", "eager"), ("kept", "schedule"),
