@@ -210,6 +210,21 @@ def test_a_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
         Journal.open(tmp_path / "j", SCOPE)
 
 
+def test_a_newer_autosched_beside_a_running_job_costs_it_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    body = b'{"schema":99,"something":"new"}'
+    newer = b'{"check":"%s","entry":%s}\n' % (hashlib.sha256(body).hexdigest()[:16].encode(), body)
+    with Journal.open(path, SCOPE, batch=1) as journal:
+        path.write_bytes(newer)
+        for name in "ab":
+            journal.add(solo(name))
+        assert [journal.solo(name, 1) for name in "ab"] == [solo(name) for name in "ab"]
+    mine = path.read_bytes().removeprefix(newer)
+    path.write_bytes(mine)
+    again = Journal.open(path, SCOPE)
+    assert [again.solo(name, 1) for name in "ab"] == [solo(name) for name in "ab"]
+
+
 def test_a_record_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "j", SCOPE) as journal:
         with pytest.raises(UsageError, match="finite"):
