@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import hashlib
 import logging
 import os
@@ -88,6 +89,19 @@ def test_lines_that_others_damage_on_a_full_disk_cost_no_more_than_they_held(
         assert "No space left" in caplog.text
         journal.add(solo("b"))
     with Journal.open(path, SCOPE) as journal:
+        assert [journal.solo(name, 1) for name in "ab"] == [solo(name) for name in "ab"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_file_system_without_locks_costs_no_answer(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with Journal.open(tmp_path / "j", SCOPE, batch=1) as journal:
+        for name in "ab":
+            journal.add(solo(name))
         assert [journal.solo(name, 1) for name in "ab"] == [solo(name) for name in "ab"]
 
 
