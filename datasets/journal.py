@@ -161,6 +161,7 @@ class Journal:
         """Put everything added so far on the disk, and read what other processes have added.
 
         Where that cannot be done, a full disk say, it is said once and tried again with the next batch: this process has its answers.
+        Where a newer autosched has written to the journal meanwhile, what follows is not read.
         """
         if not self._pending:
             return
@@ -169,6 +170,8 @@ class Journal:
             self._pending.clear()
             # It may have to write, too: without the lines that somebody has damaged.
             self.refresh()
+        except IncompatibleArtifact as error:
+            logger.info("what others measure is not read any more: %s", error)
         except OSError as error:
             if not self._complained:
                 logger.warning(

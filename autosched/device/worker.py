@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from autosched.core.program import Program
 from autosched.core.program_json import encode_program
 from autosched.core.records import Failure, FailureKind
 from autosched.core.scratch import Scratch, remove_abandoned_folders
-from autosched.device.worker_messages import Answer, Broken, Done, Ready, Request, pack, read_answer
+from autosched.device.worker_messages import BOARD, Answer, Broken, Done, Ready, Request, pack, read_answer
 from autosched.device.worker_process import ChildDied, ChildProcess
 from autosched.device.worker_tensors import write_tensors
 
@@ -97,14 +98,14 @@ class Worker:
         """Start the process now and do not wait for it: what it imports it imports while the caller does something else.
 
         Raises:
-            ScratchFull: as :attr:`folder`.
+            ScratchFull: as :meth:`write_tensors`.
             WorkerLost: if this process may not have another one, or no more open files or threads.
         """
         if self._child is not None:
             return
-        folder = self.folder
+        board = self._write(f"board-{time.monotonic_ns()}", BOARD.size, lambda path: path.write_bytes(BOARD.pack(0, -1)))
         try:
-            self._child = ChildProcess(self._module, folder, plugin=self._plugin)
+            self._child = ChildProcess(self._module, board, plugin=self._plugin)
         except (OSError, RuntimeError) as error:  # the latter for a thread
             raise WorkerLost(
                 f"the measuring process cannot be started: {error}. Raise the limits of this process on open files, processes and memory "

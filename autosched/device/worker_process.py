@@ -45,7 +45,7 @@ class ChildProcess:
 
     Args:
         module: module whose ``main()`` is the process.
-        folder: private folder, shared with the process.
+        board: a file that holds a fresh ``worker_messages.BOARD``, in a private folder that goes with the process.
         plugin: a Python file the process runs first. For tests that inject faults; nothing a user or a bundle can reach sets it.
 
     The process imports what registers the custom operators trusted now, and trusts them.
@@ -54,9 +54,7 @@ class ChildProcess:
         UsageError: as ``registrations.describe_registrations``.
     """
 
-    def __init__(self, module: str, folder: Path, *, plugin: Path | None = None) -> None:
-        board = folder / f"board-{time.monotonic_ns()}"
-        board.write_bytes(BOARD.pack(0, -1))
+    def __init__(self, module: str, board: Path, *, plugin: Path | None = None) -> None:
         with board.open("r+b") as file:
             self._board = mmap.mmap(file.fileno(), BOARD.size)
         registrations = describe_registrations()

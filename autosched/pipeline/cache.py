@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,12 @@ from autosched.config import schedules_dir
 from autosched.core.records import Source
 from autosched.export.cache import keep
 from autosched.runtime.bundle.format import Bundle
-from autosched.runtime.cache import STRUCTURE
+from autosched.runtime.cache import STRUCTURE, CacheWarning
 
 if TYPE_CHECKING:
     from autosched.pipeline.result import Tuned
+
+_log = logging.getLogger(__name__)
 
 
 def remember(tuned: Tuned) -> Path | None:
@@ -27,7 +30,12 @@ def remember(tuned: Tuned) -> Path | None:
     """
     if tuned.report.unstable or tuned.report.source is not Source.MEASURED:
         return None
-    return keep(schedules_dir(), pinned(tuned.bundle, tuned._outcome.captured.structure))
+    try:
+        return keep(schedules_dir(), pinned(tuned.bundle, tuned._outcome.captured.structure))
+    except CacheWarning as error:
+        # Where warnings are errors: the job is over, and its result must not be lost for want of a place to remember it.
+        _log.warning("%s", error)
+        return None
 
 
 def pinned(bundle: Bundle, structure: str) -> Bundle:

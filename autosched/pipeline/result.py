@@ -59,9 +59,14 @@ class Tuned:
         """Write the bundle and return the report with its path filled in.
 
         Raises:
-            UsageError: if the file cannot be written.
+            UsageError: if the file cannot be written; it says where the schedule is kept all the same.
         """
-        written = write_bundle(path, self.bundle)
+        try:
+            written = write_bundle(path, self.bundle)
+        except UsageError as error:
+            if self.report.cached is None:
+                raise
+            raise UsageError(f"{error} The schedule is in the cache, from where it can be copied: {self.report.cached}") from error
         self.report = dataclasses.replace(self.report, bundle=os.fspath(written))
         return self.report
 

@@ -60,7 +60,7 @@ def inductor_folder() -> Path | None:
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
         return Path(cache_dir())
-    except (ImportError, OSError):
+    except (ImportError, OSError, KeyError):  # the last where the system has no name for this user, in PyTorch 2.11
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import hashlib
 import logging
 import os
@@ -88,6 +89,19 @@ def test_lines_that_others_damage_on_a_full_disk_cost_no_more_than_they_held(
         assert "No space left" in caplog.text
         journal.add(solo("b"))
     with Journal.open(path, SCOPE) as journal:
+        assert [journal.solo(name, 1) for name in "ab"] == [solo(name) for name in "ab"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_file_system_without_locks_costs_no_answer(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with Journal.open(tmp_path / "j", SCOPE, batch=1) as journal:
+        for name in "ab":
+            journal.add(solo(name))
         assert [journal.solo(name, 1) for name in "ab"] == [solo(name) for name in "ab"]
 
 
@@ -208,6 +222,21 @@ def test_a_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "j").write_bytes(b'{"check":"%s","entry":%s}\n' % (check.encode(), body))
     with pytest.raises(IncompatibleArtifact, match="schema: 99"):
         Journal.open(tmp_path / "j", SCOPE)
+
+
+def test_a_newer_autosched_beside_a_running_job_costs_it_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    body = b'{"schema":99,"something":"new"}'
+    newer = b'{"check":"%s","entry":%s}\n' % (hashlib.sha256(body).hexdigest()[:16].encode(), body)
+    with Journal.open(path, SCOPE, batch=1) as journal:
+        path.write_bytes(newer)
+        for name in "ab":
+            journal.add(solo(name))
+        assert [journal.solo(name, 1) for name in "ab"] == [solo(name) for name in "ab"]
+    mine = path.read_bytes().removeprefix(newer)
+    path.write_bytes(mine)
+    again = Journal.open(path, SCOPE)
+    assert [again.solo(name, 1) for name in "ab"] == [solo(name) for name in "ab"]
 
 
 def test_a_record_that_is_not_finite_is_refused(tmp_path: Path) -> None:

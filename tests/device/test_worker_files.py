@@ -117,6 +117,22 @@ def test_where_there_is_no_folder_for_temporary_files_that_is_said(monkeypatch: 
         Worker("no.module.is.started", timeout_s=1.0).start()
 
 
+def test_where_there_is_no_room_for_what_a_fresh_process_shares_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, disk = _two_places(tmp_path, monkeypatch, _ROOM)
+    tried: list[Path] = []
+
+    def write(path: Path, content: bytes) -> NoReturn:
+        tried.append(path.parent.parent)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    worker = Worker("no.module.is.started", timeout_s=1.0)
+    with pytest.raises(ScratchFull, match=r"No space left on device.* TMPDIR"):
+        worker.start()
+    worker.close()
+    assert tried == [shared, disk]
+
+
 _LIMITS: dict[str, tuple[object, str, Exception]] = {
     "open files": (os, "pipe", OSError(errno.EMFILE, os.strerror(errno.EMFILE))),
     "processes": (subprocess, "Popen", BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))),

@@ -1,13 +1,15 @@
-"""What a tuning job gives back, as text."""
+"""What a tuning job gives back, as text and as a file."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from autosched.core.errors import UsageError
 from autosched.core.schedule import sequential
 from autosched.device.compiled_baseline import ModelSource, from_zoo
 from autosched.pipeline.result import BUILT_BATCH, Tuned
@@ -30,6 +32,21 @@ def test_the_summary_has_what_the_command_line_says_below_its_table(unstable: bo
     [(from_zoo("autosched:toy", batch=4), "4"), (from_zoo("autosched:toy"), None), (ModelSource("model.pt2"), None), (None, None)],
 )
 def test_the_file_says_which_batch_its_model_was_built_for(source: ModelSource | None, built: str | None) -> None:
+    environment = dict(_tuned(source).bundle.evidence.environment)
+    assert environment.get(BUILT_BATCH) == built
+    assert "batch" not in environment
+
+
+@pytest.mark.parametrize("cached", ["/cache/schedules/0-1-2-3.autosched", None])
+def test_where_the_file_cannot_be_written_it_is_said_where_the_schedule_is(cached: str | None, tmp_path: Path) -> None:
+    tuned = _tuned(None)
+    tuned.report = dataclasses.replace(tuned.report, cached=cached)
+    with pytest.raises(UsageError, match="cannot write") as said:
+        tuned.save(tmp_path / "absent" / "model.autosched")
+    assert str(said.value).endswith(cached or "has room.")
+
+
+def _tuned(source: ModelSource | None) -> Tuned:
     program, constants = two_branches_program(TwoBranches(), 4)
     made = two_branches_bundle(TwoBranches())
     captured = SimpleNamespace(
@@ -41,6 +58,4 @@ def test_the_file_says_which_batch_its_model_was_built_for(source: ModelSource |
         planned_us=((), ()), solo_us=(),
     )  # fmt: skip
     options: Any = SimpleNamespace(dtype=None, effort="quick", name="autosched:toy", seed=0, source=source)
-    environment = dict(Tuned(outcome, options).bundle.evidence.environment)
-    assert environment.get(BUILT_BATCH) == built
-    assert "batch" not in environment
+    return Tuned(outcome, options)

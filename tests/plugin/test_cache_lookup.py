@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import autosched
 from autosched import compiled, plugin
 from autosched.config import schedules_dir
 from autosched.core.errors import ArtifactError, IncompatibleArtifact, UnsupportedGraph, UsageError
+from autosched.core.records import Source
 from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, write_bundle
 from autosched.pipeline import cache as tuned_cache
@@ -146,6 +148,20 @@ def test_a_restless_machine_leaves_nothing(cache: Path) -> None:
 
     assert tuned_cache.remember(Restless()) is None  # type: ignore[arg-type]
     assert not cache.exists()
+
+
+def test_a_finished_job_has_its_result_also_where_warnings_are_errors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CacheWarning("the tuned schedule is not kept")
+
+    monkeypatch.setattr(tuned_cache, "keep", refuse)
+    monkeypatch.setattr(tuned_cache, "pinned", lambda *_: None)
+    quiet = SimpleNamespace(unstable=False, source=Source.MEASURED)
+    tuned: Any = SimpleNamespace(report=quiet, bundle=None, _outcome=SimpleNamespace(captured=SimpleNamespace(structure="")))
+    assert tuned_cache.remember(tuned) is None
+    assert "is not kept" in caplog.text
 
 
 def test_a_corrupt_entry_is_a_miss_with_one_warning(cache: Path) -> None:

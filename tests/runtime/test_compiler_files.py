@@ -98,3 +98,15 @@ def test_a_program_that_was_compiled_whole_is_served_from_a_cache_that_can_only_
         torch.testing.assert_close(fast(x), model(x))
     assert inductor_kept.counts.found == found + 1
     assert inductor_folder() != cache
+
+
+def test_a_user_whom_the_system_has_no_name_for_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11 names its cache after the user."""
+    from torch._inductor.runtime import cache_dir_utils
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(cache_dir_utils, "cache_dir", nameless)
+    assert inductor_folder() is None
+    let_inductor_write()

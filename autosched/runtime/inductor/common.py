@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import locale
 import operator
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 
+from autosched.core.from_outside import let_through
 from autosched.core.program import Argument, Call, Many, Ref
 from autosched.runtime.calls import literal, resolve
 
@@ -68,6 +71,24 @@ def first_line(error: BaseException) -> str:
     """An error in one line: its class, and what it says first."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+@functools.cache
+def unreadable() -> str:
+    """Why Inductor cannot read its own files in this process, as PyTorch 2.13 cannot in the C locale without UTF-8; empty if it can.
+
+    An import that fails half-way fails in another way the next time, so nothing is tried after the first.
+    """
+    encoding = locale.getpreferredencoding(False)
+    try:
+        "\u2019".encode().decode(encoding)
+    except UnicodeDecodeError:
+        try:
+            import torch._inductor.lowering  # noqa: F401
+        except Exception as error:
+            let_through(error)
+            return f"Inductor cannot read its own files in this process's encoding, which is {encoding}; set PYTHONUTF8=1"
+    return ""
 
 
 def known_options(config: Any, wanted: Mapping[str, object]) -> dict[str, object]:

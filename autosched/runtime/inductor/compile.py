@@ -29,7 +29,16 @@ from autosched.core.from_outside import let_through
 from autosched.core.program import Program, WriteBack
 from autosched.runtime.inductor import kept as inductor_kept
 from autosched.runtime.inductor.choices import Answers, choices_into
-from autosched.runtime.inductor.common import Compiled, Refused, add_calls, first_line, known_options, modules_into, scalars_in_cache_keys
+from autosched.runtime.inductor.common import (
+    Compiled,
+    Refused,
+    add_calls,
+    first_line,
+    known_options,
+    modules_into,
+    scalars_in_cache_keys,
+    unreadable,
+)
 from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor.modes import PLAIN, Mode, mode_options
 from autosched.runtime.inductor.packed import packing_into
@@ -87,6 +96,8 @@ def compile_whole(
 
 
 def _compiled(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode, overwriting: Sequence[WriteBack]) -> Compiled | Refused:
+    if why := unreadable():
+        return Refused(why)
     freeze = mode.frozen
     graph = bound.program.graph
     read = {value for operator in graph.operators for call in operator.calls for value in call.reads()} | set(graph.outputs)

@@ -1,11 +1,15 @@
-"""Which of the modules that Inductor writes are the code of a graph."""
+"""Which of the modules that Inductor writes are the code of a graph; and a process in which Inductor cannot read its own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from types import ModuleType
 
-from autosched.runtime.inductor.common import modules_into
+from autosched.runtime.inductor.common import modules_into, unreadable
 
 _GRAPH = "def call(args):\n    return args\n"
 # What the compiler writes to time a template with an operator fused into it, seen in PyTorch 2.11 and 2.13.
@@ -37,3 +41,27 @@ def test_what_another_thread_compiles_meanwhile_is_its_own() -> None:
         other.join()
     assert found == [mine]
     assert len(theirs) == 1
+
+
+_WITHOUT_UTF8 = """
+import sys
+sys.path.append(sys.argv[1])
+from autosched.runtime.inductor.common import unreadable
+from autosched.runtime.regions.compile import missing_compiler
+why = unreadable()
+assert not why or missing_compiler("cpu") == unreadable() == why, "it says something else the second time"
+try:
+    import torch._inductor.lowering
+    assert not why, why
+except Exception:
+    assert why.endswith("set PYTHONUTF8=1"), "nothing is said of what cannot be imported"
+print("done")
+"""
+
+
+def test_where_inductor_cannot_read_its_own_files_that_is_said_each_time() -> None:
+    assert unreadable() == ""
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-P", "-c", _WITHOUT_UTF8, str(Path(__file__).resolve().parents[3])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "done", done.stderr
