@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from autosched.capture.assignments import assignments_seen, set_aside_empty_buffers
 from autosched.capture.build import build_program
@@ -38,7 +38,7 @@ from autosched.capture.screen import (
     require_values,
 )
 from autosched.capture.structure import structure_of
-from autosched.core.containers import pack_call
+from autosched.core.containers import pack_call, rebuild_packed
 from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.from_outside import let_through
 from autosched.core.graph import TensorSpec
@@ -251,5 +251,5 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
         if leaf.layout is torch.strided and spec_of(leaf).overlaps:
             leaves[place] = leaf.detach().contiguous()
         seen.add(id(leaf))
-    made: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(leaves, spec)
+    made: tuple[tuple[Any, ...], dict[str, Any]] = rebuild_packed(spec, iter(leaves))
     return made

@@ -51,7 +51,7 @@ class Settings(torch.nn.Module):
         return y
 
 
-def _encoded(model: torch.nn.Module, *args: torch.Tensor) -> bytes:
+def _encoded(model: torch.nn.Module, *args: Any) -> bytes:
 
     captured = capture(model, args)
     graph = captured.program.graph
@@ -60,7 +60,7 @@ def _encoded(model: torch.nn.Module, *args: torch.Tensor) -> bytes:
     return encode_bundle(make_bundle(captured.program, sequential(graph), evidence, literals, cpu_device_key(), software_key()))
 
 
-def _loaded(model: torch.nn.Module, *args: torch.Tensor) -> LoadedModel:
+def _loaded(model: torch.nn.Module, *args: Any) -> LoadedModel:
     return load(_encoded(model, *args), model)
 
 
@@ -259,6 +259,43 @@ def test_named_tuples_and_sizes_are_what_the_model_takes_and_gives() -> None:
     assert result[1] == expected[1]
     assert type(result[2]) is torch.return_types.topk
     assert torch.equal(result[2].indices, expected[2].indices)
+
+
+class CountsAndReturnsSizes(torch.nn.Module):
+    def __init__(self, *, replaces: bool) -> None:
+        super().__init__()
+        self.replaces = replaces
+        self.register_buffer("calls", torch.zeros(()))
+        self.calls: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.replaces:
+            self.calls = self.calls + 1
+        else:
+            self.calls.add_(1)
+        return x.shape, {"doubled": x * 2, "sizes": [x[0].shape]}
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_sizes_stay_sizes_beside_a_state(replaces: bool) -> None:
+    model, x = CountsAndReturnsSizes(replaces=replaces).eval(), torch.randn(3, 4)
+    loaded = _loaded(model, x)
+    assert loaded.report().scheduled, loaded.report().reason
+    shape, rest = loaded(x)
+    assert (type(shape), type(rest["sizes"][0])) == (torch.Size, torch.Size)
+    assert (tuple(shape), tuple(rest["sizes"][0]), float(model.calls)) == ((3, 4), (4,), 1.0)
+
+
+class TakesASize(torch.nn.Module):
+    def forward(self, x: torch.Tensor, size: torch.Size) -> torch.Tensor:
+        return x.exp().expand(size)
+
+
+def test_a_call_with_a_size_runs_on_the_schedule_made_for_one() -> None:
+    model, x, size = TakesASize().eval(), torch.randn(4), torch.Size([3, 4])
+    loaded = _loaded(model, x, size)
+    assert torch.equal(loaded(x, size), model(x, size))
+    assert loaded.report().calls == 1
 
 
 def test_a_program_of_export_has_no_mode_to_be_in() -> None:
