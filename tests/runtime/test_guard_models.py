@@ -298,6 +298,27 @@ def test_a_call_with_a_size_runs_on_the_schedule_made_for_one() -> None:
     assert loaded.report().calls == 1
 
 
+class ReadsByStride(torch.nn.Module):
+    def __init__(self, *offset: int) -> None:
+        super().__init__()
+        self.offset = offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((2, 2), (1, 1), *self.offset).exp()
+
+
+@pytest.mark.parametrize("offset", [(), (0,)])
+def test_an_input_read_by_strides_of_the_models_own_is_never_a_copy_of_other_memory(offset: tuple[int, ...]) -> None:
+    model, memory = ReadsByStride(*offset).eval(), torch.randn(20)
+    loaded = _loaded(model, torch.randn(5))
+    for x in (memory[:5], memory[:10:2], memory[3:8], memory[:1].expand(5)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            assert torch.equal(loaded(x), model(x)), x.stride()
+    assert sum(calls for _, calls in loaded.report().stepped_aside) == 2 + len(offset)
+    assert all("read by as_strided" in reason for reason, _ in loaded.report().stepped_aside)
+
+
 def test_a_program_of_export_has_no_mode_to_be_in() -> None:
     inside = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
     x = torch.randn(3, 4)
