@@ -298,6 +298,17 @@ def test_a_call_with_a_size_runs_on_the_schedule_made_for_one() -> None:
     assert loaded.report().calls == 1
 
 
+class Clamps(torch.nn.Module):
+    def forward(self, x: torch.Tensor, most: float) -> torch.Tensor:
+        return x.exp().clamp(max=most)
+
+
+def test_a_call_with_another_number_is_told_the_one_of_tuning_as_python_writes_it() -> None:
+    loaded = _loaded(Clamps().eval(), torch.randn(3), float("inf"))
+    with pytest.warns(FallbackWarning, match=r"is 2\.0; the schedule was made for inf\. Tune"):
+        loaded(torch.randn(3), 2.0)
+
+
 class ReadsByStride(torch.nn.Module):
     def __init__(self, *offset: int) -> None:
         super().__init__()
