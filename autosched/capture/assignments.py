@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook
-from torch.utils._pytree import tree_map_only
+
+from autosched.core.containers import map_packed
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def assignments_seen(model: torch.nn.Module) -> Iterator[None]:
         if not replaced or any(old.shape != new.shape or old.dtype != new.dtype for _, _, old, new in inner):
             return result
         # A result that is what was there before must not become what is there now.
-        result = tree_map_only(torch.Tensor, lambda tensor: tensor.clone() if _is_among(tensor, replaced) else tensor, result)
+        result = map_packed(lambda tensor: tensor.clone() if _is_among(tensor, replaced) else tensor, result)
         # One may be another's old tensor, or an input, of which export must be able to tell what becomes of it.
         news = [new.clone() for _, _, _, new in inner]
         for (table, key, old, _), new in zip(inner, news, strict=True):

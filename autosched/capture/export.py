@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from autosched.capture.assignments import assignments_seen, set_aside_empty_buffers
 from autosched.capture.build import build_program
@@ -38,11 +39,12 @@ from autosched.capture.screen import (
     require_values,
 )
 from autosched.capture.structure import structure_of
-from autosched.core.containers import pack_call
+from autosched.core.containers import pack_call, rebuild_packed
 from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.from_outside import let_through
 from autosched.core.graph import TensorSpec
 from autosched.core.namedtuples import register_namedtuples
+from autosched.core.opened import PLAIN
 from autosched.core.program import Program, Ref
 from autosched.core.specs import spec_of
 from autosched.core.standing_aside import as_they_came
@@ -226,11 +228,18 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
     expanded, and of one with a size that is marked as open (``mark_dynamic``) export would leave it open.
 
     Raises:
-        UnsupportedGraph: if one is sparse, nested, or without values.
+        UnsupportedGraph: if one is sparse, nested, or without values; or a number or text that is more than that (a member of an
+            enumeration, a number of NumPy's): written down it is another, and no call would be like it.
     """
     leaves, spec = tree_flatten(call)
     seen: set[int] = set()
     for place, leaf in enumerate(leaves):
+        if isinstance(leaf, int | float | str | enum.Enum) and type(leaf) not in PLAIN:
+            plain = "its name or value" if isinstance(leaf, enum.Enum) else "a plain one"
+            raise UnsupportedGraph(
+                f"an example input is {leaf!r}, a {type(leaf).__name__}, which cannot be written down; expected tensors, numbers and text. "
+                f"Give {plain}, or keep it in the model."
+            )
         if not isinstance(leaf, torch.Tensor):
             continue
         if leaf.is_nested:
@@ -251,5 +260,5 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
         if leaf.layout is torch.strided and spec_of(leaf).overlaps:
             leaves[place] = leaf.detach().contiguous()
         seen.add(id(leaf))
-    made: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(leaves, spec)
+    made: tuple[tuple[Any, ...], dict[str, Any]] = rebuild_packed(spec, iter(leaves))
     return made

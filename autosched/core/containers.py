@@ -143,6 +143,12 @@ def rebuild_packed(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
     return made_container(spec, [rebuild_packed(child, leaves) for child in spec.children()])
 
 
+def map_packed(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """``tree`` with every tensor replaced, and nodes left as they are. PyTorch's own ``tree_map`` makes a tuple of a ``torch.Size``."""
+    leaves, spec = pytree.tree_flatten(tree)
+    return rebuild_packed(spec, iter([change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]))
+
+
 def made_container(spec: pytree.TreeSpec, children: list[Any]) -> Any:
     """The container of one node of a tree, which is no :class:`Opened` one, or that node itself."""
     return torch.Size(children) if spec.type is torch.Size else pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)

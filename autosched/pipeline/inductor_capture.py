@@ -33,6 +33,7 @@ from autosched.runtime.inductor.modes import PLAIN, Mode
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.rounding import coarsest_of
+from autosched.runtime.slot import read_by_stride
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,9 @@ def lower_inductor(captured: Captured, device: torch.device | str, mode: Mode = 
         mode: as in :func:`capture_inductor`.
     """
     home = torch.device(device)
+    if read_by_stride(captured.program):
+        # A call with such an input laid out otherwise must not run on a copy of it, and launches do not tell.
+        return Refused("the model reads the memory of an input by strides of its own (as_strided)")
     # Generated code launches on the current GPU.
     with made_current(home):
         for in_place in forms_of(captured.program):

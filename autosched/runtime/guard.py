@@ -398,7 +398,7 @@ def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device) -> None:
         if tensor.layout is not torch.strided:
             raise InputMismatch(f"input {position} is {tensor.layout}; the schedule was made for strided tensors.")
         if tensor.stride() != strides or tensor.is_conj() or tensor.is_neg() or (offsets_matter and tensor.storage_offset()):
-            if position in slot.changed:
-                raise InputMismatch(f"input {position} is changed in place and its memory layout differs from tuning. Give x.contiguous().")
+            if why := slot.why_no_copy(position, tensor):
+                raise InputMismatch(f"input {position} {why} and its memory layout differs from tuning. Give x.contiguous().")
             with torch.no_grad():
                 tensors[position] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -58,6 +58,11 @@ _TOLERANCES = {
 # A number of this size that is equal in both is what hides a place (-1e9, the lowest of a dtype), not what its neighbours were computed
 # from: beside it any neighbour would be noise.
 _AS_A_MASK = 8192.0
+# From this size on it may be either. What its neighbours were computed from leaves them some rounding units of itself, where arithmetic has
+# 24 bits or more: a 64th of what the tolerance of float32 allows is 26 units. In fewer bits numbers are too often equal by chance.
+_MAYBE_A_MASK = 1024.0
+_MAYBE = 1 / 64
+_FINE = 1e-4
 
 # Elements that are compared at a time: what comparing takes beside the tensors is then some MiB, however large they are.
 _PIECE = 1 << 20
@@ -142,7 +147,7 @@ def _compare_finite(pieces: list[tuple[torch.Tensor, torch.Tensor]], allowed: To
         infinite = b.isinf()
         if not torch.equal(a.isinf(), infinite) or not torch.equal(a[infinite], b[infinite]):
             return _apart("infinities in other places than the reference")
-        scale = max(scale, _scale(*_finite(given, wanted)))
+        scale = max(scale, _scale(*_finite(given, wanted), fine=allowed.of_scale <= _FINE))
     worst, farthest, reason = 0.0, -math.inf, ""
     for given, wanted in pieces:
         a, b = _finite(given, wanted)
@@ -160,10 +165,13 @@ def _compare_finite(pieces: list[tuple[torch.Tensor, torch.Tensor]], allowed: To
     return Agreement(not reason, False, worst, reason)
 
 
-def _scale(given: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest number of a reference that its neighbours may have rounding noise of."""
+def _scale(given: torch.Tensor, wanted: torch.Tensor, *, fine: bool) -> float:
+    """The largest number of a reference that its neighbours may have rounding noise of; ``fine`` if in 24 bits or more."""
     size = wanted.abs()
-    counted = size[(size < _AS_A_MASK) | (given != wanted)]
+    equal = given == wanted
+    if fine:
+        size[equal & (size >= _MAYBE_A_MASK)] *= _MAYBE
+    counted = size[~equal | (wanted.abs() < _AS_A_MASK)]
     return float(counted.max()) if counted.numel() else 0.0
 
 

@@ -53,6 +53,7 @@ class Slot:
         self.strides = [values[index].spec.strides for index in program.given]
         targets = {item.target for item in program.writes}
         self.changed = frozenset(place for place, value in enumerate(program.given) if value in targets)
+        self._by_stride = read_by_stride(program)
         self._prepare = prepare
         self._lock = threading.Lock()
         self._of_parent: Prepared | None = None
@@ -66,6 +67,14 @@ class Slot:
             InputMismatch: as ``trees.objects_given``.
         """
         return objects_given(self.program, args, kwargs)
+
+    def why_no_copy(self, position: int, tensor: torch.Tensor) -> str:
+        """Why a copy, laid out as in tuning, is no ``tensor`` to the model as its input at ``position``; empty if it is."""
+        if position in self.changed:
+            return "is changed in place"
+        from_start = self._by_stride.get(position)
+        other = tensor.stride() != self.strides[position] or (from_start and tensor.storage_offset())
+        return "is read by as_strided" if from_start is not None and other else ""
 
     def ready(self) -> Prepared:
         """The schedule, made ready if it is not; whatever ``prepare`` raises. Under the slot's lock."""
@@ -168,3 +177,16 @@ def _reading_order(program: Program) -> list[int]:
     """Place among the call's leaves of each input that the caller gives."""
     place = {leaf.value: index for index, leaf in enumerate(program.input_leaves) if isinstance(leaf, Ref)}
     return [place[value] for value in program.given]
+
+
+def read_by_stride(program: Program) -> dict[int, bool]:
+    """Inputs whose memory the model itself reads by strides of its own, and whether from an offset of its own: a copy has other memory."""
+    values = program.graph.values
+    found: dict[int, bool] = {}
+    for call in (call for operator in program.graph.operators for call in operator.calls if call.target == "aten::as_strided.default"):
+        source = next(iter(call.args), None)
+        offset = (*call.args[3:], *(item for name, item in call.kwargs if name == "storage_offset"))
+        if isinstance(source, Ref) and (owner := values[source.value].storage) in program.given:
+            place = program.given.index(owner)
+            found[place] = found.get(place, False) or any(item is not None for item in offset)
+    return found

@@ -11,8 +11,8 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from autosched.core.containers import map_packed
 from autosched.core.errors import IncompatibleArtifact
 from autosched.core.extents import storage_of
 from autosched.core.forks import RenewedLock
@@ -213,7 +213,7 @@ def ask(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]
                     raise _unlike("two of the tensors that it changes share memory after a call")
                 shares = tuple(_share(tensor, ends) for tensor in output_tensors(answer))
                 # What is returned may be what is given back its contents now.
-                answer = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone(), answer)
+                answer = map_packed(torch.Tensor.clone, answer)
                 written = [tensor.clone() for tensor in ends]
             finally:
                 kept.restore()

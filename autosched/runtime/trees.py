@@ -83,7 +83,8 @@ def flatten_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, A
         elif not _same_literal(leaf, expected):
             place = place_of(spec, position)
             raise InputMismatch(
-                f"input {position}{place and f' ({place})'} is {leaf!r}; the schedule was made for {expected!r}. Tune for this value too."
+                f"input {position}{place and f' ({place})'} is {leaf!r}; the schedule was made for {python_value(expected)!r}. "
+                "Tune for this value too."
             )
     return [tensors[value] for value in program.given]
 

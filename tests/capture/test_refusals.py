@@ -1,8 +1,10 @@
 """What cannot be scheduled is refused with the operator, the line and what to do; nothing is printed."""
 
+import enum
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import library, nn
@@ -363,3 +365,19 @@ def test_checks_of_sizes_are_left_out():
             return x.to(torch.float64)
 
     assert len(capture(Checks().eval(), (torch.rand(2, 4),)).program.graph) == 1
+
+
+class Mode(enum.IntEnum):
+    FAST = 1
+
+
+class Scales(nn.Module):
+    def forward(self, x, by):
+        return x.exp() * by
+
+
+@pytest.mark.parametrize(("by", "advice"), [(Mode.FAST, "its name or value"), (np.float64(2.5), "a plain one")])
+def test_a_number_that_is_more_than_a_number_is_refused_before_a_file_is_made_that_no_call_is_like(by, advice):
+    with pytest.raises(UnsupportedGraph, match=f"example input is .*{type(by).__name__}.* Give {advice}"):
+        capture(Scales(), (torch.ones(3),), {"by": by})
+    capture(Scales(), (torch.ones(3),), {"by": by.item() if isinstance(by, np.float64) else by.value})

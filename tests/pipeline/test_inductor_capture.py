@@ -240,6 +240,16 @@ def test_what_inductor_cannot_do_is_a_reason(monkeypatch: pytest.MonkeyPatch, tm
     assert found.reason.endswith("RuntimeError: no compiler today")
 
 
+def test_reading_an_input_by_strides_of_the_models_own_is_a_reason() -> None:
+    class Windows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.as_strided((4, 2), (1, 1)).sum(1)
+
+    found = capture_inductor(Windows().eval(), (torch.randn(5),))
+    assert isinstance(found, Refused)
+    assert "as_strided" in found.reason
+
+
 def test_launches_that_compute_something_else_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     model, args, kwargs = _models()["branches"]
     original = inductor_bind.function_text

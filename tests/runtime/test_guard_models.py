@@ -51,7 +51,7 @@ class Settings(torch.nn.Module):
         return y
 
 
-def _encoded(model: torch.nn.Module, *args: torch.Tensor) -> bytes:
+def _encoded(model: torch.nn.Module, *args: Any) -> bytes:
 
     captured = capture(model, args)
     graph = captured.program.graph
@@ -60,7 +60,7 @@ def _encoded(model: torch.nn.Module, *args: torch.Tensor) -> bytes:
     return encode_bundle(make_bundle(captured.program, sequential(graph), evidence, literals, cpu_device_key(), software_key()))
 
 
-def _loaded(model: torch.nn.Module, *args: torch.Tensor) -> LoadedModel:
+def _loaded(model: torch.nn.Module, *args: Any) -> LoadedModel:
     return load(_encoded(model, *args), model)
 
 
@@ -259,6 +259,75 @@ def test_named_tuples_and_sizes_are_what_the_model_takes_and_gives() -> None:
     assert result[1] == expected[1]
     assert type(result[2]) is torch.return_types.topk
     assert torch.equal(result[2].indices, expected[2].indices)
+
+
+class CountsAndReturnsSizes(torch.nn.Module):
+    def __init__(self, *, replaces: bool) -> None:
+        super().__init__()
+        self.replaces = replaces
+        self.register_buffer("calls", torch.zeros(()))
+        self.calls: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.replaces:
+            self.calls = self.calls + 1
+        else:
+            self.calls.add_(1)
+        return x.shape, {"doubled": x * 2, "sizes": [x[0].shape]}
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_sizes_stay_sizes_beside_a_state(replaces: bool) -> None:
+    model, x = CountsAndReturnsSizes(replaces=replaces).eval(), torch.randn(3, 4)
+    loaded = _loaded(model, x)
+    assert loaded.report().scheduled, loaded.report().reason
+    shape, rest = loaded(x)
+    assert (type(shape), type(rest["sizes"][0])) == (torch.Size, torch.Size)
+    assert (tuple(shape), tuple(rest["sizes"][0]), float(model.calls)) == ((3, 4), (4,), 1.0)
+
+
+class TakesASize(torch.nn.Module):
+    def forward(self, x: torch.Tensor, size: torch.Size) -> torch.Tensor:
+        return x.exp().expand(size)
+
+
+def test_a_call_with_a_size_runs_on_the_schedule_made_for_one() -> None:
+    model, x, size = TakesASize().eval(), torch.randn(4), torch.Size([3, 4])
+    loaded = _loaded(model, x, size)
+    assert torch.equal(loaded(x, size), model(x, size))
+    assert loaded.report().calls == 1
+
+
+class Clamps(torch.nn.Module):
+    def forward(self, x: torch.Tensor, most: float) -> torch.Tensor:
+        return x.exp().clamp(max=most)
+
+
+def test_a_call_with_another_number_is_told_the_one_of_tuning_as_python_writes_it() -> None:
+    loaded = _loaded(Clamps().eval(), torch.randn(3), float("inf"))
+    with pytest.warns(FallbackWarning, match=r"is 2\.0; the schedule was made for inf\. Tune"):
+        loaded(torch.randn(3), 2.0)
+
+
+class ReadsByStride(torch.nn.Module):
+    def __init__(self, *offset: int) -> None:
+        super().__init__()
+        self.offset = offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((2, 2), (1, 1), *self.offset).exp()
+
+
+@pytest.mark.parametrize("offset", [(), (0,)])
+def test_an_input_read_by_strides_of_the_models_own_is_never_a_copy_of_other_memory(offset: tuple[int, ...]) -> None:
+    model, memory = ReadsByStride(*offset).eval(), torch.randn(20)
+    loaded = _loaded(model, torch.randn(5))
+    for x in (memory[:5], memory[:10:2], memory[3:8], memory[:1].expand(5)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            assert torch.equal(loaded(x), model(x)), x.stride()
+    assert sum(calls for _, calls in loaded.report().stepped_aside) == 2 + len(offset)
+    assert all("read by as_strided" in reason for reason, _ in loaded.report().stepped_aside)
 
 
 def test_a_program_of_export_has_no_mode_to_be_in() -> None:

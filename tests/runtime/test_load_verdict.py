@@ -130,6 +130,21 @@ def test_what_hides_places_of_an_output_allows_its_neighbours_nothing(mask: floa
         assert not compare([torch.tensor(wrong)], [reference]).within_tolerance
 
 
+@pytest.mark.parametrize("mask", [-1024.0, -2000.0, -5000.0, 8191.0])
+def test_a_number_that_may_hide_places_allows_its_neighbours_no_more_than_rounding(mask: float) -> None:
+    reference = torch.tensor([mask, 0.1, 0.0, mask])
+    noise = 26 * 2.0**-24 * abs(mask) * 0.99
+    assert compare([torch.tensor([mask, 0.1, noise, mask])], [reference]).within_tolerance
+    assert not compare([torch.tensor([mask, 0.1, 0.02, mask])], [reference]).within_tolerance
+    # What differs itself was computed, and allows as much as ever.
+    assert compare([torch.tensor([mask + 0.1, 0.1, 0.02, mask])], [reference]).within_tolerance
+
+
+def test_in_half_precision_numbers_are_often_equal_by_chance() -> None:
+    reference = torch.tensor([2000.0, 0.1], dtype=torch.float16)
+    assert compare([torch.tensor([2000.0, 1.0], dtype=torch.float16)], [reference]).within_tolerance
+
+
 def test_large_values_that_differ_are_computed_and_count_to_the_scale() -> None:
     reference = torch.tensor([0.0, 1e5, 2e5])
     assert compare([torch.tensor([1.0, 1e5, 2e5 + 1])], [reference]).within_tolerance
