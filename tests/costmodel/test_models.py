@@ -128,9 +128,13 @@ def test_on_cuda_the_first_takes_the_slots_and_the_last_waits() -> None:
     assert ask(kernel("d", blocks=440), small, GPU)[1] == pytest.approx(2.0, rel=0.05)
 
 
-def test_on_an_unknown_kind_of_device_one_operator_runs_after_the_other() -> None:
-    other = DeviceFacts("npu", "npu", 1, 100.0, 20.0)
-    assert ask(kernel("a"), kernel("b"), other) == pytest.approx((1.03, MAX_SLOWDOWN))
+def test_on_an_unknown_kind_of_device_operators_share_its_peaks_and_nothing_else() -> None:
+    other = DeviceFacts("npu", "npu", 1, 100.0, 20.0)  # how many units it has is not known, which reads as one
+    assert max(ask(kernel("a"), kernel("b"), other)) < 1.1
+    streaming, computing = kernel("c", moved=2_000_000), kernel("d", flops=10_000_000)  # each at its peak
+    assert min(ask(streaming, streaming, other)) == pytest.approx(2.02)
+    assert min(ask(computing, computing, other)) == pytest.approx(2.02)
+    assert max(ask(streaming, computing, other)) < 1.1
 
 
 def test_unknown_peaks_are_taken_from_what_was_reached_but_not_from_tiny_rates() -> None:
