@@ -24,7 +24,7 @@ from autosched.costmodel.features import FEATURE_SET
 from autosched.costmodel.gate import decide
 from autosched.costmodel.graybox import GrayboxModel
 from autosched.costmodel.metrics import measure
-from autosched.costmodel.model import PairLabels, PairQuery, point_prediction
+from autosched.costmodel.model import COST_MODELS, PairLabels, PairQuery, Prediction, point_prediction
 from autosched.costmodel.pair_set import PairSet, pair_set
 from autosched.costmodel.persist import check_replaceable, load_model, read_card, save_model
 from autosched.costmodel.plots import write_plots
@@ -105,6 +105,40 @@ def test_too_few_rows_leave_the_prior_and_say_so(pairs: PairSet) -> None:
     assert result.model.name == "analytic"
     assert "only 12" in result.decision.reason
     assert result.model.predict(small.query).slowdown_last.max() > 1.0
+
+
+class Raising(AnalyticModel):
+    def predict(self, query: PairQuery) -> Prediction:
+        raise ZeroDivisionError("by hand")
+
+
+class BelowOne(AnalyticModel):
+    def predict(self, query: PairQuery) -> Prediction:
+        halves = np.full(len(query), 0.5)
+        return dataclasses.replace(super().predict(query), slowdown_last=halves)
+
+
+class NoNumber(AnalyticModel):
+    def predict(self, query: PairQuery) -> Prediction:
+        return dataclasses.replace(super().predict(query), slowdown_first=np.full(len(query), np.nan))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "said"),
+    [
+        (Raising, "'acme' cannot be fitted and asked: ZeroDivisionError: by hand"),
+        (BelowOne, "'acme' answers .* below 1"),
+        (NoNumber, "'acme' answers .* not finite"),
+    ],
+)
+def test_a_model_of_another_package_that_fails_is_named(
+    plugin: type[AnalyticModel], said: str, pairs: PairSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = COST_MODELS.get
+    monkeypatch.setattr(COST_MODELS, "get", lambda name: plugin if name == "acme" else get(name))
+    monkeypatch.setattr(COST_MODELS, "plugged", lambda: ["acme"])
+    with pytest.raises(UsageError, match=said):
+        train(pairs, seed=0, kinds=("acme",), curve=False)
 
 
 def test_one_family_is_held_out_by_kernel_with_a_warning(pairs: PairSet, caplog: pytest.LogCaptureFixture) -> None:
