@@ -156,9 +156,12 @@ def _folds(pairs: PairSet, tested: Indices, seed: int) -> tuple[str, list[Fold]]
     """
     name, folds = folds_of(pairs, np.random.default_rng(seed))
     if name == KERNEL_FOLDS:
+        families = sorted(set(pairs.labels.family))
+        alike = "the model families have too many operators in common to hold one out"
         logger.warning(
-            "all pairs are of one model family (%s): errors and intervals are for unseen kernels of it, not for unseen families",
-            ", ".join(sorted(set(pairs.labels.family))),
+            "%s (%s): errors and intervals are for unseen kernels, not for unseen families",
+            alike if len(families) > 1 else "all pairs are of one model family",
+            ", ".join(families),
         )
     kept = [replace(fold, test=fold.test[np.isin(fold.test, tested)]) for fold in folds]
     kept = [fold for fold in kept if len(fold.test)]

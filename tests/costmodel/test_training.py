@@ -147,7 +147,17 @@ def test_one_family_is_held_out_by_kernel_with_a_warning(pairs: PairSet, caplog:
     with caplog.at_level(logging.WARNING):
         result = train(one, seed=0, kinds=("xgboost",), curve=False)
     assert result.decision.folds == "kernel"
-    assert "one model family" in caplog.text
+    assert "one model family (alpha)" in caplog.text
+
+
+def test_families_of_the_same_operators_are_no_test_of_each_other(pairs: PairSet, caplog: pytest.LogCaptureFixture) -> None:
+    one = some_of(pairs, np.repeat(np.flatnonzero(np.asarray(pairs.labels.family) == "alpha"), 2))
+    twice = dataclasses.replace(one, labels=dataclasses.replace(one.labels, family=("alpha", "copy") * (len(one) // 2)))
+    with caplog.at_level(logging.WARNING):
+        result = train(twice, seed=0, kinds=(), curve=False)
+    assert result.decision.folds == "kernel"
+    assert "too many operators in common to hold one out (alpha, copy)" in caplog.text
+    assert "one model family" not in caplog.text
 
 
 def test_families_of_few_pairs_are_named_because_they_count_as_much_as_the_others(pairs: PairSet, caplog: pytest.LogCaptureFixture) -> None:
