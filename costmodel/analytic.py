@@ -1,7 +1,8 @@
 """The prior that needs no data: how two kernels share a device, from first principles.
 
 CPU lanes take cores in order of start, then share memory bandwidth; a CUDA device shares the slots for resident blocks, which the
-kernel that started first takes first, then arithmetic and memory peaks. What neither explains is a small constant.
+kernel that started first takes first, then arithmetic and memory peaks; of any other kind of device only these two are known. What
+none of it explains is a small constant.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ CUDA_BACKGROUND = 1.01
 
 
 class AnalyticModel:
-    """Processor sharing, bandwidth saturation, and leftover block slots. ``fit`` changes nothing."""
+    """Processor sharing, bandwidth saturation, and leftover block slots; saturation alone on what is neither a CPU nor a CUDA device.
+
+    ``fit`` changes nothing.
+    """
 
     name = "analytic"
 
@@ -56,8 +60,9 @@ def analytic_slowdowns(query: PairQuery, columns: KernelColumns) -> tuple[Floats
     first, last = np.ones(len(query)), np.ones(len(query))
     if not len(query):
         return first, last
-    is_cuda, units = _devices(query)
-    for mask, rule in ((~is_cuda, _cpu), (is_cuda, _cuda)):
+    kinds, units = _devices(query)
+    is_cpu, is_cuda = kinds == "cpu", kinds == "cuda"
+    for mask, rule in ((is_cpu, _cpu), (is_cuda, _cuda), (~is_cpu & ~is_cuda, _roofline)):
         if mask.any():
             first[mask], last[mask] = rule(columns, query.first[mask], query.last[mask], units[mask])
     return np.clip(first, 1.0, MAX_SLOWDOWN), np.clip(last, 1.0, MAX_SLOWDOWN)
@@ -94,7 +99,17 @@ def _cuda(columns: KernelColumns, first: Indices, last: Indices, units: Floats) 
     The kernel started first fills the slots; the last gets what its last wave leaves. *Source:* the block scheduler's rules as
     observed by Amert et al., GPU Scheduling on the NVIDIA TX2: Hidden Details Revealed, RTSS 2017.
     """
-    rate = slot_rate(columns, first, last)
+    return _saturated(columns, first, last, slot_rate(columns, first, last))
+
+
+def _roofline(columns: KernelColumns, first: Indices, last: Indices, units: Floats) -> tuple[Floats, Floats]:
+    """Any other kind of device: arithmetic and memory by saturation. What else it has too little of is its own; its lanes fit beside each
+    other, or it would not offer them."""
+    return _saturated(columns, first, last, np.ones(len(first)))
+
+
+def _saturated(columns: KernelColumns, first: Indices, last: Indices, rate: Floats) -> tuple[Floats, Floats]:
+    """Arithmetic and memory by saturation, where the last runs at ``rate`` (0 to 1) of its own for want of room: ``[n_pairs]``."""
     demand = np.maximum(columns.compute[first] + rate * columns.compute[last], columns.bandwidth[first] + rate * columns.bandwidth[last])
     saturation = np.maximum(1.0, demand) - 1.0
     answers = []
@@ -134,16 +149,17 @@ def slot_rate(columns: KernelColumns, first: Indices, last: Indices) -> Floats:
 
 def structural(query: PairQuery, columns: KernelColumns) -> tuple[Floats, Floats]:
     """The part of the slowdowns that comes from sharing cores or block slots, without saturation: first and last, ``[n_pairs]``."""
-    is_cuda, units = _devices(query)
+    kinds, units = _devices(query)
+    is_cpu, is_cuda = kinds == "cpu", kinds == "cuda"
     sharing = core_sharing(columns, query.first, query.last, units)
     slots = 1.0 / slot_rate(columns, query.first, query.last)
     waiting = core_waiting(columns, query.first, query.last, units)
     cpu_first, cpu_last = np.where(waiting > 1.0, 1.0, sharing), np.maximum(sharing, waiting)
-    return np.where(is_cuda, 1.0, cpu_first), np.where(is_cuda, slots, cpu_last)
+    return np.where(is_cpu, cpu_first, 1.0), np.select([is_cpu, is_cuda], [cpu_last, slots], 1.0)
 
 
-def _devices(query: PairQuery) -> tuple[NDArray[np.bool_], Floats]:
-    """Of the device of each pair: whether it is a CUDA device, and its cores or multiprocessors; ``[n_pairs]`` each."""
+def _devices(query: PairQuery) -> tuple[NDArray[np.str_], Floats]:
+    """Of the device of each pair: its kind, and its cores or multiprocessors; ``[n_pairs]`` each."""
     place = query.kernel_device[query.first]
-    is_cuda = np.asarray([device.kind == "cuda" for device in query.devices])[place]
-    return is_cuda, np.asarray([float(device.units) for device in query.devices])[place]
+    kinds = np.asarray([device.kind for device in query.devices])[place]
+    return kinds, np.asarray([float(device.units) for device in query.devices])[place]

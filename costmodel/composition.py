@@ -56,13 +56,14 @@ def shares(room: Sequence[float]) -> list[float]:
 def room_of(kernels: Sequence[KernelFacts], devices: Sequence[DeviceFacts], kernel_device: Indices) -> Floats:
     """Share (0 to 1) of its device's cores or block slots that each kernel takes, for :func:`shares`: float64 ``[n_kernels]``.
 
-    0 for a CUDA kernel whose grid is not known, so that nothing is concluded from a guess. ``kernel_device`` is as in ``PairQuery``.
+    0 for a CUDA kernel whose grid is not known, and on any device but a CPU or a CUDA device, so that nothing is concluded from a guess.
+    ``kernel_device`` is as in ``PairQuery``.
 
     Raises:
         UsageError: as ``features.kernel_columns``.
     """
     known = [
-        devices[place].kind != "cuda" or (kernel.launch is not None and kernel.launch.blocks > 0)
+        devices[place].kind == "cpu" or (devices[place].kind == "cuda" and kernel.launch is not None and kernel.launch.blocks > 0)
         for kernel, place in zip(kernels, kernel_device.tolist(), strict=True)
     ]
     return np.where(known, kernel_columns(kernels, devices, kernel_device).units, 0.0)

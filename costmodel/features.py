@@ -17,10 +17,11 @@ from autosched.core.custom_operators import known_kind
 from autosched.core.errors import UsageError
 from autosched.datasets.facts import DeviceFacts, KernelFacts
 
-FEATURE_SET = 2
-"""Raised whenever the meaning, order or number of features changes. 2: what the analytic prior says of pairs on a CPU."""
+FEATURE_SET = 3
+"""Raised whenever the meaning, order or number of features changes. 2: what the analytic prior says of pairs on a CPU. 3: what it says of
+pairs on a device that is neither a CPU nor a CUDA device."""
 
-_SAME_SINCE = {"cuda": 1}
+_SAME_SINCE = {"cuda": 1, "cpu": 2}
 """By kind of device: the oldest set whose rows are those of today; others than these have changed with the last one."""
 
 _KERNEL = (

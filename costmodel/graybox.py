@@ -178,13 +178,19 @@ class GrayboxModel:
         weight = torch.from_numpy(np.concatenate([labels.weight, labels.weight]))
         start = torch.from_numpy(self._shared.copy())
         base = start.clone().requires_grad_(shared)
-        table = torch.from_numpy(self._table(query)).requires_grad_(True)
+        keys = _kernel_keys(query)
+        # A kernel that was timed with several versions of software is one: the deviations of the last of them would stand for all.
+        names = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        begun = np.zeros((len(names), PER_KERNEL))
+        row_of = np.asarray([names[key] for key in keys], dtype=np.int64)
+        begun[row_of] = self._table(query)
+        table, rows = torch.from_numpy(begun).requires_grad_(True), torch.from_numpy(row_of)
         parameters = [{"params": [table], "lr": 0.05}] + ([{"params": [base], "lr": 0.02}] if shared else [])
         optimiser = torch.optim.Adam(parameters)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
         with threads_for(len(target)), torch.enable_grad():
             for _ in range(STEPS):
-                error = huber_loss(form.log_slowdowns(base, table), target, delta=3 * NOISE, reduction="none")
+                error = huber_loss(form.log_slowdowns(base, table.index_select(0, rows)), target, delta=3 * NOISE, reduction="none")
                 loss = (error * weight).sum() / NOISE**2 + (table**2).sum() / (2 * DEVIATION**2) + ((base - start) ** 2).sum() / 2
                 optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -192,9 +198,8 @@ class GrayboxModel:
                 schedule.step()
         self._shared = base.detach().numpy().copy()
         fitted = table.detach().numpy()
-        keys = _kernel_keys(query)
         for row in np.unique(np.concatenate([query.first, query.last])).tolist():
-            self._deviations[keys[row]] = fitted[row].copy()
+            self._deviations[keys[row]] = fitted[row_of[row]].copy()
 
 
 class _Form:

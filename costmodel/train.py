@@ -95,7 +95,8 @@ def train(
 
     Raises:
         UnknownName: a kind that is not registered.
-        UsageError: a start model of another kind of device, or one that was trained on these very runs.
+        UsageError: a start model of another kind of device, or one that was trained on these very runs; a kind that fails, or answers
+            what is no slowdown.
     """
     say = report or logger.info
     factories = _factories(kinds, start, pairs)
@@ -109,7 +110,7 @@ def train(
     held_out: dict[str, HeldOut] = {}
     for kind, factory in factories.items():
         say(f"{kind}: {len(folds)} folds by {name}")
-        held_out[kind] = cross_validate(factory, pairs, folds, seed=seed)
+        held_out[kind] = _held_out(kind, factory, pairs, folds, seed)
     decision = _with_what_it_knew(decide(held_out, name), start, pairs)
     say(f"chosen: {decision.chosen}; {decision.reason}")
     metrics = {kind: rows.metrics() for kind, rows in held_out.items()}
@@ -155,9 +156,12 @@ def _folds(pairs: PairSet, tested: Indices, seed: int) -> tuple[str, list[Fold]]
     """
     name, folds = folds_of(pairs, np.random.default_rng(seed))
     if name == KERNEL_FOLDS:
+        families = sorted(set(pairs.labels.family))
+        alike = "the model families have too many operators in common to hold one out"
         logger.warning(
-            "all pairs are of one model family (%s): errors and intervals are for unseen kernels of it, not for unseen families",
-            ", ".join(sorted(set(pairs.labels.family))),
+            "%s (%s): errors and intervals are for unseen kernels, not for unseen families",
+            alike if len(families) > 1 else "all pairs are of one model family",
+            ", ".join(families),
         )
     kept = [replace(fold, test=fold.test[np.isin(fold.test, tested)]) for fold in folds]
     kept = [fold for fold in kept if len(fold.test)]
@@ -174,6 +178,28 @@ def _folds(pairs: PairSet, tested: Indices, seed: int) -> tuple[str, list[Fold]]
             ", ".join(few),
         )
     return name, kept
+
+
+def _held_out(kind: str, factory: Factory, pairs: PairSet, folds: Sequence[Fold], seed: int) -> HeldOut:
+    """As ``cross_validate``; what another package brings may raise anything and answer anything, and is named.
+
+    Raises:
+        UsageError: if it does.
+    """
+    repair = "Repair the package that brings it, or uninstall it."
+    try:
+        found = cross_validate(factory, pairs, folds, seed=seed)
+    except Exception as error:
+        if kind not in COST_MODELS.plugged():
+            raise
+        raise UsageError(f"the cost model {kind!r} cannot be fitted and asked: {type(error).__name__}: {error}. {repair}") from error
+    slowdowns = np.concatenate([found.prediction.slowdown_first, found.prediction.slowdown_last])
+    # Its errors would be no numbers either, and a card with those cannot be read again.
+    if wrong := int((~(np.isfinite(slowdowns) & (slowdowns >= 1.0))).sum()):
+        raise UsageError(
+            f"the cost model {kind!r} answers {wrong} of {len(slowdowns)} slowdowns with what is below 1 or not finite. {repair}"
+        )
+    return found
 
 
 def _with_what_it_knew(decision: GateDecision, start: TrainedModel | None, pairs: PairSet) -> GateDecision:

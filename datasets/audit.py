@@ -72,8 +72,11 @@ def audit(store: Store) -> Audit:
         for kind in _pair_trouble(pair, alone, facts.get(pair.scope)):
             found[kind].add(pair.key)
     for group in groups:
+        record = group.record
+        if not all(value > 0 and math.isfinite(value) for value in (*record.solo_us, *record.repeats, record.together_us)):
+            found["impossible"].add(group.key)
         device = facts.get(group.scope)
-        if device is not None and stolen_share(group.record.contamination, device, sum(group.record.widths)) > DISTURBED:
+        if device is not None and stolen_share(record.contamination, device, sum(record.widths)) > DISTURBED:
             found["contaminated"].add(group.key)
     named = {scope.scope for scope in scopes}
     found["unknown device"].update(row.key for row in solos if row.scope not in named)

@@ -69,7 +69,7 @@ class DeviceFacts:
 
     Args:
         name: for people and for splits by device.
-        kind: ``cpu`` or ``cuda``; anything else is answered by roofline alone.
+        kind: ``cpu`` or ``cuda``; anything else is answered by roofline alone: what its units are is not known.
         units: CPU: cores that threads may run on. CUDA: multiprocessors.
         peak_gflops: highest rate of arithmetic, 1e9 operations a second; 0 if unknown.
         bandwidth_gb_s: highest rate of memory, 1e9 bytes a second; 0 if unknown.
@@ -145,7 +145,8 @@ def with_observed_peaks(device: DeviceFacts, kernels: Iterable[KernelFacts]) -> 
 
     A lower bound of the true peak: the widest kernels come near it, and a fraction of it is all that the features need. It is one peak for
     all dtypes, the fastest one's: where kernels of several are mixed, the others' fractions are too small. The analytic prior asks for them
-    on a GPU alone, where kernels that fit beside each other have multiprocessors, and with them arithmetic, of their own.
+    on a GPU, where kernels that fit beside each other have multiprocessors, and with them arithmetic, of their own, and on a device of
+    which it knows nothing else.
     """
     rows = [row for row in kernels if row.solo_us > 0]
     least = _LEAST_GPU if device.kind == "cuda" else tuple(rate * device.units for rate in _LEAST_CORE)

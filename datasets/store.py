@@ -231,7 +231,8 @@ def _pass_over(part: Path, why: object) -> None:
 
 
 def _put_aside(part: Path, why: str) -> None:
-    aside = part.with_name(f"{part.name}.corrupt-{time.time_ns()}")
+    # Whoever reads the whole folder, as pandas does, passes over what begins with an underscore.
+    aside = part.with_name(f"_{part.name}.corrupt-{time.time_ns()}")
     try:
         part.rename(aside)
     except FileNotFoundError:  # another process saw it first

@@ -161,13 +161,13 @@ def test_compiled_code_holds_the_same_numbers() -> None:
     assert (layout.LEAST_SHARE, layout.ROOM_DUST) == (composition.LEAST_SHARE, composition.ROOM_DUST)
 
 
-def test_room_is_cores_on_a_cpu_and_block_slots_on_a_gpu() -> None:
-    cpu, gpu = DeviceFacts("c", "cpu", 4), DeviceFacts("g", "cuda", 100, threads_per_unit=2048)
+def test_room_is_cores_on_a_cpu_and_block_slots_on_a_gpu_and_not_known_elsewhere() -> None:
+    cpu, gpu, npu = DeviceFacts("c", "cpu", 4), DeviceFacts("g", "cuda", 100, threads_per_unit=2048), DeviceFacts("n", "npu", 1)
 
     def kernel(width: int, launch: LaunchFacts | None) -> KernelFacts:
         return KernelFacts("k", width, "aten::relu", 1, 8, 8, 1000, 5.0, launch=launch)
 
     kernels = (kernel(1, None), kernel(4, None), kernel(1, LaunchFacts(100, 256, blocks_per_sm=4)), kernel(1, LaunchFacts(9000, 256)))
-    found = room_of((*kernels, kernel(1, None)), (cpu, gpu), np.asarray([0, 0, 1, 1, 1]))
-    assert found.tolist() == pytest.approx([0.25, 1.0, 0.25, 1.0, 0.0])
+    found = room_of((*kernels, kernel(1, None), kernel(1, None)), (cpu, gpu, npu), np.asarray([0, 0, 1, 1, 1, 2]))
+    assert found.tolist() == pytest.approx([0.25, 1.0, 0.25, 1.0, 0.0, 0.0])
     assert math.isfinite(float(found.sum()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosched.core.errors import ArtifactCorrupt, UsageError
-from autosched.core.records import MAX_SLOWDOWN
+from autosched.core.records import MAX_SLOWDOWN, SoftwareKey
 from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.design import design, take, take_labels
 from autosched.costmodel.features import PAIR_FEATURES
 from autosched.costmodel.graybox import GrayboxModel
+from autosched.costmodel.metrics import measure
 from autosched.costmodel.model import COST_MODELS, PairLabels, PairModel, PairQuery, Prediction, makespan_ratio, point_prediction
 from autosched.costmodel.pair_set import PairSet, pair_set
 from autosched.costmodel.stacked import StackedModel
 from autosched.costmodel.torch_model import TorchModel
 from autosched.costmodel.xgboost_model import RISING, XgboostModel, bounded
 from autosched.datasets.facts import DeviceFacts, KernelFacts, LaunchFacts, with_observed_peaks
+from autosched.datasets.journal import Scope
 from autosched.datasets.synthetic import synthetic_store
 from tests.conformance.costmodel_suite import CostModelSuite
 
@@ -128,9 +132,13 @@ def test_on_cuda_the_first_takes_the_slots_and_the_last_waits() -> None:
     assert ask(kernel("d", blocks=440), small, GPU)[1] == pytest.approx(2.0, rel=0.05)
 
 
-def test_on_an_unknown_kind_of_device_one_operator_runs_after_the_other() -> None:
-    other = DeviceFacts("npu", "npu", 1, 100.0, 20.0)
-    assert ask(kernel("a"), kernel("b"), other) == pytest.approx((1.03, MAX_SLOWDOWN))
+def test_on_an_unknown_kind_of_device_operators_share_its_peaks_and_nothing_else() -> None:
+    other = DeviceFacts("npu", "npu", 1, 100.0, 20.0)  # how many units it has is not known, which reads as one
+    assert max(ask(kernel("a"), kernel("b"), other)) < 1.1
+    streaming, computing = kernel("c", moved=2_000_000), kernel("d", flops=10_000_000)  # each at its peak
+    assert min(ask(streaming, streaming, other)) == pytest.approx(2.02)
+    assert min(ask(computing, computing, other)) == pytest.approx(2.02)
+    assert max(ask(streaming, computing, other)) < 1.1
 
 
 def test_unknown_peaks_are_taken_from_what_was_reached_but_not_from_tiny_rates() -> None:
@@ -233,6 +241,25 @@ def test_six_probe_runs_teach_the_grey_box_a_kernel_it_has_not_seen(tmp_path: Pa
     rows = np.asarray(probes)
     model.adapt(take(whole.query, rows), take_labels(whole.labels, rows))
     assert error() < before
+
+
+def test_the_grey_box_keeps_what_it_knows_of_kernels_that_were_timed_with_another_version_too(tmp_path: Path) -> None:
+    store = synthetic_store(tmp_path / "one", families=("alpha", "beta"), kernels=10, pairs=60)
+    many, (old,) = pair_set(store), store.scopes()
+    # Which of the two comes last is up to their digests.
+    software = next(key for key in versions() if Scope(old.device, key).digest > old.scope)
+    scope = Scope(old.device, software).digest
+    few = [dataclasses.replace(row, scope=scope) for row in (*store.solo(), *store.pairs()[:10])]
+    store.append([dataclasses.replace(old, scope=scope, software=software), *few])
+    alone, both = GrayboxModel(), GrayboxModel()
+    for model, rows in ((alone, many), (both, pair_set(store))):
+        model.fit(rows.query, rows.labels, rng=np.random.default_rng(0))
+    errors = [measure(many.labels, model.predict(many.query)).mean_abs_log for model in (alone, both)]
+    assert errors[1] < 1.1 * errors[0]
+
+
+def versions() -> Iterator[SoftwareKey]:
+    return (SoftwareKey((("synthetic", str(number)),)) for number in itertools.count(2))
 
 
 def test_the_grey_box_refuses_a_kind_of_device_it_does_not_know(pairs: PairSet) -> None:

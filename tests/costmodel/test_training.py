@@ -24,7 +24,7 @@ from autosched.costmodel.features import FEATURE_SET
 from autosched.costmodel.gate import decide
 from autosched.costmodel.graybox import GrayboxModel
 from autosched.costmodel.metrics import measure
-from autosched.costmodel.model import PairLabels, PairQuery, point_prediction
+from autosched.costmodel.model import COST_MODELS, PairLabels, PairQuery, Prediction, point_prediction
 from autosched.costmodel.pair_set import PairSet, pair_set
 from autosched.costmodel.persist import check_replaceable, load_model, read_card, save_model
 from autosched.costmodel.plots import write_plots
@@ -107,13 +107,57 @@ def test_too_few_rows_leave_the_prior_and_say_so(pairs: PairSet) -> None:
     assert result.model.predict(small.query).slowdown_last.max() > 1.0
 
 
+class Raising(AnalyticModel):
+    def predict(self, query: PairQuery) -> Prediction:
+        raise ZeroDivisionError("by hand")
+
+
+class BelowOne(AnalyticModel):
+    def predict(self, query: PairQuery) -> Prediction:
+        halves = np.full(len(query), 0.5)
+        return dataclasses.replace(super().predict(query), slowdown_last=halves)
+
+
+class NoNumber(AnalyticModel):
+    def predict(self, query: PairQuery) -> Prediction:
+        return dataclasses.replace(super().predict(query), slowdown_first=np.full(len(query), np.nan))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "said"),
+    [
+        (Raising, "'acme' cannot be fitted and asked: ZeroDivisionError: by hand"),
+        (BelowOne, "'acme' answers .* below 1"),
+        (NoNumber, "'acme' answers .* not finite"),
+    ],
+)
+def test_a_model_of_another_package_that_fails_is_named(
+    plugin: type[AnalyticModel], said: str, pairs: PairSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = COST_MODELS.get
+    monkeypatch.setattr(COST_MODELS, "get", lambda name: plugin if name == "acme" else get(name))
+    monkeypatch.setattr(COST_MODELS, "plugged", lambda: ["acme"])
+    with pytest.raises(UsageError, match=said):
+        train(pairs, seed=0, kinds=("acme",), curve=False)
+
+
 def test_one_family_is_held_out_by_kernel_with_a_warning(pairs: PairSet, caplog: pytest.LogCaptureFixture) -> None:
     rows = np.flatnonzero(np.asarray(pairs.labels.family) == "alpha")
     one = some_of(pairs, rows)
     with caplog.at_level(logging.WARNING):
         result = train(one, seed=0, kinds=("xgboost",), curve=False)
     assert result.decision.folds == "kernel"
-    assert "one model family" in caplog.text
+    assert "one model family (alpha)" in caplog.text
+
+
+def test_families_of_the_same_operators_are_no_test_of_each_other(pairs: PairSet, caplog: pytest.LogCaptureFixture) -> None:
+    one = some_of(pairs, np.repeat(np.flatnonzero(np.asarray(pairs.labels.family) == "alpha"), 2))
+    twice = dataclasses.replace(one, labels=dataclasses.replace(one.labels, family=("alpha", "copy") * (len(one) // 2)))
+    with caplog.at_level(logging.WARNING):
+        result = train(twice, seed=0, kinds=(), curve=False)
+    assert result.decision.folds == "kernel"
+    assert "too many operators in common to hold one out (alpha, copy)" in caplog.text
+    assert "one model family" not in caplog.text
 
 
 def test_families_of_few_pairs_are_named_because_they_count_as_much_as_the_others(pairs: PairSet, caplog: pytest.LogCaptureFixture) -> None:
@@ -375,15 +419,17 @@ def test_other_versions_are_refused_with_what_differs(training: Training, tmp_pa
         load_model(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(("kind", "reads"), [("cuda", True), ("cpu", False), ("npu", False)])
-def test_features_of_before_are_read_where_they_mean_the_same(kind: str, reads: bool, training: Training, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "version", "reads"), [("cuda", 1, True), ("cpu", 1, False), ("cpu", 2, True), ("npu", 2, False)])
+def test_features_of_before_are_read_where_they_mean_the_same(
+    kind: str, version: int, reads: bool, training: Training, tmp_path: Path
+) -> None:
     card = msgspec.structs.replace(training.model.card, kinds=(kind,))
     save_model(TrainedModel(training.model.inner, training.model.intervals, card), tmp_path / "model")
-    change_manifest(tmp_path / "model", feature_set=1)
+    change_manifest(tmp_path / "model", feature_set=version)
     if reads:
         assert read_card(tmp_path / "model")[1].kinds == (kind,)
     else:
-        with pytest.raises(IncompatibleArtifact, match="feature set: 1 there"):
+        with pytest.raises(IncompatibleArtifact, match=f"feature set: {version} there"):
             read_card(tmp_path / "model")
 
 

@@ -265,6 +265,18 @@ def test_the_audit_names_what_is_wrong(tmp_path: Path) -> None:
     assert report.noise_floor_pct >= 0.0
 
 
+def test_a_group_that_took_no_time_is_impossible(tmp_path: Path) -> None:
+    graph, store = fork(4), Store.create(tmp_path)
+    collect(graph, FakeMeasurer(graph), store, max_groups=1)
+    (row,) = store.groups()
+    for number, wrong in enumerate(({"together_us": 0.0}, {"solo_us": (-1.0,) * len(row.record.solo_us)}), start=2):
+        record = dataclasses.replace(row.record, widths=(number,) * len(row.record.widths), **wrong)
+        store.append([dataclasses.replace(row, record=record)])
+    (found,) = [finding for finding in audit(store).findings if finding.kind == "impossible"]
+    assert set(found.keys) == {item.key for item in store.groups()} - {row.key}
+    assert found.excluded
+
+
 def test_repeats_that_others_disturbed_say_nothing_of_the_noise_floor(tmp_path: Path) -> None:
     graph, store = fork(4), Store.create(tmp_path)
     collect(graph, FakeMeasurer(graph), store)

@@ -41,6 +41,14 @@ def test_pandas_alone_reads_a_table(store: Store) -> None:
     assert frame["slowdown_last"].tolist() == [1.2, 1.2]
 
 
+def test_pandas_reads_a_table_of_which_a_part_was_put_aside(store: Store) -> None:
+    store.append(example_rows("xy"))
+    part = sorted((store.folder / "pairs").glob("part-*.parquet"))[0]
+    part.write_bytes(part.read_bytes()[:100])
+    assert len(store.pairs()) == 2
+    assert len(pd.read_parquet(store.folder / "pairs")) == 2
+
+
 def test_units_travel_with_the_file(store: Store) -> None:
     (part,) = (store.folder / "solo").glob("part-*.parquet")
     schema = pq.read_schema(part)
