@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+
+
+class _Asking(threading.local):
+    """Whether this thread asks models what they compute."""
+
+    yes = False
+
+
+asking = _Asking()
+
+
+@contextmanager
+def all_aside() -> Iterator[None]:
+    """Calls of this thread run models as they came, whichever schedules they are made to or come by, and are not counted.
+
+    For whoever compares a schedule with its model while requests are served. A schedule in the place of a part, or a newer one in the
+    model's own, would be compared instead of it, and may refuse to run where calls are noted. It may also be in preparation in another
+    thread that waits for what this one holds, and a custom operator may call it, too.
+    """
+    before = asking.yes
+    asking.yes = True
+    try:
+        yield
+    finally:
+        asking.yes = before
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from autosched.core.custom_operators import trusted, trusting
 from autosched.core.errors import IncompatibleArtifact
 from autosched.core.from_outside import let_through
 from autosched.core.program import Binding, InputSpec, Program
+from autosched.core.standing_aside import all_aside
 from autosched.runtime.agreement import models_answer, require_agreement
 from autosched.runtime.attribute_tensors import AttributeTensors
 from autosched.runtime.audit import audit_run
@@ -124,7 +125,7 @@ class Binder:
 
     def _bind(self, bundle: Bundle, plan: Plan, manners: _Manners, *, verify: bool) -> Bound:
         # A call in inference mode may be the one that binds: what is made here is written to by calls outside of it, too.
-        with trusting(self._trusted), made_current(self._device), torch.inference_mode(mode=False), torch.no_grad():
+        with trusting(self._trusted), all_aside(), made_current(self._device), torch.inference_mode(mode=False), torch.no_grad():
             attributes = AttributeTensors(self.model) if verify else None
             while True:
                 try:

@@ -17,7 +17,7 @@ from torch.utils._device import DeviceContext
 from autosched.core.callers import warn_caller
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.core.forks import RenewedLock
-from autosched.core.standing_aside import as_they_came, hooks_around, schedule_within
+from autosched.core.standing_aside import all_aside, asking, hooks_around, schedule_within
 from autosched.runtime.prepared import Prepared, Runner
 from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.slot import Refused, Slot
@@ -171,6 +171,8 @@ class LoadedModel:
             return self._forward(*args, **kwargs)
         running.inside = True
         try:
+            if asking.yes:
+                return self._as_it_came(args, kwargs)
             table = self._table
             if table is None:
                 self._count(self._report.reason)
@@ -274,7 +276,7 @@ class LoadedModel:
             return
         for slot in table.slots:
             # In the model's place this would else be asked for the answer that it is compared with, and wait for itself.
-            with self.standing_aside(), as_they_came(self.model):
+            with self.standing_aside(), all_aside():
                 refused = table.refresh(slot)
             if refused is not None:
                 if self._strict:

@@ -17,7 +17,7 @@ import torch
 from autosched.core.from_outside import let_through
 from autosched.core.parts import named_tensors
 from autosched.core.program import Program
-from autosched.core.standing_aside import as_they_came
+from autosched.core.standing_aside import all_aside
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.noted_calls import NotedCalls
 from autosched.runtime.prepared import OPERATOR_ERRORS, Prepared
@@ -63,7 +63,7 @@ class KeyOrders:
         captured = unflatten_inputs(program, inputs)
         known = [*(tensor for named in named_tensors(model).values() for tensor in named.values()), *inputs]
         try:
-            with as_they_came(model), torch.no_grad():
+            with all_aside(), torch.no_grad():
                 return _seen(model, captured, known) != _seen(model, _like((args, dict(kwargs)), captured), known)
         except OPERATOR_ERRORS as error:
             let_through(error)

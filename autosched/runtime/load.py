@@ -19,7 +19,7 @@ from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMis
 from autosched.core.from_outside import let_through
 from autosched.core.program import ConstantSource
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
-from autosched.core.standing_aside import as_they_came
+from autosched.core.standing_aside import all_aside
 from autosched.core.wrappers import wrapped_in
 from autosched.runtime.binding import Binder
 from autosched.runtime.bundle.format import Bundle, label_of, printable, read_bundles
@@ -97,7 +97,7 @@ def load(
     _require_options(max_shapes, prepare, strict=strict, pad=pad, frozen=frozen, in_place=in_place)
     facts = _Facts(label_of(source), strict)
     try:
-        with as_they_came(model):
+        with all_aside():
             with trusting(custom_operators):
                 table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen, in_place=in_place)
             if prepare == "all":

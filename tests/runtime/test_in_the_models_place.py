@@ -373,3 +373,43 @@ def test_functions_that_are_around_each_other_hold_no_schedule() -> None:
     assert schedule_within(one) is None
     assert schedule_within(None) is None
     assert schedule_within(functools.partial(torch.relu)) is None
+
+
+class _Limited(nn.Module):
+    """A part that does nothing, a layer, and an activation of numbers that no random input makes large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        self.activation = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.activation(self.part(x) + x)
+        return answer
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_changed_model_is_compared_without_the_schedule_of_its_part(strict: bool) -> None:
+    model, x = _Limited().eval(), torch.randn(4, 8)
+    fast = load(bundle_bytes(model, (x,)), model)
+    part = model.part.forward = load(bundle_bytes(model.part, (x,)), model.part, strict=strict)  # type: ignore[method-assign]
+    with torch.no_grad():
+        fast(x)
+        model.activation = nn.ReLU6()
+        with pytest.warns(FallbackWarning, match="calls other operators than before"):
+            found = fast(100 * x)
+        torch.testing.assert_close(found, model(100 * x))
+    # Once for the answer of the model that fell back, and once for the expected one.
+    assert (part.report().calls, part.report().stepped_aside) == (2, ())
+
+
+def test_calls_that_end_on_the_older_file_are_not_compared_with_the_newer() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)
+    file = bundle_bytes(model, (x,))
+    older = load(file, model, strict=True)
+    newer = model.forward = load(file, model)  # type: ignore[method-assign]
+    with torch.no_grad():
+        older(x)
+        model[0].weight = nn.Parameter(2 * model[0].weight)
+        older(x)
+    assert (newer.report().calls, newer.report().stepped_aside) == (0, ())

@@ -326,6 +326,10 @@ def test_a_nested_tensor_has_no_shape_to_look_up_and_goes_to_the_model() -> None
     rows = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
     with torch.no_grad(), pytest.warns(FallbackWarning, match=r"input 0 is a nested tensor; .* \[2, 8\] float32"):
         torch.testing.assert_close(fast(rows).unbind(), model(rows).unbind())
+    # Nor once calls are recognised by the guard, which would end the process.
+    with torch.no_grad():
+        fast(torch.randn(2, 8))
+        torch.testing.assert_close(fast(rows).unbind(), model(rows).unbind())
 
 
 def test_a_value_within_an_argument_is_named_by_its_place() -> None:

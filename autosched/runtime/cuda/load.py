@@ -14,6 +14,7 @@ from autosched.core.custom_operators import is_custom
 from autosched.core.errors import DeviceError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
+from autosched.core.standing_aside import all_aside
 from autosched.runtime.cuda.audit import audit_graph
 from autosched.runtime.cuda.bindings import open_bindings, why_unread
 from autosched.runtime.cuda.captured import CapturedGraph
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 _MULTIPLIES = re.compile("mm|mv|matmul|linear|einsum|attention|encoder_layer|dot|cdist|lstm|gru|rnn")
 _lock = threading.Lock()
 # One at a time: all share their device's streams, and no two captures may be under way; what waits for the device ends the other's.
-# A custom operator may call another schedule: where that is made ready again, its turn is within that of the operator's own.
+# A custom operator may call another schedule, which another thread may be making ready and then waits for its turn: it stands aside.
 _preparing = threading.RLock()
 # A capture also ends if another thread waits for the whole device meanwhile, which is not in our hands.
 _ATTEMPTS = 3
@@ -60,7 +61,7 @@ def cuda_runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor])
     graph = bound.program.graph
 
     def record(example: Sequence[Tensor], callers: Collection[int] = ()) -> GraphRunner:
-        with _preparing, made_current(bound.device):
+        with _preparing, all_aside(), made_current(bound.device):
             return prepare_runner(_capturer(bound.device), bound, graph, plan, example, callers)
 
     if not bound.in_place:

@@ -19,6 +19,7 @@ from autosched.core.errors import DeviceError, UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
+from autosched.export.bundle import encode_bundle
 from autosched.runtime.cuda import load as cuda_load
 from autosched.runtime.cuda.captured import NodeKind
 from autosched.runtime.cuda.graph import GraphCapturer
@@ -26,11 +27,14 @@ from autosched.runtime.cuda.lanes import CaptureOptions
 from autosched.runtime.cuda.load import prepare_runner
 from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.cuda.streams import STREAMS_PER_PRIORITY, StreamSet
+from autosched.runtime.load import load
 from autosched.runtime.plan import FreeRule, make_plan
+from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.fake_cuda import FakeCuda
 from tests.conformance.fake_cuda_values import FakeTensor, OutOfMemory
 from tests.conformance.fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
 from tests.conformance.fake_program import FakeProgram
+from tests.conformance.graphs import TwoBranches, two_branches_inputs
 
 
 class Rig:
@@ -669,6 +673,26 @@ def test_an_operator_that_calls_another_schedule_does_not_wait_for_itself(monkey
     thread.start()
     thread.join(20.0)
     assert made == [0, 1]
+
+
+def test_a_schedule_that_an_operator_calls_stands_aside_while_the_operators_own_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may be making it ready, and waits for its turn with the lock that a call of it waits for."""
+    bound: Any = types.SimpleNamespace(device=torch.device("cpu"), program=types.SimpleNamespace(graph=None), in_place=())
+    inner = TwoBranches().eval()
+    loaded = load(encode_bundle(two_branches_bundle(inner)), inner)
+    args, kwargs = two_branches_inputs()
+    plan: Any = None
+    assert loaded._table is not None
+    [slot] = loaded._table.slots
+    with slot._lock:
+        monkeypatch.setattr(cuda_load, "prepare_runner", lambda *_: loaded(*args, **kwargs))
+        monkeypatch.setattr(cuda_load, "_capturer", lambda device: None)
+        monkeypatch.setattr(cuda_load, "_preparing", type(cuda_load._preparing)())  # none that a failure would leave taken
+        thread = threading.Thread(target=cuda_load.cuda_runner, args=(bound, plan, ()), daemon=True)
+        thread.start()
+        thread.join(20.0)
+        assert not thread.is_alive()
+    assert (loaded.report().calls, loaded.report().stepped_aside) == (0, ())
 
 
 def test_a_plan_that_fails_its_audit_is_never_served() -> None:
