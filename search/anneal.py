@@ -1,7 +1,9 @@
 """Simulated annealing on the direct encoding: a launch order, a lane for each operator, its width or variant, and at most one extra wait.
 
 The temperature is low (0.3 % of the makespan at first, a sixtieth of that at the end): near a good schedule most moves cost several per
-cent, and hotter runs only lose what the start had.
+cent, and hotter runs only lose what the start had. Where operators are few, each is a large part of the makespan, so every move costs more
+than that and nothing would leave the nearest optimum: from a list policy, with n below 28, the first temperature is (28 / n)^2 times as
+high.
 
 *Source:* Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing", Science 220, 1983.
 """
@@ -21,6 +23,7 @@ from autosched.search.strategy import SearchContext
 
 _CHUNK = 2000  # schedules between two looks at the clock
 _MARKS = 11  # states that an evaluation leaves for later ones to go on from
+_FEW = 28  # operators; with fewer, annealing from a list policy begins hotter
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,8 @@ class Anneal:
         lanes, widths = context.lanes(problem), context.width_indices(problem)
         decoder = Decoder(problem, lanes, widths)
         ranked = best_policies(problem, context, decoder)
-        annealer = Annealer(problem, lanes, widths, moves=self.moves, hot=self.hot)
+        hotter = max(1.0, _FEW / max(1, problem.count)) ** 2
+        annealer = Annealer(problem, lanes, widths, moves=self.moves, hot=self.hot * hotter)
         found, _ = annealer.run(ranked[0][0], context.share(context.max_evaluations - decoder.evaluations), self.name)
         return list(dict.fromkeys(candidate.schedule(problem) for candidate in found))
 

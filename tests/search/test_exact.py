@@ -64,6 +64,14 @@ def test_the_default_search_equals_brute_force_on_small_graphs(seed: int) -> Non
     assert makespan_us(problem, found[0]) <= solved.best.makespan_us * (1 + 1e-9)  # waits may make it faster still
 
 
+@pytest.mark.parametrize("seed", [17, 31, 46, 73, 90])
+def test_annealing_leaves_the_nearest_optimum_of_a_graph_of_few_operators(seed: int) -> None:
+    problem = synthetic.random_problem(seed, 6, max_lanes=3)
+    solved = exact.brute_force(problem, 3)
+    found = STRATEGIES.get("anneal").propose(problem, SearchContext(np.random.default_rng(0), max_evaluations=5000))
+    assert makespan_us(problem, found[0]) <= solved.best.makespan_us * (1 + 1e-9)
+
+
 @pytest.mark.skipif(not exact.cp_sat_available(), reason="OR-Tools is not installed")
 def test_cp_sat_finds_the_optimum_without_interference() -> None:
     problem = Problem.from_arrays([[], [], []], flat_costs([3.0, 3.0, 6.0]))
