@@ -26,13 +26,13 @@ class Registrations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         modules: to import; ``path`` is searched for them after what that process searches by itself.
-        libraries: shared libraries to load before.
+        libraries: shared libraries to load before. As ``path``, not as text: the name of a file need not be UTF-8.
     """
 
     namespaces: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
-    path: tuple[str, ...] = ()
+    libraries: tuple[bytes, ...] = ()
+    path: tuple[bytes, ...] = ()
 
 
 def describe_registrations() -> str:
@@ -44,7 +44,7 @@ def describe_registrations() -> str:
     namespaces = sorted(trusted())
     if not namespaces:
         return ""
-    libraries = [str(path) for path in sorted(getattr(torch.ops, "loaded_libraries", ()))]
+    libraries = [os.fsencode(path) for path in sorted(getattr(torch.ops, "loaded_libraries", ()))]
     modules = {namespace: _own_first(_modules_of(namespace)) for namespace in namespaces}
     for namespace, found in modules.items():
         if "__main__" in found:
@@ -58,7 +58,7 @@ def describe_registrations() -> str:
                 "expected a fake implementation of one (register_fake) or the Library object in a module, or a shared "
                 "library loaded with torch.ops.load_library. Register it so."
             )
-    path = [os.path.abspath(entry) for entry in sys.path]
+    path = [os.fsencode(os.path.abspath(entry)) for entry in sys.path]
     every = dict.fromkeys(module for found in modules.values() for module in found)
     return msgspec.json.encode(Registrations(tuple(namespaces), tuple(every), tuple(libraries), tuple(path))).decode()
 
@@ -72,9 +72,9 @@ def register_there(text: str) -> None:
     if not text:
         return
     wanted = decode_json(text.encode(), Registrations)
-    sys.path.extend(entry for entry in wanted.path if entry not in sys.path)
-    for path in wanted.libraries:
-        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+    sys.path.extend(entry for item in wanted.path if (entry := os.fsdecode(item)) not in sys.path)
+    for library_file in wanted.libraries:
+        torch.ops.load_library(os.fsdecode(library_file))  # type: ignore[no-untyped-call]
     for module in wanted.modules:
         try:
             importlib.import_module(module)

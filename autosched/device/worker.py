@@ -275,11 +275,20 @@ def _scratch() -> Scratch:
 
 def _made(make: Callable[[], Scratch]) -> Scratch:
     try:
-        return make()
+        made = make()
     except OSError as error:
         raise ScratchFull(
             f"there is no folder for the files of the measuring process: {error}. Make room, or set TMPDIR to a folder that has it."
         ) from error
+    try:
+        str(made.path).encode()
+    except UnicodeEncodeError:
+        made.close()
+        # Names of files go to the process as JSON.
+        raise ScratchFull(
+            f"the measuring process cannot be told of files in {made.path.parent}, whose name is not UTF-8. Set TMPDIR to another folder."
+        ) from None
+    return made
 
 
 def _shared_memory() -> Path:

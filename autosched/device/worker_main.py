@@ -41,7 +41,7 @@ from autosched.device.worker_messages import (
 from autosched.device.worker_tensors import read_in_order, read_program
 from autosched.runtime.host_key import apply_numerics, compiler_key, cpu_device_key
 from autosched.runtime.kernels import BoundProgram, random_inputs
-from autosched.runtime.native.build import do_without, native_library
+from autosched.runtime.native.build import build_native, do_without, native_library
 from autosched.runtime.regions.library import region_library
 from autosched.runtime.widths import WidePrograms
 
@@ -99,7 +99,7 @@ class _Service:
         if request.numerics:
             # Before weights are packed: their layout is that of a precision.
             apply_numerics(request.numerics)
-        _settle_lanes(request.native_lanes)
+        self._settle_lanes(native=request.native_lanes)
         program, constants = read_program(request.program_file, request.constants_file)
         self._channel.beat(-1)
         regions = region_library(program, torch.device("cpu"), cpu_device_key(), compiler_key())
@@ -113,6 +113,17 @@ class _Service:
         self._channel.beat(-1)
         return CpuMeasurer(programs, random_inputs(program, request.seed), self._channel.beat)
 
+    def _settle_lanes(self, *, native: bool) -> None:
+        """Run lanes as whoever asks says they are run: another process may have built the native ones meanwhile, or removed them."""
+        if not native:
+            do_without("the job began without them")
+        elif native_library() is None:
+            # The job has them loaded, and somebody has cleared the cache since.
+            with self._channel.working(COMPILE_S):
+                why = build_native()
+            if why:
+                raise DeviceError(f"the native lanes that this job began with cannot be had any more ({why}); start it again")
+
     def _schedules(self, measurer: CpuMeasurer, request: SchedulesRequest) -> Iterator[Answer]:
         found = measurer.schedules(request.schedules, request.rounds, request.trace, request.min_block_us, request.seed)
         for index, record, failure in found:
@@ -125,14 +136,6 @@ class _Service:
         except Exception as error:
             return CompareAnswer(failure=describe(error))
         return result
-
-
-def _settle_lanes(native: bool) -> None:
-    """Run lanes as whoever asks says they are run: another process may have built the native ones meanwhile, or removed them."""
-    if not native:
-        do_without("the job began without them")
-    elif native_library() is None:
-        raise DeviceError("the native lanes that this job began with cannot be loaded any more; start it again")
 
 
 def _with_plugin(bound: BoundProgram, plugin: ModuleType | None) -> BoundProgram:

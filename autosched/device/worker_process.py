@@ -215,6 +215,8 @@ class ChildProcess:
             how = f"was killed by {_signal_name(-status)}"
             if -status == signal.SIGKILL:
                 how += " (by someone, or because memory ran out)"
+        elif status is None:
+            how = "has closed its pipes and did not end, so it was ended"
         else:
             how = f"ended with status {status}"
         return ChildDied(FailureKind.CRASH, f"the measuring process {how}{self._quote()}", item)

@@ -44,6 +44,17 @@ def test_a_folder_for_temporary_files_that_takes_nothing_is_named(name: str, tmp
         worker.close()
 
 
+def test_a_temporary_folder_whose_name_is_no_utf_8_is_named_and_stays_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "\udcff"
+    home.mkdir()
+    monkeypatch.setattr(worker_room, "_SHARED", tmp_path / "none")
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
+    worker = Worker("no.module.is.started", timeout_s=1.0)
+    with pytest.raises(ScratchFull, match=r"not UTF-8.*TMPDIR"):
+        worker.write_program(*chain_program())
+    assert list(home.iterdir()) == []
+
+
 _ROOM = 8 << 30
 
 

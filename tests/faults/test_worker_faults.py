@@ -210,6 +210,19 @@ def test_exit_in_the_middle_is_a_crash(opened: Open, program: Program) -> None:
     expect_failure(session.schedules([sequential(program.graph)], rounds=1)[0], FailureKind.CRASH, "status 7")
 
 
+def test_a_process_that_closes_its_pipes_is_ended(opened: Open, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "_DYING_S", 0.1)
+    session = opened("""
+        if once():
+            os.closerange(3, 256)
+            time.sleep(600)
+        kernel(slots)
+    """)
+    found = session.schedules(lane_schedules(program), rounds=2)
+    expect_failure(found[0], FailureKind.CRASH, "has closed its pipes")
+    assert isinstance(found[1], ScheduleRecord)
+
+
 def test_hang_is_a_timeout_and_the_process_is_gone(opened: Open, program: Program) -> None:
     opened("kernel(slots)", timeout_s=2.0).schedules([sequential(program.graph)], rounds=1)
     session = opened("if once(): time.sleep(1000)\nkernel(slots)", timeout_s=2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from autosched.core.records import Failure, FailureKind, SoloRecord
 from autosched.core.schedule import sequential
 from autosched.device.base import Pair
 from autosched.device.cpu import CpuDevice
-from autosched.device.registrations import Registrations, describe_registrations
+from autosched.device.registrations import Registrations, describe_registrations, register_there
 from autosched.export.bundle import make_bundle
 from autosched.pipeline import Tuned
 from autosched.pipeline.call_times import PausedCalls
@@ -154,6 +155,16 @@ def test_what_another_process_imports_is_found_and_nothing_where_nobody_is_trust
         found = msgspec.json.decode(describe_registrations(), type=Registrations)
     assert found.namespaces == ("nobody", NAMESPACE)
     assert found.modules == (MODULE,)
+
+
+def test_a_folder_whose_name_is_no_utf_8_is_searched_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with trusting([NAMESPACE]):
+        monkeypatch.setattr(sys, "path", [*sys.path, "/models/\udcff"])
+        told = describe_registrations()
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    contextvars.copy_context().run(register_there, told)
+    assert sys.path[-1] == "/models/\udcff"
 
 
 def test_an_operator_that_launches_triton_is_that_of_the_module_with_its_function() -> None:

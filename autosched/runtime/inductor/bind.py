@@ -155,8 +155,8 @@ def first_difference(program: Program, here: Program) -> str:
     if len(program.graph) != len(here.graph):
         return f"{len(program.graph)} operators there, {len(here.graph)} here"
     for theirs, ours in zip(program.graph.operators, here.graph.operators, strict=True):
-        if (theirs.calls, theirs.reads, theirs.writes, theirs.mutates) != (ours.calls, ours.reads, ours.writes, ours.mutates):
-            return f"operator {theirs.index} is {theirs.kind} there, {ours.kind} here, or reads and writes other tensors"
+        if difference := _operator_difference(theirs, ours):
+            return f"operator {theirs.index} {difference}"
     readers = Counter(value for operator in program.graph.operators for value in operator.reads)
     for value, other in zip(program.graph.values, here.graph.values, strict=False):
         own = value.role is ValueRole.CONSTANT and readers[value.index] == 1
@@ -164,6 +164,16 @@ def first_difference(program: Program, here: Program) -> str:
             return f"value {value.index} is {value.spec} there, {other.spec} here"
     same = (program.graph.inputs, program.graph.outputs) == (here.graph.inputs, here.graph.outputs)
     return "" if same and len(program.graph.values) == len(here.graph.values) else "it takes or returns other tensors"
+
+
+def _operator_difference(theirs: Operator, ours: Operator) -> str:
+    if theirs.kind != ours.kind:
+        return f"is {theirs.kind} there, {ours.kind} here"
+    for does in ("reads", "writes", "mutates"):
+        there, here = getattr(theirs, does), getattr(ours, does)
+        if there != here:
+            return f"({theirs.kind}) {does} values {list(there)} there, {list(here)} here"
+    return "" if theirs.calls == ours.calls else f"is {theirs.kind} there and here, with other arguments"
 
 
 def bound_of(recording: Recording, source: Program, constants: Mapping[int, torch.Tensor], device: torch.device) -> BoundProgram:

@@ -171,7 +171,10 @@ def _load(path: Path) -> None:
         operators = getattr(torch.ops, _NAMESPACE)
         found = {name: getattr(operators, name).default for name in Library.__slots__ if name not in functions}
     except (OSError, AttributeError, RuntimeError) as error:
-        _state.refused = f"what was built cannot be loaded ({str(error).splitlines()[0]})"
+        # It is found again also where another compiler would do better: the name does not say which built it.
+        _state.refused = (
+            f"what was built cannot be loaded ({str(error).splitlines()[0]}); after 'autosched cache clear native' it is built anew"
+        )
         return
     # The operator itself, where it can be had: what lies around it takes a microsecond.
     called = {name: getattr(function, "_op", function) for name, function in found.items()}
@@ -207,6 +210,8 @@ def _compiled(folder: Path, deadline: float) -> Path | str:
         for command in steps:
             if why := _run(command, deadline):
                 return why
+            if not Path(command[-1]).is_file():
+                return f"{command[0]} ended without an error, and wrote nothing"
         content = whole.read_bytes()
     # Whatever the mask is (002 where each user has a group): what others may write is not loaded.
     write_atomically(folder / f"lanes-{_key()}-{_digest(content)}.so", content, mode=0o644)

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -196,7 +197,7 @@ class RegionLibrary:
 
     def _opening(self, lock: Path) -> Opening:
         program = encode_program(self._program).decode()
-        return Opening(program, str(self._device), self._settings_digest(), numerics_key(self._device.type), str(lock))
+        return Opening(program, str(self._device), self._settings_digest(), numerics_key(self._device.type), os.fsencode(lock))
 
     def _compiler_missing(self) -> str:
         if self._missing is None:

@@ -36,14 +36,14 @@ class Opening(msgspec.Struct, frozen=True):
         device: as torch names it.
         settings: ``inductor.settings.settings_digest`` of the process that asks; a process with others would write other code.
         numerics: ``host_key.numerics_key`` there.
-        lock_file: held by whoever uses the device, so that nothing is timed while another process is on it.
+        lock_file: held by whoever uses the device, so that nothing is timed while another process is on it; its name need not be UTF-8.
     """
 
     program: str
     device: str
     settings: str
     numerics: tuple[tuple[str, str], ...]
-    lock_file: str
+    lock_file: bytes
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ class _Compiler:
 
 
 @functools.cache
-def _turns(path: str) -> Callable[[], AbstractContextManager[None]]:
+def _turns(path: bytes) -> Callable[[], AbstractContextManager[None]]:
     """A lock between processes, one for each file; the thread that has it may take it again, and the kernel releases it when that dies."""
     depth = 0
 

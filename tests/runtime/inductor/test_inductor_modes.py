@@ -145,6 +145,22 @@ def test_a_constant_may_be_laid_out_otherwise_only_for_one_reader(templated: tup
     assert f"value {made}" in first_difference(program, otherwise(made))  # type: ignore[arg-type]
 
 
+def test_what_differs_of_an_operator_of_one_name_is_said(templated: tuple[nn.Module, Captured]) -> None:
+    program = templated[1].program
+    first, *others = program.graph.operators
+
+    def said(**other: object) -> str:
+        graph = dataclasses.replace(program.graph, operators=(dataclasses.replace(first, **other), *others))  # type: ignore[arg-type]
+        return first_difference(program, dataclasses.replace(program, graph=graph))
+
+    kind, call = first.kind, first.calls[0]
+    other, alike = (dataclasses.replace(call, target=target) for target in ("inductor::other.0", f"{call.target}0"))
+    assert said(reads=(99,)) == f"operator 0 ({kind}) reads values {list(first.reads)} there, [99] here"
+    assert said(mutates=(99,)) == f"operator 0 ({kind}) mutates values {list(first.mutates)} there, [99] here"
+    assert said(calls=(other,)) == f"operator 0 is {kind} there, inductor::other here"
+    assert said(calls=(alike,)) == f"operator 0 is {kind} there and here, with other arguments"
+
+
 def test_a_mode_is_in_the_key_of_what_is_kept(templated: tuple[nn.Module, Captured]) -> None:
     found = templated[1]
     source = decode_program(found.program.source.encode())

@@ -92,6 +92,25 @@ def test_a_failing_compiler_is_a_reason_and_is_not_asked_twice(fresh: Path, monk
     assert engine_here() is Engine.PYTHON
 
 
+def test_a_compiler_that_writes_nothing_is_a_reason(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _compiler(fresh, "echo garbage", monkeypatch)
+    assert "wrote nothing" in build_native()
+    assert calls.read_text() == "called\n"
+
+
+def test_what_was_built_and_cannot_be_loaded_is_a_reason_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOSCHED_NATIVE", "1")
+    monkeypatch.setattr(native_build, "_state", native_build._State())
+    calls = _compiler(tmp_path, "echo built > $out", monkeypatch)
+    assert "'autosched cache clear native'" in build_native()
+    assert engine_here() is Engine.PYTHON
+    cache_folder.clear(cache_folder.select(["native"]))
+    monkeypatch.setattr(native_build, "_state", native_build._State())
+    build_native()
+    assert len(calls.read_text().splitlines()) == 4
+
+
 def test_a_compiler_that_does_not_end_is_ended(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _compiler(fresh, f"sleep 600 & echo $! > {fresh}/child; wait", monkeypatch)
     assert "after its time was over" in build_native(limit_s=2.0)

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from autosched.capture.export import Captured, capture
+from autosched.core.decoding import decode_json
 from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule, sequential
 from autosched.core.variants import Lowering, Variant
@@ -178,7 +180,7 @@ def test_where_the_settings_are_others_no_process_helps(captured: Captured, tmp_
 
 
 def fake_opening(lock: Path) -> Opening:
-    return Opening("", "cpu", "", (), str(lock))
+    return Opening("", "cpu", "", (), os.fsencode(lock))
 
 
 def jobs(count: int) -> list[Job]:
@@ -193,6 +195,24 @@ def test_processes_that_do_not_start_leave_the_jobs_to_whoever_asked(where: obje
     monkeypatch.setattr(where, name, refuse)
     made = list(compile_apart(fake_opening, jobs(3), 2))
     assert [(item.job.number, item.source, item.refused) for item in made] == [(0, "", ""), (1, "", ""), (2, "", "")]
+
+
+def test_a_folder_for_temporary_files_whose_name_is_no_utf_8_is_as_good(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = RegionLibrary(captured.program, CPU, "scope", None)
+    home = tmp_path / "\udcff"
+    home.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
+    told: list[Opening] = []
+
+    class Reading(region_pool._Pool):
+        def _start(self) -> None:
+            told.append(decode_json(self._opening_file.read_bytes(), Opening))
+
+    monkeypatch.setattr(region_pool, "_Pool", Reading)
+    assert len(list(compile_apart(library._opening, jobs(3), 1))) == 3
+    assert Path(os.fsdecode(told[0].lock_file)).parent.parent == home
 
 
 def test_what_is_not_compiled_in_time_is_nobodys_fault(tmp_path: Path) -> None:
@@ -249,9 +269,9 @@ def test_the_number_of_processes_has_bounds(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 _HOLDER = """
-import sys
+import os, sys
 from autosched.runtime.regions.worker import _turns
-with _turns(sys.argv[1])():
+with _turns(os.fsencode(sys.argv[1]))():
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -272,7 +292,7 @@ def test_the_device_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
         os.close(descriptor)
         other.kill()  # whoever dies with it has it no more
     # A kernel that is timed while its region is checked: both ask for the turn.
-    with region_worker._turns(str(lock))(), region_worker._turns(str(lock))():
+    with region_worker._turns(os.fsencode(lock))(), region_worker._turns(os.fsencode(lock))():
         pass
     descriptor = os.open(lock, os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
