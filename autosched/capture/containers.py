@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from autosched.core.containers import unpack
 from autosched.core.errors import UnsupportedGraph
+from autosched.core.opened import PLAIN
 from autosched.core.watch import Watch
 
 
@@ -36,10 +37,13 @@ def real_containers(model: torch.nn.Module) -> Iterator[None]:
 
     def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
         packed = watches.pop().packed(answer)
-        if chosen := next((leaf for leaf in pytree.tree_leaves(packed) if isinstance(leaf, enum.Enum)), None):
-            raise UnsupportedGraph(
-                f"the model returns {chosen!r}, which cannot be written down; expected tensors, numbers and text. Return its name or value."
-            )
+        for leaf in pytree.tree_leaves(packed):
+            if isinstance(leaf, int | float | str | enum.Enum) and type(leaf) not in PLAIN:
+                plain = "its name or value" if isinstance(leaf, enum.Enum) else "a plain one"
+                raise UnsupportedGraph(
+                    f"the model returns {leaf!r}, a {type(leaf).__name__}, which cannot be written down; expected tensors, numbers and "
+                    f"text. Return {plain}."
+                )
         return packed
 
     # The model's own hooks are part of it: they see what it sees.

@@ -368,6 +368,7 @@ def test_checks_of_sizes_are_left_out():
 
 
 class Mode(enum.IntEnum):
+    NONE = 0
     FAST = 1
 
 
@@ -381,3 +382,15 @@ def test_a_number_that_is_more_than_a_number_is_refused_before_a_file_is_made_th
     with pytest.raises(UnsupportedGraph, match=f"example input is .*{type(by).__name__}.* Give {advice}"):
         capture(Scales(), (torch.ones(3),), {"by": by})
     capture(Scales(), (torch.ones(3),), {"by": by.item() if isinstance(by, np.float64) else by.value})
+
+
+@pytest.mark.parametrize(
+    ("what", "advice"), [(Mode.FAST, "its name or value"), (Mode.NONE, "its name or value"), (np.float64(2.5), "a plain one")]
+)
+def test_a_number_that_is_more_than_a_number_cannot_be_returned(what, advice):
+    class Tells(nn.Module):
+        def forward(self, x):
+            return x.exp(), what
+
+    with pytest.raises(UnsupportedGraph, match=f"model returns .*{type(what).__name__}.* Return {advice}"):
+        capture(Tells(), (torch.ones(3),))

@@ -266,6 +266,19 @@ def test_outputs_get_their_layout_back():
     assert draft.specs[draft.output_leaves[0].value] == wanted[0]
 
 
+def test_what_is_returned_twice_is_laid_out_once():
+    model = Apply(lambda m, x: [m.conv(x)] * 2, conv=nn.Conv2d(3, 4, 3)).eval()
+    draft = draft_of(model, (torch.randn(2, 3, 8, 8),))
+    wanted = [draft.specs[leaf.value] for leaf in draft.output_leaves]
+    pack_cpu_convolutions(draft)
+    draft.observe()
+    assert restore_output_layout(draft, wanted) == 1
+    draft.observe()
+    first, second = draft.output_leaves
+    assert first == second
+    assert draft.specs[first.value] == wanted[0]
+
+
 @pytest.mark.parametrize(
     ("part", "view", "copies"),
     [

@@ -250,6 +250,17 @@ def test_reading_an_input_by_strides_of_the_models_own_is_a_reason() -> None:
     assert "as_strided" in found.reason
 
 
+def test_an_output_that_is_dense_in_the_model_alone_is_a_reason() -> None:
+    class Table(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            table = torch.arange(4.0).expand(2, 4)
+            return x + 1, table, table + torch.zeros(2, 4)
+
+    found = capture_inductor(Table().eval(), (torch.randn(2, 4),))
+    assert isinstance(found, Refused)
+    assert "expanded tensor" in found.reason
+
+
 def test_launches_that_compute_something_else_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     model, args, kwargs = _models()["branches"]
     original = inductor_bind.function_text

@@ -17,8 +17,11 @@ def restore_output_layout(draft: Draft, wanted: Sequence[TensorSpec | None]) -> 
 
     ``wanted`` has, for each output leaf and then for each write, its spec before that. Code after the model may call ``view`` on it.
     One that had gaps, being a part of a larger tensor, gets none back, but may be viewed in every way in which it could be.
+
+    Returns:
+        How many copies. What leaves the model twice is copied once: its owner may write to one and read the other.
     """
-    restored = 0
+    copies: dict[tuple[int, torch.memory_format], Ref] = {}
     leaves: list[object] = []
     for leaf, spec in zip([*draft.output_leaves, *(Ref(value) for _, value in draft.writes)], wanted, strict=True):
         if isinstance(leaf, Ref) and spec is not None and not same_layout(draft.specs[leaf.value], spec):
@@ -26,16 +29,16 @@ def restore_output_layout(draft: Draft, wanted: Sequence[TensorSpec | None]) -> 
             if layout is None and not _joins(spec) <= _joins(draft.specs[leaf.value]):
                 layout = torch.contiguous_format
             if layout is not None:
-                value = draft.fresh()
-                options: dict[str, object] = {"memory_format": layout}
-                draft.nodes.append(Node(torch.ops.aten.clone.default, (leaf,), options, (value,), "output_layout"))
-                leaf = Ref(value)
-                restored += 1
+                if (copy := copies.get((leaf.value, layout))) is None:
+                    copy = copies[leaf.value, layout] = Ref(draft.fresh())
+                    options: dict[str, object] = {"memory_format": layout}
+                    draft.nodes.append(Node(torch.ops.aten.clone.default, (leaf,), options, (copy.value,), "output_layout"))
+                leaf = copy
         leaves.append(leaf)
     count = len(draft.output_leaves)
     draft.output_leaves = leaves[:count]
     draft.writes = [(target, leaf.value) for (target, _), leaf in zip(draft.writes, leaves[count:], strict=True) if isinstance(leaf, Ref)]
-    return restored
+    return len(copies)
 
 
 def _joins(spec: TensorSpec) -> set[int]:

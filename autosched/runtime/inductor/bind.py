@@ -102,9 +102,20 @@ def record(
     except Exception as error:
         let_through(error)
         return Refused(f"the launches of the code Inductor wrote do not run one by one: {type(error).__name__}: {error}")
+    if _expands_an_output(source, recording.program):
+        return Refused("Inductor returns an expanded tensor where the model returns one whose elements can be written one by one")
     whole = bound_of(recording, bound.program, constants, home)
     _, lies = audit_run(whole, random_inputs(recording.program, _SEED, home))
     return Refused(f"the launches touch other memory than their code says: {lies[0]}") if lies else recording
+
+
+def _expands_an_output(source: Program, program: Program) -> bool:
+    """Whether elements of an output share memory that do not in ``source``: Inductor gives back what adding zeros was to make dense."""
+    leaves = zip(source.output_leaves, program.output_leaves, strict=True)
+    returned = [(theirs.value, ours.value) for theirs, ours in leaves if isinstance(theirs, Ref) and isinstance(ours, Ref)]
+    returned += [(theirs.value, ours.value) for theirs, ours in zip(source.writes, program.writes, strict=True)]
+    values, made = source.graph.values, program.graph.values
+    return any(made[ours].spec.overlaps and not values[theirs].spec.overlaps for theirs, ours in returned)
 
 
 def bind_recorded(program: Program, constants: Mapping[int, torch.Tensor], device: torch.device | str | None = None) -> BoundProgram:
