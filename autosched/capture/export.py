@@ -185,7 +185,8 @@ def _observe(draft: Draft) -> None:
         short_of_memory = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in first
         advice = "Take a smaller batch" if short_of_memory else "Check that the model and its inputs are on one device"
         raise UnsupportedGraph(
-            f"the captured operators cannot run on the example inputs: {first}. Expected what runs in eager mode. {advice}."
+            f"the captured operators cannot run on the example inputs: {first}. Expected what runs in eager mode under "
+            f"torch.inference_mode(). {advice}."
         ) from error
 
 

@@ -352,6 +352,10 @@ _ADVICE = (
     ("torch.nested", "Work on tensors padded to a fixed size, with a mask"),
     ("expected compiled_fn to be GraphModule", "If it changes memory that it knows by two names, register a buffer of its own for each"),
     ("missing nn_module_stack", "If it keeps an input or one buffer as another (self.last = x), copy it there: self.last.copy_(x)"),
+    (
+        "can require gradients",
+        "Call model.requires_grad_(False): export takes quantised weights apart, and their integers have no gradients",
+    ),
     ("inference tensor", "Make the model's parameters outside torch.inference_mode"),
     ("fake tensor in the exported program", "Compute no gradients inside the model, and use detach() in place of .data"),
     ("numpy", "Compute with PyTorch what is computed with NumPy"),

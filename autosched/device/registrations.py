@@ -1,8 +1,8 @@
 """What a measuring process must import so that the custom operators of this one exist there too.
 
 PyTorch has no list of who registered what, so it is put together from what there is: ``custom_op`` knows its function,
-a fake implementation its source line, a ``Library`` stands in a module, shared libraries are listed, and a package may be named like its
-namespace. The only file that reads those private tables; where one is absent, the others are used.
+a fake implementation its source line, a ``Library`` stands in a module, shared libraries are listed, and a package, or one in it, may be
+named like its namespace. The only file that reads those private tables; where one is absent, the others are used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def describe_registrations() -> str:
     if not namespaces:
         return ""
     libraries = [os.fsencode(path) for path in sorted(getattr(torch.ops, "loaded_libraries", ()))]
-    modules = {namespace: _own_first(_modules_of(namespace)) for namespace in namespaces}
+    modules = {namespace: _own_first(_modules_of(namespace)) or _named_like(namespace) for namespace in namespaces}
     for namespace, found in modules.items():
         if "__main__" in found:
             raise UsageError(
@@ -87,6 +87,12 @@ def _own_first(found: Iterator[str]) -> list[str]:
     """What PyTorch's own modules register for others counts only where nobody else is seen to: they are there after its import anyway."""
     every = sorted({module for module in found if module})
     return [module for module in every if not module.startswith("torch.")] or every
+
+
+def _named_like(namespace: str) -> list[str]:
+    """The outermost module called ``namespace`` in any package: ``library.define`` and ``impl`` with a name leave no other trace."""
+    found = [name for name in list(sys.modules) if name.rpartition(".")[2] == namespace and not name.startswith("torch.")]
+    return sorted(found, key=lambda name: name.count("."))[:1]
 
 
 def _modules_of(namespace: str) -> Iterator[str]:

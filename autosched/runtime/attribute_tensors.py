@@ -53,8 +53,10 @@ class AttributeTensors:
         return ""
 
     def give_back(self) -> None:
-        """Put every tensor back where it was, and take away those that were put where none was. What else was changed is left as it is, and
-        buffers in the place of others, too: another thread may have loaded them."""
+        """Put every tensor, and what holds some, back where it was, and take away those that were put where none was.
+
+        What else was changed is left as it is, and buffers in the place of others, too: another thread may have loaded them.
+        """
         for table, began in self._tables:
             for key in began.keys() | dict(dict.items(table)).keys():
                 _give_back(table, key, began.get(key, END))
@@ -95,14 +97,19 @@ def _attributes(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _give_back(table: dict[str, Any], key: str, was: object) -> None:
-    """What was at ``key``, if that or what is there now is a tensor."""
+    """What was at ``key``, if that or what is there now is or holds a tensor."""
     now = dict.get(table, key, END)
-    if was is now or not (isinstance(was, torch.Tensor) or isinstance(now, torch.Tensor)):
+    if was is now or not (_holds_tensors(was) or _holds_tensors(now)):
         return
     if was is END:
         dict.pop(table, key, None)
     else:
         dict.__setitem__(table, key, was)
+
+
+def _holds_tensors(value: object) -> bool:
+    # Functions and modules are no results of a call, and may lead anywhere.
+    return isinstance(value, torch.Tensor) or (not callable(value) and bool(reach([value]).tensors))
 
 
 def _same(one: list[_Held], other: list[_Held]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autosched.core.attribute_reach import END, Place, hooks_of
+from autosched.core.attribute_reach import END, MOST_ITEMS, Place, hooks_of
 from autosched.runtime.attribute_contents import AttributeContents, is_same, same_items
 
 Entry = tuple[dict[str, Any], str]
@@ -121,6 +121,16 @@ class Settings:
         self._items = self._items.without(places)
         self.contents = self.contents.without(places, self._values())
 
+    def took_equal_lists(self) -> bool:
+        """Whether all that changed is that lists were made anew and hold what they held; from then on these are watched.
+
+        Whoever selects an adapter for each call (peft) makes a list of its name each time.
+        """
+        if list(map(len, self._tables)) != self._sizes or self.contents.changed() or not self._items.took_equal_lists():
+            return False
+        self.leave_out(frozenset())
+        return True
+
     def _values(self) -> list[object]:
         return [*self._items.values, *(hook for module in self.modules for hook in hooks_of(module))]
 
@@ -159,6 +169,14 @@ class Items:
             return bool(self._keys) and not same_items(list(map(getitem, self._tables, self._keys)), self.values)
         except KeyError:
             return True
+
+    def took_equal_lists(self) -> bool:
+        """Whether all that differ are lists in the place of equal ones; then they are taken for what was held."""
+        now = [table.get(key, END) for table, key in zip(self._tables, self._keys, strict=True)]
+        if not all(map(_is_same_or_equal, now, self.values)):
+            return False
+        self.values = now
+        return True
 
     def different(self) -> list[str]:
         """Names of those that are."""
@@ -219,6 +237,13 @@ class Entries:
         places = ((id(table), key) for table in self.tables for key in table)
         entries = zip(places, chain.from_iterable(map(_values_of, self.tables)), self._held, strict=False)
         return any(now is not old and place not in besides and _form_of(now) != _form_of(old) for place, now, old in entries)
+
+
+def _is_same_or_equal(now: object, was: object) -> bool:
+    """Whether this is the same, or a list, short enough to be watched, of the same."""
+    if is_same(now, was):
+        return True
+    return type(now) is list and type(was) is list and len(now) <= MOST_ITEMS and same_items(now, was)
 
 
 def _form_of(item: Any) -> object:

@@ -18,7 +18,10 @@ from autosched.runtime.write_back import WriteBacks
 Runner = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 _MODE = "a module of the model is in another mode (train or eval) than at load; call model.eval() to use the schedule"
-_HOOKS = "forward hooks were added to or removed from the model after load, and a schedule does not call them"
+_HOOKS = (
+    "forward hooks were added to or removed from the model after load, and a schedule does not call them. Undo that, or call refresh() on "
+    "the loaded model: if the outputs are still the same, the schedule runs again, without these hooks"
+)
 
 _UNREST = (
     "the model was changed before each of its last calls ({what}), and to bind its schedule again takes longer than a call; it is tried "

@@ -169,6 +169,11 @@ class ModelWatch:
         # Before the look: what is written during it is then seen at the next call.
         native = native_watch(self._watched()) if self._watchable and self._calm and not restless else None
         found = self._look()
+        if found is Change.STRUCTURE and not self._frozen and self._settings.took_equal_lists():
+            # What was put together before the look knows nothing of the new lists.
+            restless = True
+            self._count()
+            found = self._look()
         self._calm = found is Change.NONE and not restless
         self._native = native if self._calm else None
         return found

@@ -13,6 +13,7 @@ from torch._higher_order_ops import triton_kernel_wrap
 from autosched.capture.export import capture
 from autosched.capture.screen import explain_export_failure, require_schedulable
 from autosched.core.errors import UnsupportedGraph
+from tests.conformance.quantised import Quantised
 
 
 class BranchOnValue(nn.Module):
@@ -314,6 +315,14 @@ def test_a_triton_kernel_of_the_models_own_is_named_with_what_to_register_it_wit
 def test_a_kernel_that_export_runs_into_is_told_to_be_registered():
     error = RuntimeError("Cannot access data pointer of Tensor. It is likely that we are erroneously tracing into a custom kernel.")
     assert "triton_op of PyTorch's library module" in str(explain_export_failure(error))
+
+
+def test_quantised_weights_that_require_gradients_are_told_to_require_none():
+    model = Quantised().eval().requires_grad_(True)
+    with torch.no_grad(), pytest.raises(UnsupportedGraph, match=r"model\.requires_grad_\(False\)"):
+        capture(model, (torch.randn(3, 8),))
+    model.requires_grad_(False)
+    assert capture(model, (torch.randn(3, 8),)).program.graph.operators
 
 
 class Asserts(nn.Module):

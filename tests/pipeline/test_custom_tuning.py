@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -176,6 +177,17 @@ def test_an_operator_that_launches_triton_is_that_of_the_module_with_its_functio
     with trusting(["tritonlib"]):
         found = msgspec.json.decode(describe_registrations(), type=Registrations)
     assert found.modules == (MODULE,)
+
+
+def test_operators_that_leave_no_trace_are_looked_for_in_the_outermost_module_of_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As optimum.quanto registers its own.
+    lib = library.Library("autosched_untraced", "DEF")
+    lib.define("twice(Tensor x) -> Tensor")
+    for name in ("first.autosched_untraced.autosched_untraced", "second.autosched_untraced", "autosched_untraced.first"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with trusting(("autosched_untraced",)):
+        found = msgspec.json.decode(describe_registrations(), type=Registrations)
+    assert found.modules == ("second.autosched_untraced",)
 
 
 def test_operators_that_nobody_is_seen_to_register_are_refused_with_what_to_do() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from autosched.core.errors import IncompatibleArtifact
 from autosched.runtime.guard import FallbackWarning, LoadedModel
@@ -267,21 +269,38 @@ def test_a_tensor_that_each_call_makes_alike_is_no_state() -> None:
     assert _agrees(loaded, model, x)
 
 
-def test_what_is_made_of_the_first_inputs_is_not_taken_for_made_of_each() -> None:
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda mean: mean,
+        lambda mean: (mean, 1),
+        lambda mean: [mean],
+        lambda mean: {"mean": (mean,)},
+        lambda mean: SimpleNamespace(mean=mean),
+    ],
+    ids=["tensor", "tuple", "list", "dictionary", "object"],
+)
+def test_what_is_made_of_the_first_inputs_is_not_taken_for_made_of_each(hold: Callable[[torch.Tensor], Any]) -> None:
     class First(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.mean: torch.Tensor | None = None
+            self.mean: Any = None
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if self.mean is None:
-                self.mean = x.mean()
-            return x - self.mean
+                self.mean = hold(x.mean())
+            return x - _tensor_in(self.mean)
 
     model, x = First().eval(), torch.randn(4, 8)
     with pytest.raises(IncompatibleArtifact, match="outputs differ"):
         load(_encoded(model, x), model, strict=True)
     assert model.mean is None
+
+
+def _tensor_in(held: Any) -> torch.Tensor:
+    inside = vars(held) if isinstance(held, SimpleNamespace) else held
+    leaf: torch.Tensor = pytree.tree_leaves(inside)[0]
+    return leaf
 
 
 class Streaming(nn.Module):

@@ -451,6 +451,16 @@ def test_hooks_added_after_load_still_run(loaded: LoadedModel, model: TwoBranche
     assert loaded.report().calls == 1
 
 
+def test_the_message_about_hooks_says_how_to_go_on_with_them(loaded: LoadedModel, model: TwoBranches) -> None:
+    # transformers adds some at the first call that asks for hidden states, and never takes them away.
+    model.left.register_forward_hook(lambda module, args, output: None)
+    with pytest.warns(FallbackWarning, match=r"call refresh\(\) on the loaded model"):
+        assert _agrees(loaded, model)
+    loaded.refresh()
+    assert _agrees(loaded, model)
+    assert loaded.report().calls == 1
+
+
 def test_outputs_belong_to_the_caller(strict: LoadedModel) -> None:
     args, kwargs = two_branches_inputs(1)
     first = strict(*args, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, UserList
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -80,6 +80,11 @@ def _unchanged(module: torch.nn.Module, args: object, output: object) -> object:
 def _hook_instead_of_another(model: Watched) -> None:
     key = next(iter(model.right._forward_hooks))
     model.right._forward_hooks[key] = lambda module, args, output: output
+
+
+def _made_anew_and(model: Watched, change: Callable[[], object]) -> None:
+    model.merged = list(model.merged)
+    change()
 
 
 def _renamed(model: Watched) -> None:
@@ -166,7 +171,16 @@ _CHANGES: dict[str, tuple[Callable[[Watched], object], Change]] = {
     "configuration, a list": (lambda model: model.config.names.append("second"), Change.STRUCTURE),
     "configuration, in it": (lambda model: setattr(model.config.nested, "rate", 0.2), Change.STRUCTURE),
     "configuration, another one": (lambda model: setattr(model, "config", Configuration()), Change.STRUCTURE),
-    "list, another one": (lambda model: setattr(model, "merged", ["first"]), Change.STRUCTURE),
+    "list, another one": (lambda model: setattr(model, "merged", ["other"]), Change.STRUCTURE),
+    "list, another one, of another class": (lambda model: setattr(model, "merged", UserList(["first"])), Change.STRUCTURE),
+    "list, made anew, and an attribute": (lambda model: _made_anew_and(model, lambda: setattr(model, "new", 1)), Change.STRUCTURE),
+    "list, made anew, and a number": (lambda model: _made_anew_and(model, lambda: setattr(model, "scale", 2.0)), Change.STRUCTURE),
+    "list, made anew, and a setting": (lambda model: _made_anew_and(model, lambda: setattr(model.config, "new", 1)), Change.STRUCTURE),
+    "list, made anew, and a module": (lambda model: _made_anew_and(model, lambda: setattr(model, "left", _other())), Change.STRUCTURE),
+    "list, made anew, and a weight": (lambda model: _made_anew_and(model, lambda: _in_place(model.offset)), Change.CONTENT),
+    "list, made anew, and the mode": (lambda model: _made_anew_and(model, model.train), Change.MODE),
+    "list, made anew": (lambda model: setattr(model, "merged", ["first"]), Change.NONE),
+    "list, made anew, of a module": (lambda model: setattr(model, "hidden", list(model.hidden)), Change.NONE),
     "dictionary, another value": (lambda model: _put(model.scaling, "first", 2.0), Change.STRUCTURE),
     "dictionary, one more": (lambda model: model.scaling.update(second=1.0), Change.STRUCTURE),
     "dictionary, one less": (lambda model: model.scaling.clear(), Change.STRUCTURE),
@@ -257,6 +271,19 @@ def test_each_change_is_noticed_at_the_next_look_and_at_every_later_one(model: W
     assert [watch.change() for _ in range(3)] == [Change.NONE] * 3
     change(model)
     assert [watch.change(), watch.change(), watch.change()] == [kind] * 3
+
+
+def test_a_list_made_anew_is_watched_from_then_on(model: Watched, watch: ModelWatch) -> None:
+    before = model.merged
+    for _ in range(4):
+        model.merged = list(model.merged)
+        assert watch.change() is Change.NONE
+    # Enough for the next look to be the short one.
+    assert [watch.change() for _ in range(3)] == [Change.NONE] * 3
+    before.append("second")
+    assert watch.change() is Change.NONE
+    model.merged[0] = "other"
+    assert [watch.change() for _ in range(2)] == [Change.STRUCTURE] * 2
 
 
 @pytest.mark.parametrize("name", _CHANGES)
