@@ -169,6 +169,9 @@ class ModelWatch:
         # Before the look: what is written during it is then seen at the next call.
         native = native_watch(self._watched()) if self._watchable and self._calm and not restless else None
         found = self._look()
+        if found is Change.STRUCTURE and in_training(self._settings.modules[0]):
+            # A part that was put in another one's place is in that mode until somebody calls eval().
+            found = Change.MODE
         self._calm = found is Change.NONE and not restless
         self._native = native if self._calm else None
         return found
@@ -270,6 +273,11 @@ def modules_with_a_mode(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         seen.add(module)
         yield module
         pending += module.children()
+
+
+def in_training(model: torch.nn.Module) -> bool:
+    """Whether any of them is in training mode."""
+    return any(module.training for module in modules_with_a_mode(model))
 
 
 _Kept = tuple[torch.nn.Module, str, str]
