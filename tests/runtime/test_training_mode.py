@@ -24,7 +24,9 @@ def _loaded(model: torch.nn.Module, **options: Any) -> LoadedModel:
 
 
 def _batches(model: torch.nn.Sequential) -> int:
-    return int(model[1].num_batches_tracked)
+    batches = model[1].num_batches_tracked
+    assert isinstance(batches, torch.Tensor)
+    return int(batches)
 
 
 def _agrees_in_eval_mode(loaded: LoadedModel, model: torch.nn.Module) -> bool:
@@ -61,9 +63,10 @@ def test_refresh_in_training_mode_is_made_up_for_at_the_first_call_in_eval_mode(
     model = _model()
     loaded = _loaded(model, frozen=True, strict=strict)
     with torch.no_grad():
-        model[0].weight.mul_(2.0)
+        next(model.parameters()).mul_(2.0)
     model.train()
-    with pytest.raises(AutoschedError, match=r"model\.eval") if strict else pytest.warns(FallbackWarning, match=r"model\.eval"):
+    told: Any = pytest.raises(AutoschedError, match=r"model\.eval") if strict else pytest.warns(FallbackWarning, match=r"model\.eval")
+    with told:
         loaded.refresh()
     assert _batches(model) == 0
     assert _agrees_in_eval_mode(loaded, model)
