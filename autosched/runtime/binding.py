@@ -29,13 +29,13 @@ from autosched.runtime.in_place import first_of_lanes, granted, homes_of, in_pla
 from autosched.runtime.kernels import Begun, BoundProgram, bind, gather_constants, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
-from autosched.runtime.prepared import Bound, ChangedMeanwhile, Overwriting, Prepared, Runner
+from autosched.runtime.prepared import Bound, ChangedMeanwhile, InAnotherMode, Overwriting, Prepared, Runner
 from autosched.runtime.reads import Reads
 from autosched.runtime.regions.library import RegionLibrary, region_library
 from autosched.runtime.state import Asked, OtherBuffers, ask, copies_of, version_of, whole_answer
 from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.trees import output_tensors
-from autosched.runtime.weights import ModelWatch
+from autosched.runtime.weights import ModelWatch, in_training
 from autosched.runtime.widths import WidePrograms
 from autosched.runtime.workspace import peak_live_bytes, unshared_bytes
 from autosched.runtime.write_back import WriteBacks
@@ -124,6 +124,9 @@ class Binder:
         )
 
     def _bind(self, bundle: Bundle, plan: Plan, manners: _Manners, *, verify: bool) -> Bound:
+        # A shape may be made ready long after load, and then in whatever mode the model is by now.
+        if verify and in_training(self.model):
+            raise InAnotherMode
         # A call in inference mode may be the one that binds: what is made here is written to by calls outside of it, too.
         with trusting(self._trusted), all_aside(), made_current(self._device), torch.inference_mode(mode=False), torch.no_grad():
             attributes = AttributeTensors(self.model) if verify else None

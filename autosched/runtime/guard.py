@@ -269,15 +269,16 @@ class LoadedModel:
         A schedule that was given up because the model was changed into another one is used again, if the model now is what it was.
 
         Raises:
-            AutoschedError: with ``strict``, if a schedule no longer fits the model.
+            AutoschedError: with ``strict``, if a schedule no longer fits the model, or the model is in training mode.
         """
         table = self._table
         if table is None:
             return
-        for slot in table.slots:
-            # In the model's place this would else be asked for the answer that it is compared with, and wait for itself.
-            with self.standing_aside(), all_aside():
-                refused = table.refresh(slot)
+        # In the model's place this would else be asked for the answer that it is compared with, and wait for itself.
+        with self.standing_aside(), all_aside():
+            # All of them, before any is told of: none may go on with what it read before.
+            found = [table.refresh(slot) for slot in table.slots]
+        for refused in found:
             if refused is not None:
                 if self._strict:
                     raise _error_of(refused)

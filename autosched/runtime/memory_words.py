@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -16,14 +17,18 @@ _BYTES = 8
 # More find no more of what happens: weights are written as a whole. Each is a place in memory that nothing else reads.
 _WORDS = 2
 _CANDIDATES = 16
+# Of a tensor that has no whole word to itself, a scale or a slope say, numbers are looked at.
+_NUMBERS: dict[int, Any] = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
 
 
 class MemoryWords:
     """Compares some words of memory with what they were when this was made.
 
     Args:
-        tensors: whose memory; those alone that are on a CPU, strided and not small. They are held, and who asks knows that they have
-            the memory that they had.
+        tensors: whose memory; those alone that are on a CPU and strided. They are held, and who asks knows that they have the memory that
+            they had.
+
+    ``places`` are addresses of whole words, for who compares nothing less: in that of a small tensor there may be a neighbour as well.
     """
 
     __slots__ = ("_held", "_was", "_whose", "_words", "places")
@@ -32,10 +37,10 @@ class MemoryWords:
         # The memory, not only the tensor, which may be given other.
         kept = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.layout is torch.strided]
         self._held = [tensor.detach() for tensor in kept]
-        found = [(tensor, place) for tensor, memory in zip(kept, self._held, strict=True) for place in _telling_places(memory)]
-        self._whose = [tensor for tensor, _ in found]
-        self.places: Sequence[int] = [place for _, place in found]
-        self._words = list(map(ctypes.c_uint64.from_address, self.places))
+        found = [(tensor, word, place) for tensor, held in zip(kept, self._held, strict=True) for word, place in _telling_places(held)]
+        self._whose = [tensor for tensor, _, _ in found]
+        self.places: Sequence[int] = list(dict.fromkeys(place & -_BYTES for _, _, place in found))
+        self._words = [word.from_address(place) for _, word, place in found]
         self._was = [word.value for word in self._words]
 
     def changed(self) -> bool:
@@ -48,14 +53,16 @@ class MemoryWords:
         return [tensor for tensor, word, was in words if word.value != was]
 
 
-def _telling_places(tensor: torch.Tensor) -> list[int]:
-    """Addresses of words of its memory, of numbers that are not zero if there are such: whatever these are multiplied by, they stay."""
-    first = tensor.data_ptr()
-    begin = -(-first // _BYTES) * _BYTES
-    count = max(0, first + _bytes_in_one_piece(tensor) - begin) // _BYTES
-    found = list(dict.fromkeys(begin + _BYTES * (count * part // _CANDIDATES) for part in range(_CANDIDATES if count else 0)))
-    telling = [place for place in found if ctypes.c_uint64.from_address(place).value] or found
-    return telling[:: max(1, len(telling) // _WORDS)][:_WORDS]
+def _telling_places(tensor: torch.Tensor) -> list[tuple[Any, int]]:
+    """Words of its memory, and where, of numbers that are not zero if there are such: whatever these are multiplied by, they stay."""
+    first, size = tensor.data_ptr(), _bytes_in_one_piece(tensor)
+    word, step, begin = ctypes.c_uint64, _BYTES, -(-first // _BYTES) * _BYTES
+    if begin + step > first + size and (number := _NUMBERS.get(tensor.element_size())) is not None:
+        word, step, begin = number, tensor.element_size(), first
+    count = max(0, first + size - begin) // step
+    found = list(dict.fromkeys(begin + step * (count * part // _CANDIDATES) for part in range(_CANDIDATES if count else 0)))
+    telling = [place for place in found if word.from_address(place).value] or found
+    return [(word, place) for place in telling[:: max(1, len(telling) // _WORDS)][:_WORDS]]
 
 
 def _bytes_in_one_piece(tensor: torch.Tensor) -> int:

@@ -39,6 +39,13 @@ class NoLongerFits(Exception):
     """The model was changed into one that its schedule does not compute; the cause says how."""
 
 
+class InAnotherMode(AutoschedError):
+    """A module of the model is in training mode: a comparison would run it, and a batch norm would count inputs that are made up."""
+
+    def __init__(self) -> None:
+        super().__init__(_MODE)
+
+
 class ChangedMeanwhile(AutoschedError):
     """The model was changed, by another thread, while it was compared with its schedule: the next comparison may well find them alike."""
 
@@ -191,6 +198,7 @@ class Prepared:
         Raises:
             NoLongerFits: if the model was changed into another one.
             ChangedMeanwhile: if it is being changed; the next call then sees that it was.
+            InAnotherMode: if nothing was read, because it is in training mode.
         """
         self._rebind(verify=True)
 
@@ -222,7 +230,7 @@ class Prepared:
     def _rebind(self, *, verify: bool) -> None:
         try:
             self._take(self._bind(verify))
-        except ChangedMeanwhile:
+        except (ChangedMeanwhile, InAnotherMode):
             raise
         except Exception as error:
             let_through(error)

@@ -13,7 +13,7 @@ from autosched.core.errors import AutoschedError, HalfWritten
 from autosched.core.from_outside import let_through
 from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import answer_maker
-from autosched.runtime.prepared import OPERATOR_ERRORS, ChangedMeanwhile, NoLongerFits, Prepared
+from autosched.runtime.prepared import OPERATOR_ERRORS, ChangedMeanwhile, InAnotherMode, NoLongerFits, Prepared
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.trees import objects_given, returns_given
 
@@ -112,6 +112,8 @@ class Slot:
                 if self._unsettled > _MOST_UNSETTLED:
                     return self._retire("model", str(error), error)
                 return Refused("model", str(error), error)
+            except InAnotherMode as error:
+                return Refused("model", str(error), error)
             except NoLongerFits as error:
                 return self._retire("model", str(error), error.__cause__)
             except OPERATOR_ERRORS as error:
@@ -147,6 +149,10 @@ class Slot:
                     self.refused, self.given_up = "", False
             except ChangedMeanwhile:
                 return None
+            except InAnotherMode as error:
+                # All is read when it is made ready again, at the first call in eval mode.
+                self.prepared, self.refused, self.given_up = None, "", False
+                return Refused("model", str(error), error)
             except NoLongerFits as error:
                 return self._retire("model", str(error), error.__cause__)
             except AutoschedError as error:

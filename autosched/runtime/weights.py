@@ -174,6 +174,9 @@ class ModelWatch:
             restless = True
             self._count()
             found = self._look()
+        if found is Change.STRUCTURE and in_training(self._settings.modules[0]):
+            # A part that was put in another one's place is in that mode until somebody calls eval().
+            found = Change.MODE
         self._calm = found is Change.NONE and not restless
         self._native = native if self._calm else None
         return found
@@ -275,6 +278,11 @@ def modules_with_a_mode(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         seen.add(module)
         yield module
         pending += module.children()
+
+
+def in_training(model: torch.nn.Module) -> bool:
+    """Whether any of them is in training mode."""
+    return any(module.training for module in modules_with_a_mode(model))
 
 
 _Kept = tuple[torch.nn.Module, str, str]

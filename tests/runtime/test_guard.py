@@ -435,7 +435,7 @@ def test_an_activation_that_is_swapped_is_noticed() -> None:
     wrapped = Wrapped().eval()
     loaded = load(encode_bundle(two_branches_bundle(wrapped)), wrapped)
     assert _agrees(loaded, wrapped)
-    wrapped.last = torch.nn.Tanh()
+    wrapped.last = torch.nn.Tanh().eval()
     with pytest.warns(FallbackWarning, match="no longer fits"):
         assert _agrees(loaded, wrapped)
 

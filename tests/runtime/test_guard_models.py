@@ -90,6 +90,7 @@ _SETTINGS: dict[str, Callable[[Settings], object]] = {
     "setting of PyTorch's own module": lambda model: setattr(model.norm, "eps", 1.0),
     "set": lambda model: model.active.clear(),
     "tensor in a list, in place": lambda model: model.rates[0].mul_(3.0),
+    "tensor of one number, past all counts": lambda model: model.rates[0].data.mul_(3.0),
     "weight of a module in a list": lambda model: model.hidden[0].weight.mul_(3.0),
     "forward": lambda model: _doubled(model.a),
     "class": lambda model: setattr(model.a, "__class__", Doubling),

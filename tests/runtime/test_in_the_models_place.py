@@ -395,7 +395,7 @@ def test_a_changed_model_is_compared_without_the_schedule_of_its_part(strict: bo
     part = model.part.forward = load(bundle_bytes(model.part, (x,)), model.part, strict=strict)  # type: ignore[method-assign]
     with torch.no_grad():
         fast(x)
-        model.activation = nn.ReLU6()
+        model.activation = nn.ReLU6().eval()
         with pytest.warns(FallbackWarning, match="calls other operators than before"):
             found = fast(100 * x)
         torch.testing.assert_close(found, model(100 * x))
