@@ -130,6 +130,18 @@ def modules_into(found: list[ModuleType]) -> Iterator[None]:
         cache.load_by_key_path = original
 
 
+def globals_of(module: ModuleType) -> dict[str, Any]:
+    """A generated module's globals. Its constants are taken out of it: PyTorch holds every such module as long as the process lives."""
+    from torch._inductor.codecache import PyCodeCache
+
+    namespace = dict(vars(module))
+    # One that was given none may be handed out again.
+    if all(module is not shared for shared in getattr(PyCodeCache, "modules_no_attr", {}).values()):
+        for name in [name for name, item in namespace.items() if isinstance(item, torch.Tensor)]:
+            delattr(module, name)
+    return namespace
+
+
 @contextlib.contextmanager
 def scalars_in_cache_keys() -> Iterator[None]:
     """Within the block, Inductor's own cache tells frozen scalars apart by their numbers, which Inductor writes into its code.

@@ -34,6 +34,7 @@ from autosched.runtime.inductor.common import (
     Refused,
     add_calls,
     first_line,
+    globals_of,
     known_options,
     modules_into,
     scalars_in_cache_keys,
@@ -228,5 +229,5 @@ def _described(module: ModuleType, arguments: tuple[int, ...], answers: Answers)
         source = Path(path or "").read_text(encoding="utf-8")
     except OSError as error:
         return Refused(f"the module that Inductor wrote cannot be read: {error}")
-    namespace = dict(vars(module))
+    namespace = globals_of(module)
     return Compiled(source, namespace, inductor_kept.tensor_names(namespace), arguments, answers.given)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,3 +218,19 @@ def test_constants_from_nowhere_are_not_kept(
     assert isinstance(compile_whole(bound, inputs), Compiled)
     assert inductor_kept.counts.kept == before
     assert not (tmp_path / "regions").exists()
+
+
+def test_constants_do_not_outlive_the_code(
+    recorded: tuple[Program, dict[int, torch.Tensor], Recording], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program, constants, _ = recorded
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))  # compiled anew
+    bound, inputs = bind(program, constants, "cpu"), random_inputs(program, 0)
+    made = compile_whole(bound, inputs)
+    assert isinstance(made, Compiled)
+    folded = [weakref.ref(made.namespace[name]) for name in made.constants]
+    assert folded
+    del made, bound
+    gc.collect()
+    given = {id(tensor) for tensor in constants.values()}
+    assert [left.shape for item in folded if (left := item()) is not None and id(left) not in given] == []
