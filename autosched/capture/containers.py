@@ -16,6 +16,14 @@ from autosched.core.opened import PLAIN
 from autosched.core.watch import Watch
 
 
+def plain_for(leaf: object) -> str:
+    """What to take in the place of a number or text that is more than that (a member of an enumeration, a number of NumPy's), since
+    written down it is another; empty for anything else."""
+    if not isinstance(leaf, int | float | str | enum.Enum) or type(leaf) in PLAIN:
+        return ""
+    return "its name or value" if isinstance(leaf, enum.Enum) else "a plain one"
+
+
 @contextmanager
 def real_containers(model: torch.nn.Module) -> Iterator[None]:
     """Let ``model`` be called with packed arguments (``core.containers``), and answer with a packed result.
@@ -38,8 +46,7 @@ def real_containers(model: torch.nn.Module) -> Iterator[None]:
     def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
         packed = watches.pop().packed(answer)
         for leaf in pytree.tree_leaves(packed):
-            if isinstance(leaf, int | float | str | enum.Enum) and type(leaf) not in PLAIN:
-                plain = "its name or value" if isinstance(leaf, enum.Enum) else "a plain one"
+            if plain := plain_for(leaf):
                 raise UnsupportedGraph(
                     f"the model returns {leaf!r}, a {type(leaf).__name__}, which cannot be written down; expected tensors, numbers and "
                     f"text. Return {plain}."

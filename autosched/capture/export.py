@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from autosched.capture.assignments import assignments_seen, set_aside_empty_buffers
 from autosched.capture.build import build_program
-from autosched.capture.containers import real_containers
+from autosched.capture.containers import plain_for, real_containers
 from autosched.capture.custom import run_twice
 from autosched.capture.draft import Draft
 from autosched.capture.dynamo import DynamoGraph
@@ -44,7 +43,6 @@ from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.from_outside import let_through
 from autosched.core.graph import TensorSpec
 from autosched.core.namedtuples import register_namedtuples
-from autosched.core.opened import PLAIN
 from autosched.core.program import Program, Ref
 from autosched.core.specs import spec_of
 from autosched.core.standing_aside import as_they_came
@@ -235,8 +233,7 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
     leaves, spec = tree_flatten(call)
     seen: set[int] = set()
     for place, leaf in enumerate(leaves):
-        if isinstance(leaf, int | float | str | enum.Enum) and type(leaf) not in PLAIN:
-            plain = "its name or value" if isinstance(leaf, enum.Enum) else "a plain one"
+        if plain := plain_for(leaf):
             raise UnsupportedGraph(
                 f"an example input is {leaf!r}, a {type(leaf).__name__}, which cannot be written down; expected tensors, numbers and text. "
                 f"Give {plain}, or keep it in the model."
