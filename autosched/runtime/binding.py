@@ -21,17 +21,16 @@ from autosched.runtime.attribute_tensors import AttributeTensors
 from autosched.runtime.audit import audit_run
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.called import Called
-from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import full_float32, rounded_as
-from autosched.runtime.host_key import compiler_key, cpu_device_key, usable_cores
+from autosched.runtime.host_key import usable_cores
 from autosched.runtime.in_place import first_of_lanes, granted, homes_of, in_place
 from autosched.runtime.kernels import Begun, BoundProgram, bind, gather_constants, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.prepared import Bound, ChangedMeanwhile, InAnotherMode, Overwriting, Prepared, Runner
 from autosched.runtime.reads import Reads
-from autosched.runtime.regions.library import RegionLibrary, region_library
+from autosched.runtime.runners import regions_of, runner_factory
 from autosched.runtime.state import Asked, OtherBuffers, ask, copies_of, version_of, whole_answer
 from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.trees import output_tensors
@@ -59,10 +58,6 @@ class _Manners:
     seen: Asked | None = None
     unbound: tuple[Binding, ...] = ()
     called: Called = dataclasses.field(default_factory=Called)
-
-
-RunnerFactory = Callable[[BoundProgram, Plan, Sequence[torch.Tensor]], Runner]
-"""Makes a runner of a bound program and a plan; the tensors are an example input."""
 
 
 class _ReadsMore(Exception):
@@ -102,7 +97,7 @@ class Binder:
         self._frozen = frozen
         self._overwrites = overwrites
         self._padded = padded
-        self._factory = _runner_factory(device)
+        self._factory = runner_factory(device)
 
     def prepare(self, bundle: Bundle) -> Prepared:
         """Bind, audit and compare one schedule.
@@ -150,7 +145,7 @@ class Binder:
         watch = ModelWatch(self.model, program, beside, frozen=self._frozen, all_words=self._padded)
         began = self._tensors(program)
         constants = gather_constants(program, self.model, bundle.literals)
-        regions = _regions(program, plan, device)
+        regions = regions_of(program, plan, device)
         if device.type == "cpu":
             bound = WidePrograms(program, constants, regions=regions).for_plan(plan)
         else:
@@ -382,36 +377,3 @@ def _require_threads(bundle: Bundle, label: str) -> None:
         why = f", for OpenMP binds threads to cores ({binding}): unset that" if binding else ""
         difference = f"width: an operator asks for {widest} threads there, {usable_cores()} cores are usable here{why}"
         raise IncompatibleArtifact(label, [difference])
-
-
-def _regions(program: Program, plan: Plan, device: torch.device) -> RegionLibrary | None:
-    """Where the variants of a plan come from; ``None`` if it has none, so that nothing of a compiler is imported for it."""
-    if all(step.variant == 0 for step in plan.steps):
-        return None
-    if device.type == "cuda":
-        from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
-
-        index = device.index or 0
-        return region_library(program, device, cuda_device_key(index), cuda_software_key(index))
-    return region_library(program, device, cpu_device_key(), compiler_key())
-
-
-def _runner_factory(device: torch.device) -> RunnerFactory:
-    if device.type == "cuda":
-        from autosched.runtime.cuda.load import cuda_runner
-
-        return cuda_runner
-    from autosched.runtime.lane_pool import LanePool
-    from autosched.runtime.lanes import LaneExecutor
-
-    pool = LanePool()
-    # A custom operator may call another schedule, from whichever thread it is on. Were one thread to run all, it would wait for itself.
-    handed_over = not trusted()
-
-    def runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor]) -> Runner:
-        executor = LaneExecutor(bound, plan, pool)
-        # Where there is room for two runs beside each other, each calling thread has its own.
-        crowded = executor.team > 1 and 2 * executor.team > usable_cores()
-        return partial(calling_threads.run, executor.run) if crowded and handed_over else executor.run
-
-    return runner

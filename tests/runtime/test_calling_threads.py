@@ -20,7 +20,7 @@ from autosched.capture.export import capture
 from autosched.core.custom_operators import trusting
 from autosched.core.schedule import make_schedule, sequential
 from autosched.export.bundle import encode_bundle, make_bundle
-from autosched.runtime import binding, calling_threads
+from autosched.runtime import calling_threads, runners
 from autosched.runtime.calling_threads import CallingThreads
 from autosched.runtime.guard import LoadedModel
 from autosched.runtime.host_key import cpu_device_key, software_key
@@ -194,8 +194,8 @@ def test_schedules_that_want_most_cores_are_run_by_one_thread(
     fresh = CallingThreads()
     original = fresh.run
     monkeypatch.setattr(fresh, "run", lambda run, inputs: runs.append(run) or original(run, inputs))
-    monkeypatch.setattr(binding, "calling_threads", fresh)
-    monkeypatch.setattr(binding, "usable_cores", lambda: cores)
+    monkeypatch.setattr(runners, "calling_threads", fresh)
+    monkeypatch.setattr(runners, "usable_cores", lambda: cores)
     model = TwoBranches().eval()
     graph = two_branches_program(model)[0].graph
     files = (encode_bundle(two_branches_bundle(model, schedule=sequential(graph, width=width))) for width in (2, 1))
@@ -226,8 +226,8 @@ class _CallsAnother(torch.nn.Module):
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_a_schedule_that_a_custom_operator_calls_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
-    monkeypatch.setattr(binding, "calling_threads", CallingThreads())
-    monkeypatch.setattr(binding, "usable_cores", lambda: 2)
+    monkeypatch.setattr(runners, "calling_threads", CallingThreads())
+    monkeypatch.setattr(runners, "usable_cores", lambda: 2)
     model, (args, kwargs) = TwoBranches().eval(), two_branches_inputs()
     inner = load(encode_bundle(two_branches_bundle(model, schedule=sequential(two_branches_program(model)[0].graph, width=2))), model)
     library = torch.library.Library("testlib", "FRAGMENT")
