@@ -91,7 +91,7 @@ class ScheduledGraph:
     """One graph of Dynamo's; called with all its inputs, parameters included. Calls may come from any thread."""
 
     def __init__(self, graph: torch.fx.GraphModule, inputs: GraphInputs, options: CompileOptions) -> None:
-        from autosched.runtime.guard import WithoutFunctionModes, has_function_mode
+        from autosched.runtime.foreign_modes import WithoutFunctionModes, has_function_mode
 
         self._has_function_mode, self._without_function_modes = has_function_mode, WithoutFunctionModes
         self._graph = graph
@@ -140,7 +140,7 @@ class ScheduledGraph:
 
     def _bind(self, key: tuple[Shapes, tuple[int, ...]], args: Sequence[Any], static: Sequence[torch.Tensor]) -> _Bound | None:
         from autosched.capture.dynamo import DynamoGraph, alone
-        from autosched.runtime.guard import foreign_mode
+        from autosched.runtime.foreign_modes import foreign_mode
 
         home = next((item.device for item in (*static, *args) if hasattr(item, "device")), None)
         if home is not None and (reason := foreign_mode(home.type)):

@@ -110,7 +110,7 @@ def _prepared(loaded: Any) -> Any:
 
 def compare(name: str, lanes: int, rounds: int) -> dict[str, Any]:
     """The guard's cost for one model."""
-    from autosched.runtime.guard import foreign_mode
+    from autosched.runtime.foreign_modes import foreign_mode
     from autosched.runtime.load import load
     from autosched.runtime.write_back import normal
 
