@@ -262,7 +262,7 @@ class LoadedModel:
         if table is None:
             return
         # In the model's place this would else be asked for the answer that it is compared with, and wait for itself.
-        with self.standing_aside(), all_aside():
+        with all_aside():
             # All of them, before any is told of: none may go on with what it read before.
             found = [table.refresh(slot) for slot in table.slots]
         for refused in found:
