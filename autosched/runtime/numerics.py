@@ -167,11 +167,11 @@ def _compare_finite(pieces: list[tuple[torch.Tensor, torch.Tensor]], allowed: To
 
 def _scale(given: torch.Tensor, wanted: torch.Tensor, *, fine: bool) -> float:
     """The largest number of a reference that its neighbours may have rounding noise of; ``fine`` if in 24 bits or more."""
-    size = wanted.abs()
-    equal = given == wanted
+    size, equal = wanted.abs(), given == wanted
+    counts = ~equal | (size < _AS_A_MASK)
     if fine:
         size[equal & (size >= _MAYBE_A_MASK)] *= _MAYBE
-    counted = size[~equal | (wanted.abs() < _AS_A_MASK)]
+    counted = size[counts]
     return float(counted.max()) if counted.numel() else 0.0
 
 
