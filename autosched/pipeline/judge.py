@@ -79,26 +79,28 @@ def interleave(
     """Time everything in rounds until ``rounds`` are done or ``deadline`` (``time.monotonic``) has passed, but at least seven.
 
     ``anchor`` names the schedule that is run twice in every round: its two columns are the A/A test. Between two looks at the clock are
-    four rounds, or fewer where not so many are left until ``deadline``. Where ``schedules`` fail together and none of them does alone,
-    the first ones go on. Where the anchor itself fails, the first of ``stand_ins`` that is left takes its place, and the rounds begin anew:
-    the A/A test must be of the rounds that the times are of. Where none is left, that is the end.
+    four rounds, or fewer where not so many are left until ``deadline``. In these the externals come after the schedules, in the next ones
+    before them: always last, each would be the slower one of every pair on a machine that warms up. Where ``schedules`` fail together and
+    none of them does alone, the first ones go on. Where the anchor itself fails, the first of ``stand_ins`` that is left takes its place,
+    and the rounds begin anew: the A/A test must be of the rounds that the times are of. Where none is left, that is the end.
     """
     alive = dict(schedules)
-    columns: dict[str, list[float]] = {name: [] for name in [*alive, *(item.name for item in externals)]}
+    active = {item.name: item for item in externals}
+    columns: dict[str, list[float]] = {name: [] for name in [*alive, *active]}
     failures: dict[str, Failure] = {}
     again: list[float] = []
-    active = list(externals)
     done = 0
+    outside_first = False
     begin_s = time.monotonic()
     while chunk := _chunk(done, rounds, LEAST_ROUNDS, begin_s, deadline):
         names = list(alive)
+        outside = _outside(active, chunk, failures, backwards=True) if outside_first else {}
         answer = session.paired([*(alive[name] for name in names), alive[anchor]], rounds=chunk)
         if isinstance(answer, Failure):
             culprits = _find_culprits(session, alive, anchor, answer)
             failures.update(culprits)
             for name in culprits:
                 alive.pop(name, None)
-                columns.pop(name, None)
             if anchor not in alive:
                 left = [name for name in stand_ins if name in alive]
                 if not left:
@@ -106,22 +108,32 @@ def interleave(
                 anchor, again, done, begin_s = left[0], [], 0, time.monotonic()
                 columns = {name: [] for name in columns}
             continue
+        if not outside_first:
+            outside = _outside(active, chunk, failures)
         *first, repeated = answer
-        for name, column in zip(names, first, strict=True):
+        for name, column in [*zip(names, first, strict=True), *outside.items()]:
             columns[name].extend(column)
         again.extend(repeated)
-        for item in list(active):
-            for _ in range(chunk):
-                taken = item.round_us()
-                if isinstance(taken, Failure):
-                    failures[item.name] = taken
-                    columns.pop(item.name, None)
-                    active.remove(item)
-                    break
-                columns[item.name].append(taken)
         done += chunk
+        outside_first = not outside_first
         progress.update(done=done, total=rounds)
-    return Times(columns, failures, anchor, again)
+    return Times({name: columns[name] for name in columns if name not in failures}, failures, anchor, again)
+
+
+def _outside(active: dict[str, External], chunk: int, failures: dict[str, Failure], *, backwards: bool = False) -> dict[str, list[float]]:
+    """So many times of each of ``active``, one after another; what fails moves from there to ``failures``."""
+    found: dict[str, list[float]] = {}
+    for name, item in reversed(list(active.items())) if backwards else list(active.items()):
+        column: list[float] = []
+        while name in active and len(column) < chunk:
+            taken = item.round_us()
+            if isinstance(taken, Failure):
+                failures[name] = taken
+                del active[name]
+            else:
+                column.append(taken)
+        found[name] = column
+    return found
 
 
 def _chunk(done: int, rounds: int, least: int, begin_s: float, deadline: float) -> int:

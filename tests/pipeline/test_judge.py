@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,7 +12,8 @@ import pytest
 from autosched.core.progress import Silent
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
-from autosched.pipeline.judge import Duel, External, Judgement, Times, duel, finalists, interleave, judge
+from autosched.device.timing import noise_floor_pct, paired_ratio
+from autosched.pipeline.judge import Duel, External, Judgement, Times, claimable, duel, finalists, interleave, judge
 from tests.conformance.graphs import TwoBranches, two_branches_program
 from tests.conformance.session_double import SessionDouble
 
@@ -84,6 +87,27 @@ def test_drift_that_hits_everyone_changes_nothing() -> None:
     assert 0.88 < judgement.ratio.ratio < 0.92
 
 
+def test_the_luckiest_of_sixteen_equal_schedules_looks_faster_until_the_duel_and_is_hardly_ever_kept() -> None:
+    named = [("sequential", SEQUENTIAL), *((f"candidate_{place}", SPREAD) for place in range(16))]
+    names = [name for name, _ in named[1:]]
+    by_luck: list[float] = []
+    in_duel: list[float] = []
+    kept = 0
+    for seed in range(60):
+        session = SessionDouble(lambda schedule: 1000.0, noise=0.05, seed=seed)
+        times = interleave(session, named, [], rounds=15, deadline=time.monotonic() + 60, progress=Silent(), anchor="sequential")
+        best, _ = finalists(times, names, ["sequential"])
+        assert best is not None
+        by_luck.append(paired_ratio(times.columns[best], times.columns["sequential"]).ratio)
+        fought = duel(session, SPREAD, SEQUENTIAL, rounds=15, seconds=60.0)
+        assert isinstance(fought, Duel)
+        in_duel.append(paired_ratio(fought.candidate_us, fought.base_us).ratio)
+        kept += judge(times, names, ["sequential"], [], fought).chosen != "sequential"
+    assert statistics.mean(by_luck) < 0.985
+    assert 0.993 < statistics.mean(in_duel) < 1.007
+    assert kept <= 2
+
+
 def test_a_restless_machine_decides_nothing() -> None:
     _, judgement = run(1000.0, 2000.0, 900.0, noise=0.9)
     assert judgement.unstable
@@ -116,6 +140,27 @@ def test_a_candidate_that_fails_becomes_a_failure_and_the_rest_goes_on() -> None
     assert times.failures["beam"].kind is FailureKind.CRASH
     assert len(times.columns["sequential"]) == 40
     assert judgement.chosen == "sequential"
+
+
+@pytest.mark.parametrize("change", [0.0005, -0.0005])
+@pytest.mark.parametrize("rounds", [7, 24, 40])
+def test_a_baseline_that_cannot_be_kept_is_not_the_slower_or_faster_one_for_when_it_ran(change: float, rounds: int) -> None:
+    turns = itertools.count()
+
+    def now_us() -> float:
+        # A machine that warms up, or that is left alone.
+        return float(1000.0 * (1.0 + change) ** next(turns))
+
+    session = SessionDouble(lambda schedule: now_us(), noise=0.0005)
+    outside = [External("eager", now_us), External("torch_compile", now_us)]
+    named = [("sequential", SEQUENTIAL), ("sequential_wide", WIDE)]
+    times = interleave(session, named, outside, rounds=rounds, deadline=time.monotonic() + 60, progress=Silent(), anchor="sequential")
+    floor = noise_floor_pct(times.columns["sequential"], times.again)
+    for item in outside:
+        found = paired_ratio(times.columns[item.name], times.columns["sequential"])
+        assert found.ci_low < 1.0 < found.ci_high
+        assert not claimable(found, floor, restless=False)
+    assert "faster still" not in judge(times, [], ["sequential"], ["eager", "torch_compile"], None).verdict
 
 
 def failing_after(calls: int) -> Callable[[], float | Failure]:
