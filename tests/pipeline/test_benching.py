@@ -56,6 +56,18 @@ def test_a_difference_within_the_noise_floor_is_not_claimed(
     assert f"{found.speedup_vs_eager:.3f}x" in against_eager
 
 
+def test_the_sequential_schedule_to_compare_with_is_the_hardest_to_beat_in_pairs() -> None:
+    def column(truth_us: float, slow: int) -> list[float]:
+        return [truth_us * (1.1 if turn < slow else 1.0) for turn in range(ROUNDS)]
+
+    # Medians say that the first rival takes 1,100 us, which it does where it meets the slower of two paces.
+    columns = {"tuned": column(1010.0, 19), "sequential 1 wide": column(1000.0, 21), "sequential 2 wide": column(1030.0, 19)}
+    rivals = ["sequential 2 wide", "sequential 1 wide"]
+    found = stated("a.autosched", two_branches_bundle(TwoBranches()), Times(columns, {}, "tuned", columns["tuned"]), rivals, None)
+    assert found.sequential_us == pytest.approx(1100.0)
+    assert found.speedup_vs_sequential == pytest.approx(1000 / 1010)
+
+
 def test_a_sequential_schedule_that_was_kept_is_no_different_from_itself() -> None:
     found = stated("a.autosched", two_branches_bundle(TwoBranches()), times(1000.0, 1500.0, 3000.0, 1.0), ["tuned"], None)
     assert (found.speedup_vs_sequential, found.beyond_noise, found.eager_beyond_noise) == (1.0, False, None)

@@ -108,6 +108,15 @@ def test_the_luckiest_of_sixteen_equal_schedules_looks_faster_until_the_duel_and
     assert kept <= 2
 
 
+@pytest.mark.parametrize("anchor", ["sequential", "sequential_wide"])
+def test_the_sequential_schedule_to_beat_is_the_faster_one_in_pairs_whichever_met_the_slower_pace_more_often(anchor: str) -> None:
+    better, worse = ([truth_us * (1.1 if turn < slow else 1.0) for turn in range(24)] for truth_us, slow in ((1000.0, 13), (1030.0, 11)))
+    assert statistics.median(better) > statistics.median(worse)
+    times = Times({"sequential": better, "sequential_wide": worse, "beam": [1010.0] * 24}, {}, anchor, better)
+    assert finalists(times, ["beam"], ["sequential", "sequential_wide"]) == ("beam", "sequential")
+    assert judge(times, [], ["sequential", "sequential_wide"], [], None).chosen == "sequential"
+
+
 def test_a_restless_machine_decides_nothing() -> None:
     _, judgement = run(1000.0, 2000.0, 900.0, noise=0.9)
     assert judgement.unstable
