@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from autosched.runtime.inductor.common import Refused
 from autosched.runtime.regions import library as regions
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pieces import offered_variants
+from tests.conformance.waiting import at_once
 
 GPU = torch.device("cuda:0")
 
@@ -89,6 +91,29 @@ def test_a_call_prefers_it_and_leaves_the_choice_as_it_was(monkeypatch: pytest.M
 
     with pytest.raises(RuntimeError, match="no kernel"):
         blas_lt.through_lt(broken)([])
+    assert library.preferred == "default"
+
+
+def test_calls_of_two_threads_leave_the_choice_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one puts back last would be what the other one had set, and every later product of the process would go to cuBLASLt."""
+    library, inside = Library(monkeypatch), list[int]()
+    both, first_left = threading.Event(), threading.Event()
+
+    def call(number: int) -> None:
+        def kernel(slots: Slots) -> None:
+            inside.append(number)
+            # Were both let in, the first would leave first.
+            if inside[0] == number:
+                both.wait(0.2)
+            else:
+                both.set()
+                first_left.wait(0.2)
+
+        blas_lt.through_lt(kernel)([])
+        first_left.set()
+
+    at_once(call, range(2))
+    assert sorted(inside) == [0, 1]
     assert library.preferred == "default"
 
 

@@ -27,6 +27,7 @@ from autosched.runtime.cuda.lanes import CaptureOptions
 from autosched.runtime.cuda.load import prepare_runner
 from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.cuda.streams import STREAMS_PER_PRIORITY, StreamSet
+from autosched.runtime.float32 import full_float32
 from autosched.runtime.load import load
 from autosched.runtime.plan import FreeRule, make_plan
 from tests.conformance.bundles import two_branches_bundle
@@ -654,6 +655,32 @@ def test_two_threads_never_capture_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     for thread in threads:
         thread.join()
     assert met == [False, False]
+
+
+def test_nobody_changes_the_rounding_of_float32_while_a_schedule_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another schedule's comparison may, and a graph would keep that for good."""
+    rounded: list[bool] = []
+
+    def compare() -> None:
+        with full_float32():
+            comparing.set()
+            recorded.wait(20.0)
+
+    def prepare(*_: object) -> None:
+        other.start()
+        comparing.wait(0.3)
+        rounded.append(torch.backends.cudnn.allow_tf32)
+        recorded.set()
+
+    comparing, recorded, other = threading.Event(), threading.Event(), threading.Thread(target=compare)
+    monkeypatch.setattr(cuda_load, "prepare_runner", prepare)
+    monkeypatch.setattr(cuda_load, "_capturer", lambda device: None)
+    bound: Any = types.SimpleNamespace(device=torch.device("cpu"), program=types.SimpleNamespace(graph=None), in_place=())
+    plan: Any = None
+    cuda_load.cuda_runner(bound, plan, ())
+    other.join()
+    assert rounded == [True]
+    assert comparing.is_set()
 
 
 def test_an_operator_that_calls_another_schedule_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
