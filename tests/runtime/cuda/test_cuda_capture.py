@@ -32,7 +32,7 @@ from autosched.runtime.load import load
 from autosched.runtime.plan import FreeRule, make_plan
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.fake_cuda import FakeCuda
-from tests.conformance.fake_cuda_values import FakeTensor, OutOfMemory
+from tests.conformance.fake_cuda_values import FakeStream, FakeTensor, OutOfMemory
 from tests.conformance.fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
 from tests.conformance.fake_program import FakeProgram
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
@@ -516,6 +516,33 @@ class WithoutWorkspaces(FakeCuda):
 def test_where_no_stream_ever_gets_workspaces_none_is_changed() -> None:
     """Else every lane would take one stream after the other until there are none."""
     cuda = WithoutWorkspaces()
+    graph = diamond(2, 2)
+    capturer, plan = GraphCapturer(cuda), make_plan(graph, two_lanes(graph))
+    before = [capturer.streams.lane(lane) for lane in range(plan.lanes)]
+    assert capturer.hold_workspaces(plan) is None
+    assert [capturer.streams.lane(lane) for lane in range(plan.lanes)] == before
+
+
+class WithWorkspacesOutsideOfCaptures(FakeCuda):
+    """Products keep some on their stream, but for those that are captured; and nobody ever runs out of streams."""
+
+    def new_stream(self, priority: int) -> FakeStream:
+        for table in (self._rings, self._turn):
+            table.pop(priority, None)
+        made = super().new_stream(priority)
+        assert made.handle < 1000, "as many streams as there are"
+        return made
+
+    def multiply(self) -> bool:
+        if not self.capturing(self.current_stream()):
+            return super().multiply()
+        self.touch()
+        return False
+
+
+def test_where_captured_products_leave_no_workspaces_no_lane_is_changed() -> None:
+    """Else every lane would take one stream after the other, for ever where each is a new one."""
+    cuda = WithWorkspacesOutsideOfCaptures()
     graph = diamond(2, 2)
     capturer, plan = GraphCapturer(cuda), make_plan(graph, two_lanes(graph))
     before = [capturer.streams.lane(lane) for lane in range(plan.lanes)]
