@@ -11,7 +11,6 @@ process: a product that another thread starts during the call goes to cuBLASLt, 
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -21,13 +20,12 @@ import torch
 from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Call, Ref
 from autosched.runtime.calls import Kernel, Slots
+from autosched.runtime.cuda.switches import changing
 
 _WITHOUT_BIAS = frozenset({"aten::mm", "aten::bmm", "aten::matmul"})
 _LINEAR = "aten::linear"
 _BIAS = 2  # place among the arguments of a linear layer
 _DTYPES = frozenset({"float32", "float16", "bfloat16"})
-# Of two threads that change a setting and put it back, the one that ends last would put back what the other one had set, for good.
-_turn = threading.RLock()
 
 
 def supported() -> bool:
@@ -60,11 +58,11 @@ def called_within(setting: Callable[[], AbstractContextManager[None]], kernel: K
     with warnings.catch_warnings():
         # Such settings warn once that they are experimental, which is known.
         warnings.simplefilter("ignore")
-        with _turn, setting():
+        with changing, setting():
             pass
 
     def run(slots: Slots) -> None:
-        with _turn, setting():
+        with changing, setting():
             kernel(slots)
 
     return run
