@@ -4,15 +4,22 @@ Beside ``torch.set_float32_matmul_precision`` and ``allow_tf32`` there is, since
 operator, such as ``torch.backends.cuda.matmul.fp32_precision``. PyTorch's notes on CUDA recommend the newer ones; once a program has used
 them, reading the older ones raises where they cannot tell the whole truth. So on a GPU the older ones are read where they answer, and the
 newer ones elsewhere; on a CPU, where oneDNN may round to bfloat16, the newer ones, which the older set too.
+
+All of them belong to the whole process. Of two threads that each change them for a while and put them back, the one that ends last would
+put back what the other one had set, for good; and who reads them meanwhile would take them for what the process is set to. So threads
+take turns.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+
+from autosched.core.forks import RenewedLock
 
 _backends: Any = torch.backends  # its Python side is not typed
 
@@ -25,7 +32,24 @@ _OTHERS = {"float32_convolutions": "conv", "float32_recurrence": "rnn"}
 _KINDS = ("matmul", *_OTHERS.values())
 _FULL = "ieee"
 
+_turn = RenewedLock(threading.RLock)
+# Several times what a comparison takes. Not for ever: whoever has the turn may wait for what this thread holds, its model, say.
+_PATIENCE_S = 10.0
 
+
+@contextlib.contextmanager
+def as_it_is_set() -> Iterator[None]:
+    """No other thread changes how float32 is rounded meanwhile, by what is in this file; this one may."""
+    lock: Any = _turn.lock
+    mine = lock.acquire(timeout=_PATIENCE_S)
+    try:
+        yield
+    finally:
+        if mine:
+            lock.release()
+
+
+@as_it_is_set()
 def matmul_precision(kind: str) -> str:
     """``highest``, ``high`` or ``medium``, as ``torch.get_float32_matmul_precision`` says it.
 
@@ -40,6 +64,7 @@ def matmul_precision(kind: str) -> str:
         return _OLDER.get(str(_backends.cuda.matmul.fp32_precision), "highest")
 
 
+@as_it_is_set()
 def cpu_roundings() -> dict[str, str]:
     """What beside products is rounded on a CPU, and to what (``bf16``, ``tf32``); empty as long as nobody asked for it."""
     return {name: precision for name, kind in _OTHERS.items() if (precision := _on_cpu(kind)) in _AS}
@@ -57,6 +82,7 @@ def set_cpu_roundings(wanted: Mapping[str, str]) -> None:
             getattr(_backends.mkldnn, kind).fp32_precision = precision
 
 
+@as_it_is_set()
 def convolutions_rounded() -> bool:
     """Whether cuDNN may round float32 to TF32 in convolutions."""
     try:
@@ -65,6 +91,7 @@ def convolutions_rounded() -> bool:
         return str(_backends.cudnn.conv.fp32_precision) == "tf32"
 
 
+@as_it_is_set()
 def rounded_as(kind: str) -> torch.dtype | None:
     """The dtype to whose precision operators may round factors in float32; ``None`` where they must not.
 
@@ -83,34 +110,36 @@ def full_convolutions() -> Iterator[None]:
     cudnn = _backends.cudnn
     kinds = [getattr(cudnn, name) for name in ("conv", "rnn") if hasattr(getattr(cudnn, name, None), "fp32_precision")]
     separate: list[str] = []
-    try:
-        before = bool(cudnn.allow_tf32)
-    except RuntimeError:
-        before, separate = True, [str(item.fp32_precision) for item in kinds]
-    cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32 = before
-        for item, precision in zip(kinds, separate, strict=False):
-            item.fp32_precision = precision
+    with as_it_is_set():
+        try:
+            before = bool(cudnn.allow_tf32)
+        except RuntimeError:
+            before, separate = True, [str(item.fp32_precision) for item in kinds]
+        cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            cudnn.allow_tf32 = before
+            for item, precision in zip(kinds, separate, strict=False):
+                item.fp32_precision = precision
 
 
 @contextlib.contextmanager
 def full_float32() -> Iterator[None]:
     """Nothing rounds float32 meanwhile, neither on a GPU nor on a CPU. The settings belong to the whole process, and are put back."""
-    before = {kind: _on_cpu(kind) for kind in _KINDS}
-    try:
-        with full_convolutions(), _full_products():
+    with as_it_is_set():
+        before = {kind: _on_cpu(kind) for kind in _KINDS}
+        try:
+            with full_convolutions(), _full_products():
+                for kind, precision in before.items():
+                    if precision in _AS:
+                        getattr(_backends.mkldnn, kind).fp32_precision = _FULL
+                yield
+        finally:
+            # The older interface, put back, has set products anew.
             for kind, precision in before.items():
-                if precision in _AS:
-                    getattr(_backends.mkldnn, kind).fp32_precision = _FULL
-            yield
-    finally:
-        # The older interface, put back, has set products anew.
-        for kind, precision in before.items():
-            if _on_cpu(kind) != precision:
-                getattr(_backends.mkldnn, kind).fp32_precision = precision
+                if _on_cpu(kind) != precision:
+                    getattr(_backends.mkldnn, kind).fp32_precision = precision
 
 
 @contextlib.contextmanager

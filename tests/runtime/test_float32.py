@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
+from autosched.runtime import float32
 from tests.conformance.forked import run_forked
+from tests.conformance.waiting import at_once
 
 # Settings of the whole process, some of which nothing puts back: each case in a process of its own.
 _CASES = {
@@ -52,7 +56,7 @@ assert current_settings(0) == found
     assert done.returncode == 0, done.stderr
 
 
-_ON_A_CPU = (
+_ON_A_CPU: tuple[tuple[str, str, dict[str, str], str | None], ...] = (
     ("pass", "highest", {}, None),
     ("torch.set_float32_matmul_precision('medium')", "medium", {}, "bfloat16"),
     ("torch.set_float32_matmul_precision('high')", "high", {}, "float16"),
@@ -96,3 +100,51 @@ for change, matmul, others, dtype in {_ON_A_CPU!r}:
 """
     done = run_forked(code)
     assert done.returncode == 0, done.stderr
+
+
+def test_threads_that_compute_in_full_float32_at_once_leave_everything_as_it_was() -> None:
+    """What one puts back last would be what the other one had set, for good: every load() after that finds another setting."""
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    inside: list[int] = []
+    both, first_left = threading.Event(), threading.Event()
+
+    def compute(number: int) -> None:
+        with float32.full_float32():
+            inside.append(number)
+            # Were both let in, the first would leave first.
+            if inside[0] == number:
+                both.wait(0.2)
+            else:
+                both.set()
+                first_left.wait(0.2)
+        first_left.set()
+
+    try:
+        at_once(compute, range(2))
+        assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == before
+    finally:
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
+
+
+def test_another_thread_is_told_what_the_process_is_set_to() -> None:
+    before = float32.rounded_as("cuda"), float32.convolutions_rounded()
+    assert before == (torch.float16, True)
+    told: list[object] = []
+    reader = threading.Thread(target=lambda: told.append((float32.rounded_as("cuda"), float32.convolutions_rounded())))
+    with float32.full_float32():
+        assert (float32.rounded_as("cuda"), float32.convolutions_rounded()) == (None, False)
+        reader.start()
+        reader.join(0.1)
+    reader.join()
+    assert told == [before]
+
+
+def test_a_turn_that_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has it may wait for what this thread holds."""
+    monkeypatch.setattr(float32, "_PATIENCE_S", 0.01)
+    with float32.as_it_is_set():
+        reader = threading.Thread(target=float32.convolutions_rounded, daemon=True)
+        reader.start()
+        reader.join(20.0)
+        assert not reader.is_alive()

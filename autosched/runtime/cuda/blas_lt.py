@@ -20,6 +20,7 @@ import torch
 from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Call, Ref
 from autosched.runtime.calls import Kernel, Slots
+from autosched.runtime.cuda.switches import changing
 
 _WITHOUT_BIAS = frozenset({"aten::mm", "aten::bmm", "aten::matmul"})
 _LINEAR = "aten::linear"
@@ -57,11 +58,11 @@ def called_within(setting: Callable[[], AbstractContextManager[None]], kernel: K
     with warnings.catch_warnings():
         # Such settings warn once that they are experimental, which is known.
         warnings.simplefilter("ignore")
-        with setting():
+        with changing, setting():
             pass
 
     def run(slots: Slots) -> None:
-        with setting():
+        with changing, setting():
             kernel(slots)
 
     return run

@@ -25,6 +25,7 @@ from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.cuda.streams import Tensor
 from autosched.runtime.cuda.torch_streams import TorchStreams
 from autosched.runtime.current_device import made_current
+from autosched.runtime.float32 import as_it_is_set
 from autosched.runtime.kernels import Begun, BoundProgram
 from autosched.runtime.plan import Plan
 
@@ -61,7 +62,8 @@ def cuda_runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor])
     graph = bound.program.graph
 
     def record(example: Sequence[Tensor], callers: Collection[int] = ()) -> GraphRunner:
-        with _preparing, all_aside(), made_current(bound.device):
+        # A graph keeps the rounding of the moment when it is captured. First, as whoever compares has it before the other.
+        with as_it_is_set(), _preparing, all_aside(), made_current(bound.device):
             return prepare_runner(_capturer(bound.device), bound, graph, plan, example, callers)
 
     if not bound.in_place:

@@ -5,6 +5,7 @@ Each may change both numbers and times.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ _SPLIT = "_split_k"
 _ACCUMULATION = "allow_fp16_accumulation"
 _ANY_KERNEL = "auto"
 _USUAL_LIBRARY = "cublas"
+
+changing = threading.RLock()
+"""Held by a thread that changes a switch for a while. Of two that do and put it back, the one that ends last would put back what the other
+one had set, for good; and who reads it meanwhile would take it for what the process is set to."""
 
 
 def attention_kernels() -> tuple[str, ...]:
@@ -37,7 +42,8 @@ def depthwise_kernel() -> str:
 
 def products_library() -> str:
     """Which library products go to wherever it has them; empty for cuBLAS, as it is unless somebody asks for another."""
-    chosen = _cuda.preferred_blas_library().name.lower() if hasattr(_cuda, "preferred_blas_library") else _USUAL_LIBRARY
+    with changing:
+        chosen = _cuda.preferred_blas_library().name.lower() if hasattr(_cuda, "preferred_blas_library") else _USUAL_LIBRARY
     return "" if chosen in (_USUAL_LIBRARY, "default") else str(chosen)
 
 

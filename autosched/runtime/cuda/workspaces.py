@@ -99,10 +99,25 @@ class Workspaces:
         return [stream for stream in lanes if backend.handle(stream) not in self._made_on]
 
     def _are_made(self) -> bool:
-        """Whether a stream that nobody has used gets any: where they are of no bytes (``CUBLAS_WORKSPACE_CONFIG``), all look alike."""
+        """Whether a captured product leaves any on a stream that nobody has used; if not, each further stream would look strange as well.
+
+        Where they are of no bytes (``CUBLAS_WORKSPACE_CONFIG``), none does; nor where those that are kept are for products outside of
+        captures (pull request 193832 of PyTorch).
+        """
+        found: list[bool] = []
+
+        def body() -> None:
+            found.clear()
+            with self._backend.on(stream):
+                found.append(self._backend.multiply())
+
         try:
-            with torch.inference_mode(), self._backend.on(self._streams.named("workspaces")):
-                return self._backend.multiply()
+            stream = self._streams.named("workspaces")
+            made = self._record([stream], body, self._backend.new_pool())
         except Exception as error:  # no stream or no memory is left: none for a lane either
             let_through(error)
             return False
+        if isinstance(made, Failure):
+            return False
+        self._backend.reset(made[0])
+        return found[0]

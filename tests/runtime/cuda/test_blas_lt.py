@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,12 @@ from autosched.capture.export import capture
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.calls import Slots
 from autosched.runtime.cuda import blas_lt
+from autosched.runtime.cuda.switches import products_library
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.regions import library as regions
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pieces import offered_variants
+from tests.conformance.waiting import at_once
 
 GPU = torch.device("cuda:0")
 
@@ -90,6 +94,51 @@ def test_a_call_prefers_it_and_leaves_the_choice_as_it_was(monkeypatch: pytest.M
     with pytest.raises(RuntimeError, match="no kernel"):
         blas_lt.through_lt(broken)([])
     assert library.preferred == "default"
+
+
+def test_calls_of_two_threads_leave_the_choice_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one puts back last would be what the other one had set, and every later product of the process would go to cuBLASLt."""
+    library, inside = Library(monkeypatch), list[int]()
+    both, first_left = threading.Event(), threading.Event()
+
+    def call(number: int) -> None:
+        def kernel(slots: Slots) -> None:
+            inside.append(number)
+            # Were both let in, the first would leave first.
+            if inside[0] == number:
+                both.wait(0.2)
+            else:
+                both.set()
+                first_left.wait(0.2)
+
+        blas_lt.through_lt(kernel)([])
+        first_left.set()
+
+    at_once(call, range(2))
+    assert sorted(inside) == [0, 1]
+    assert library.preferred == "default"
+
+
+def test_another_thread_is_told_what_the_process_is_set_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever loads a file meanwhile would find another setting than it was made under."""
+    preferred, told = [SimpleNamespace(name="Default")], list[str]()
+
+    def prefer(library: Any = None) -> SimpleNamespace:
+        if library is not None:
+            preferred[0] = SimpleNamespace(name=library.capitalize()) if isinstance(library, str) else library
+        return preferred[0]
+
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", prefer)
+    reader = threading.Thread(target=lambda: told.append(products_library()))
+
+    def kernel(slots: Slots) -> None:
+        assert products_library() == "cublaslt"
+        reader.start()
+        reader.join(0.1)
+
+    blas_lt.through_lt(kernel)([])
+    reader.join()
+    assert told == [""]
 
 
 def test_the_library_gives_the_calls_and_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

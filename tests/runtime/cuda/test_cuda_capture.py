@@ -27,11 +27,12 @@ from autosched.runtime.cuda.lanes import CaptureOptions
 from autosched.runtime.cuda.load import prepare_runner
 from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.cuda.streams import STREAMS_PER_PRIORITY, StreamSet
+from autosched.runtime.float32 import full_float32
 from autosched.runtime.load import load
 from autosched.runtime.plan import FreeRule, make_plan
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.fake_cuda import FakeCuda
-from tests.conformance.fake_cuda_values import FakeTensor, OutOfMemory
+from tests.conformance.fake_cuda_values import FakeStream, FakeTensor, OutOfMemory
 from tests.conformance.fake_graphs import GraphBuilder, diamond, random_graph, random_schedule
 from tests.conformance.fake_program import FakeProgram
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
@@ -522,6 +523,33 @@ def test_where_no_stream_ever_gets_workspaces_none_is_changed() -> None:
     assert [capturer.streams.lane(lane) for lane in range(plan.lanes)] == before
 
 
+class WithWorkspacesOutsideOfCaptures(FakeCuda):
+    """Products keep some on their stream, but for those that are captured; and nobody ever runs out of streams."""
+
+    def new_stream(self, priority: int) -> FakeStream:
+        for table in (self._rings, self._turn):
+            table.pop(priority, None)
+        made = super().new_stream(priority)
+        assert made.handle < 1000, "as many streams as there are"
+        return made
+
+    def multiply(self) -> bool:
+        if not self.capturing(self.current_stream()):
+            return super().multiply()
+        self.touch()
+        return False
+
+
+def test_where_captured_products_leave_no_workspaces_no_lane_is_changed() -> None:
+    """Else every lane would take one stream after the other, for ever where each is a new one."""
+    cuda = WithWorkspacesOutsideOfCaptures()
+    graph = diamond(2, 2)
+    capturer, plan = GraphCapturer(cuda), make_plan(graph, two_lanes(graph))
+    before = [capturer.streams.lane(lane) for lane in range(plan.lanes)]
+    assert capturer.hold_workspaces(plan) is None
+    assert [capturer.streams.lane(lane) for lane in range(plan.lanes)] == before
+
+
 def test_where_no_stream_is_left_a_lane_keeps_its_own() -> None:
     rig = rig_with_a_product()
     theirs = rig.capturer.streams.lane(0)
@@ -654,6 +682,32 @@ def test_two_threads_never_capture_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     for thread in threads:
         thread.join()
     assert met == [False, False]
+
+
+def test_nobody_changes_the_rounding_of_float32_while_a_schedule_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another schedule's comparison may, and a graph would keep that for good."""
+    rounded: list[bool] = []
+
+    def compare() -> None:
+        with full_float32():
+            comparing.set()
+            recorded.wait(20.0)
+
+    def prepare(*_: object) -> None:
+        other.start()
+        comparing.wait(0.3)
+        rounded.append(torch.backends.cudnn.allow_tf32)
+        recorded.set()
+
+    comparing, recorded, other = threading.Event(), threading.Event(), threading.Thread(target=compare)
+    monkeypatch.setattr(cuda_load, "prepare_runner", prepare)
+    monkeypatch.setattr(cuda_load, "_capturer", lambda device: None)
+    bound: Any = types.SimpleNamespace(device=torch.device("cpu"), program=types.SimpleNamespace(graph=None), in_place=())
+    plan: Any = None
+    cuda_load.cuda_runner(bound, plan, ())
+    other.join()
+    assert rounded == [True]
+    assert comparing.is_set()
 
 
 def test_an_operator_that_calls_another_schedule_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
