@@ -16,7 +16,7 @@ import numpy as np
 
 from autosched.core.schedule import Schedule
 from autosched.search.compiled import layout
-from autosched.search.policies import Candidate, Decoder, best_policies, on_one_wide_lane
+from autosched.search.policies import Candidate, Decoder, best_policies, on_one_lane, on_one_wide_lane
 from autosched.search.problem import Floats, Ints, Problem
 from autosched.search.simulate import Evaluator
 from autosched.search.strategy import SearchContext
@@ -159,10 +159,11 @@ class Anneal:
         """The best schedule found, then what it improved on."""
         lanes, widths = context.lanes(problem), context.width_indices(problem)
         decoder = Decoder(problem, lanes, widths)
-        ranked = best_policies(problem, context, decoder)
+        policy = best_policies(problem, context, decoder)[0][0]
+        start = min(policy, on_one_lane(problem, decoder), key=lambda candidate: candidate.makespan_us)
         hotter = max(1.0, _FEW / max(1, problem.count)) ** 2
         annealer = Annealer(problem, lanes, widths, moves=self.moves, hot=self.hot * hotter)
-        found, _ = annealer.run(ranked[0][0], context.share(context.max_evaluations - decoder.evaluations), self.name)
+        found, _ = annealer.run(start, context.share(context.max_evaluations - decoder.evaluations), self.name)
         return list(dict.fromkeys(candidate.schedule(problem) for candidate in found))
 
 

@@ -115,6 +115,9 @@ class _Search:
                 self.beam.branch,
             )  # fmt: skip
             for operator, width, hold in options[: 3 * count].reshape(-1, 3).tolist():
+                # Where thousands of operators are ready at once, a completion takes a second, and a level dozens of them.
+                if found and self.context.expired():
+                    return found
                 floats[:] = self.rows[0][state]
                 ints[:] = self.rows[1][state]
                 key = compiled.extend(*problem.arrays, floats, ints, self.lanes, self.lanes, operator, width, hold, self.words)
@@ -161,6 +164,8 @@ class _Search:
 
     def _complete(self) -> None:
         for state in range(self.states):
+            if state and self.context.expired():
+                return
             self.finished.append(self._completed(self.rows[0][state], self.rows[1][state]))
 
 

@@ -7,11 +7,12 @@ nothing. *Source:* Jamieson and Talwalkar, "Non-stochastic Best Arm Identificati
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autosched.core.records import Failure
+from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule
 from autosched.search.portfolio import Proposal
 
@@ -63,14 +64,21 @@ class Ledger:
         return self.used(proposals, rounds)
 
     def used(self, proposals: Sequence[Proposal], rounds: int) -> dict[str, list[float]]:
-        """The next ``rounds`` known times of each, or fewer; they are not given again."""
+        """The next ``rounds`` known times of each, or fewer; they are not given again. Times that can be none are a failure."""
         taken: dict[str, list[float]] = {}
         for proposal in proposals:
             if proposal.key in self.failures or proposal.key not in self.known:
                 continue
             begin = self._used.get(proposal.key, 0)
-            taken[proposal.key] = self.known[proposal.key][begin : begin + rounds]
+            times = self.known[proposal.key][begin : begin + rounds]
             self._used[proposal.key] = begin + rounds
+            if not all(0.0 < time < math.inf for time in times):
+                # As a ratio it would rank first, or make every other one none; a resumed run has it from its diary.
+                detail = f"was timed at {times} us; expected finite times above 0"
+                self.failures[proposal.key] = Failure(FailureKind.UNSTABLE, detail)
+                logger.warning("%s failed: %s", "/".join(proposal.strategies), detail)
+                continue
+            taken[proposal.key] = times
         return taken
 
 

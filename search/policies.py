@@ -154,6 +154,15 @@ def read_candidate(ints: Ints, lanes: int, count: int, makespan_us: float) -> Ca
     return Candidate(makespan_us, order=part[3], lane=part[0], width_index=part[1], wait=part[2])
 
 
+def on_one_lane(problem: Problem, decoder: Decoder) -> Candidate:
+    """The program's own order on one lane, each operator at its fastest width: no policy is this, and where waits cost more than operators
+    take, every policy of several lanes is slower."""
+    order = np.arange(problem.count, dtype=np.int32)
+    lane, wait = np.zeros(problem.count, dtype=np.int32), np.full(problem.count, -1, dtype=np.int32)
+    makespan_us = Evaluator(problem, decoder.lanes).makespan_us(order, lane, decoder.fastest, wait)
+    return Candidate(makespan_us, order, lane, decoder.fastest, wait)
+
+
 def best_policies(problem: Problem, context: SearchContext, decoder: Decoder) -> list[tuple[Candidate, Policy]]:
     """Every policy of the portfolio that the context pays for (at least one), best first."""
     found: list[tuple[Candidate, Policy]] = []

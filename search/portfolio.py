@@ -15,7 +15,7 @@ import numpy as np
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.search.anneal import Annealer, MoveWeights
 from autosched.search.beam import PILOT_BEAM, Beam
-from autosched.search.policies import Candidate, Decoder, best_policies
+from autosched.search.policies import Candidate, Decoder, best_policies, on_one_lane
 from autosched.search.priorities import by_path
 from autosched.search.problem import Ints, Problem
 from autosched.search.simulate import makespan_us
@@ -67,6 +67,9 @@ class Portfolio:
         lanes, widths = context.lanes(problem), context.width_indices(problem)
         decoder = Decoder(problem, lanes, widths)
         found = [candidate for candidate, _ in best_policies(problem, context, decoder)] + list(starts)
+        alone = on_one_lane(problem, decoder)
+        if alone.makespan_us < min(candidate.makespan_us for candidate in found):
+            found.append(alone)
         left = context.max_evaluations - decoder.evaluations
         if left > 0 and not context.expired():
             piloted, spent = self.pilot.run(problem, context.share(int(left * self.pilot_share), seconds_share=0.4))

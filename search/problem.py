@@ -34,7 +34,7 @@ class Problem:
         kernel: int32 ``[n, n_widths]``: row of the kernel matrices for each operator and width index; with one column more for the other
             variants of ``CostTable``, if there are any, which are *choices* like widths but as narrow as the first.
         solo_us: float64 ``[n_kernels]``, time alone in microseconds.
-        room: float64 ``[n_kernels]``, as in ``CostTable``; length 0 where no three kernels could want more than the device has.
+        room: float64 ``[n_kernels]``, as in ``CostTable``; length 0 where no kernels side by side could want more than there is.
         excess_first: float64 ``[n_kernels, n_kernels]``, ``slowdown_first - 1``.
         excess_last: float64 ``[n_kernels, n_kernels]``, ``slowdown_last - 1``.
         latency_us: float64 ``[9]``: gap between operators of a lane, latency of a wait across lanes, once for each run, put-off of an
@@ -292,8 +292,11 @@ def _latencies(costs: CostTable) -> Floats:
 
 
 def _scarce_room(costs: CostTable) -> Floats:
-    """The kernels' room if any three could want more than there is; else length 0, which spares the simulators to look at it."""
-    if costs.room is None or 3.0 * float(costs.room.max(initial=0.0)) <= 1.0:
+    """The kernels' room if those of all lanes could want more than there is; else length 0, which spares the simulators to look at it.
+
+    Of two, their pair's slowdowns say what room would say, so three lanes are the fewest that count.
+    """
+    if costs.room is None or max(3, costs.max_lanes) * float(costs.room.max(initial=0.0)) <= 1.0:
         return np.zeros(0)
     return np.ascontiguousarray(costs.room, dtype=np.float64)
 

@@ -33,6 +33,14 @@ def clusters(problem: Problem) -> list[list[int]]:
     heapq.heapify(stale)
     longest: list[tuple[float, int]] = []
     found: list[list[int]] = []
+
+    def look_again(index: int) -> None:
+        # Lengths only fall: what follows another one is as long as before. An operator is stale once, until it is looked at.
+        for before in problem.predecessors(index):
+            if left[before] and follower[before] == index:
+                follower[before] = -1
+                heapq.heappush(stale, -before)
+
     while True:
         while stale:
             index = -heapq.heappop(stale)
@@ -42,7 +50,7 @@ def clusters(problem: Problem) -> list[list[int]]:
             if whole != length[index]:
                 length[index] = whole
                 heapq.heappush(longest, (-whole, index))
-                _look_again(problem, index, left, stale)
+                look_again(index)
         while longest and not (left[longest[0][1]] and -longest[0][0] == length[longest[0][1]]):
             heapq.heappop(longest)
         if not longest:
@@ -54,13 +62,7 @@ def clusters(problem: Problem) -> list[list[int]]:
         for index in path:
             left[index] = False
         for index in path:
-            _look_again(problem, index, left, stale)
-
-
-def _look_again(problem: Problem, index: int, left: list[bool], stale: list[int]) -> None:
-    for before in problem.predecessors(index):
-        if left[before]:
-            heapq.heappush(stale, -before)
+            look_again(index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosched.core.costs import CostTable
+from autosched.core.schedule import Schedule
 from autosched.costmodel import composition
 from autosched.costmodel.composition import LEAST_SHARE, finish_times, room_of, shares
 from autosched.costmodel.model import Floats, makespan_ratio
@@ -61,6 +63,15 @@ def test_the_third_lane_waits_for_one_of_two_cores() -> None:
     done = finish_times([10.0, 10.0, 10.0], NONE, NONE, room=[0.5, 0.5, 0.5])
     assert done.tolist() == pytest.approx([10.0, 10.0, 20.0], rel=2 * LEAST_SHARE)
     assert finish_times([10.0, 10.0, 10.0], NONE, NONE, room=[1 / 3, 1 / 3, 1 / 3]).tolist() == [10.0, 10.0, 10.0]
+
+
+@pytest.mark.parametrize("twin", [fluid.simulate, simulate.simulate])
+def test_four_lanes_may_want_more_than_there_is_where_three_do_not(twin: Callable[[Problem, Schedule], fluid.Simulation]) -> None:
+    done = finish_times([10.0] * 4, np.ones((4, 4)), np.ones((4, 4)), room=[0.3] * 4)
+    assert done.max() > 11.0
+    costs = CostTable((1,), np.zeros((4, 1), dtype=np.int32), np.array([10.0]), *np.ones((2, 1, 1)), 0.0, 0.0, 0.0, 4, room=np.array([0.3]))
+    problem = Problem.from_arrays([[]] * 4, costs)
+    assert twin(problem, problem.schedule(range(4), range(4))).end_us == pytest.approx(done.tolist())
 
 
 def test_who_waits_for_a_core_disturbs_nobody() -> None:

@@ -141,6 +141,18 @@ def test_a_failing_candidate_leaves_the_halving_and_is_not_asked_again() -> None
     assert halve([chosen[5]], table, ledger) == []
 
 
+@pytest.mark.parametrize("time", [0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_time_that_can_be_none_is_a_failure_and_no_winner(time: float, known: bool) -> None:
+    chosen = made_up(4)  # the first is what the others are compared with
+    table = Table(chosen, [time, 20.0, time, 10.0])
+    ledger = Ledger.resume({"key2": [time, time], **{f"key{place}": [20.0 + place] * 2 for place in (0, 1, 3)}} if known else {})
+    ranked = halve(chosen, table, ledger, finalists=1)
+    assert {item.proposal.key for item in ranked} == ({"key0", "key1", "key3"} - ({"key0"} if table.calls else set()))
+    assert "key2" in ledger.failures
+    assert all(np.isfinite(item.ratio) and item.median_us > 0.0 for item in ranked)
+
+
 def test_a_ledger_answers_from_what_is_known_while_that_suffices_for_all() -> None:
     chosen = made_up(3)
     table = Table(chosen, [10.0, 20.0, 30.0])

@@ -182,6 +182,22 @@ def test_clusters_of_many_operators_look_at_few_of_them_twice(monkeypatch: pytes
     assert len(looked) < 10 * problem.count
 
 
+def test_clusters_of_layers_with_every_edge_look_at_no_operator_twice_for_one_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = 20
+    before = [list(range(index - index % layer - layer, index - index % layer)) if index >= layer else [] for index in range(4 * layer)]
+    problem = Problem.from_arrays(before, flat_costs([float(index % 7) for index in range(len(before))]))
+    looked: list[int] = []
+    successors = Problem.successors
+
+    def counted(problem: Problem, index: int) -> list[int]:
+        looked.append(index)
+        return successors(problem, index)
+
+    monkeypatch.setattr(Problem, "successors", counted)
+    paths = linear_clustering.clusters(problem)
+    assert len(looked) <= (len(paths) + 1) * problem.count
+
+
 def test_clusters_go_to_the_lane_that_is_free_first_once_the_deadline_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(1, 60, shape="wide")
     proposed = [STRATEGIES.get("linear_clustering").propose(problem, late(deadline_s)) for deadline_s in (None, 0.0)]

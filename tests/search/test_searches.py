@@ -35,6 +35,34 @@ def test_the_portfolio_has_24_policies_and_more_where_there_are_widths() -> None
     assert len(set(portfolio(np.array([0, 1], dtype=np.int32)))) == 96
 
 
+@pytest.mark.parametrize("name", ["anneal", "portfolio"])
+def test_where_waits_cost_more_than_operators_take_a_search_begins_on_one_lane(name: str) -> None:
+    problem = synthetic.random_problem(7, 30, shape="series_parallel", max_lanes=3)
+    costs = dataclasses.replace(problem.costs, solo_us=problem.costs.solo_us * 0.02, cross_lane_us=20.0)
+    problem = Problem.make(problem.graph, costs)
+    alone = makespan_us(problem, problem.schedule(range(30), [0] * 30))
+    policies = best_policies(problem, context(), Decoder(problem, 3, np.array([0], dtype=np.int32)))
+    assert policies[0][0].makespan_us > 2.0 * alone
+    assert makespan_us(problem, STRATEGIES.get(name).propose(problem, context())[0]) <= alone * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["beam", "pilot_beam"])
+def test_a_beam_completes_few_prefixes_once_its_time_is_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = synthetic.random_problem(3, 60, shape="wide")
+    completed: list[bool] = []
+    complete = Decoder.complete
+
+    def counted(self: Decoder, *state: object) -> float:
+        completed.append(late.expired())
+        return complete(self, *state)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Decoder, "complete", counted)
+    monkeypatch.setattr(SearchContext, "expired", lambda _: len(completed) > 45)
+    late = context()
+    assert STRATEGIES.get(name).propose(problem, late)
+    assert sum(completed) <= 4
+
+
 def test_a_gate_holds_back_and_the_wait_becomes_an_edge() -> None:
     # 1 and 2 harm each other by far more than they gain; 2 is ready at once on a free lane and must be held back by an edge.
     problem = Problem.from_arrays([[], []], flat_costs([4.0, 4.0], slowdown=10.0))
