@@ -24,7 +24,7 @@ from autosched.core.forks import RenewedLock
 
 COMMAND_LIMIT_S = 240.0
 """Seconds for one compiler, of which a kernel takes one or a few, unless ``AUTOSCHED_REGION_LIMIT_S`` says otherwise."""
-ASKING_LIMIT_S = 90.0
+ASKING_LIMIT_S = 60.0
 """Seconds for compilers that are only asked what they are and can do; less than a measuring process may go without a sign of life."""
 _AGAIN_S = 1.0
 
