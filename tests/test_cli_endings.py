@@ -234,6 +234,25 @@ def test_code_that_ends_the_process_has_not_done_what_was_asked_for(
     assert words in said.err
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_code_that_ends_the_process_at_once_is_told_of_and_a_forked_one_may(options: tuple[str, ...]) -> None:
+    code = (
+        "import os, sys, autosched.doctor\n"
+        "from autosched.cli import main\n"
+        "def leave():\n"
+        "    forked = os.fork()\n"
+        "    if forked:\n"
+        "        print(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), file=sys.stderr)\n"
+        "    os._exit(0)\n"
+        "autosched.doctor.examine = leave\n"
+        "main(sys.argv[1:])\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code, "doctor", *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "0\nautosched: code that the command called ended it with os._exit(0). Look for os._exit in the model's code.\n"
+    assert json.loads(done.stdout)["error"]["exit_code"] == 2 if options else done.stdout == ""
+
+
 def test_what_leaves_nothing_behind_promises_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("autosched.doctor.examine", lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run("doctor") == 143

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from autosched.cli import bundles, cache, costmodel, machine, tuning
-from autosched.cli.endings import INTERRUPTED, drop_output, flush_output, how_to_go_on, reader_left, stoppable
+from autosched.cli.endings import INTERRUPTED, drop_output, flush_output, how_to_go_on, reader_left, stoppable, sudden_ends
 from autosched.cli.printing import complain, emit, json_alone, plain_warnings, spell_out_what_has_no_letter
 from autosched.core.errors import AutoschedError
 
@@ -68,7 +68,8 @@ def main(arguments: list[str] | None = None) -> None:
     # Help is for whoever reads it, whatever else was asked for.
     alone = "--json" in given and not {"-h", "--help", "--version"} & set(given)
     with stoppable() as stop, plain_warnings(), json_alone() if alone else contextlib.nullcontext():
-        code = _run(given)
+        with sudden_ends(lambda status: _ended_from_within(status, "--json" in given)):
+            code = _run(given)
         if code == INTERRUPTED:
             code = _say("Interrupted", how_to_go_on(given), stop.exit_code, "--json" in given)
     raise SystemExit(code)
@@ -137,6 +138,14 @@ def _stopped_from_within(stopped: SystemExit, as_json: bool) -> int:
     """No command ends so by itself; a user's code that it called does, and what was asked for has not been done."""
     said = f": {stopped.code}" if isinstance(stopped.code, str) else f" with sys.exit({'' if stopped.code is None else stopped.code})"
     return _say("SystemExit", f"code that the command called ended it{said}. Look for sys.exit in the model's code.", 2, as_json)
+
+
+def _ended_from_within(status: int, as_json: bool) -> int:
+    said = f"code that the command called ended it with os._exit({status}). Look for os._exit in the model's code."
+    code = _say("SystemExit", said, 2, as_json)
+    with contextlib.suppress(OSError):
+        flush_output()
+    return code
 
 
 def _fail(error: AutoschedError, as_json: bool) -> int:

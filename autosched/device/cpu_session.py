@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     import torch
 
 _MODULE = "autosched.device.worker_main"
+# One region may be too large for the compiler; more in a row mean that the compiler hangs.
+_MOST_LATE = 2
 NO_ANSWER = Failure(FailureKind.CRASH, "the measuring process gave no answer for this one")
 
 _Record = TypeVar("_Record")
@@ -194,9 +198,12 @@ class CpuSession:
         """As ``variants.VariantSession.compile_variant``."""
         found: dict[int, str] = {}
         skip: list[int] = []
+        end_s = math.inf if limit_s is None else time.monotonic() + limit_s
+        late = 0
         while True:
+            left_s = 0.0 if late >= _MOST_LATE else max(0.0, end_s - time.monotonic())
             try:
-                for answer in self._ask(RegionsRequest(width, variant, tuple(skip), limit_s)):
+                for answer in self._ask(RegionsRequest(width, variant, tuple(skip), None if math.isinf(left_s) else left_s)):
                     if isinstance(answer, RegionAnswer):
                         found[answer.operator] = answer.reason
                     elif isinstance(answer, Broken):
@@ -207,6 +214,7 @@ class CpuSession:
                     return {**found, -1: death.failure.detail}
                 skip.append(death.item)
                 found[death.item] = death.failure.detail
+                late += death.failure.kind is FailureKind.TIMEOUT
 
     def pairs(self, pairs: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
         """As ``base.Session.pairs``."""

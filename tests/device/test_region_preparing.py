@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -16,7 +17,9 @@ from autosched.device.worker_messages import (
     Answer,
     Broken,
     PrepareRegionsRequest,
+    RegionAnswer,
     RegionsPrepared,
+    RegionsRequest,
     Request,
     pack,
     read_answer,
@@ -75,6 +78,52 @@ def test_a_session_says_what_was_prepared_and_survives_what_was_not(monkeypatch:
     session = CpuSession(program, constants, timeout_s=5.0, max_lanes=1, widths=(1,))
     # Whatever was not prepared is compiled, and named, when it is asked for.
     assert session.prepare_variants([(1, 1)], 9.0) == ((6, 2) if ending == "answer" else (0, 1))
+
+
+@pytest.mark.parametrize(("kind", "hung"), [(FailureKind.TIMEOUT, True), (FailureKind.CRASH, False)])
+def test_a_compiler_that_hangs_at_one_region_after_another_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, kind: FailureKind, hung: bool
+) -> None:
+    asked: list[RegionsRequest] = []
+
+    def ask(self: CpuSession, request: Request) -> Iterator[Answer]:
+        assert isinstance(request, RegionsRequest)
+        asked.append(request)
+        for operator in range(6):
+            if operator not in request.skip:
+                if request.limit_s != 0.0:
+                    raise WorkerDied(Failure(kind, "it is gone"), operator)
+                yield RegionAnswer(operator, "no time")
+
+    monkeypatch.setattr(CpuSession, "_ask", ask)
+    program, constants = chain_program()
+    session = CpuSession(program, constants, timeout_s=5.0, max_lanes=1, widths=(1,))
+    reasons = session.compile_variant(1, 1)
+    assert reasons == {**dict.fromkeys(range(6), "it is gone"), **(dict.fromkeys(range(2, 6), "no time") if hung else {})}
+    assert [request.limit_s for request in asked] == ([None, None, 0.0] if hung else [None] * 7)
+
+
+def test_processes_that_are_lost_do_not_lengthen_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float | None] = []
+
+    def ask(self: CpuSession, request: Request) -> Iterator[Answer]:
+        assert isinstance(request, RegionsRequest)
+        limits.append(request.limit_s)
+        time.sleep(0.05)
+        if len(limits) < 3:
+            raise WorkerDied(Failure(FailureKind.CRASH, "it is gone"), len(limits) - 1)
+        yield RegionAnswer(2, "")
+
+    monkeypatch.setattr(CpuSession, "_ask", ask)
+    program, constants = chain_program()
+    session = CpuSession(program, constants, timeout_s=5.0, max_lanes=1, widths=(1,))
+    assert session.compile_variant(1, 1, 60.0) == {0: "it is gone", 1: "it is gone", 2: ""}
+    first, second, third = limits
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert 60.0 >= first >= second + 0.05 >= third + 0.1
+    assert third > 50.0
 
 
 def test_a_variable_that_holds_no_number_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

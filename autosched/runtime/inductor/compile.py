@@ -41,6 +41,7 @@ from autosched.runtime.inductor.common import (
     unreadable,
 )
 from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
+from autosched.runtime.inductor.hung import CompilerHung, compilers_limited
 from autosched.runtime.inductor.modes import PLAIN, Mode, mode_options
 from autosched.runtime.inductor.packed import packing_into
 from autosched.runtime.inductor.unfinished import remove_unfinished
@@ -91,9 +92,13 @@ def compile_whole(
         mode: how. Where it has choices by timing and none are given, this takes minutes, and nothing else should run on the device.
         overwriting: of ``program.writes``, those that the code does itself: what they write is not among what it returns.
     """
-    made = _compiled(bound, inputs, mode, overwriting)
-    # It may have come upon what a compiler left that was killed.
-    return _compiled(bound, inputs, mode, overwriting) if isinstance(made, Refused) and remove_unfinished() else made
+    try:
+        with compilers_limited():
+            made = _compiled(bound, inputs, mode, overwriting)
+            # It may have come upon what a compiler left that was killed.
+            return _compiled(bound, inputs, mode, overwriting) if isinstance(made, Refused) and remove_unfinished() else made
+    except CompilerHung as hung:
+        return Refused(str(hung))
 
 
 def _compiled(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode, overwriting: Sequence[WriteBack]) -> Compiled | Refused:

@@ -11,6 +11,8 @@ import msgspec
 from autosched.core.from_outside import let_through
 from autosched.runtime.compiler_files import let_inductor_write
 from autosched.runtime.host_key import numerics_key
+from autosched.runtime.inductor.hung import asking_compilers
+from autosched.runtime.inductor.unfinished import remove_unfinished
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +36,13 @@ def settings_digest(kind: str) -> str:
 
     Args:
         kind: ``cpu`` or ``cuda``.
+
+    Raises:
+        CompilerHung: if the compiler does not say what it can use.
     """
     let_inductor_write()
+    # Before anything is loaded: the beginning of a library, without its end, ends the process that loads it.
+    remove_unfinished()
     try:
         import torch._functorch.config as functorch_config
         import torch._inductor.config as inductor_config
@@ -47,7 +54,8 @@ def settings_digest(kind: str) -> str:
         if kind == "cpu":
             from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-            isa = f"{pick_vec_isa()} {inductor_config.cpp.cxx}"
+            with asking_compilers():
+                isa = f"{pick_vec_isa()} {inductor_config.cpp.cxx}"
     except Exception as error:
         let_through(error)
         _log.info("compiled code is not kept: the settings of Inductor cannot be read (%s)", error)

@@ -28,6 +28,7 @@ from autosched.runtime.examples import example_of, same_strides
 from autosched.runtime.float32 import rounded_as
 from autosched.runtime.inductor.common import Refused, add_calls, first_line, known_options, modules_into, unreadable
 from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
+from autosched.runtime.inductor.hung import CompilerHung, asking_compilers
 from autosched.runtime.inductor.unfinished import remove_unfinished
 from autosched.runtime.numerics import compare
 from autosched.runtime.regions.pieces import TEMPLATED, Piece
@@ -100,7 +101,10 @@ def missing_compiler(kind: str) -> str:
     try:
         from torch._inductor.cpp_builder import get_cpp_compiler
 
-        compiler = get_cpp_compiler()
+        with asking_compilers():
+            compiler = get_cpp_compiler()
+    except CompilerHung as hung:
+        return str(hung)
     except Exception as error:
         let_through(error)
         return f"there is no C++ compiler ({type(error).__name__}); install g++ or clang++"

@@ -31,6 +31,7 @@ from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.cuda import blas_lt, cudnn_fused, sm_share
 from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor.common import Refused
+from autosched.runtime.inductor.hung import CompilerHung, compilers_limited
 from autosched.runtime.inductor.instructions import region_instructions
 from autosched.runtime.inductor.settings import settings_digest
 from autosched.runtime.inductor.source import Unrecognised
@@ -111,7 +112,7 @@ class RegionLibrary:
         asked = operator, width, variant
         with self._lock.lock:
             if asked not in self._kernels:
-                self._kernels[asked] = self._kernel(*asked)
+                self._kernels[asked] = self._kernel_in_time(*asked)
             found = self._kernels[asked]
         if isinstance(found, Refused):
             refusal = RegionRefusal(operator, width, Variant(variant), found.reason)
@@ -202,6 +203,11 @@ class RegionLibrary:
     def _compiler_missing(self) -> str:
         if self._missing is None:
             self._missing = missing_compiler(self._device.type)
+            if not self._missing:
+                try:
+                    self._settings = settings_digest(self._device.type)
+                except CompilerHung as hung:
+                    self._missing = str(hung)
         return self._missing
 
     def _settings_digest(self) -> str:
@@ -220,6 +226,15 @@ class RegionLibrary:
         # Inductor writes the index into its code.
         home = f"{self._device.type}{self._device.index or ''}"
         return f"{digest}-{int(variant)}-{width}-{home}-{self._scope}-{self._settings_digest()}"
+
+    def _kernel_in_time(self, index: int, width: int, variant: int) -> Kernel | Refused:
+        try:
+            with compilers_limited():
+                return self._kernel(index, width, variant)
+        except CompilerHung as hung:
+            # It would hang at the next one, too.
+            self._missing = str(hung)
+            return Refused(self._missing)
 
     def _kernel(self, index: int, width: int, variant: int) -> Kernel | Refused:
         if variant == Variant.HALF_SMS:

@@ -39,6 +39,8 @@ REGION_LIMIT_S = 240.0
 # Starting a process costs about what a region does.
 _LEAST_JOBS = 4
 _JOBS_EACH = 2
+# One may be too large for the compiler; more in a row means that the compiler hangs.
+_MOST_LATE = 2
 _WORKER_BYTES = 2 << 30
 _POLL_S = 0.25
 _DYING_S = 10.0  # until a process that has closed its pipes is gone: one that used a GPU, or much memory, takes a while
@@ -92,7 +94,7 @@ def compile_apart(
     Args:
         opening: what every process is told, given the file of the lock they share.
         beat: called several times a second while this waits.
-        limit_s: seconds for one job; by default ``AUTOSCHED_REGION_LIMIT_S`` or 240.
+        limit_s: seconds for one job; by default ``AUTOSCHED_REGION_LIMIT_S`` or 240. Where jobs exceed it in a row, the rest is refused.
         total_s: seconds for all of them; the processes are ended then, and what is left is nobody's fault.
         plugin: a Python file that each process runs first. For tests that inject faults; nothing a user or a bundle can reach sets it.
     """
@@ -144,6 +146,7 @@ class _Pool:
         self._plugin = plugin
         self._workers: list[_Worker] = []
         self._interrupted = False  # whether a process was ended at work
+        self._late = 0  # jobs in a row that had no result within their limit
         self._selector = selectors.DefaultSelector()
 
     def run(self, beat: Callable[[], None], end_s: float) -> Iterator[Made]:
@@ -156,7 +159,10 @@ class _Pool:
                 yield from self._read(key.data)
             now_s = time.monotonic()
             for worker in [item for item in self._workers if item.deadline_s <= now_s]:
+                self._late += worker.job is not None
                 yield from self._lost(worker, f"no result within {worker.limit_s:g} s")
+            if self._late >= _MOST_LATE:
+                yield from self._give_up()
         # Nobody is left to take these, or no time.
         for job in [worker.job for worker in self._workers if worker.job is not None] + self._waiting[::-1]:
             yield Made(job)
@@ -214,6 +220,7 @@ class _Pool:
                 self._end(worker)
                 return
         else:
+            self._late = 0
             yield Made(job, result.source, result.refused)
         self._give(worker)
 
@@ -238,6 +245,15 @@ class _Pool:
         yield Made(job, refused=f"the process that compiled it was lost: {how}")
         if len(self._workers) < len(self._waiting):
             self._start()
+
+    def _give_up(self) -> Iterator[Made]:
+        """It is the compiler and not the regions: refuse the rest of them."""
+        rest = [worker.job for worker in self._workers if worker.job is not None] + self._waiting[::-1]
+        self._waiting.clear()
+        for worker in self._workers.copy():
+            self._end(worker)
+        for job in rest:
+            yield Made(job, refused=f"given up after {self._late} regions in a row had no result within {self._limit_s:g} s")
 
     def _end(self, worker: _Worker) -> None:
         if worker not in self._workers:

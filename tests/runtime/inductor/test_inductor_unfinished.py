@@ -15,6 +15,7 @@ import pytest
 from autosched.runtime.inductor import compile as inductor_compile
 from autosched.runtime.inductor import unfinished as inductor_unfinished
 from autosched.runtime.inductor.common import Refused
+from autosched.runtime.inductor.settings import settings_digest
 from autosched.runtime.inductor.unfinished import is_whole, remove_unfinished
 from autosched.runtime.regions import compile as region_compile
 
@@ -63,6 +64,15 @@ def test_a_library_that_another_process_is_writing_stays_until_that_one_ends(lib
         assert path.is_file()
         writer.communicate()
     assert remove_unfinished() == [path]
+
+
+def test_what_is_not_whole_is_gone_before_anything_is_loaded(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # To load the first pages of a library ends the process, by SIGBUS.
+    broken = part(library, "half.so", 0.5)
+    seen: list[bool] = []
+    monkeypatch.setattr("torch._inductor.cpu_vec_isa.pick_vec_isa", lambda: seen.append(broken.exists()))
+    assert settings_digest("cpu")
+    assert seen == [False]
 
 
 @pytest.mark.parametrize(("room", "call"), [(inductor_compile, "compile_whole"), (region_compile, "compile_piece")])

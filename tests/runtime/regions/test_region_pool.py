@@ -159,6 +159,24 @@ def test_a_process_that_is_lost_costs_its_region_alone(
     assert library.compiled == len(list((tmp_path / "store").iterdir())) > 1
 
 
+def test_a_compiler_that_hangs_at_one_region_after_another_is_given_up(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = dict.fromkeys(("sigmoid", "tanh", "relu", "exp"), "time.sleep(1000)")
+    apart = functools.partial(compile_apart, plugin=misbehaving(tmp_path, **bodies), limit_s=2.0)
+    monkeypatch.setattr(regions, "compile_apart", apart)
+    monkeypatch.setattr(regions, "settings_digest", lambda kind: "agreed")
+    library = RegionLibrary(captured.program, CPU, "scope", RegionStore(tmp_path / "store"))
+    wanted = everything(captured, library)
+    library.prepare(wanted, workers=2)
+    # Nor does this process compile them.
+    reasons = [made.reason if isinstance(made := library.kernel(*item), Refused) else "compiled" for item in wanted]
+    assert set(reasons) == {
+        "the process that compiled it was lost: no result within 2 s",
+        "given up after 2 regions in a row had no result within 2 s",
+    }
+
+
 def test_where_the_settings_are_others_no_process_helps(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = misbehaving(tmp_path)
     monkeypatch.setattr(regions, "compile_apart", functools.partial(compile_apart, plugin=plugin))
