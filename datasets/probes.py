@@ -24,10 +24,8 @@ _DEMANDS: tuple[Callable[[KernelFacts], float], ...] = (
 """Rate of arithmetic, rate of memory, and room: blocks of the grid, or time where there is no grid."""
 
 
-def probe_choices(
-    graph: OpGraph, times: dict[tuple[str, int], KernelFacts], widths: Sequence[int], *, probes: int = PROBES
-) -> list[PairChoice]:
-    """At most ``probes`` ordered pairs for each kernel: beside the greediest kernel for each resource that may run with it.
+def probe_choices(graph: OpGraph, times: dict[tuple[str, int], KernelFacts], widths: Sequence[int]) -> list[PairChoice]:
+    """At most ``PROBES`` ordered pairs for each kernel: beside the greediest kernel for each resource that may run with it.
 
     Args:
         times: facts of every timed kernel, by signature and width.
@@ -52,7 +50,7 @@ def probe_choices(
             if (operator.signature, width) not in times or (operator.signature, width) in seen:
                 continue
             seen.add((operator.signature, width))
-            for stressor in list(greediest)[: probes // 2]:
+            for stressor in list(greediest)[: PROBES // 2]:
                 for choice in (PairChoice(operator.index, stressor, width, 1), PairChoice(stressor, operator.index, 1, width)):
                     first, last = graph.operators[choice.first].signature, graph.operators[choice.last].signature
                     found.setdefault((first, choice.first_width, last, choice.last_width), choice)

@@ -40,10 +40,10 @@ class HiddenKernel:
     memory_bound: float
 
 
-def synthetic_device(name: str = "synthetic-a", multiprocessors: int = 32) -> DeviceFacts:
+def synthetic_device(name: str = "synthetic-a") -> DeviceFacts:
     """A device of kind ``cuda`` whose name says that it does not exist."""
     honest = name if name.startswith("synthetic") else f"synthetic-{name}"
-    return DeviceFacts(honest, "cuda", multiprocessors, 10_000.0, 1_000.0, 8 << 20, 2048)
+    return DeviceFacts(honest, "cuda", 32, 10_000.0, 1_000.0, 8 << 20, 2048)
 
 
 def synthetic_kernels(count: int, device: DeviceFacts, rng: np.random.Generator, *, prefix: str = "k") -> list[HiddenKernel]:
@@ -121,7 +121,7 @@ def _rates(kernels: Sequence[HiddenKernel], running: Sequence[tuple[int, int, fl
     return rates
 
 
-def pair_record(first: HiddenKernel, last: HiddenKernel, rng: np.random.Generator, *, noise: float = 0.02) -> PairRecord:
+def pair_record(first: HiddenKernel, last: HiddenKernel, rng: np.random.Generator) -> PairRecord:
     """One pair run with multiplicative noise on each time."""
     finish, work = finish_times([first, last])
     solo_first, solo_last = first.facts.solo_us, last.facts.solo_us
@@ -129,7 +129,7 @@ def pair_record(first: HiddenKernel, last: HiddenKernel, rng: np.random.Generato
     slow = [0.0, 0.0]
     slow[early] = finish[early] / (solo_first, solo_last)[early]
     slow[late] = min(MAX_SLOWDOWN, finish[early] / max(work[early][late], 1e-6))
-    factors = np.exp(rng.normal(0.0, noise, size=3))
+    factors = np.exp(rng.normal(0.0, 0.02, size=3))
     together = max(finish) * float(factors[2])
     return PairRecord(
         first.facts.signature, 1, last.facts.signature, 1, solo_first, solo_last, together, max(0.9, slow[0] * float(factors[0])),

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from experiments.tables_gpu import milliseconds
 from experiments.tables_recorded import NOT_YET
 
 _READY = "compiled regions were ready after "
@@ -46,8 +47,9 @@ def _line(model: str, name: str, found: dict[str, Any], report: dict[str, Any]) 
     shown = name if found["lowering"] == name.removesuffix("_again") else f"{name} (as {found['lowering']})"
     ready = next((note.removeprefix(_READY) for note in found["notes"] if note.startswith(_READY)), "")
     return (
-        f"| `{model}` | {shown} | {found['operators']} | {_ms(eager_us)} | {_ms(found['sequential_us'])} "
-        f"| {_ms(found['kept_us'])} ({found['kept']}) | {_ms(rival_us)} | {ratio} | {found['noise_floor_pct']:.1f} % | {ready} |"
+        f"| `{model}` | {shown} | {found['operators']} | {milliseconds(eager_us)} | {milliseconds(found['sequential_us'])} "
+        f"| {milliseconds(found['kept_us'])} ({found['kept']}) | {milliseconds(rival_us)} "
+        f"| {ratio} | {found['noise_floor_pct']:.1f} % | {ready} |"
     )
 
 
@@ -82,7 +84,3 @@ def _turn(found: dict[str, Any]) -> str:
     if "ready_s" in found:
         return f"{found['ready_s']:.1f}"
     return f"refused: {found['refused'][0].splitlines()[0][:80]}" if found.get("refused") else ""
-
-
-def _ms(time_us: float | None) -> str:
-    return f"{time_us / 1000:.3f}" if time_us is not None else ""

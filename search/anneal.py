@@ -10,7 +10,7 @@ high.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from autosched.search.strategy import SearchContext
 
 _CHUNK = 2000  # schedules between two looks at the clock
 _MARKS = 11  # states that an evaluation leaves for later ones to go on from
+_HOT, _COLD = 0.003, 0.00005  # first and last temperature, share of the makespan
 _FEW = 28  # operators; with fewer, annealing from a list policy begins hotter
 
 
@@ -69,9 +70,7 @@ class MoveWeights:
 class Annealer:
     """One annealing run on one problem: give it a start, ask it to spend evaluations. Deterministic for a seed."""
 
-    def __init__(
-        self, problem: Problem, lanes: int, widths: Ints, *, moves: MoveWeights | None = None, hot: float = 0.003, cold: float = 0.00005
-    ) -> None:
+    def __init__(self, problem: Problem, lanes: int, widths: Ints, *, moves: MoveWeights | None = None, hot: float = _HOT) -> None:
         from autosched.search.compiled import anneal as compiled
 
         self._compiled = compiled
@@ -82,7 +81,7 @@ class Annealer:
         self._moves = (moves or MoveWeights()).cumulative(
             lanes=lanes, widths=len(widths), choices=len(self._choices), one_team=problem.costs.one_team
         )
-        self._hot, self._cold = hot, cold
+        self._hot = hot
         self._space = layout.workspace(problem.count, lanes, marks=min(_MARKS, problem.count // 4))
         self._bound = least_time_to_end_us(problem, self._choices, lanes)
 
@@ -101,7 +100,7 @@ class Annealer:
         current: Ints = np.stack([start.order, position, start.lane, start.width_index, start.wait]).astype(np.int32)
         best = current.copy()
         values = np.array([start.makespan_us, start.makespan_us])
-        temperatures = np.array([self._hot, self._cold]) * scale_us
+        temperatures = np.array([self._hot, _COLD]) * scale_us
         seen = np.zeros((3, self.problem.count))
         known = np.zeros((3, self.problem.count + 1), dtype=np.uint32)
         random_state = context.rng.integers(0, 2**63, size=1, dtype=np.uint64)
@@ -152,8 +151,6 @@ class Anneal:
 
     name: str = "anneal"
     is_baseline: bool = False
-    moves: MoveWeights = field(default_factory=MoveWeights)
-    hot: float = 0.003
 
     def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
         """The best schedule found, then what it improved on."""
@@ -162,7 +159,7 @@ class Anneal:
         policy = best_policies(problem, context, decoder)[0][0]
         start = min(policy, on_one_lane(problem, decoder), key=lambda candidate: candidate.makespan_us)
         hotter = max(1.0, _FEW / max(1, problem.count)) ** 2
-        annealer = Annealer(problem, lanes, widths, moves=self.moves, hot=self.hot * hotter)
+        annealer = Annealer(problem, lanes, widths, hot=_HOT * hotter)
         found, _ = annealer.run(start, context.share(context.max_evaluations - decoder.evaluations), self.name)
         return list(dict.fromkeys(candidate.schedule(problem) for candidate in found))
 

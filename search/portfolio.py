@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autosched.core.schedule import Schedule, canonical_key
-from autosched.search.anneal import Annealer, MoveWeights
-from autosched.search.beam import PILOT_BEAM, Beam
+from autosched.search.anneal import Annealer
+from autosched.search.beam import PILOT_BEAM
 from autosched.search.policies import Candidate, Decoder, best_policies, on_one_lane
 from autosched.search.priorities import by_path
 from autosched.search.problem import Ints, Problem
@@ -23,6 +23,9 @@ from autosched.search.strategy import SearchContext, Strategy, baselines
 
 logger = logging.getLogger(__name__)
 
+# Most of the evaluations that the pilot beam gets: it needs about 24 for each operator, and on large graphs they are spent better there
+# than on annealing.
+_PILOT_SHARE = 0.4
 _LEAST_DIFFERENCE = 0.1  # see difference(); less only where the set could not be filled otherwise
 
 
@@ -44,19 +47,12 @@ class Proposal:
 class Portfolio:
     """List policies -> pilot beam -> annealing.
 
-    Args:
-        pilot_share: most of the evaluations that the pilot beam gets; it needs about 24 for each operator, and on large graphs they
-            are spent better there than on annealing.
-        hot: first temperature of the annealing (share of the makespan), which has all the rest and starts from the best so far: one long
-            chain is better than two of half its length, in every shape of graph that was tried.
+    The annealing has all that the first two leave and starts from the best so far: one long chain is better than two of half its length,
+    in every shape of graph that was tried.
     """
 
     name: str = "portfolio"
     is_baseline: bool = False
-    pilot: Beam = PILOT_BEAM
-    moves: MoveWeights = field(default_factory=MoveWeights)
-    pilot_share: float = 0.4
-    hot: float = 0.003
 
     def propose(self, problem: Problem, context: SearchContext) -> list[Schedule]:
         """Every schedule the three steps ended with, best predicted first."""
@@ -72,11 +68,11 @@ class Portfolio:
             found.append(alone)
         left = context.max_evaluations - decoder.evaluations
         if left > 0 and not context.expired():
-            piloted, spent = self.pilot.run(problem, context.share(int(left * self.pilot_share), seconds_share=0.4))
+            piloted, spent = PILOT_BEAM.run(problem, context.share(int(left * _PILOT_SHARE), seconds_share=0.4))
             found += piloted
             left -= spent
         if left > 0 and not context.expired():
-            annealer = Annealer(problem, lanes, widths, moves=self.moves, hot=self.hot)
+            annealer = Annealer(problem, lanes, widths)
             start = min(found, key=lambda candidate: candidate.makespan_us)
             found += annealer.run(start, context.share(left), self.name)[0]
         return sorted(found, key=lambda candidate: candidate.makespan_us)

@@ -82,12 +82,12 @@ def series_parallel(rng: np.random.Generator, count: int, *, branches: int = 4) 
     return predecessors
 
 
-def wide(rng: np.random.Generator, count: int, *, chain: int = 3) -> list[list[int]]:
+def wide(rng: np.random.Generator, count: int) -> list[list[int]]:
     """Predecessors of a recommender-like graph: many short independent chains that meet in one operator."""
     predecessors: list[list[int]] = []
     ends: list[int] = []
     while len(predecessors) < count - 1:
-        length = min(int(rng.integers(1, chain + 1)), count - 1 - len(predecessors))
+        length = min(int(rng.integers(1, 4)), count - 1 - len(predecessors))
         for step in range(length):
             predecessors.append([len(predecessors) - 1] if step else [])
         ends.append(len(predecessors) - 1)
@@ -113,17 +113,17 @@ def random_order(problem: Problem, rng: np.random.Generator) -> Ints:
     return np.array(order, dtype=np.int32)
 
 
-def cells(rng: np.random.Generator, count: int, *, blocks: int = 5, chain: int = 6) -> list[list[int]]:
-    """Predecessors of a NASNet-like graph: cells of ``blocks`` sums of two branches, each cell reading the two cells before it."""
+def cells(rng: np.random.Generator, count: int) -> list[list[int]]:
+    """Predecessors of a NASNet-like graph: cells of five sums of two branches, each cell reading the two cells before it."""
     predecessors: list[list[int]] = [[]]
     outputs = [0, 0]
     while len(predecessors) < count:
         sums: list[int] = []
-        for _ in range(blocks):
+        for _ in range(5):
             ends: list[int] = []
             for source in (outputs[-1], outputs[-2]) if rng.random() < 0.7 else (outputs[-1], outputs[-1]):
                 last = source
-                for _ in range(int(rng.integers(1, chain + 1))):
+                for _ in range(int(rng.integers(1, 7))):
                     if len(predecessors) < count - 1:
                         predecessors.append([last])
                         last = len(predecessors) - 1
@@ -144,7 +144,6 @@ def random_costs(
     kernels: int | None = None,
     widths: tuple[int, ...] = (1,),
     max_lanes: int = 4,
-    contention: float = 0.6,
 ) -> CostTable:
     """A cost table with directional slowdowns: the operator that starts last suffers most.
 
@@ -154,7 +153,6 @@ def random_costs(
         kernels: different operators (default: a third of ``count``).
         widths: a width ``w`` takes ``w ** -0.7`` of the narrow time and contends with everything, as threads on shared cores do.
         max_lanes: as in ``CostTable``.
-        contention: mean excess of the one that starts last.
     """
     distinct = kernels if kernels is not None else max(1, count // 3)
     base = rng.lognormal(mean=2.3, sigma=0.7, size=distinct)
@@ -163,8 +161,8 @@ def random_costs(
     load: Floats = np.concatenate([np.minimum(1.0, intensity * (1.0 + 0.5 * place)) for place in range(len(widths))])
     threads = np.repeat(np.array(widths, dtype=np.float64), distinct)
     pressure = load[:, None] * load[None, :] * rng.uniform(0.5, 1.5, size=(len(solo), len(solo)))
-    last = 1.0 + 4.0 * contention * pressure
-    first = 1.0 + 0.5 * contention * pressure
+    last = 1.0 + 2.4 * pressure
+    first = 1.0 + 0.3 * pressure
     crowded = threads[:, None] + threads[None, :] > max(*widths, 2) + 0.5
     last = np.where(crowded, np.maximum(last, 1.9), last)
     first = np.where(crowded, np.maximum(first, 1.9), first)

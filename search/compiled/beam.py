@@ -37,7 +37,7 @@ def extend(  # type: ignore[no-untyped-def]
         return prefix_key(floats, ints, lanes, count, words)
     commit(floats, ints, lanes, count, used, operator, width, kernel, solo, pred_ptr, pred_idx, latency)
     go_on = hold
-    while go_on or (ints[2] < count and (ints[4] == 0 or idle_lanes(ints, lanes, used) == 0)):
+    while go_on or (ints[2] < count and (ints[4] == 0 or idle_lanes(ints, used) == 0)):
         advance_to_finish(floats, ints, lanes, count, succ_ptr, succ_idx, room, excess_first, excess_last, latency)
         go_on = 0
     return prefix_key(floats, ints, lanes, count, words)
@@ -58,7 +58,7 @@ def branches(  # type: ignore[no-untyped-def]
     found = 0
     last_priority = UNREACHED
     last_operator = -1
-    idle = idle_lanes(ints, lanes, used)
+    idle = idle_lanes(ints, used)
     for _ in range(min(most, ints[4])):
         best = -UNREACHED
         chosen = count

@@ -30,7 +30,7 @@ def list_finish(  # type: ignore[no-untyped-def]
     ready = base + 5 * count
     used = min(lanes, max(1, int(policy[3])))
     while ints[2] < count:
-        idle = idle_lanes(ints, lanes, used)
+        idle = idle_lanes(ints, used)
         while idle > 0 and ints[4] > 0:
             best = -UNREACHED
             chosen = -1

@@ -202,8 +202,8 @@ def run_alone(  # type: ignore[no-untyped-def]
     ints[7] = operator
 
 
-@compiled(f"i8({I1},i8,i8)")
-def idle_lanes(ints, lanes, used_lanes):  # type: ignore[no-untyped-def]
+@compiled(f"i8({I1},i8)")
+def idle_lanes(ints, used_lanes):  # type: ignore[no-untyped-def]
     """How many of the first ``used_lanes`` lanes hold nothing."""
     idle = 0
     for lane in range(used_lanes):

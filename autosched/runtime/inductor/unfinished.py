@@ -2,7 +2,8 @@
 
 PyTorch writes a library where it will be looked for, and takes what is there for finished. A compiling process that is ended at its
 limit may leave the beginning of one, and from then on everything that needs that kernel fails on this machine ("file too short"), the
-user's own ``torch.compile`` among it. So it is removed: after such an end, and where compiling has failed.
+user's own ``torch.compile`` among it; some beginnings even end the process that loads them (SIGBUS). So it is removed: before anything is
+loaded, after such an end, and where compiling has failed.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ def remove_unfinished() -> list[Path]:
 def is_whole(path: Path) -> bool:
     """Whether a library's end is there: an ELF file ends with its section headers. A file that cannot be read is left to others."""
     try:
-        with path.open("rb") as file:
-            start = file.read(64)
-            bytes_there = os.fstat(file.fileno()).st_size
+        # Thousands of files are looked at, most of whose time Python's own way to open one would be.
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            start, bytes_there = os.read(file, 64), os.fstat(file).st_size
+        finally:
+            os.close(file)
     except OSError:
         return True
     if len(start) < 64:
