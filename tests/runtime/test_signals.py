@@ -1,4 +1,4 @@
-"""A signal whose handler raises, while a model is loaded or called: its exception is the caller's, and costs no schedule."""
+"""A signal while a model is loaded or called: its handler's exception is the caller's and costs no schedule."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autosched.export.bundle import encode_bundle
 from autosched.runtime.load import load
-from tests.conformance.stateful import bundle_bytes
+from autosched.runtime.shape_table import ShapeTable
+from tests.conformance.stateful import bundle_bytes, bundled
 
 
 class Expired(RuntimeError):
@@ -79,3 +81,27 @@ def test_an_exception_of_a_signal_after_a_change_of_the_model_costs_no_schedule(
             fast(x)
         torch.testing.assert_close(fast(x), model(x))
     assert fast.report().calls == 2
+
+
+@pytest.mark.parametrize("moment", ["_borrow", "_give_back"])
+def test_an_exception_of_a_signal_pins_no_shape_in_memory(model: Late, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    x, y = torch.randn(2, 4), torch.randn(3, 4)
+    data = encode_bundle(*(bundled(model, (given,))[1] for given in (x, y)))
+    fast = load(data, model, max_shapes=1)
+    real = getattr(ShapeTable, moment)
+
+    def struck(self: ShapeTable, *args: object) -> None:
+        # At its end, or where its first instruction would have been.
+        if moment == "_borrow":
+            real(self, *args)
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGUSR1)
+
+    with torch.no_grad():
+        monkeypatch.setattr(ShapeTable, moment, struck)
+        with pytest.raises(Expired):
+            fast(x)
+        fast(y)
+        assert [shape.ready for shape in fast.report().shapes] == [False, True]
+        fast(x)
+        assert [shape.ready for shape in fast.report().shapes] == [True, False]
