@@ -1,10 +1,11 @@
-"""A signal while a model is loaded or called: its handler's exception is the caller's and costs no schedule."""
+"""A signal while a model is loaded or called: its handler's exception is the caller's and costs no schedule, nor does it wait for ever."""
 
 from __future__ import annotations
 
 import signal
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -105,3 +106,28 @@ def test_an_exception_of_a_signal_pins_no_shape_in_memory(model: Late, monkeypat
         assert [shape.ready for shape in fast.report().shapes] == [False, True]
         fast(x)
         assert [shape.ready for shape in fast.report().shapes] == [True, False]
+
+
+def test_refresh_within_a_call_of_its_thread_waits_for_the_next_call(model: Late) -> None:
+    x = torch.randn(2, 4)
+    fast = load(bundle_bytes(model, (x,)), model)
+    assert fast._table is not None
+    prepared = fast._table.slots[0].prepared
+    assert prepared is not None
+    real, seen = prepared.runner, prepared.seen
+    refreshed: list[bool] = []
+
+    def handled(tensors: Sequence[Tensor]) -> list[Tensor]:
+        # As a handler does that a signal calls in the midst of the run.
+        fast.refresh()
+        refreshed.append(prepared.seen is not seen)
+        return real(tensors)
+
+    prepared.runner = handled
+    caller = threading.Thread(target=lambda: (fast(x), refreshed.append(prepared.seen is not seen), fast(x)), daemon=True)
+    caller.start()
+    caller.join(60)
+    assert not caller.is_alive()
+    assert refreshed == [False, False]
+    assert prepared.seen is not seen
+    assert fast.report().calls == 2
