@@ -141,6 +141,7 @@ class LoadedModel:
         self.__signature__ = self._signature
         vars(self).update({name: getattr(self._forward, name) for name in _OF_A_FUNCTION if hasattr(self._forward, name)})
         self._running = _Running()
+        self._refresh_due = False
         self._notes = RenewedLock()
         self._aside: dict[str, int] = {}
         self._warned: set[str] = set()
@@ -156,6 +157,8 @@ class LoadedModel:
         if running.inside:
             # The model itself is running, and its forward is this: ``model.forward = load(path, model)``.
             return self._forward(*args, **kwargs)
+        if self._refresh_due and not asking.yes:
+            self.refresh()
         running.inside = True
         try:
             if asking.yes:
@@ -254,17 +257,30 @@ class LoadedModel:
         """Read all parameters again and compare with the model. Needed only after changes that nothing counts; ``load`` lists them.
 
         A schedule that was given up because the model was changed into another one is used again, if the model now is what it was.
+        Within a call of the same thread (by a signal's handler, a finalizer), it is put off until the next call begins.
 
         Raises:
             AutoschedError: with ``strict``, if a schedule no longer fits the model, or the model is in training mode.
         """
-        table = self._table
+        table, running = self._table, self._running
         if table is None:
             return
-        # In the model's place this would else be asked for the answer that it is compared with, and wait for itself.
-        with all_aside():
-            # All of them, before any is told of: none may go on with what it read before.
-            found = [table.refresh(slot) for slot in table.slots]
+        if running.inside:
+            # That call has what this would wait for.
+            self._refresh_due = True
+            return
+        running.inside = True
+        try:
+            self._refresh_due = False
+            # In the model's place this would else be asked for the answer that it is compared with, and wait for itself.
+            with all_aside():
+                # All of them, before any is told of: none may go on with what it read before.
+                found = [table.refresh(slot) for slot in table.slots]
+        except BaseException:
+            self._refresh_due = True
+            raise
+        finally:
+            running.inside = False
         for refused in found:
             if refused is not None:
                 if self._strict:

@@ -132,6 +132,8 @@ class ShapeTable:
         self.evictions = 0
         self._bounded = len(self.slots) > max_shapes
         self._recent: OrderedDict[int, Slot] = OrderedDict()
+        # By thread, which uses one at a time: where a signal's exception keeps a thread from giving it back, its next call does.
+        self._used: dict[int, Slot] = {}
         self._lock = threading.Lock()
         forms: dict[str, _Form] = {}
         for slot in self.slots:
@@ -178,59 +180,60 @@ class ShapeTable:
     ) -> list[torch.Tensor] | Exception | Refused:
         if not self._bounded:
             return slot.run(tensors, barred)
-        self._borrow(slot)
         try:
+            self._borrow(slot)
             return slot.run(tensors, barred)
         finally:
-            self._give_back(slot)
+            self._give_back()
 
     def warm(self, slot: Slot) -> None:
         """Make ``slot`` ready, with no more schedules ready than allowed; whatever its ``prepare`` raises."""
-        self._borrow(slot)
         try:
+            self._borrow(slot)
             slot.warm()
         finally:
-            self._give_back(slot)
+            self._give_back()
 
     def refresh(self, slot: Slot) -> Refused | None:
         """As ``slot.refresh``, with no more schedules ready than allowed."""
         if not slot.given_up:
             return slot.refresh()
-        self._borrow(slot)
         try:
+            self._borrow(slot)
             return slot.refresh()
         finally:
-            self._give_back(slot)
+            self._give_back()
 
     def after_fork(self) -> None:
         """The new process runs no call of the parent's."""
         self._lock = threading.Lock()
+        self._used = {}
         for slot in self.slots:
             slot.after_fork(usable=self.kind != "cuda")
 
     def _borrow(self, slot: Slot) -> None:
         with self._lock:
-            slot.users += 1
+            self._used[threading.get_ident()] = slot
             self._recent[id(slot)] = slot
             self._recent.move_to_end(id(slot))
             dropped = self._over()
         _close(dropped)
 
-    def _give_back(self, slot: Slot) -> None:
+    def _give_back(self) -> None:
         with self._lock:
-            slot.users -= 1
+            self._used.pop(threading.get_ident(), None)
             dropped = self._over()
         _close(dropped)
 
     def _over(self) -> list[Prepared]:
         dropped: list[Prepared] = []
+        used = {id(slot) for slot in self._used.values()}
         for place in list(self._recent):
             if len(self._recent) <= self.max_shapes:
                 break
-            slot = self._recent[place]
-            if slot.users:
+            if place in used:
                 continue
-            del self._recent[place]
+            slot = self._recent.pop(place)
             if slot.prepared is not None:
                 dropped.append(slot.prepared)
                 slot.prepared = None
@@ -251,12 +254,12 @@ class ShapeTable:
             found = self._look_up(*ordered) if ordered is not None else None
             if found is None or orders is None:
                 continue
-            self._borrow(found.slot)
             try:
+                self._borrow(found.slot)
                 if found.slot.says(lambda prepared: not orders.matters(prepared, args, kwargs)):
                     return found
             finally:
-                self._give_back(found.slot)
+                self._give_back()
         return None
 
     def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:

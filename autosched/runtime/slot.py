@@ -44,7 +44,6 @@ class Slot:
         self.prepared: Prepared | None = None
         self.refused = ""
         self.calls = 0
-        self.users = 0  # guarded by the table
         self.max_abs_error = 0.0
         self.answer = answer_maker(program)
         self.returns_given = returns_given(program)
@@ -167,7 +166,6 @@ class Slot:
     def after_fork(self, *, usable: bool) -> None:
         """Forget the calls of the parent's other threads; where not ``usable``, its schedule as well, which must not be given back here."""
         self._lock = threading.Lock()
-        self.users = 0
         if not usable:
             self._of_parent, self.prepared, self.given_up = self.prepared, None, False
             self.refused = "it was loaded before this process was forked, and CUDA does not outlive a fork; load in each process"

@@ -1,17 +1,20 @@
-"""A signal whose handler raises, while a model is loaded or called: its exception is the caller's, and costs no schedule."""
+"""A signal while a model is loaded or called: its handler's exception is the caller's and costs no schedule, nor does it wait for ever."""
 
 from __future__ import annotations
 
 import signal
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from autosched.export.bundle import encode_bundle
 from autosched.runtime.load import load
-from tests.conformance.stateful import bundle_bytes
+from autosched.runtime.shape_table import ShapeTable
+from tests.conformance.stateful import bundle_bytes, bundled
 
 
 class Expired(RuntimeError):
@@ -78,4 +81,53 @@ def test_an_exception_of_a_signal_after_a_change_of_the_model_costs_no_schedule(
         with pytest.raises(Expired):
             fast(x)
         torch.testing.assert_close(fast(x), model(x))
+    assert fast.report().calls == 2
+
+
+@pytest.mark.parametrize("moment", ["_borrow", "_give_back"])
+def test_an_exception_of_a_signal_pins_no_shape_in_memory(model: Late, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    x, y = torch.randn(2, 4), torch.randn(3, 4)
+    data = encode_bundle(*(bundled(model, (given,))[1] for given in (x, y)))
+    fast = load(data, model, max_shapes=1)
+    real = getattr(ShapeTable, moment)
+
+    def struck(self: ShapeTable, *args: object) -> None:
+        # At its end, or where its first instruction would have been.
+        if moment == "_borrow":
+            real(self, *args)
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGUSR1)
+
+    with torch.no_grad():
+        monkeypatch.setattr(ShapeTable, moment, struck)
+        with pytest.raises(Expired):
+            fast(x)
+        fast(y)
+        assert [shape.ready for shape in fast.report().shapes] == [False, True]
+        fast(x)
+        assert [shape.ready for shape in fast.report().shapes] == [True, False]
+
+
+def test_refresh_within_a_call_of_its_thread_waits_for_the_next_call(model: Late) -> None:
+    x = torch.randn(2, 4)
+    fast = load(bundle_bytes(model, (x,)), model)
+    assert fast._table is not None
+    prepared = fast._table.slots[0].prepared
+    assert prepared is not None
+    real, seen = prepared.runner, prepared.seen
+    refreshed: list[bool] = []
+
+    def handled(tensors: Sequence[Tensor]) -> list[Tensor]:
+        # As a handler does that a signal calls in the midst of the run.
+        fast.refresh()
+        refreshed.append(prepared.seen is not seen)
+        return real(tensors)
+
+    prepared.runner = handled
+    caller = threading.Thread(target=lambda: [fast(x), fast(x)], daemon=True)
+    caller.start()
+    caller.join(60)
+    assert not caller.is_alive()
+    assert refreshed == [False]
+    assert prepared.seen is not seen
     assert fast.report().calls == 2
