@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from autosched.core.errors import UsageError
 from autosched.core.records import Samples
 
+RESTLESS_PCT = 25.0
+"""A median whose interval is wider than this to either side supports no statement."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
@@ -100,10 +103,10 @@ def beyond_noise(ratio: Ratio, noise_pct: float) -> bool:
     return excludes_one and 100.0 * (1.0 - min(ratio.ratio, 1.0 / ratio.ratio)) > noise_pct
 
 
-def is_unstable(times_us: Sequence[float], *, limit_pct: float = 10.0) -> bool:
+def is_unstable(times_us: Sequence[float]) -> bool:
     """Whether a measurement is too restless for any statement.
 
-    True if the median's 95 % interval is wider than ``limit_pct`` percent of the median to either side, or the medians of
+    True if the median's 95 % interval is wider than ``RESTLESS_PCT`` percent of the median to either side, or the medians of
     its first and second half differ by more than twice that (a clock step, a neighbour that came or went).
 
     Raises:
@@ -111,7 +114,7 @@ def is_unstable(times_us: Sequence[float], *, limit_pct: float = 10.0) -> bool:
     """
     times = _checked(times_us)
     samples = summarize(times_us)
-    allowed_us = samples.median_us * limit_pct / 100.0
+    allowed_us = samples.median_us * RESTLESS_PCT / 100.0
     if samples.ci_high_us - samples.median_us > allowed_us or samples.median_us - samples.ci_low_us > allowed_us:
         return True
     half = len(times) // 2

@@ -21,7 +21,7 @@ from autosched.device.registry import AUTO
 from autosched.device.timing import is_unstable, noise_floor_pct, paired_ratio, summarize
 from autosched.pipeline.baselines import eager_externals
 from autosched.pipeline.bundles import chosen, open_here
-from autosched.pipeline.judge import CHANGED_PACE, RESTLESS_PCT, Times, claimable, interleave
+from autosched.pipeline.judge import CHANGED_PACE, Times, claimable, interleave
 from autosched.pipeline.readiness import ready_lanes
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.kernels import random_inputs
@@ -194,7 +194,7 @@ def stated(path: str | os.PathLike[str], bundle: Bundle, times: Times, rivals: S
     """
     tuned = summarize(times.columns[_TUNED])
     noise = noise_floor_pct(times.columns[_TUNED], times.again)
-    restless = is_unstable(times.columns[_TUNED], limit_pct=RESTLESS_PCT)
+    restless = is_unstable(times.columns[_TUNED])
     # The hardest to beat, in pairs: where the machine goes at two paces, a rival's median may be of the slower one.
     ratios = {name: paired_ratio(times.columns[name], times.columns[_TUNED]) for name in rivals}
     best = min(ratios, key=lambda name: ratios[name].ratio)

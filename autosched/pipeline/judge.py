@@ -12,7 +12,7 @@ from autosched.core.progress import Progress
 from autosched.core.records import Failure, Samples
 from autosched.core.schedule import Schedule
 from autosched.device.base import Session
-from autosched.device.timing import Ratio, beyond_noise, is_unstable, noise_floor_pct, paired_ratio, summarize
+from autosched.device.timing import RESTLESS_PCT, Ratio, beyond_noise, is_unstable, noise_floor_pct, paired_ratio, summarize
 
 # Rounds between two looks at the clock; also how long the two processes of an external baseline stay apart.
 _CHUNK = 4
@@ -20,8 +20,6 @@ LEAST_ROUNDS = 7
 """Rounds of a final comparison, however little time is left."""
 LEAST_DUEL = 15
 """The same of the duel of the two best."""
-RESTLESS_PCT = 25.0
-"""A median whose interval is wider than this to either side supports no statement."""
 CHANGED_PACE = "The machine changed its pace meanwhile; what is said of ratios is of single rounds, in which that cancels."
 """What to say where ratios are claimed and times by themselves say nothing."""
 
@@ -243,13 +241,13 @@ def judge(
     restless = unstable = False
     floor = noise = noise_floor_pct(times.columns[times.anchor], times.again)
     if best is None or fought is None:
-        restless = unstable = is_unstable(times.columns[base], limit_pct=RESTLESS_PCT)
+        restless = unstable = is_unstable(times.columns[base])
         why = "no candidate could be measured" if candidates else "nothing else to choose from"
     elif isinstance(fought, Failure):
         why = f"the best candidate, {best}, failed in the final measurement ({fought.kind}: {fought.detail})"
     else:
         noise = noise_floor_pct(fought.base_us, fought.again_us)
-        restless = is_unstable(fought.base_us, limit_pct=RESTLESS_PCT)
+        restless = is_unstable(fought.base_us)
         result = paired_ratio(fought.candidate_us, fought.base_us)
         certain = claimable(result, noise, restless=restless)
         wins = certain and result.ratio < 1.0
