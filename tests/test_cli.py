@@ -161,6 +161,30 @@ def test_truncated_and_foreign_bundles_are_refused(tmp_path: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out)["error"]["type"] == "ArtifactCorrupt"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "two.autosched", "-o", "two.autosched"],
+        ["report", "two.autosched", "-o", "same.autosched"],
+        ["trace", "two.autosched", "autosched:toy", "-o", "./two.autosched"],
+        ["trace", "two.autosched", "saved.pt2", "-o", "saved.pt2"],
+        ["tune", "saved.pt2", "--device", "cpu", "-o", "saved.pt2"],
+    ],
+    ids=" ".join,
+)
+def test_no_result_takes_the_place_of_what_it_is_made_from(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = encode_bundle(two_branches_bundle(TwoBranches()))
+    for name in ("two.autosched", "saved.pt2"):
+        Path(name).write_bytes(whole)
+    Path("same.autosched").symlink_to("two.autosched")
+    assert run(*arguments) == 2
+    assert "would be lost" in capsys.readouterr().err
+    assert all(Path(name).read_bytes() == whole for name in ("two.autosched", "saved.pt2"))
+
+
 def test_check_says_exact_here_and_incompatible_for_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "two.autosched"
     path.write_bytes(encode_bundle(two_branches_bundle(TwoBranches())))

@@ -17,8 +17,11 @@ import pytest
 from autosched.cli import endings, main
 from autosched.cli.printing import complain, live_progress
 from autosched.core.errors import NoFeasibleCandidate
+from autosched.export.bundle import encode_bundle
 from autosched.progress import LiveProgress
+from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.command import run
+from tests.conformance.graphs import TwoBranches
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +46,18 @@ def test_a_reader_of_json_that_leaves_takes_no_exit_code_away() -> None:
         done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
+def test_a_reader_that_leaves_makes_no_incompatible_file_compatible(more: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "two.autosched"
+    file.write_bytes(encode_bundle(two_branches_bundle(TwoBranches())))
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-P", "-m", "autosched", "check", str(file), "autosched:toy", *more]
+    with os.fdopen(writing, "wb") as nobody:
+        done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (4, "")
 
 
 _PRINTS = """

@@ -9,13 +9,16 @@ import re
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 
 from autosched.cli.printing import complain, results_console, show_report, tell
+from autosched.cli.shapes import show_shapes
 from autosched.cli.strategy_table import strategy_table
 from autosched.core.progress import OUTSIDE
 from autosched.core.records import Failure, FailureKind, Source
-from autosched.core.report import StrategyRow, TuneReport
+from autosched.core.report import RESTLESS, StrategyRow, TuneReport
+from autosched.pipeline.shapes import ShapesReport
 from autosched.progress import LiveProgress
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
@@ -242,3 +245,12 @@ def test_a_stage_that_takes_nothing_from_the_budget_says_so() -> None:
         "autosched: capture, inductor (not in the budget)",
         "autosched: operators alone (4 s left)",
     ]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_noisy_machine_is_said_of_several_shapes_as_of_one(as_json: bool, report: TuneReport, capsys: pytest.CaptureFixture[str]) -> None:
+    several = ShapesReport((report, dataclasses.replace(report, unstable=True)))
+    with pytest.raises(typer.Exit) as ended:
+        show_shapes(several, (1, 4), as_json)
+    assert ended.value.exit_code == 3
+    assert capsys.readouterr().err == f"autosched: {RESTLESS}\n"

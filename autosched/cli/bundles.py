@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosched.cli.options import ChosenDeviceOption, CustomOperatorsOption, FileArgument, JsonOption, QuietOption, SeedOption, names_in
+from autosched.cli.options import (
+    ChosenDeviceOption,
+    CustomOperatorsOption,
+    FileArgument,
+    JsonOption,
+    QuietOption,
+    SeedOption,
+    check_spared,
+    names_in,
+)
 from autosched.cli.printing import complain, emit, live_progress, tell
 from autosched.cli.shapes import ChosenBatchOption, ShapeOption
 from autosched.runtime.kept_memory import keep_memory
@@ -107,6 +116,7 @@ def trace(
     from autosched.core.custom_operators import trusting
 
     pipeline.check_writable(output)
+    check_spared(output, file, model or file)
     _look(device)
     bundle = pipeline.read(file, shape=shape, batch=batch)
     if bundle.keeps_memory:
@@ -132,6 +142,7 @@ def report(
     from autosched.export.report import write_report
     from autosched.runtime.bundle.format import read_bundles
 
+    check_spared(output, file)
     result = write_report(output, read_bundles(file))
     if json:
         emit(result)

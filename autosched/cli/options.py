@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -78,3 +79,21 @@ def names_in(text: str | None) -> tuple[str, ...]:
     ('mylib', 'other')
     """
     return tuple(name for part in (text or "").split(",") if (name := part.strip()))
+
+
+def check_spared(output: Path, *sources: str | Path) -> None:
+    """Refuse, before anything is done, to put a result in the place of what it is made from.
+
+    Args:
+        sources: what the command reads; not all of it need be files.
+
+    Raises:
+        UsageError: if ``output`` is one of ``sources``, by whatever name.
+    """
+    for source in sources:
+        try:
+            same = os.path.samefile(output, source)
+        except (OSError, ValueError):  # one of them is not there, or can be no file
+            continue
+        if same:
+            raise UsageError(f"cannot write {output}: it is what this command reads, and would be lost; name another file")

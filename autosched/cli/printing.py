@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
+from autosched.cli.endings import drop_output
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -84,8 +86,10 @@ def emit(value: Any) -> None:
         encoded = msgspec.json.encode(value)
     except UnicodeEncodeError:
         encoded = msgspec.json.encode(_spelt_out(msgspec.to_builtins(value)))
-    stdout.write(msgspec.json.format(encoded, indent=2) + b"\n")
-    stdout.flush()
+    # Where nobody reads it, the command goes on to its exit code.
+    with contextlib.suppress(BrokenPipeError):
+        stdout.write(msgspec.json.format(encoded, indent=2) + b"\n")
+        stdout.flush()
 
 
 def _spelt_out(value: Any) -> Any:
@@ -106,9 +110,14 @@ def results_console() -> Console:
     """Where tables go: stdout, and in a file or a pipe they keep all their columns."""
     from rich.console import Console
 
+    class Stdout(Console):
+        def on_broken_pipe(self) -> None:
+            # What nobody reads, the exit code still says; rich would end the command here.
+            drop_output()
+
     # A path between two colons is no emoji.
-    console = Console(emoji=False)
-    return console if console.is_terminal else Console(width=150, emoji=False)
+    console = Stdout(emoji=False)
+    return console if console.is_terminal else Stdout(width=150, emoji=False)
 
 
 def folded(text: str, width: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosched.cli.printing import emit, live_progress, next_steps, show_report
+from autosched.cli.printing import complain, emit, live_progress, next_steps, show_report
 
 if TYPE_CHECKING:
     from autosched.pipeline.shapes import ShapesReport
@@ -98,4 +98,8 @@ def show_shapes(report: ShapesReport, batches: tuple[int | None, ...], as_json: 
         where, *then = next_steps(report.bundle, None, first.device.kind, first.model, namespaces)
         print(f"{len(report.shapes)} shapes {where}", *then, sep="\n")
     if unstable:
+        if as_json:
+            from autosched.core.report import RESTLESS
+
+            complain(f"autosched: {RESTLESS}")
         raise typer.Exit(3)

@@ -22,6 +22,7 @@ from autosched.cli.options import (
     QuietOption,
     RewriteOption,
     SeedOption,
+    check_spared,
     keep_memory_if,
     names_in,
 )
@@ -67,6 +68,7 @@ def tune(
     budget_s = parse_seconds(budget) if budget is not None else None
     if output is not None:
         pipeline.check_writable(output)
+        check_spared(output, model)
     batches = parse_batches(batch)
     trusted = parse_namespaces(names_in(custom_operators))
     pipeline.check_request(device, effort, budget_s, lowering, cost_model=cost_model)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autosched.capture.call_check import require_call
-from autosched.core.errors import UsageError
+from autosched.core.errors import AutoschedError, UsageError
 from autosched.core.progress import OUTSIDE, Progress, Silent, require_progress
 from autosched.core.report import TuneReport
 from autosched.export.bundle import encode_bundle, write_bundle
@@ -131,7 +132,8 @@ def tune_shapes(
             told = _Numbered(progress or Silent(), index + 1, count)
             if chooses and found:
                 options["lowering"] = found[0].report.lowering
-            found.append(tune(model, args, kwargs, device, effort, share_s, seed, source=source, progress=told, **options))
+            with _saying_which(told.prefix):
+                found.append(tune(model, args, kwargs, device, effort, share_s, seed, source=source, progress=told, **options))
             # The rivals' compile time is not the search's, so a job may report more seconds than its share.
             left_s -= min(found[-1].report.search_s, share_s)
     if len({call_key(tuned.bundle.program) for tuned in found}) < count:
@@ -153,6 +155,16 @@ def _require_distinct(examples: Sequence[Sequence[Any]], keywords: Sequence[Mapp
         seen.add(key)
 
 
+@contextlib.contextmanager
+def _saying_which(prefix: str) -> Iterator[None]:
+    """Within, an error begins with the shape that it is about: nothing else tells the one example among many that cannot be tuned."""
+    try:
+        yield
+    except AutoschedError as error:
+        error.args = (f"{prefix}{error}",)
+        raise
+
+
 def _noted(bundle: Bundle, batch: int | None) -> Bundle:
     if batch is None:
         return bundle
@@ -165,12 +177,12 @@ class _Numbered:
 
     def __init__(self, inner: Progress, number: int, count: int) -> None:
         self._inner = inner
-        self._prefix = f"shape {number} of {count}: " if count > 1 else ""
+        self.prefix = f"shape {number} of {count}: " if count > 1 else ""
         # The budget of the shape before is over, and this one's does not begin with its first stage.
         self._unless_said = OUTSIDE if number > 1 else None
 
     def stage(self, name: str, left_s: float | None = None) -> None:
-        self._inner.stage(self._prefix + name, self._unless_said if left_s is None else left_s)
+        self._inner.stage(self.prefix + name, self._unless_said if left_s is None else left_s)
         self._unless_said = None
 
     def update(

@@ -17,7 +17,7 @@ import autosched
 from autosched import pipeline
 from autosched.cli import main
 from autosched.cli.shapes import parse_batches
-from autosched.core.errors import UnstableMeasurement, UsageError
+from autosched.core.errors import UnstableMeasurement, UnsupportedGraph, UsageError
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import sequential
@@ -89,6 +89,20 @@ def test_the_budget_is_divided_and_what_is_left_goes_on(monkeypatch: pytest.Monk
     # The lowering is chosen at the first shape; the others are tuned in it.
     assert lowerings == [None, "fused", "fused"]
     assert [dict(bundle.evidence.environment)["batch"] for bundle in tuned.bundles] == ["1", "4", "8"]
+
+
+@pytest.mark.parametrize(("rows", "words"), [((1, 4), "^shape 2 of 2: no room$"), ((4,), "^no room$")])
+def test_an_error_says_which_of_several_shapes_it_is_about(rows: tuple[int, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundles = iter(shapes_of(TwoBranches().eval(), *rows))
+
+    def tune(model: object, args: tuple[torch.Tensor], *_: object, **__: object) -> Any:
+        if len(args[0]) == 4:
+            raise UnsupportedGraph("no room")
+        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(search_s=5.0, lowering="fused"))
+
+    monkeypatch.setattr(pipeline, "tune", tune)
+    with pytest.raises(UnsupportedGraph, match=words):
+        autosched.tune_shapes(TwoBranches().eval(), [(torch.randn(count, 8),) for count in rows])
 
 
 def test_what_is_measured_anew_for_one_shape_is_not_forgotten_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
