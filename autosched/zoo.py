@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def load(name: str, *, batch: int | None = None, dtype: str | None = None, seed:
         raise UsageError(f"batch is {batch}; expected at least 1")
     if dtype is not None and dtype not in _DTYPES:
         raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _working_folder_kept():
         torch.manual_seed(seed)
         model, args, kwargs = _build(name, batch, dtype, seed)
     if dtype is not None:
@@ -65,6 +65,21 @@ def load(name: str, *, batch: int | None = None, dtype: str | None = None, seed:
     if not name.endswith(".pt2"):
         model = model.eval()
     return ZooModel(name, model, tuple(args), dict(kwargs))
+
+
+@contextmanager
+def _working_folder_kept() -> Iterator[None]:
+    """Code that builds a model may go to where its files are. What is read and written later was named where the command began."""
+    try:
+        here = os.getcwd()
+    except OSError:  # somebody has removed it
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.chdir(here)
 
 
 def of_library(name: str) -> bool:

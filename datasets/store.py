@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from autosched.core.atomic_write import remove_half_written, write_atomically
-from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
+from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError, why_of
 from autosched.datasets.cells import flat, row_of
 from autosched.datasets.facts import DISTURBED
 from autosched.datasets.migrations import upgraded
@@ -78,7 +78,7 @@ class Store:
             How many rows were new.
 
         Raises:
-            UsageError: a cell that is not finite, naming it.
+            UsageError: a cell that is not finite, naming it; or the part cannot be written.
         """
         written = 0
         for table, kind in TABLES.items():
@@ -171,10 +171,15 @@ class Store:
         pq.write_table(pa.table(data, schema=schema), buffer, compression="zstd", write_page_checksum=True)
         content = buffer.getvalue()
         place = self.folder / table / f"part-{hashlib.sha256(content).hexdigest()}.parquet"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        # Of every part: one that was begun and not ended is seldom begun again under the name of the same content.
-        remove_half_written(place.parent, _PARTS)
-        write_atomically(place, content)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # Of every part: one that was begun and not ended is seldom begun again under the name of the same content.
+            remove_half_written(place.parent, _PARTS)
+            write_atomically(place, content)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write runs to {place.parent}: {why_of(error)}. Let this user write there and make room, or name another folder."
+            ) from error
 
     def _read(self, table: str, part: Path, columns: list[str] | None = None) -> list[dict[str, Any]] | None:
         """The cells of a part, or None: after putting a damaged one aside, or where this process lacks what reading takes.

@@ -16,7 +16,7 @@ import torch
 
 from autosched.capture.export import capture
 from autosched.capture.screen import require_operators
-from autosched.core.errors import AutoschedError, DeviceError, UsageError
+from autosched.core.errors import AutoschedError, DeviceError, UsageError, why_of
 from autosched.core.graph import OpGraph
 from autosched.core.progress import Progress, Silent
 from autosched.costmodel.active import ModelUncertainty
@@ -24,7 +24,7 @@ from autosched.costmodel.persist import load_model
 from autosched.costmodel.trained import TrainedModel
 from autosched.datasets.audit import Audit, audit
 from autosched.datasets.collect import Collected, collect_model
-from autosched.datasets.schema import ScopeRow
+from autosched.datasets.schema import TABLES, ScopeRow
 from autosched.datasets.session_measurer import SessionMeasurer
 from autosched.datasets.store import Store
 from autosched.device.base import Device, Session
@@ -213,9 +213,14 @@ def _on_other_lanes(subject: Subject, scope: ScopeRow, device: Device) -> list[s
 
 def _store_at(folder: Path) -> Store:
     try:
-        return Store.create(folder)
+        store = Store.create(folder)
+        writable = all(os.access(place, os.W_OK | os.X_OK) for place in (folder, *map(folder.joinpath, TABLES)))
+        why = "" if writable else "its permissions do not allow it"
     except OSError as error:
-        raise UsageError(f"cannot write runs to {folder}: {error.strerror}. Name a folder that is writable, or can be made.") from error
+        why = why_of(error)
+    if why:
+        raise UsageError(f"cannot write runs to {folder}: {why}. Name a folder that is writable, or can be made.")
+    return store
 
 
 def collect_graph(

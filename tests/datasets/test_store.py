@@ -137,6 +137,14 @@ def test_a_newer_schema_is_refused_by_name(store: Store) -> None:
         store.pairs()
 
 
+def test_a_part_that_cannot_be_written_is_an_error_of_the_user_and_says_where(tmp_path: Path) -> None:
+    store = Store.create(tmp_path)
+    (tmp_path / "solo").rmdir()
+    (tmp_path / "solo").write_text("not a folder")
+    with pytest.raises(UsageError, match=r"cannot write runs to .*solo: "):
+        store.append(example_rows())
+
+
 def test_a_part_of_another_table_is_put_aside(store: Store) -> None:
     foreign_part(store.folder / "pairs", arrow_schema("solo").empty_table())
     assert len(store.pairs()) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,15 @@ def test_a_folder_that_cannot_be_is_named_before_anything_is_measured(tmp_path: 
     for folder in (tmp_path / "file", tmp_path / "file" / "runs"):
         with pytest.raises(UsageError, match=r"cannot write runs to .*file"):
             collect([Subject("a", TwoBranches(), (), {})], folder, device="cpu")
+
+
+def test_a_store_that_this_user_may_not_add_to_is_named_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.create(tmp_path / "runs")
+    monkeypatch.setattr(collecting, "os", SimpleNamespace(W_OK=os.W_OK, X_OK=os.X_OK, access=lambda place, _: place.name != "pairs"))
+    with pytest.raises(UsageError, match=r"cannot write runs to .*runs: its permissions"):
+        collect([Subject("a", TwoBranches(), (), {})], tmp_path / "runs", device="cpu")
 
 
 @pytest.mark.parametrize(("each_s", "begun", "unfinished"), [(90.0, 1, 2), (40.0, 2, 1), (15.0, 3, 0)])

@@ -1,5 +1,7 @@
 import builtins
+import contextlib
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -174,6 +176,7 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
 
 
 MODULE = """
+import os
 import torch
 
 def make(batch=1):
@@ -203,6 +206,14 @@ def late():
     import users_helpers
 
     return users_helpers.Late(), (torch.ones(1, 4),)
+
+def goes_away():
+    os.chdir("elsewhere")
+    return plain()
+
+def goes_and_fails():
+    os.chdir("elsewhere")
+    raise ValueError
 """
 
 HELPERS = """
@@ -264,6 +275,19 @@ def test_a_function_of_the_users_module(user_module, function, tmp_path):
         made = zoo.load(f"users_models:{function}")
         assert made.model(*made.args, **made.kwargs).shape[1] == 2
         assert sys.path == [*path, str(tmp_path)]
+
+
+def test_code_that_goes_to_another_folder_leaves_names_of_files_what_they_meant(user_module, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    for function in ("goes_away", "goes_and_fails"):
+        with contextlib.suppress(UsageError):
+            zoo.load(f"users_models:{function}")
+        assert Path.cwd() == tmp_path
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    assert zoo.load("autosched:toy").args
 
 
 def test_what_the_users_code_imports_when_it_is_called_is_found(user_module):
