@@ -197,6 +197,28 @@ def test_an_encoder_that_zeros_padding_in_eager_mode_only_is_refused():
     assert capture(Padded(False).eval(), (tokens, padding)).program.graph.operators
 
 
+class Policy(nn.Module):
+    def forward(self, x, checked):
+        return torch.distributions.Normal(x, x.exp(), validate_args=checked).mean * 2
+
+
+def test_a_distribution_that_checks_its_arguments_is_refused_and_the_switch_named():
+    x = torch.randn(3)
+    with pytest.raises(UnsupportedGraph, match=r"test_refusals.py.*validate_args=False"):
+        capture(Policy(), (x, True))
+    assert capture(Policy(), (x, False)).program.graph.operators
+
+
+class LeastSquares(nn.Module):
+    def forward(self, x):
+        return torch.linalg.lstsq(x, x).solution
+
+
+def test_an_operator_whose_shape_export_cannot_know_is_refused_for_that():
+    with pytest.raises(UnsupportedGraph, match=r"the shape of what aten.linalg_lstsq.default makes depends on the data"):
+        capture(LeastSquares().eval(), (torch.randn(3, 3),))
+
+
 def test_a_sparse_input_is_refused():
     with pytest.raises(UnsupportedGraph, match=r"sparse_coo.*to_dense"):
         capture(nn.Linear(4, 4), (torch.eye(4).to_sparse(),))
