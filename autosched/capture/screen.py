@@ -338,6 +338,9 @@ _RENAME = (
     f"Graphs of torch.export have attributes of their own called {_TAKEN[0]}, {_TAKEN[1]} and {_TAKEN[2]}: give what the model has by such "
     "a name another one, or tune a module that holds the model"
 )
+_WITH_SCALES_APART = (
+    "Weights of bitsandbytes keep their scales in attributes, which torch.export does not see: quantize the model as it came with torchao"
+)
 # Words of export's own refusals, and what helps.
 _ADVICE = (
     ("references nonexistent attribute", _RENAME),
@@ -369,6 +372,7 @@ _ADVICE = (
     ),
     ("inference tensor", "Make the model's parameters outside torch.inference_mode"),
     ("fake tensor in the exported program", "Compute no gradients inside the model, and use detach() in place of .data"),
+    *((words, _WITH_SCALES_APART) for words in ("no attribute 'CB'", "Params4bit")),
     ("numpy", "Compute with PyTorch what is computed with NumPy"),
 )
 

@@ -197,6 +197,23 @@ def test_an_encoder_that_zeros_padding_in_eager_mode_only_is_refused():
     assert capture(Padded(False).eval(), (tokens, padding)).program.graph.operators
 
 
+class ScalesInAnAttribute(nn.Module):
+    """As a layer of bitsandbytes reads what it keeps beside its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.weight.CB = torch.randn(3)
+
+    def forward(self, x):
+        return x * self.weight.CB
+
+
+def test_what_a_weight_keeps_in_an_attribute_is_refused_with_what_to_quantize_by():
+    with pytest.raises(UnsupportedGraph, match=r"'CB'.*quantize the model as it came with torchao"):
+        capture(ScalesInAnAttribute(), (torch.randn(3),))
+
+
 class Policy(nn.Module):
     def forward(self, x, checked):
         return torch.distributions.Normal(x, x.exp(), validate_args=checked).mean * 2
