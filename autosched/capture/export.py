@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from autosched.capture.assignments import assignments_seen, set_aside_empty_buffers
 from autosched.capture.build import build_program
+from autosched.capture.causal_masks import masks_taken_as_given
 from autosched.capture.containers import plain_for, real_containers
 from autosched.capture.custom import run_twice
 from autosched.capture.draft import Draft
@@ -134,7 +135,14 @@ def exported_program(
 
 
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    with _explained(), no_nested_padding(model), real_containers(model), attributes_kept(model), assignments_seen(model):
+    with (
+        _explained(),
+        no_nested_padding(model),
+        masks_taken_as_given(model),
+        real_containers(model),
+        attributes_kept(model),
+        assignments_seen(model),
+    ):
         set_aside_empty_buffers(model)
         exported: ExportedProgram = torch.export.export(model, args, kwargs, strict=False)
     return exported

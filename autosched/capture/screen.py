@@ -301,8 +301,11 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
             f"the model cannot be captured{where}: an operator has no fake implementation ({first}). Expected one that makes outputs of "
             "the right shape without computing them; register it with register_fake of PyTorch's library module."
         )
+    if kind == "DynamicOutputShapeException":
+        return UnsupportedGraph(f"the model cannot be captured{where}: the shape of what {first} makes depends on the data. {_DATA}")
     if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):
-        return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {_DATA}")
+        advice = _UNCHECKED if _checks_a_distribution(error.__traceback__) else _DATA
+        return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {advice}")
     advice = _PACKED if _packed(error.__traceback__) else _advice(f"{error} {code}")
     return UnsupportedGraph(f"the model cannot be captured{where}: torch.export refuses it with {kind}: {first}. {advice}")
 
@@ -311,6 +314,14 @@ _PACKED = (
     "A packed sequence has sizes that depend on its lengths: give the layer the padded batch, and take the last step of each row by its "
     "length (torch.gather). In one direction that is the same."
 )
+
+
+_UNCHECKED = "PyTorch's distributions check the values that they are given: make each with validate_args=False."
+
+
+def _checks_a_distribution(trace: TracebackType | None) -> bool:
+    """Whether one of PyTorch's distributions was looking at its arguments when it failed."""
+    return any(frame.f_code.co_filename == torch.distributions.distribution.__file__ for frame, _ in traceback.walk_tb(trace))
 
 
 def _packed(trace: TracebackType | None) -> bool:
@@ -326,6 +337,9 @@ _TAKEN = ("meta", "graph", "code")
 _RENAME = (
     f"Graphs of torch.export have attributes of their own called {_TAKEN[0]}, {_TAKEN[1]} and {_TAKEN[2]}: give what the model has by such "
     "a name another one, or tune a module that holds the model"
+)
+_WITH_SCALES_APART = (
+    "Weights of bitsandbytes keep their scales in attributes, which torch.export does not see: quantize the model as it came with torchao"
 )
 # Words of export's own refusals, and what helps.
 _ADVICE = (
@@ -358,6 +372,7 @@ _ADVICE = (
     ),
     ("inference tensor", "Make the model's parameters outside torch.inference_mode"),
     ("fake tensor in the exported program", "Compute no gradients inside the model, and use detach() in place of .data"),
+    *((words, _WITH_SCALES_APART) for words in ("no attribute 'CB'", "Params4bit")),
     ("numpy", "Compute with PyTorch what is computed with NumPy"),
 )
 

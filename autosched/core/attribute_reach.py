@@ -131,7 +131,8 @@ class _Search:
         """Take ``part`` of ``value`` for one to look at, unless it is too large; what is in it."""
         if isinstance(part, tuple):
             # Its items stay the same, and what these hold may not.
-            inside = [] if len(part) > MOST_ITEMS or all(type(item) in _PLAIN for item in part) else list(part)
+            inside = list(tuple.__iter__(part)) if tuple.__len__(part) <= MOST_ITEMS else []
+            inside = [] if all(type(item) in _PLAIN for item in inside) else inside
             self._opened += bool(inside)
             return inside
         if isinstance(part, dict):

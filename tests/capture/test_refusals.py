@@ -197,6 +197,45 @@ def test_an_encoder_that_zeros_padding_in_eager_mode_only_is_refused():
     assert capture(Padded(False).eval(), (tokens, padding)).program.graph.operators
 
 
+class ScalesInAnAttribute(nn.Module):
+    """As a layer of bitsandbytes reads what it keeps beside its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.weight.CB = torch.randn(3)
+
+    def forward(self, x):
+        return x * self.weight.CB
+
+
+def test_what_a_weight_keeps_in_an_attribute_is_refused_with_what_to_quantize_by():
+    with pytest.raises(UnsupportedGraph, match=r"'CB'.*quantize the model as it came with torchao"):
+        capture(ScalesInAnAttribute(), (torch.randn(3),))
+
+
+class Policy(nn.Module):
+    def forward(self, x, checked):
+        return torch.distributions.Normal(x, x.exp(), validate_args=checked).mean * 2
+
+
+def test_a_distribution_that_checks_its_arguments_is_refused_and_the_switch_named():
+    x = torch.randn(3)
+    with pytest.raises(UnsupportedGraph, match=r"test_refusals.py.*validate_args=False"):
+        capture(Policy(), (x, True))
+    assert capture(Policy(), (x, False)).program.graph.operators
+
+
+class LeastSquares(nn.Module):
+    def forward(self, x):
+        return torch.linalg.lstsq(x, x).solution
+
+
+def test_an_operator_whose_shape_export_cannot_know_is_refused_for_that():
+    with pytest.raises(UnsupportedGraph, match=r"the shape of what aten.linalg_lstsq.default makes depends on the data"):
+        capture(LeastSquares().eval(), (torch.randn(3, 3),))
+
+
 def test_a_sparse_input_is_refused():
     with pytest.raises(UnsupportedGraph, match=r"sparse_coo.*to_dense"):
         capture(nn.Linear(4, 4), (torch.eye(4).to_sparse(),))

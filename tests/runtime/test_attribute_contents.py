@@ -60,6 +60,18 @@ class Listed(list[Any]):
         raise AssertionError("nobody asks a class what it makes of its items")
 
 
+class Paired(tuple[Any, ...]):
+    """A tuple that is a value to its library (e3nn's representations), and has no length there."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __iter__(self) -> Any:
+        raise NotImplementedError
+
+
 class Holder:
     """With a dictionary of attributes, and whatever else anybody asks for."""
 
@@ -131,6 +143,7 @@ def _reading_of_its_file() -> dict[str, int]:
         (deque([1, 2], maxlen=2), lambda value: value.append(3)),
         ((1, [2]), lambda value: value[1].append(3)),
         ((Holder(a=1),), lambda value: setattr(value[0], "a", 2)),
+        (Paired((1, [2])), lambda value: value[1].append(3)),
         (Slotted(1), lambda value: setattr(value, "x", 2)),
         (Slotted(1), lambda value: setattr(value, "y", 2)),
         (Slotted(Slotted([1])), lambda value: value.x.x.append(2)),
