@@ -196,7 +196,7 @@ def test_after_a_fork_nobody_waits_for_a_compilation_of_the_parents() -> None:
 
 
 def test_a_block_that_was_forked_in_ends_in_both_processes() -> None:
-    renewed = forks.RenewedLock(threading.RLock)
+    renewed = forks.RenewedLock()
     with renewed.lock:
         forks.tell_all()
         with renewed.lock:
