@@ -135,8 +135,9 @@ class ScheduledGraph:
         from autosched.runtime.guard import LoadReport
 
         with self._lock.lock:
-            refused = [LoadReport(False, recipe.reason) for recipe in self._recipes.values() if isinstance(recipe, _Refusal)]
-            return refused + [bound.model.report() for bound in self._bound.values()]
+            recipes, bound = list(self._recipes.values()), list(self._bound.values())
+        refused = [LoadReport(False, recipe.reason) for recipe in recipes if isinstance(recipe, _Refusal)]
+        return refused + [each.model.report() for each in bound]
 
     def _bind(self, key: tuple[Shapes, tuple[int, ...]], args: Sequence[Any], static: Sequence[torch.Tensor]) -> _Bound | None:
         from autosched.capture.dynamo import DynamoGraph, alone

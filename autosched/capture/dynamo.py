@@ -20,7 +20,7 @@ import torch
 
 from autosched.core.forks import RenewedLock, outlive_forks
 
-_tracing = RenewedLock(threading.RLock)
+_tracing = RenewedLock()
 _IN_BRACKETS = re.compile(r"\['?([^'\]]+)'?\]")
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class OutlivesFork(Protocol):
@@ -34,22 +32,19 @@ def outlive_forks(thing: OutlivesFork) -> None:
 class RenewedLock:
     """A lock that a forked process finds open, whoever held it: ``with renewed.lock:``.
 
-    A new one in its place, so that a thread that forks within such a block may leave the block in both processes.
-
-    Args:
-        kind: ``threading.Lock`` or ``threading.RLock``.
+    A new one in its place, so that a thread that forks within such a block may leave the block in both processes. Its thread may take it
+    again: a signal's handler, or a finalizer that the garbage collector calls, may come to the same lines while it has it.
     """
 
-    __slots__ = ("__weakref__", "_kind", "lock")
+    __slots__ = ("__weakref__", "lock")
 
-    def __init__(self, kind: Callable[[], AbstractContextManager[Any]] = threading.Lock) -> None:
-        self._kind = kind
-        self.lock = kind()
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
         outlive_forks(self)
 
     def after_fork(self) -> None:
         """Whoever held it is the parent's."""
-        self.lock = self._kind()
+        self.lock = threading.RLock()
 
 
 def tell_all() -> None:

@@ -57,7 +57,8 @@ class CallingThreads:
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
+        # Its thread may take it again: a signal's handler, or a finalizer, may call a schedule while it is held.
+        self._lock = threading.RLock()
         self._last = 0
         self._in_a_row = 0
         self._shared = False

@@ -13,7 +13,6 @@ take turns.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,7 +31,7 @@ _OTHERS = {"float32_convolutions": "conv", "float32_recurrence": "rnn"}
 _KINDS = ("matmul", *_OTHERS.values())
 _FULL = "ieee"
 
-_turn = RenewedLock(threading.RLock)
+_turn = RenewedLock()
 # Several times what a comparison takes. Not for ever: whoever has the turn may wait for what this thread holds, its model, say.
 _PATIENCE_S = 10.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -27,7 +26,7 @@ _making = RenewedLock()
 def turn_of(model: torch.nn.Module) -> RenewedLock:
     """Held by whoever reads the state of ``model`` and writes it back: all its schedules share the one state."""
     with _making.lock:
-        return _turns.setdefault(model, RenewedLock(threading.RLock))
+        return _turns.setdefault(model, RenewedLock())
 
 
 @dataclass(frozen=True, slots=True)

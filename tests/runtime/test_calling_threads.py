@@ -27,6 +27,7 @@ from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.load import load
 from tests.conformance.bundles import evidence_for, two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_inputs, two_branches_program
+from tests.conformance.interruptions import ends_whatever_interrupts
 from tests.conformance.waiting import wait_until
 
 
@@ -125,6 +126,17 @@ def test_what_a_run_raises_is_raised_where_it_was_called_and_nothing_is_held(
 def test_a_schedule_that_a_run_calls_does_not_wait_for_it(callers: CallingThreads, others: list[ThreadPoolExecutor]) -> None:
     owner = _share(callers, others)
     assert callers.run(lambda inputs: callers.run(_who, []), []) == [owner]
+
+
+def test_a_call_that_interrupts_the_choice_of_a_thread_does_not_wait_for_it(
+    callers: CallingThreads, others: list[ThreadPoolExecutor]
+) -> None:
+    _share(callers, others)
+    ran: list[Any] = []
+    # As a signal's handler, or a finalizer, calls another schedule.
+    choosing = {CallingThreads._owner_for.__code__}
+    assert ends_whatever_interrupts(lambda: ran.append(callers.run(_who, [])), choosing, lambda: callers.run(_who, []))
+    assert len(ran) == 1
 
 
 # The system may give a signal to any thread. One that waits, and is not the one that got it, hears of it when it waits no longer.

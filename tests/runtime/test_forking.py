@@ -171,7 +171,7 @@ def test_after_a_fork_nothing_is_left_that_only_a_thread_of_the_parent_could_ope
         assert not any(_opens(lock) for lock in before)
     finally:
         for renewed in locks:
-            renewed.lock = renewed._kind()
+            renewed.lock = threading.RLock()
 
 
 def test_after_a_fork_nobody_waits_for_a_compilation_of_the_parents() -> None:
@@ -196,7 +196,7 @@ def test_after_a_fork_nobody_waits_for_a_compilation_of_the_parents() -> None:
 
 
 def test_a_block_that_was_forked_in_ends_in_both_processes() -> None:
-    renewed = forks.RenewedLock(threading.RLock)
+    renewed = forks.RenewedLock()
     with renewed.lock:
         forks.tell_all()
         with renewed.lock:

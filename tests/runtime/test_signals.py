@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from autosched.export.bundle import encode_bundle
+from autosched.runtime.guard import LoadedModel
 from autosched.runtime.load import load
 from autosched.runtime.shape_table import ShapeTable
+from tests.conformance.interruptions import ends_whatever_interrupts
 from tests.conformance.stateful import bundle_bytes, bundled
 
 
@@ -131,3 +133,12 @@ def test_refresh_within_a_call_of_its_thread_waits_for_the_next_call(model: Late
     assert refreshed == [False]
     assert prepared.seen is not seen
     assert fast.report().calls == 2
+
+
+def test_a_call_that_interrupts_the_counting_of_fallbacks_does_not_wait_for_it(model: Late) -> None:
+    x = torch.randn(2, 4)
+    fast = load(bundle_bytes(model, (x,)), model)
+    model.train()
+    with pytest.warns(match="another mode"):
+        # Outside of a call: it is refresh() that warns.
+        assert ends_whatever_interrupts(fast.refresh, {LoadedModel._warn.__code__}, lambda: fast(x))

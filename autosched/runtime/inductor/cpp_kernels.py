@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -34,7 +33,7 @@ _RELEASES_LOCK = (
 # The function that the binding calls; its name is a setting of PyTorch's binding cache, the same for all kernels.
 _SIGNATURE = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(([^()]*)\)\s*\{')
 
-_patching = RenewedLock(threading.RLock)
+_patching = RenewedLock()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ ASKING_LIMIT_S = 60.0
 """Seconds for compilers that are only asked what they are and can do; less than a measuring process may go without a sign of life."""
 _AGAIN_S = 1.0
 
-_patching = RenewedLock(threading.RLock)
+_patching = RenewedLock()
 
 
 class CompilerHung(BaseException):

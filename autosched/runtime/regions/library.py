@@ -10,7 +10,6 @@ import hashlib
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ class RegionLibrary:
         self._tried: dict[str, str] = {}  # what is wrong with cuDNN's fused kernels, by the operator's digest
         self._settings: str | None = None
         self._refusals: dict[tuple[int, int, Variant], RegionRefusal] = {}
-        self._lock = RenewedLock(threading.RLock)
+        self._lock = RenewedLock()
         self.compiled = 0
         self.reused = 0
         self.processes = 1
