@@ -4,6 +4,7 @@
 cache by itself. Importing this package loads neither the tuning stack nor CUDA.
 """
 
+import sys as _sys
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 from typing import Any as _Any
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     from autosched.runtime.kept_memory import keep_memory
     from autosched.runtime.load import load
 
+if not getattr(_sys, "_is_gil_enabled", lambda: True)():
+    # Lanes that run in Python order their accesses to memory by it.
+    raise ImportError(
+        "autosched needs the interpreter's lock, which is off in this process: start Python with PYTHON_GIL=1 or -X gil=1, or take a build "
+        "of Python that is not free-threaded"
+    )
 _here = _Path(__file__).resolve().parent
 if not (_here / "search").is_dir() and (_here.parent / "search" / "__init__.py").is_file():
     __path__.append(str(_here.parent))  # source checkout: sibling folders are our sub-packages

@@ -46,6 +46,14 @@ def test_importing_loads_neither_the_tuning_stack_nor_cuda(statement: str) -> No
     assert done.returncode == 0, done.stderr
 
 
+def test_without_the_interpreters_lock_the_import_says_how_to_have_it() -> None:
+    code = "import sys; sys._is_gil_enabled = lambda: False; import autosched"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert "ImportError: autosched needs the interpreter's lock" in done.stderr
+    assert "PYTHON_GIL=1" in done.stderr
+
+
 def test_looking_at_the_machine_loads_no_library_that_measures_or_learns() -> None:
     heavy = tuple(name for name in HEAVY if name not in ("rich", "typer"))
     code = (

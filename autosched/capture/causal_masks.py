@@ -9,7 +9,10 @@ from typing import Any
 import torch
 
 # Kind: (name of the hint that the mask is the causal one, place of that argument).
-_HINTS = {torch.nn.TransformerEncoder: ("is_causal", 3), torch.nn.TransformerDecoder: ("tgt_is_causal", 6)}
+_HINTS: dict[type[torch.nn.Module], tuple[str, int]] = {
+    torch.nn.TransformerEncoder: ("is_causal", 3),
+    torch.nn.TransformerDecoder: ("tgt_is_causal", 6),
+}
 
 
 @contextmanager
