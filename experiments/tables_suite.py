@@ -1,11 +1,14 @@
-"""What ``experiments/suite.py`` measured on a CPU: the whole table, and the short one that the README begins with."""
+"""What ``experiments/suite.py`` measured on a CPU: the whole table, and the short one that the README begins with; and how far apart
+processes are, which says what small differences in them are worth."""
 
 from __future__ import annotations
 
+import json
+import statistics
 from pathlib import Path
 from typing import Any
 
-from experiments.tables_recorded import NOT_YET, Recorded, processor, ratio, recorded
+from experiments.tables_recorded import NOT_YET, Recorded, processor, ratio, recorded, where
 
 _COMPILED = ("torch_compile", "max_autotune")
 
@@ -44,6 +47,24 @@ def short_table(folder: Path) -> str:
         lines.append(f"| `{item.model}` | {times} | {kept} | {gains} |")
     footer = "Measured median milliseconds, batch 1, float32. Eager and torch.compile: the fastest configuration measured. "
     return "\n".join([*lines, "", footer + "; ".join(sorted({_where(item, commit=False) for item in found})) + "."])
+
+
+def processes_table(path: Path) -> str:
+    """One line for each model that several processes ran in turns, of ``processes.json``."""
+    if not path.exists():
+        return NOT_YET
+    found = json.loads(path.read_text())
+    lines = [
+        "| model | median | twice in one process (A/A) | in two processes | how much of that lasts |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        apart = " | ".join(f"{statistics.median(row[key]):.1f} % (at most {max(row[key]):.1f} %)" for key in ("same_pct", "two_pct"))
+        lasting = f"{row['lasting']:.2f}" if row["lasting"] is not None else ""
+        lines.append(f"| `{row['model']}` | {_milliseconds(row['median_us'])} ms | {apart} | {lasting} |")
+    said = f"{found['processes']} processes, the same sequential schedule in each, {found['rounds']} rounds in turns; medians of these."
+    lasts = "*Lasts*: correlation of what sets processes apart in the first half of the measurement with the second."
+    return "\n".join([*lines, "", f"{said} {lasts} {where(found)}"])
 
 
 def _line(item: Recorded) -> str:
