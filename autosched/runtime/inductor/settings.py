@@ -15,6 +15,8 @@ from autosched.runtime.inductor.hung import asking_compilers
 from autosched.runtime.inductor.unfinished import remove_unfinished
 
 _log = logging.getLogger(__name__)
+# A linker writes a library of a kernel at once; one that is killed leaves what is soon older than this.
+_LINKING_S = 5.0
 
 # Passes of the user's own: what they do to the code is in no configuration.
 _OWN_PASSES = (
@@ -42,7 +44,7 @@ def settings_digest(kind: str) -> str:
     """
     let_inductor_write()
     # Before anything is loaded: the beginning of a library, without its end, ends the process that loads it.
-    remove_unfinished()
+    remove_unfinished(idle_s=_LINKING_S)
     try:
         import torch._functorch.config as functorch_config
         import torch._inductor.config as inductor_config

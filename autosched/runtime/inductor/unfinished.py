@@ -12,6 +12,7 @@ import contextlib
 import os
 import struct
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,8 +21,12 @@ from autosched.runtime.compiler_files import inductor_folder
 _HEADER = struct.Struct("<4s36xQ10xHHH")  # of a 64-bit ELF file: magic, offset of the section headers, their size and number
 
 
-def remove_unfinished() -> list[Path]:
-    """Remove libraries that are not whole and that no process of this user has open; returns those. On Linux only, elsewhere nothing."""
+def remove_unfinished(*, idle_s: float = 0.0) -> list[Path]:
+    """Remove libraries that are not whole and that no process of this user has open; returns those. On Linux only, elsewhere nothing.
+
+    Args:
+        idle_s: only those that nobody has written to for so long: other users' processes, and other machines', are not seen from here.
+    """
     folder = inductor_folder()
     if folder is None or not sys.platform.startswith("linux"):
         return []
@@ -30,7 +35,7 @@ def remove_unfinished() -> list[Path]:
     for path in sorted(set(broken) - _open_files(broken)):
         with contextlib.suppress(OSError):
             # Once more: it may have been finished since.
-            if not is_whole(path):
+            if not is_whole(path) and time.time() - path.stat().st_mtime >= idle_s:
                 path.unlink()
                 removed.append(path)
     return removed
