@@ -134,8 +134,8 @@ def tune_shapes(
                 options["lowering"] = found[0].report.lowering
             with _saying_which(told.prefix):
                 found.append(tune(model, args, kwargs, device, effort, share_s, seed, source=source, progress=told, **options))
-            # The rivals' compile time is not the search's, so a job may report more seconds than its share.
-            left_s -= min(found[-1].report.search_s, share_s)
+            # One stage at least is finished when the budget is spent, so a job may take more than its share.
+            left_s -= min(sum(stage.seconds for stage in found[-1].report.stages if stage.in_budget), share_s)
     if len({call_key(tuned.bundle.program) for tuned in found}) < count:
         raise UsageError("two of the examples answer the same call; give each shape once")
     return TunedShapes(found, sizes)

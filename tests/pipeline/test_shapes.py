@@ -20,6 +20,7 @@ from autosched.cli.shapes import parse_batches
 from autosched.core.errors import UnstableMeasurement, UnsupportedGraph, UsageError
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind
+from autosched.core.report import StageTime
 from autosched.core.schedule import sequential
 from autosched.datasets.journal import Scope
 from autosched.export.bundle import write_bundle
@@ -34,6 +35,9 @@ from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name
 from tests.conformance.bundles import shapes_of, two_branches_bundle
 from tests.conformance.command import run
 from tests.conformance.graphs import TwoBranches
+
+# Compilers of baselines are in nobody's budget.
+STAGES = (StageTime("search", 2.0), StageTime("compiling torch_compile", 40.0, False), StageTime("final comparison", 3.0))
 
 
 class Small(torch.nn.Module):
@@ -80,7 +84,7 @@ def test_the_budget_is_divided_and_what_is_left_goes_on(monkeypatch: pytest.Monk
         shares.append(budget_s)
         assert options["dtype"] == "float32"
         lowerings.append(options.get("lowering"))
-        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(search_s=5.0, lowering="fused"))
+        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(stages=STAGES, lowering="fused"))
 
     monkeypatch.setattr(pipeline, "tune", tune)
     examples = [(torch.randn(rows, 8),) for rows in (1, 4, 8)]
@@ -98,7 +102,7 @@ def test_an_error_says_which_of_several_shapes_it_is_about(rows: tuple[int, ...]
     def tune(model: object, args: tuple[torch.Tensor], *_: object, **__: object) -> Any:
         if len(args[0]) == 4:
             raise UnsupportedGraph("no room")
-        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(search_s=5.0, lowering="fused"))
+        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(stages=STAGES, lowering="fused"))
 
     monkeypatch.setattr(pipeline, "tune", tune)
     with pytest.raises(UnsupportedGraph, match=words):
@@ -120,7 +124,7 @@ def test_what_is_measured_anew_for_one_shape_is_not_forgotten_for_the_next(tmp_p
     def tune(*_: object, **__: object) -> Any:
         forget_measurements(device)
         known.append(add(f"of shape {len(known)}"))
-        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(search_s=5.0, lowering="fused"))
+        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(stages=STAGES, lowering="fused"))
 
     add("of an earlier run")
     monkeypatch.setattr(pipeline, "tune", tune)
@@ -137,7 +141,7 @@ def test_the_capture_of_a_later_shape_is_not_told_the_budget_of_the_one_before(m
         progress.stage("capture")
         progress.stage("starting the worker")
         progress.stage("operators alone", 0.0)
-        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(search_s=5.0, lowering="fused"))
+        return SimpleNamespace(bundle=next(bundles), report=SimpleNamespace(stages=STAGES, lowering="fused"))
 
     monkeypatch.setattr(pipeline, "tune", tune)
     console = Console(file=io.StringIO(), force_terminal=False)
