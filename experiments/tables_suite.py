@@ -62,7 +62,8 @@ def processes_table(path: Path) -> str:
         apart = " | ".join(f"{statistics.median(row[key]):.1f} % (at most {max(row[key]):.1f} %)" for key in ("same_pct", "two_pct"))
         lasting = f"{row['lasting']:.2f}" if row["lasting"] is not None else ""
         lines.append(f"| `{row['model']}` | {_milliseconds(row['median_us'])} ms | {apart} | {lasting} |")
-    said = f"{found['processes']} processes, the same sequential schedule in each, {found['rounds']} rounds in turns; medians of these."
+    said = f"{found['processes']} processes, the same sequential schedule in each, {found['rounds']} rounds in turns."
+    said += " Medians over processes, and over pairs of them."
     lasts = "*Lasts*: correlation of what sets processes apart in the first half of the measurement with the second."
     return "\n".join([*lines, "", f"{said} {lasts} {where(found)}"])
 
