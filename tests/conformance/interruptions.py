@@ -28,6 +28,8 @@ def ends_whatever_interrupts(body: Callable[[], object], codes: set[CodeType], i
         return trace
 
     def traced() -> None:
+        # Python 3.12 asks when tracing begins whether any frame is to be traced so.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(trace)
         try:
             body()
