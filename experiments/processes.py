@@ -11,7 +11,6 @@ two processes and few turns.
 from __future__ import annotations
 
 import itertools
-import statistics
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -67,7 +66,9 @@ def differences(times: np.ndarray) -> dict[str, Any]:
 
 
 def _apart(one: np.ndarray, other: np.ndarray) -> float:
-    return 100.0 * abs(statistics.median((one / other).tolist()) - 1.0)
+    from autosched.device.timing import paired_ratio
+
+    return 100.0 * abs(paired_ratio(one, other).ratio - 1.0)
 
 
 def main() -> None:

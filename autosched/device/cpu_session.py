@@ -42,13 +42,12 @@ from autosched.device.worker_messages import (
 from autosched.runtime.host_key import numerics_key
 from autosched.runtime.native.build import engine_here
 from autosched.runtime.regions.pieces import offered_variants
+from autosched.runtime.regions.pool import MOST_LATE
 
 if TYPE_CHECKING:
     import torch
 
 _MODULE = "autosched.device.worker_main"
-# One region may be too large for the compiler; more in a row mean that the compiler hangs.
-_MOST_LATE = 2
 NO_ANSWER = Failure(FailureKind.CRASH, "the measuring process gave no answer for this one")
 
 _Record = TypeVar("_Record")
@@ -201,7 +200,7 @@ class CpuSession:
         end_s = math.inf if limit_s is None else time.monotonic() + limit_s
         late = 0
         while True:
-            left_s = 0.0 if late >= _MOST_LATE else max(0.0, end_s - time.monotonic())
+            left_s = 0.0 if late >= MOST_LATE else max(0.0, end_s - time.monotonic())
             try:
                 for answer in self._ask(RegionsRequest(width, variant, tuple(skip), None if math.isinf(left_s) else left_s)):
                     if isinstance(answer, RegionAnswer):

@@ -204,7 +204,7 @@ class RegionLibrary:
             self._missing = missing_compiler(self._device.type)
             if not self._missing:
                 try:
-                    self._settings = settings_digest(self._device.type)
+                    self._settings_digest()
                 except CompilerHung as hung:
                     self._missing = str(hung)
         return self._missing

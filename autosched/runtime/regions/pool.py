@@ -39,8 +39,8 @@ REGION_LIMIT_S = 240.0
 # Starting a process costs about what a region does.
 _LEAST_JOBS = 4
 _JOBS_EACH = 2
-# One may be too large for the compiler; more in a row means that the compiler hangs.
-_MOST_LATE = 2
+MOST_LATE = 2
+"""Regions without a result in time: one may be too large for the compiler, more in a row mean that the compiler hangs."""
 _WORKER_BYTES = 2 << 30
 _POLL_S = 0.25
 _DYING_S = 10.0  # until a process that has closed its pipes is gone: one that used a GPU, or much memory, takes a while
@@ -161,10 +161,10 @@ class _Pool:
             for worker in [item for item in self._workers if item.deadline_s <= now_s]:
                 self._late += worker.job is not None
                 yield from self._lost(worker, f"no result within {worker.limit_s:g} s")
-            if self._late >= _MOST_LATE:
+            if self._late >= MOST_LATE:
                 yield from self._give_up()
         # Nobody is left to take these, or no time.
-        for job in [worker.job for worker in self._workers if worker.job is not None] + self._waiting[::-1]:
+        for job in self._left():
             yield Made(job)
 
     def close(self) -> None:
@@ -246,9 +246,13 @@ class _Pool:
         if len(self._workers) < len(self._waiting):
             self._start()
 
+    def _left(self) -> list[Job]:
+        """Jobs without an answer: those that processes are at, and those that wait."""
+        return [worker.job for worker in self._workers if worker.job is not None] + self._waiting[::-1]
+
     def _give_up(self) -> Iterator[Made]:
         """It is the compiler and not the regions: refuse the rest of them."""
-        rest = [worker.job for worker in self._workers if worker.job is not None] + self._waiting[::-1]
+        rest = self._left()
         self._waiting.clear()
         for worker in self._workers.copy():
             self._end(worker)
