@@ -513,16 +513,6 @@ class WithoutWorkspaces(FakeCuda):
         return False
 
 
-def test_where_no_stream_ever_gets_workspaces_none_is_changed() -> None:
-    """Else every lane would take one stream after the other until there are none."""
-    cuda = WithoutWorkspaces()
-    graph = diamond(2, 2)
-    capturer, plan = GraphCapturer(cuda), make_plan(graph, two_lanes(graph))
-    before = [capturer.streams.lane(lane) for lane in range(plan.lanes)]
-    assert capturer.hold_workspaces(plan) is None
-    assert [capturer.streams.lane(lane) for lane in range(plan.lanes)] == before
-
-
 class WithWorkspacesOutsideOfCaptures(FakeCuda):
     """Products keep some on their stream, but for those that are captured; and nobody ever runs out of streams."""
 
@@ -540,9 +530,10 @@ class WithWorkspacesOutsideOfCaptures(FakeCuda):
         return False
 
 
-def test_where_captured_products_leave_no_workspaces_no_lane_is_changed() -> None:
-    """Else every lane would take one stream after the other, for ever where each is a new one."""
-    cuda = WithWorkspacesOutsideOfCaptures()
+@pytest.mark.parametrize("kind", [WithoutWorkspaces, WithWorkspacesOutsideOfCaptures])
+def test_where_captured_products_leave_no_workspaces_no_lane_is_changed(kind: type[FakeCuda]) -> None:
+    """Else every lane would take one stream after the other until there are none, for ever where each is a new one."""
+    cuda = kind()
     graph = diamond(2, 2)
     capturer, plan = GraphCapturer(cuda), make_plan(graph, two_lanes(graph))
     before = [capturer.streams.lane(lane) for lane in range(plan.lanes)]
