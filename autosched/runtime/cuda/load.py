@@ -32,7 +32,7 @@ from autosched.runtime.plan import Plan
 _log = logging.getLogger(__name__)
 
 # Operators of PyTorch that may call cuBLAS. One too many costs a workspace, one too few what ``hold_workspaces`` is for.
-_MULTIPLIES = re.compile("mm|mv|matmul|linear|einsum|attention|encoder_layer|dot|cdist|lstm|gru|rnn")
+_MULTIPLIES = re.compile("mm|mv|matmul|linear|einsum|attention|encoder_layer|dot|cdist|lstm|gru|rnn|linalg_(?!vector)|triangular")
 _lock = threading.Lock()
 # One at a time: all share their device's streams, and no two captures may be under way; what waits for the device ends the other's.
 # A custom operator may call another schedule, which another thread may be making ready and then waits for its turn: it stands aside.

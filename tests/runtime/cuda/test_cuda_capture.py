@@ -559,7 +559,13 @@ def test_a_program_without_products_gets_no_workspaces() -> None:
     assert rig.cuda.workspaces == {}
 
 
-@pytest.mark.parametrize("target", ["aten::mv.default", "aten::dot.default", "inductor::mm.0", "aten::lstm.input", "mylib::norm.default"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "aten::mv.default", "aten::dot.default", "inductor::mm.0", "aten::lstm.input", "mylib::norm.default",
+        "aten::linalg_solve_triangular.default", "aten::triangular_solve.default",
+    ],
+)  # fmt: skip
 def test_whatever_may_be_a_product_has_its_workspaces_where_they_are_held(target: str) -> None:
     """Trap 4: also what multiplies a vector, and what nobody but its author knows."""
     rig = rig_with_a_product(target)
