@@ -126,6 +126,18 @@ def test_a_served_graph_outlives_the_one_that_was_prepared_first(rig: Rig) -> No
     kept.close()
 
 
+def test_graphs_that_serve_one_after_the_other_do_not_grow_memory(rig: Rig) -> None:
+    graph, inputs = rig.program.graph, rig.inputs(1)
+    plan = make_plan(graph, spread(rig, 1))
+    reserved: list[int] = []
+    for _ in range(8):
+        served = prepare_runner(rig.capturer, rig.bound, graph, plan, inputs)
+        served(inputs)
+        served.close()
+        reserved.append(torch.cuda.memory_reserved())
+    assert max(reserved[4:]) <= max(reserved[:4])
+
+
 def test_candidates_in_one_pool_do_not_grow_memory(rig: Rig) -> None:
     """Trap 8."""
     pool = rig.capturer.scratch_pool()

@@ -98,6 +98,15 @@ class GraphCapturer:
             self._scratch = pool
         return self._scratch
 
+    def give_back(self) -> None:
+        """Give the device the memory of graphs that are gone: PyTorch caches it for pools that nobody has any more, until no other is left.
+
+        As ``torch.cuda.graph`` does at every entry; but here only where there may be some.
+        """
+        if self._gate.freed:
+            self._gate.freed = False
+            self.backend.release_cached()
+
     def hold_workspaces(self, plan: Plan) -> Failure | None:
         """Make the libraries' workspaces of the plan's lanes where they outlive every graph; see :class:`Workspaces`."""
         return self._workspaces.hold(lambda: self._lanes(plan))

@@ -88,6 +88,8 @@ def prepare_runner(
         DeviceError: if it cannot be captured, or the captured graph does not pass its audit.
     """
     backend = capturer.backend
+    # One that serves has a pool of its own, and takes the place of another where weights have changed or shapes take turns.
+    capturer.give_back()
     static = [tensor if place in callers else backend.static_like(tensor) for place, tensor in enumerate(inputs)]
     own = [place for place in range(len(static)) if place not in callers]
     backend.copy([static[place] for place in own], [inputs[place] for place in own])

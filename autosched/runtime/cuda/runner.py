@@ -23,10 +23,13 @@ class ReplayGate:
 
     The end of a call is noted on its stream at once: by the next call that stream may be gone, or be capturing a graph of its owner's, and
     who then waits for it joins that capture.
+
+    ``freed`` turns true when one of the graphs was freed.
     """
 
     def __init__(self, backend: StreamBackend) -> None:
         self.lock = threading.Lock()
+        self.freed = False
         self._backend = backend
         self._stream: Stream | None = None  # of the last call
         self._handle = 0
@@ -181,6 +184,7 @@ class GraphRunner:
             graph, self._graph = self._graph, None
             self.outputs = []
             self._backend.reset(graph)
+            self._gate.freed = True
             # Nodes of the graph record them, so they go after it.
             self._stamps = {}
 

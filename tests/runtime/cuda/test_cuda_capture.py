@@ -582,6 +582,17 @@ def test_convolutions_are_products_where_cudnn_is_off(monkeypatch: pytest.Monkey
         assert (rig.capturer._workspaces.pool is None) == enabled
 
 
+def test_memory_of_a_graph_that_is_gone_is_given_back_before_the_next_one_takes_its_own() -> None:
+    """Its pool is cached for nobody: a model whose weights change now and then would come to hold the whole device."""
+    graph = diamond()
+    rig = Rig(graph)
+    plan = make_plan(graph, two_lanes(graph))
+    for turn in range(3):
+        runner = prepare_runner(rig.capturer, rig.program, graph, plan, rig.inputs)
+        assert rig.cuda.released == turn
+        runner.close()
+
+
 def test_serving_without_an_audit_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     graph = diamond(2, 2)
     rig = Rig(graph)
