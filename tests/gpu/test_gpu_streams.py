@@ -115,6 +115,16 @@ def test_clones_of_any_tensors_are_their_owners_with_the_same_bits_and_strides()
         assert not {tensor.data_ptr() for tensor in made if tensor.numel()} & {tensor.data_ptr() for tensor in tensors}
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.complex32])
+def test_tensors_of_any_type_are_copied(dtype: torch.dtype) -> None:
+    backend = open_backend()
+    sources = [torch.arange(8.0).to(dtype).to(backend.device) for _ in range(3)]
+    targets = [backend.static_like(source) for source in sources]
+    backend.copy(targets, sources)
+    for made in (targets, backend.clone(sources)):
+        assert backend.same(made, sources)
+
+
 def test_an_allocation_before_the_fork_is_outside_the_pool_and_its_kernel_outside_the_graph() -> None:
     backend = open_backend()
     origin, outside, inside = (backend.new_stream(0) for _ in range(3))

@@ -26,6 +26,13 @@ _cuda: Any = torch.cuda  # its Python side is not typed
 
 # One copy costs less than the fused call, and two cost as much.
 _CLONED_ONE_BY_ONE = 2
+# What PyTorch's kernel of the fused call has; asked for others, it raises.
+_FUSED = frozenset(
+    {
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+        torch.complex128, torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    }
+)  # fmt: skip
 
 
 class TorchStreams:
@@ -231,8 +238,9 @@ class TorchStreams:
         """One fused call where the tensors allow it."""
         if not targets:
             return
-        if len(targets) == 1:
-            targets[0].copy_(sources[0], non_blocking=True)
+        if len(targets) == 1 or targets[0].dtype not in _FUSED:
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=True)
             return
         torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
 

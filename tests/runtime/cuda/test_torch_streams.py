@@ -39,6 +39,23 @@ def test_a_graph_that_was_abandoned_stays_where_the_allocators_look_for_it(monke
     assert alive() is not None
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.float32])
+def test_tensors_that_the_fused_copy_has_no_kernel_for_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    fused: list[torch.dtype] = []
+
+    def copy(targets: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool) -> None:
+        fused.append(targets[0].dtype)
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copy)
+    targets = [torch.zeros(4, dtype=torch.float32).to(dtype) for _ in range(3)]
+    sources = [torch.arange(4, dtype=torch.float32).to(dtype) for _ in range(3)]
+    object.__new__(TorchStreams).copy(targets, sources)
+    assert [target.tolist() for target in targets] == [[0.0, 1.0, 2.0, 3.0]] * 3
+    assert fused == [torch.float32] * (dtype is torch.float32)
+
+
 class _Driver:
     """The driver's library: what was asked of it, and how many contexts a thread has on top of each other."""
 
