@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -283,6 +284,21 @@ def test_memory_freed_at_the_last_launch_is_caught_by_audit_and_delays(rig: Rig)
         if caught == 2:
             return
     pytest.fail("the allocator never handed a block over too early: the case is too small to show anything")
+
+
+@pytest.mark.gpu_only(reason="it captures as a user does")
+def test_a_runner_that_another_thread_drops_breaks_no_capture_of_a_user(rig: Rig) -> None:
+    """That of ``torch.cuda.graph`` forbids every thread to wait, and a collection may come in any of them."""
+    runners = [rig.capture(make_plan(rig.program.graph, spread(rig, 2)))]
+    runners[0](rig.inputs(1))
+    torch.cuda.synchronize()
+    graph, given = torch.cuda.CUDAGraph(), torch.ones(8, device=rig.backend.device)
+    with ThreadPoolExecutor(1) as other, torch.cuda.graph(graph):
+        made = given * 2
+        other.submit(runners.clear).result()
+        made += 1
+    graph.replay()
+    assert made.tolist() == [3.0] * 8
 
 
 def test_a_hundred_replays_beside_noise_give_one_answer(rig: Rig) -> None:

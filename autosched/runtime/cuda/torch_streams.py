@@ -17,13 +17,14 @@ import torch
 
 from autosched.core.errors import DeviceError
 from autosched.runtime.cuda.captured import Span
-from autosched.runtime.cuda.key import fastest_clock_mhz
+from autosched.runtime.cuda.key import driver_library, fastest_clock_mhz
 from autosched.runtime.cuda.private_streams import private_stream
 from autosched.runtime.cuda.streams import EMPTY_CAPTURE, NAN_PATTERN, EmptyCapture, Event, Graph, Pool, Stream, Tensor
 from autosched.runtime.numerics import compare
 
 _cuda: Any = torch.cuda  # its Python side is not typed
 
+_CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, of a thread: it is forbidden nothing for the sake of captures
 # One copy costs less than the fused call, and two cost as much.
 _CLONED_ONE_BY_ONE = 2
 # What PyTorch's kernel of the fused call has; asked for others, it raises.
@@ -98,8 +99,13 @@ class TorchStreams:
         stream.wait_event(event)
 
     def await_event(self, event: Event) -> None:
-        """``Event.synchronize``."""
-        event.synchronize()
+        """``Event.synchronize``; it ends no capture of a user's that forbids every thread to wait: what is waited for is in none."""
+        library, mode = driver_library(), ctypes.c_int(_CAPTURE_MODE_RELAXED)
+        library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            event.synchronize()
+        finally:
+            library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
     def elapsed_us(self, start: Event, end: Event) -> float:
         """From milliseconds."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from autosched.core.errors import DeviceMissing
-from autosched.runtime.cuda import private_streams
+from autosched.runtime.cuda import private_streams, torch_streams
 from autosched.runtime.cuda.streams import NAN_PATTERN
 from autosched.runtime.cuda.torch_streams import TorchStreams
 
@@ -91,6 +91,27 @@ def test_streams_are_made_by_the_driver_in_the_context_that_pytorch_uses(monkeyp
         # 1: one that waits for nothing on the default stream.
         assert [(flags.value, priority.value) for flags, priority in asked] == [(1, 0), (1, -2)]
         assert [said[0] for said in driver.said].count("cuDevicePrimaryCtxRetain") == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_waiting_for_an_event_is_allowed_beside_any_capture(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    modes = [0]  # of this thread; 0 is CUDA's default, 2 forbids it nothing
+
+    class Driver:
+        def cuThreadExchangeStreamCaptureMode(self, given: Any) -> int:
+            given._obj.value, modes[0] = modes[0], given._obj.value
+            return 0
+
+    class Event:
+        def synchronize(self) -> None:
+            modes.append(modes[0])
+            if fails:
+                raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(torch_streams, "driver_library", Driver)
+    with pytest.raises(RuntimeError, match="lost") if fails else contextlib.nullcontext():
+        object.__new__(TorchStreams).await_event(Event())
+    assert modes == [0, 2]
 
 
 def test_where_there_is_no_driver_no_stream_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
