@@ -139,7 +139,7 @@ def _closest(name: str, also: list[str] | None = None) -> str:
 
 
 def _unknown(name: str, also: list[str] | None = None) -> UnknownModel:
-    return UnknownModel(f"unknown model {name!r}; the closest known: {_closest(name, also)}. 'autosched models' lists the suite.")
+    return UnknownModel(f"unknown model {name!r}; the closest known: {_closest(name, also)}. 'autosched models' lists the built-in ones.")
 
 
 @contextmanager

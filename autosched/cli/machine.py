@@ -15,7 +15,7 @@ _OTHER_FORMS = (
 
 
 def list_models(json: JsonOption = False) -> None:
-    """List the models of the suite, and the other ways to name a model."""
+    """List the built-in models, and the other ways to name a model."""
     from autosched.zoo_models import suite
 
     entries = suite.names()
@@ -24,7 +24,7 @@ def list_models(json: JsonOption = False) -> None:
         return
     from rich.table import Table
 
-    table = Table(title="models of the suite")
+    table = Table(title="built-in models")
     for heading in ("name", "what it is", "needs"):
         table.add_column(heading, overflow="fold")
     for entry in entries:

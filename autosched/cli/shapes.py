@@ -19,9 +19,9 @@ BatchesOption = Annotated[
     typer.Option("--batch", help="Batch size of the example inputs; several, such as 1,4,16, give one file with a schedule for each."),
 ]
 ShapeOption = Annotated[
-    str | None, typer.Option("--shape", help="Which shape of the bundle, such as 4x3x224x224; inputs are separated by commas.")
+    str | None, typer.Option("--shape", help="Which shape of the file, such as 4x3x224x224; inputs are separated by commas.")
 ]
-ChosenBatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Which shape of the bundle, by its batch size.")]
+ChosenBatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Which shape of the file, by its batch size.")]
 
 
 def parse_batches(text: str | None) -> tuple[int | None, ...]:
