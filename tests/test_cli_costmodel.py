@@ -89,7 +89,18 @@ def test_without_any_model_evaluate_says_how_to_make_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(model_choice, "_shipped", lambda key, engine: [])
     synthetic_store(retraining.places_of("cpu")[0], families=("gamma",), kernels=4, pairs=6, seed=0)
     assert run("evaluate", "--device", "cpu") == 2
-    assert "'autosched train' makes one" in capsys.readouterr().err
+    assert "then 'autosched train runs'. To evaluate a model, name its folder" in capsys.readouterr().err
+
+
+def test_where_no_model_passed_the_gate_evaluate_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model_choice, "_shipped", lambda key, engine: [tmp_path])
+    monkeypatch.setattr(model_choice, "judged_at", lambda *_: model_choice.Judged(None, "analytic", "none passed", settled=True))
+    assert run("evaluate", "--device", "cpu") == 2
+    said = capsys.readouterr().err
+    assert "uses the analytic prior: none passed" in said
+    assert "makes one" not in said
 
 
 def test_training_into_a_folder_of_other_files_is_refused_at_once(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from autosched.config import cost_models_dir, runs_dir
+from autosched.core.errors import UsageError
 from autosched.core.progress import Progress, Silent
 from autosched.costmodel.evaluate import Evaluation
 from autosched.costmodel.evaluate import evaluate as evaluate_model
@@ -28,9 +29,17 @@ def places_of(device: str) -> tuple[Path, Path]:
 
 
 def model_of(device: str) -> Path:
-    """The folder of the cost model that tuning on ``device`` reads; where it would take the prior, the place of an installed one."""
+    """The folder of the cost model that tuning on ``device`` reads; where it takes the prior, that of the one installed here.
+
+    Raises:
+        UsageError: there is neither.
+    """
     found = device_named(device)
-    return model_in_use(found.key, engine_of(found)).folder or cost_models_dir() / found.key.digest
+    used = model_in_use(found.key, engine_of(found))
+    installed = cost_models_dir() / found.key.digest
+    if used.folder is None and not os.path.lexists(installed):
+        raise UsageError(f"tuning on this device uses the analytic prior: {used.why}. To evaluate a model, name its folder.")
+    return used.folder or installed
 
 
 def judged_on(device: str, folder: Path) -> tuple[Judged, Judged]:
