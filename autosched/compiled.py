@@ -89,7 +89,7 @@ def compile(
             first call, for each input shape, and for each part if the model cannot be captured whole (``torch.compile`` with this
             backend).
         example_kwargs: keyword arguments of that call.
-        schedule: ``auto`` to look in the cache of tuned schedules; or the path or the bytes of a bundle.
+        schedule: ``auto`` to look in the cache of tuned schedules; or the path or the bytes of a schedule file.
         tune: ``quick``, ``balanced`` or ``full``: tune if the cache has nothing, and keep the result there.
         budget_s: seconds for tuning, instead of the preset's.
         device: ``cpu``, ``cuda`` or ``cuda:N`` to insist on where the model is.

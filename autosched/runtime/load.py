@@ -53,9 +53,9 @@ def load(
     in_place: bool = True,
     custom_operators: Sequence[str] = (),
 ) -> LoadedModel:
-    """Bind a bundle to the model it was made for.
+    """Bind a schedule file to the model it was made for.
 
-    The bundle's key is compared with this host and with the model's parameters. If they fit, the schedule for each shape is bound to the
+    The file's key is compared with this host and with the model's parameters. If they fit, the schedule for each shape is bound to the
     model's own parameters (no copy), its operators are audited in order, and its outputs are compared with the model's on random inputs,
     within ``numerics.tolerance`` of each dtype; NaN and infinities must be where the model has them. A call runs the schedule for the
     shapes and dtypes of its inputs; where there is none, the model runs as it came.
@@ -69,10 +69,10 @@ def load(
     settings of the process. Side effects of ``forward`` (counters, prints, hooks that only look) do not happen on a schedule.
 
     Args:
-        source: path of a bundle, or its bytes.
-        model: in eval mode, on the device the bundle was tuned for.
+        source: path of a schedule file, or its bytes.
+        model: in eval mode, on the device the file was tuned for.
         strict: raise on any doubt, now and at call time, instead of running the model as it came with a warning.
-        pad: run a call of another size on the next larger shape and cut the outputs. The bundle needs two shapes or more that differ
+        pad: run a call of another size on the next larger shape and cut the outputs. The file needs two shapes or more that differ
             in one size; padding is refused where added rows are seen to change the others.
         max_shapes: how many schedules are in memory at most; the one used longest ago makes room, and is prepared again when needed.
         prepare: ``all`` binds and verifies every shape now, up to ``max_shapes``; ``first-use`` each at its first call.
@@ -81,15 +81,15 @@ def load(
         in_place: let schedules overwrite, while they run, what the model itself changes in place (a cache of keys and values), where nobody
             can see the difference; a call whose operator fails after that raises ``HalfWritten``. False: what is changed is made anew and
             copied when the run has succeeded, so that a call that fails has changed nothing.
-        custom_operators: namespaces of operators outside PyTorch that the bundle may run, such as ``("mylib",)`` for ``mylib::norm``; the
-            package that registers them must be imported. A bundle that needs another namespace is not used.
+        custom_operators: namespaces of operators outside PyTorch that the file may run, such as ``("mylib",)`` for ``mylib::norm``; the
+            package that registers them must be imported. A file that needs another namespace is not used.
 
     Returns:
         A callable with the model's signature; see :class:`LoadedModel`. Its ``report()`` says what is ready and what memory it takes.
 
     Raises:
         UsageError: if there is no file at the path, ``model`` is no module, or an option is out of range.
-        ArtifactCorrupt: with ``strict``, if the bundle is damaged or forged.
+        ArtifactCorrupt: with ``strict``, if the file is damaged or forged.
         IncompatibleArtifact: with ``strict``, if it was made for another host or model, computes something else, or cannot be padded.
     """
     if not isinstance(model, torch.nn.Module):
