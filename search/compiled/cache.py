@@ -127,7 +127,15 @@ def _folder_cache() -> Function:
             return Path(self.cache_path, f"{self._impl.filename_base}.turn")
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
-            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            try:
+                found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            except Exception as error:  # whatever pickle makes of a file that a power cut has left empty
+                logger.info("kept code is damaged and compiled again: %r", error)
+                found = None
+                if self.may_lack:
+                    # A damaged index could not be added to.
+                    with contextlib.suppress(OSError):
+                        self.flush()  # type: ignore[no-untyped-call]
             if found is None and not self.may_lack:
                 raise NotKept
             return found

@@ -132,6 +132,20 @@ def test_a_full_disk_costs_only_that_nothing_is_kept(tmp_path: Path) -> None:
     assert ask(tmp_path, **kept) == [20.0, 0, 0]
 
 
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("content", [b"", b"not a pickle"])
+def test_a_damaged_file_is_compiled_again_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, content: bytes) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    assert cache.compiled("f8(f8)")(_double)(4.0) == 8.0
+    (damaged,) = tmp_path.rglob(f"*.{ending}")
+    damaged.write_bytes(content)
+    with cache.only_what_is_kept(), pytest.raises(cache.NotKept):
+        cache.compiled("f8(f8)")(_double)
+    assert cache.compiled("f8(f8)")(_double)(4.0) == 8.0
+    with cache.only_what_is_kept():
+        assert cache.compiled("f8(f8)")(_double)(4.0) == 8.0
+
+
 def test_a_fault_of_the_cache_that_is_not_about_folders_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("something else")
