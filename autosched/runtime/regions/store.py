@@ -112,32 +112,32 @@ class RegionStore:
 
     def kept(self) -> list[KeptText]:
         """What is there, also what an interrupted process left; empty without a folder. A text that cannot be read counts as a region's."""
-        found: list[KeptText] = []
-        try:
-            entries = sorted(os.scandir(self._folder), key=lambda entry: entry.name)
-        except OSError:
-            return found
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                status = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode) and _NAME.fullmatch(entry.name):
-                    found.append(KeptText(Path(entry.path), _is_whole(Path(entry.path)), status.st_size, status.st_mtime))
+        return [KeptText(path, _is_whole(path), status.st_size, status.st_mtime) for path, status in self._files()]
+
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        """Ours alone, by name: ``AUTOSCHED_CACHE`` may be a folder in which there is another one of this name."""
+        found: list[tuple[Path, os.stat_result]] = []
+        with contextlib.suppress(OSError):
+            for entry in sorted(os.scandir(self._folder), key=lambda entry: entry.name):
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode) and _NAME.fullmatch(entry.name):
+                        found.append((Path(entry.path), status))
         return found
 
     def _prune(self) -> None:
         """Remove what an interrupted process left, and what was not used for longest if there is too much."""
         remove_abandoned_files(self._folder, _HALF_WRITTEN)
-        with contextlib.suppress(OSError):
-            found = [(entry.stat(follow_symlinks=False), entry.path) for entry in os.scandir(self._folder)]
-            total = sum(status.st_size for status, _ in found)
-            if total <= self._most_bytes:
+        found = self._files()
+        total = sum(status.st_size for _, status in found)
+        if total <= self._most_bytes:
+            return
+        for path, status in sorted(found, key=lambda item: item[1].st_mtime_ns):
+            if total <= _KEPT_SHARE * self._most_bytes:
                 return
-            for status, path in sorted(found, key=lambda item: item[0].st_mtime_ns):
-                if total <= _KEPT_SHARE * self._most_bytes:
-                    return
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-                total -= status.st_size
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= status.st_size
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
@@ -145,7 +145,8 @@ class RegionStore:
     def _read(self, path: Path) -> bytes | None:
         if not private_folder(self._folder):
             return None
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        # Without waiting for a writer, if it is a pipe.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(handle)
             if not _private(status, stat.S_ISREG) or status.st_size > _MOST_ENTRY_BYTES:

@@ -53,6 +53,16 @@ def test_a_damaged_entry_is_a_miss_and_can_be_written_again(store: RegionStore, 
     assert store.get("a") == SOURCE
 
 
+def test_a_pipe_in_place_of_an_entry_does_not_hang(store: RegionStore) -> None:
+    store.put("a", SOURCE)
+    path = only_file(store)
+    path.unlink()
+    os.mkfifo(path)
+    assert store.get("a") is None
+    assert store.put("a", SOURCE)
+    assert store.get("a") == SOURCE
+
+
 @pytest.mark.parametrize("mode", [0o660, 0o606, 0o666])
 def test_a_file_that_others_may_write_is_a_miss(store: RegionStore, mode: int) -> None:
     store.put("a", SOURCE)
@@ -112,3 +122,15 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     left = [key for key in "abcde" if narrow.get(key) is not None]
     assert left == ["a", "d", "e"]
     assert sum(path.stat().st_size for path in (tmp_path / "regions").iterdir()) <= 4 * size
+
+
+def test_files_of_the_user_in_a_folder_of_this_name_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "regions"
+    folder.mkdir(mode=0o700)
+    maps = folder / "europe.json"
+    maps.write_bytes(bytes(10_000))
+    os.utime(maps, (0, 0))
+    store = RegionStore(folder, most_bytes=5_000)
+    assert store.put("a", SOURCE)
+    assert maps.exists()
+    assert store.get("a") == SOURCE
