@@ -88,7 +88,8 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: naming the path and what is wrong with it.
     """
-    target = Path(path)
+    # A link stays, and what it names is written.
+    target = Path(os.path.realpath(path) if os.path.islink(path) else path)
     folder = target.parent
     if os.path.isdir(target):
         raise UsageError(f"cannot write {target}: it is a folder; name a file, such as {target / 'model.autosched'}")

@@ -17,6 +17,15 @@ def test_a_name_that_no_file_can_have_is_refused(name: str, tmp_path: Path) -> N
         check_writable(tmp_path / name)
 
 
+def test_a_link_is_asked_for_what_it_names(tmp_path: Path) -> None:
+    link = tmp_path / "model.autosched"
+    link.symlink_to(tmp_path / "gone" / "model.autosched")
+    with pytest.raises(UsageError, match="there is no folder"):
+        check_writable(link)
+    (tmp_path / "gone").mkdir()
+    check_writable(link)
+
+
 def test_a_name_that_a_file_can_have_leaves_nothing(tmp_path: Path) -> None:
     check_writable(tmp_path / "model.autosched")
     assert list(tmp_path.iterdir()) == []
