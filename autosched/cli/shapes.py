@@ -68,6 +68,7 @@ def tune_several(
             # Built with the first batch, like the model here: weights that are drawn after the inputs would be others with another.
             sources=[from_zoo(model, batch=batches[0], dtype=dtype, seed=seed)] * len(batches),
             batches=batches,
+            rescue=output,
             progress=progress,
             **options,
         )

@@ -81,6 +81,7 @@ def tune_shapes(
     *,
     sources: Sequence[ModelSource | None] | None = None,
     batches: Sequence[int | None] | None = None,
+    rescue: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> TunedShapes:
@@ -98,6 +99,7 @@ def tune_shapes(
         budget_s: seconds for all shapes together, instead of the preset's.
         sources: for each shape, where another process can build the same model, for the ``torch.compile`` baseline.
         batches: for each shape its batch size, if it is to be found by that.
+        rescue: a file for the shapes that came through where a later one cannot be tuned; the error names it. One that is there stays.
         progress: told where the job is.
         options: further keyword arguments of :func:`autosched.tune`.
 
@@ -132,7 +134,7 @@ def tune_shapes(
             told = _Numbered(progress or Silent(), index + 1, count)
             if chooses and found:
                 options["lowering"] = found[0].report.lowering
-            with _saying_which(told.prefix):
+            with _saying_which(told.prefix, TunedShapes(found, sizes[:index]), rescue):
                 found.append(tune(model, args, kwargs, device, effort, share_s, seed, source=source, progress=told, **options))
             # One stage at least is finished when the budget is spent, so a job may take more than its share.
             left_s -= min(sum(stage.seconds for stage in found[-1].report.stages if stage.in_budget), share_s)
@@ -156,13 +158,30 @@ def _require_distinct(examples: Sequence[Sequence[Any]], keywords: Sequence[Mapp
 
 
 @contextlib.contextmanager
-def _saying_which(prefix: str) -> Iterator[None]:
-    """Within, an error begins with the shape that it is about: nothing else tells the one example among many that cannot be tuned."""
+def _saying_which(prefix: str, before: TunedShapes, rescue: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Within, an error begins with the shape that it is about: nothing else tells the one example among many that cannot be tuned.
+
+    It ends with what became of the shapes ``before``.
+    """
     try:
         yield
     except AutoschedError as error:
-        error.args = (f"{prefix}{error}",)
+        error.args = (f"{prefix}{error}{_rescued(before, rescue)}",)
         raise
+
+
+def _rescued(before: TunedShapes, rescue: str | os.PathLike[str] | None) -> str:
+    """Write the shapes ``before`` to a file, for they may be a night's work; a sentence on where they are."""
+    if rescue is None or not before.shapes:
+        return ""
+    if os.path.lexists(rescue):
+        return f" {os.fspath(rescue)} is left as it was: it may hold more shapes than were tuned now."
+    try:
+        before.save(rescue)
+    except AutoschedError as error:
+        return f" What was tuned before it cannot be kept: {error}"
+    shapes = ", ".join(describe_shape(bundle.program) for bundle in before.bundles)
+    return f" What was tuned before it is in {os.fspath(rescue)}: {shapes}."
 
 
 def _noted(bundle: Bundle, batch: int | None) -> Bundle:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +108,32 @@ def test_an_error_says_which_of_several_shapes_it_is_about(rows: tuple[int, ...]
     monkeypatch.setattr(pipeline, "tune", tune)
     with pytest.raises(UnsupportedGraph, match=words):
         autosched.tune_shapes(TwoBranches().eval(), [(torch.randn(count, 8),) for count in rows])
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_shapes_before_one_that_cannot_be_tuned_are_not_lost(there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundles = shapes_of(TwoBranches().eval(), 1, 4)
+    ready = iter(bundles)
+
+    def tune(model: object, args: tuple[torch.Tensor], *_: object, **__: object) -> Any:
+        if len(args[0]) == 8:
+            raise UnsupportedGraph("no room.")
+        return SimpleNamespace(bundle=next(ready), report=SimpleNamespace(stages=STAGES, lowering="fused"))
+
+    monkeypatch.setattr(pipeline, "tune", tune)
+    path = tmp_path / "m.autosched"
+    if there:
+        path.write_text("of an earlier night")
+    words = (
+        f"shape 3 of 4: no room. {path} is left as it was" if there else f"shape 3 of 4: no room. What was tuned before it is in {path}: "
+    )
+    with pytest.raises(UnsupportedGraph, match=f"^{re.escape(words)}"):
+        autosched.tune_shapes(TwoBranches().eval(), [(torch.randn(rows, 8),) for rows in (1, 4, 8, 9)], batches=[1, 4, 8, 9], rescue=path)
+    if there:
+        assert path.read_text() == "of an earlier night"
+    else:
+        assert [bundle.program for bundle in read_bundles(path)] == [bundle.program for bundle in bundles]
+        assert pipeline.read(path, batch=4).bundles[0].program == bundles[1].program
 
 
 def test_what_is_measured_anew_for_one_shape_is_not_forgotten_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
