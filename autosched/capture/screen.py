@@ -8,7 +8,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, cast
@@ -286,7 +286,10 @@ def quiet_torch() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-    sys.stderr.write(written.getvalue())
+    # None in a process without one. That there is no room for it, or no terminal any more, is no fault of the model.
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(written.getvalue())
 
 
 def explain_export_failure(error: Exception) -> UnsupportedGraph:

@@ -1,6 +1,8 @@
 """What cannot be scheduled is refused with the operator, the line and what to do; nothing is printed."""
 
 import enum
+import io
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -442,3 +444,21 @@ def test_a_number_that_is_more_than_a_number_cannot_be_returned(what, advice):
 
     with pytest.raises(UnsupportedGraph, match=f"model returns .*{type(what).__name__}.* Return {advice}"):
         capture(Tells(), (torch.ones(3),))
+
+
+class NoRoom(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+class SaysSo(nn.Module):
+    def forward(self, x):
+        print("at work", file=sys.stderr)
+        return x + 1
+
+
+@pytest.mark.parametrize("stderr", [None, NoRoom()], ids=["none", "full"])
+def test_a_model_is_captured_where_nothing_can_be_written_to_stderr(stderr, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stderr)
+    captured = capture(SaysSo().eval(), (torch.ones(2),))
+    assert [operator.kind for operator in captured.program.graph.operators] == ["aten::add"]
