@@ -324,6 +324,35 @@ def test_a_job_goes_on_when_nobody_reads_its_progress(monkeypatch: pytest.Monkey
             os.dup2(nowhere.fileno(), writing)
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("a full disk", marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")),
+        "a terminal that is gone",
+    ],
+)
+def test_a_job_whose_progress_cannot_be_written_goes_on(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if where == "a full disk":
+        writing = os.open("/dev/full", os.O_WRONLY)
+    else:
+        terminal, writing = pty.openpty()
+        os.close(terminal)
+    with os.fdopen(writing, "w", buffering=1) as gone:
+        with pytest.raises(OSError, match=r"No space left|Input/output"):
+            os.write(writing, b"a word")
+        monkeypatch.setattr(sys, "stderr", gone)
+        with live_progress() as progress:
+            for stage in ("capture", "search"):
+                progress.stage(stage, 10.0)
+                progress.update(done=1, total=2)
+        complain("a word")
+        monkeypatch.undo()
+        # What could not be written would be tried again when the file is closed.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), writing)
+    assert progress._console.quiet
+
+
 @pytest.mark.parametrize(("asked", "silent"), [(("--quiet",), True), (("-q",), True), ((), False)])
 def test_quiet_leaves_out_progress_and_no_error(
     asked: tuple[str, ...], silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

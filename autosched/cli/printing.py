@@ -197,7 +197,10 @@ def plain_warnings() -> Iterator[None]:
 
 
 def live_progress(*, quiet: bool = False) -> LiveProgress:
-    """A progress bar on stderr, to be used with ``with``; where nobody reads that any more, or wants to, the job goes on without a word."""
+    """A progress bar on stderr, to be used with ``with``; where nobody reads that any more, or wants to, the job goes on without a word.
+
+    So it does where its terminal is gone without a signal (``disown``, ``setsid``), or there is no room for more of it.
+    """
     from rich.console import Console
 
     from autosched.progress import LiveProgress
@@ -205,6 +208,12 @@ def live_progress(*, quiet: bool = False) -> LiveProgress:
     class Stderr(Console):
         def on_broken_pipe(self) -> None:
             self.quiet = True
+
+        def _check_buffer(self) -> None:
+            try:
+                super()._check_buffer()
+            except OSError:
+                self.on_broken_pipe()
 
     return LiveProgress(Stderr(stderr=True, quiet=quiet))
 
