@@ -355,6 +355,11 @@ _ADVICE = (
         "Make the container a dataclass of a module that can be imported, register it with torch.export.register_dataclass, or return a "
         "tuple or a dictionary",
     ),
+    (
+        "Unsupported input type",
+        "Give the tensors of that object one by one, to a module around the model that makes the object of them; or make its class a "
+        "dataclass of a module that can be imported",
+    ),
     ("ScriptModule", "Give the Python module that was scripted or traced, or convert it with torch.export's TS2EPConverter"),
     ("positional arguments but", "If the line calls a scripted module, put the Python module that was scripted in its place"),
     (

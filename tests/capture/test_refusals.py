@@ -243,6 +243,15 @@ def test_a_sparse_input_is_refused():
         capture(nn.Linear(4, 4), (torch.eye(4).to_sparse(),))
 
 
+def test_an_object_that_cannot_be_opened_is_refused_with_what_to_give_instead():
+    class Reads(nn.Module):
+        def forward(self, graph):
+            return graph.x + 1
+
+    with pytest.raises(UnsupportedGraph, match=r"one by one, to a module around the model.*dataclass of a module that can be imported"):
+        capture(Reads(), (SimpleNamespace(x=torch.randn(2)),))
+
+
 class SetsAsKeys(nn.Module):
     def forward(self, x):
         return {frozenset({1}): x * 2}
