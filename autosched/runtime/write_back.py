@@ -133,8 +133,8 @@ class WriteBacks:
                         self._holders[target - self._given].put(value)
                     elif index not in self._in_place or value.data_ptr() != inputs[target].data_ptr():
                         inputs[target].copy_(value)
-                    elif value.is_cuda and not value.is_inference():
-                        # What a recorded graph writes, nobody else counts.
+                    elif not inputs[target].is_inference():
+                        # What a recorded graph or compiled code writes, nobody else counts.
                         torch.autograd.graph.increment_version(inputs[target])
                     ends.append(value if replaced else inputs[target])
                 for place, share in self._shares.items():

@@ -19,6 +19,7 @@ from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.inductor.modes import Mode
+from autosched.runtime.state import version_of
 from tests.conformance.bundles import evidence_for
 
 SIZE = 8
@@ -202,6 +203,8 @@ def assert_like_eager(
 ) -> None:
     """Each call through ``run`` does what it does to a copy of ``model``: outputs, inputs, buffers, and what shares memory with what.
 
+    Where eager mode has counted a change, so that autograd refuses a gradient that needs what was there, one is counted here, too.
+
     Args:
         run: takes and changes what ``model`` does, and its buffers.
         between: called for both models before each call.
@@ -212,8 +215,12 @@ def assert_like_eager(
         if between is not None:
             between(model, number)
             between(eager, number)
+        changed, counted = [*mine, *model.buffers()], [*theirs, *eager.buffers()]
+        before, should = list(map(version_of, changed)), list(map(version_of, counted))
         with torch.no_grad():
             answer, expected = run(*mine), eager(*theirs)
+        for one, begun, other, began in zip(changed, before, counted, should, strict=True):
+            assert version_of(one) > begun or version_of(other) == began
         found = [*pytree.tree_leaves(answer), *mine, *model.buffers()]
         wanted = [*pytree.tree_leaves(expected), *theirs, *eager.buffers()]
         for one, other in zip(found, wanted, strict=True):
