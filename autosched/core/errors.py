@@ -79,7 +79,7 @@ class ArtifactError(AutoschedError):
     exit_code = 4
 
 
-_OWN_FILE = "a file written by autosched; make it again (for a bundle: 'autosched tune')"
+_OWN_FILE = "a file written by autosched; make it again (for a schedule: 'autosched tune')"
 
 
 class ArtifactCorrupt(ArtifactError):

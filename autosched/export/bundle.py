@@ -102,9 +102,9 @@ def encode_bundle(bundle: Bundle, *more: Bundle) -> bytes:
     shapes = (bundle, *more)
     host = HostKey(bundle.key.device, bundle.key.software, bundle.key.numerics)
     if any(HostKey(item.key.device, item.key.software, item.key.numerics) != host for item in more):
-        raise UsageError("the shapes of one bundle were tuned on different machines, versions or settings; tune them in one run")
+        raise UsageError("the shapes of one file were tuned on different machines, versions or settings; tune them in one run")
     if len(shapes) > MAX_SHAPES:
-        raise UsageError(f"{len(shapes)} shapes; a bundle holds at most {MAX_SHAPES}. Write several bundles.")
+        raise UsageError(f"{len(shapes)} shapes; a schedule file holds at most {MAX_SHAPES}. Write several files.")
     for item in shapes:
         require_literals_fit(item.literals.values())
     files = {LITERALS: _encode_literals([item.literals for item in shapes])}
@@ -118,7 +118,7 @@ def encode_bundle(bundle: Bundle, *more: Bundle) -> bytes:
     manifest = msgspec.json.encode(Manifest(FORMAT, schema_for(shapes), bundle.created_by, host, keys, entries), order="sorted")
     size = sum(map(len, files.values())) + _ZIP_BYTES
     if size > MAX_BUNDLE_BYTES:
-        raise UsageError(f"the bundle has {size} bytes; expected at most {MAX_BUNDLE_BYTES}. {_REGISTER}")
+        raise UsageError(f"the schedule file has {size} bytes; expected at most {MAX_BUNDLE_BYTES}. {_REGISTER}")
     data = zip_files({MANIFEST: manifest, **files})
     read_bundles(data)
     return data
@@ -216,4 +216,4 @@ def _require_finite(bundle: Bundle) -> None:
         figures += [("an input's mean", item.mean), ("an input's deviation", item.std)]
     for what, figure in figures:
         if not math.isfinite(figure):
-            raise UsageError(f"{what} is {figure}; a bundle holds finite figures only. Store a failure, or no figure, instead.")
+            raise UsageError(f"{what} is {figure}; a schedule file holds finite figures only. Store a failure, or no figure, instead.")

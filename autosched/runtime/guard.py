@@ -200,13 +200,13 @@ class LoadedModel:
         """
         if self._in_place and not self._strict:
             name = type(self.model).__name__
-            reason = "the schedule is bound to this process and this very model; load the bundle for the copy, too"
+            reason = "the schedule is bound to this process and this very model; load the file for the copy, too"
             warn_caller(f"autosched leaves a copy of {name} without a schedule: {reason}", FallbackWarning)
             # Of the copy, which has no forward of its own yet.
             return getattr, (self.model, "forward")
         raise UsageError(
             f"a loaded {type(self.model).__name__} cannot be pickled or copied, for its schedule is bound to this process and this very "
-            "model; copy the model (without it: 'del model.forward', if it is in the model's place), and load the bundle for the copy."
+            "model; copy the model (without it: 'del model.forward', if it is in the model's place), and load the file for the copy."
         )
 
     def __repr__(self) -> str:

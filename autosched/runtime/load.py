@@ -93,7 +93,7 @@ def load(
         IncompatibleArtifact: with ``strict``, if it was made for another host or model, computes something else, or cannot be padded.
     """
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"load() got a {type(model).__name__} as model; expected the torch.nn.Module that the bundle was tuned for")
+        raise UsageError(f"load() got a {type(model).__name__} as model; expected the torch.nn.Module that the file was tuned for")
     _require_options(max_shapes, prepare, strict=strict, pad=pad, frozen=frozen, in_place=in_place)
     facts = _Facts(label_of(source), strict)
     try:

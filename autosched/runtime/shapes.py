@@ -126,7 +126,7 @@ def choose_shapes(
         found = [place for place in found if (batches[place] or _leading(programs[place])) == batch]
     if not found:
         asked = " ".join(f"{option} {value}" for option, value in (("--shape", shape), ("--batch", batch)) if value is not None)
-        raise UsageError(f"the bundle has nothing for {asked}; it holds {'; '.join(names)}. Choose one of these, or tune for that one too.")
+        raise UsageError(f"the file has nothing for {asked}; it holds {'; '.join(names)}. Choose one of these, or tune for that one too.")
     return found
 
 

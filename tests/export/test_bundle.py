@@ -300,5 +300,5 @@ def test_literals_that_leave_no_room_are_refused_before_they_are_written(bundle:
 
 def test_a_bundle_larger_than_may_be_read_is_not_written(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_ZIP_BYTES", 2**30)
-    with pytest.raises(UsageError, match=r"the bundle has \d+ bytes; expected at most 1073741824"):
+    with pytest.raises(UsageError, match=r"the schedule file has \d+ bytes; expected at most 1073741824"):
         encode_bundle(bundle)

@@ -276,7 +276,7 @@ def test_too_many_operators_for_a_picture_are_left_to_the_table(bundle: Bundle, 
     half = OperatorTimes()
     monkeypatch.setattr("autosched.export.report.MOST_OPERATORS", 2)
     page = report_html([dataclasses.replace(bundle, evidence=dataclasses.replace(bundle.evidence, planned=half))])
-    assert f"{len(bundle.program.graph) - 2} more operators are in the bundle." in page
+    assert f"{len(bundle.program.graph) - 2} more operators are in the file." in page
 
 
 @pytest.mark.parametrize("missing", ["plotly", "jinja2"])

@@ -611,7 +611,7 @@ def test_an_exception_from_outside_reaches_the_caller_and_retires_nothing(loaded
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, ForkingPickler.dumps], ids=["copy", "deepcopy", "pickle"])
 def test_a_loaded_model_is_bound_to_its_process_and_says_so(loaded: LoadedModel, copied: Callable[[object], object]) -> None:
-    with pytest.raises(UsageError, match="load the bundle"):
+    with pytest.raises(UsageError, match="load the file"):
         copied(loaded)
 
 

@@ -83,7 +83,7 @@ def x() -> torch.Tensor:
 def test_a_copy_is_the_model_as_it_came_with_weights_of_its_own(
     outer: Outer, fast: LoadedModel, x: torch.Tensor, copied: Callable[[Outer], Outer]
 ) -> None:
-    with pytest.warns(FallbackWarning, match="a copy of TwoBranches without a schedule.*load the bundle for the copy"):
+    with pytest.warns(FallbackWarning, match="a copy of TwoBranches without a schedule.*load the file for the copy"):
         other = copied(outer)
     with torch.no_grad():
         expected = outer(x)

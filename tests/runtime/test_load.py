@@ -68,7 +68,7 @@ def test_the_schedule_computes_what_the_model_computes(model: TwoBranches, lanes
 
 
 _DOUBTS: dict[str, tuple[Callable[[TwoBranches, bytes], tuple[bytes, torch.nn.Module]], type[Exception], str]] = {
-    "damaged": (lambda model, data: (data[:-50], model), ArtifactCorrupt, "not a complete bundle"),
+    "damaged": (lambda model, data: (data[:-50], model), ArtifactCorrupt, "not a complete schedule file"),
     "another model": (lambda model, data: (data, torch.nn.Linear(3, 3).eval()), IncompatibleArtifact, "left.weight"),
     "training": (lambda model, data: (data, model.train()), IncompatibleArtifact, "model.eval"),
     "another dtype": (lambda model, data: (data, model.half()), IncompatibleArtifact, "float32 there, .* float16 here"),

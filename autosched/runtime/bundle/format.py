@@ -141,11 +141,11 @@ def label_of(source: str | os.PathLike[str] | bytes) -> str:
         UsageError: if it is neither a path nor bytes.
     """
     if isinstance(source, bytes):
-        return "the bundle"
+        return "the schedule file"
     try:
         return os.fspath(source)
     except TypeError as error:
-        raise UsageError(f"a bundle cannot be read from a {type(source).__name__}; expected a path or bytes") from error
+        raise UsageError(f"a schedule cannot be read from a {type(source).__name__}; expected a path or bytes") from error
 
 
 def _max_bytes(name: str) -> int | None:
@@ -167,7 +167,7 @@ def _complete(names: Sequence[str]) -> str:
     if missing := sorted(wanted - held):
         return f"it lacks {missing[:5]}"
     if extra := sorted(held - wanted):
-        return f"it holds {extra[:5]} beside the files of a bundle"
+        return f"it holds {extra[:5]} beside the parts of a schedule file"
     return ""
 
 

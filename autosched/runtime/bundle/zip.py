@@ -62,7 +62,7 @@ def read_file(path: Path) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise UsageError(f"cannot read {path}: not a regular file. Name a file written by 'autosched tune'.")
         if status.st_size > MAX_BUNDLE_BYTES:
-            raise ArtifactCorrupt(str(path), f"{status.st_size} bytes; a bundle has at most {MAX_BUNDLE_BYTES}")
+            raise ArtifactCorrupt(str(path), f"{status.st_size} bytes; a schedule file has at most {MAX_BUNDLE_BYTES}")
         with path.open("rb") as file:
             # No more than that: Python sets aside as much memory as it is told to read at most.
             return file.read(status.st_size)
@@ -91,9 +91,9 @@ def _check_directory(data: bytes, max_files: int, label: str) -> None:
     if not data:
         raise corrupt(label, "the file is empty")
     if len(data) > MAX_BUNDLE_BYTES:
-        raise corrupt(label, f"{len(data)} bytes; a bundle has at most {MAX_BUNDLE_BYTES}")
+        raise corrupt(label, f"{len(data)} bytes; a schedule file has at most {MAX_BUNDLE_BYTES}")
     if data[:4] != b"PK\x03\x04" or len(data) < 22 or data[-22:-18] != b"PK\x05\x06" or data[-42:-38] == b"PK\x06\x07":
-        raise corrupt(label, "not a complete bundle (truncated, or another kind of file)")
+        raise corrupt(label, "not a complete schedule file (truncated, or another kind of file)")
     here, total, size, offset, comment = struct.unpack("<4x4xHHIIH", data[-22:])
     if comment or here != total or total > max_files or size > _MAX_DIRECTORY_BYTES or offset + size + 22 != len(data):
         raise corrupt(label, f"a zip directory of {total} files in {size} bytes; expected at most {max_files} files")
@@ -106,7 +106,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], limits: Limits, label: str) -
         name = entry.filename
         most = limits.max_bytes(name)
         if most is None:
-            raise corrupt(label, f"it holds {name[:80]!r}, which no bundle does")
+            raise corrupt(label, f"it holds {name[:80]!r}, which no schedule file does")
         if name in seen:
             raise corrupt(label, f"it holds {name} twice")
         seen.add(name)
