@@ -9,6 +9,7 @@ the only one for some time runs its calls itself: to hand a run over takes some 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 
@@ -71,6 +72,8 @@ class CallingThreads:
             return None  # an operator in Python that calls a schedule
         if caller == self._last and not self._shared:
             return None
+        if sys.is_finalizing():
+            return None  # of a finalizer at the interpreter's end, when no thread of ours runs any more
         with self._lock:
             if caller != self._last:
                 self._shared = self._last != 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -82,6 +83,14 @@ def test_one_that_calls_for_long_runs_its_calls_again_and_turns_begin_anew(
     runs = [callers.run(_who, [])[0] for _ in range(80)]
     assert runs == [owner] * 64 + [threading.get_ident()] * 16
     assert _share(callers, others) == owner
+
+
+def test_a_finalizer_at_the_interpreters_end_waits_for_no_thread(
+    callers: CallingThreads, others: list[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _share(callers, others)
+    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+    assert callers.run(_who, []) == [threading.get_ident()]
 
 
 def test_teams_are_let_go_by_those_who_do_not_run(
