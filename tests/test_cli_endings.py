@@ -308,11 +308,10 @@ def test_a_sigterm_that_somebody_handles_already_is_left_to_them() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_job_goes_on_when_nobody_reads_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w", buffering=1) as nobody:
-        monkeypatch.setattr(sys, "stderr", nobody)
+def _tell_on(writing: int, monkeypatch: pytest.MonkeyPatch) -> LiveProgress:
+    """Tell of two stages, and complain, where what is written to the descriptor ``writing``, which is closed then, cannot arrive."""
+    with os.fdopen(writing, "w", buffering=1) as gone:
+        monkeypatch.setattr(sys, "stderr", gone)
         with live_progress() as progress:
             for stage in ("capture", "search"):
                 progress.stage(stage, 10.0)
@@ -322,6 +321,13 @@ def test_a_job_goes_on_when_nobody_reads_its_progress(monkeypatch: pytest.Monkey
         # What could not be written would be tried again when the file is closed.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), writing)
+    return progress
+
+
+def test_a_job_goes_on_when_nobody_reads_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    _tell_on(writing, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -337,20 +343,9 @@ def test_a_job_whose_progress_cannot_be_written_goes_on(where: str, monkeypatch:
     else:
         terminal, writing = pty.openpty()
         os.close(terminal)
-    with os.fdopen(writing, "w", buffering=1) as gone:
-        with pytest.raises(OSError, match=r"No space left|Input/output"):
-            os.write(writing, b"a word")
-        monkeypatch.setattr(sys, "stderr", gone)
-        with live_progress() as progress:
-            for stage in ("capture", "search"):
-                progress.stage(stage, 10.0)
-                progress.update(done=1, total=2)
-        complain("a word")
-        monkeypatch.undo()
-        # What could not be written would be tried again when the file is closed.
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), writing)
-    assert progress._console.quiet
+    with pytest.raises(OSError, match=r"No space left|Input/output"):
+        os.write(writing, b"a word")
+    assert _tell_on(writing, monkeypatch)._console.quiet
 
 
 @pytest.mark.parametrize(("asked", "silent"), [(("--quiet",), True), (("-q",), True), ((), False)])

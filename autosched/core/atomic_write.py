@@ -35,9 +35,7 @@ def write_atomically(target: Path, content: bytes, mode: int = 0o666) -> None:
         # /dev/null must not become a file, and has no old content to keep.
         target.write_bytes(content)
         return
-    if target.is_symlink():
-        # The link stays, above all /dev/stdout.
-        target = Path(os.path.realpath(target))
+    target = behind_link(target)
     remove_half_written(target.parent, re.escape(target.name))
     # In the same folder: a rename is atomic only within one file system.
     name = half_written_name(target)
@@ -53,6 +51,11 @@ def write_atomically(target: Path, content: bytes, mode: int = 0o666) -> None:
             os.unlink(name)
         raise
     _sync_folder(target.parent)
+
+
+def behind_link(target: str | os.PathLike[str]) -> Path:
+    """The file that is written for ``target``: a link stays, above all /dev/stdout, and what it names is written."""
+    return Path(os.path.realpath(target) if os.path.islink(target) else target)
 
 
 def replace_folder(fresh: Path, target: Path) -> None:

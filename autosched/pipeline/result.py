@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 
-from autosched.core.atomic_write import half_written_name
+from autosched.core.atomic_write import behind_link, half_written_name
 from autosched.core.errors import UsageError, why_of
 from autosched.core.program import ConstantSource
 from autosched.core.report import TuneReport
@@ -88,8 +87,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: naming the path and what is wrong with it.
     """
-    # A link stays, and what it names is written.
-    target = Path(os.path.realpath(path) if os.path.islink(path) else path)
+    target = behind_link(path)
     folder = target.parent
     if os.path.isdir(target):
         raise UsageError(f"cannot write {target}: it is a folder; name a file, such as {target / 'model.autosched'}")
