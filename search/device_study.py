@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from autosched.core.schedule import canonical_key
 from autosched.search.halving import Ledger
 from autosched.search.loop import Bench
-from autosched.search.optuna_search import open_study, policy_of, sampler_of
+from autosched.search.optuna_search import in_study, policy_of, sampler_of
 from autosched.search.policies import Decoder
 from autosched.search.portfolio import Proposal
 from autosched.search.problem import Problem
@@ -64,11 +64,11 @@ def study_on_device(
     decoder = Decoder(problem, context.lanes(problem), widths)
     seed = int(context.rng.integers(0, 2**31 - 1))
     values = _Values(ledger, incumbent, rounds)
-    best = StudyResult(None, float("inf"), 0)
-    finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    number = 0
-    with open_study(context.study_path, f"device-{problem.graph.hash[:16]}-{name or seed}") as study:
-        past = [trial for trial in study.get_trials(deepcopy=False) if trial.state in finished]
+    best, finished = StudyResult(None, float("inf"), 0), (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+
+    def go_on(study: optuna.Study) -> StudyResult:
+        nonlocal best
+        number, past = 0, study.get_trials(deepcopy=False, states=finished)
         while number < trials and (number < len(past) or not context.expired()):
             known = past[number] if number < len(past) else None
             if known is None:
@@ -89,7 +89,9 @@ def study_on_device(
             if value_us is not None and value_us < best.best_us:
                 best = StudyResult(proposal, value_us, number)
                 context.progress("optuna", number, value_us)
-    return replace(best, trials=number)
+        return replace(best, trials=number)
+
+    return in_study(context.study_path, f"device-{problem.graph.hash[:16]}-{name or seed}", go_on)
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ import hashlib
 import logging
 import sqlite3
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import optuna
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _GATES = (1.0, 2.0, 1e9)
 _WIDE_BELOW = (NEVER, 0.0, 1.0, 3.0, ALWAYS)
@@ -87,7 +89,8 @@ class _Study:
         import optuna
 
         waiting = optuna.trial.TrialState.WAITING
-        with open_study(self.context.study_path, f"{phase}-{self.problem.graph.hash[:16]}-{self._question()}-{self.seed}") as study:
+
+        def go_on(study: optuna.Study) -> None:
             for known in study.get_trials(deepcopy=False):
                 if known.state == optuna.trial.TrialState.COMPLETE:
                     value(optuna.trial.FixedTrial(known.params))
@@ -105,6 +108,8 @@ class _Study:
                 if number % 16 == 0:
                     best_us = min(candidate.makespan_us for candidate in self.found)
                     self.context.progress(self.settings.name, len(self.found), best_us)
+
+        in_study(self.context.study_path, f"{phase}-{self.problem.graph.hash[:16]}-{self._question()}-{self.seed}", go_on)
 
     def _question(self) -> str:
         """A digest of what a trial's parameters and its value depend on, beside the graph: with other lanes or costs they say nothing."""
@@ -204,16 +209,41 @@ def open_study(path: str | None, name: str) -> Iterator[optuna.Study]:
                 closing.callback(storage.engine.dispose)
                 closing.callback(storage.remove_session)
             study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True, sampler=sampler_of(0))
+            study.get_trials(deepcopy=False)  # what is damaged further inside shows when it is read
         except Exception as error:  # whatever the database driver says: no place to remember in must not end a search
             if path is None:
                 raise
-            logger.warning("the study %s is kept in memory only: %s cannot be used (%s)", name, path, str(error).splitlines()[0])
+            _in_memory_only(name, path, error)
             study = optuna.create_study(study_name=name, direction="minimize", sampler=sampler_of(0))
         for trial in study.get_trials(deepcopy=False):
             if trial.state == optuna.trial.TrialState.RUNNING:
                 study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
                 logger.info("trial %d of study %s was interrupted and is made again", trial.number, name)
         yield study
+
+
+def in_study(path: str | None, name: str, go_on: Callable[[optuna.Study], T]) -> T:
+    """What ``go_on`` makes of :func:`open_study`.
+
+    If the file cannot be used any more meanwhile (it was removed, the disk is full, another process holds it), ``go_on`` is called again
+    with an empty study in memory: a trial's sampler is seeded by its number, so the trials are the same.
+    """
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        with open_study(path, name) as study:
+            return go_on(study)
+    except (StorageInternalError, SQLAlchemyError) as error:
+        _in_memory_only(name, path, error)
+    with open_study(None, name) as study:
+        return go_on(study)
+
+
+def _in_memory_only(name: str, path: str | None, error: BaseException) -> None:
+    # Optuna's own words are of invalid data, whatever it is.
+    why = str(error.__cause__ or error).splitlines()[0]
+    logger.warning("the study %s is kept in memory only: %s cannot be used (%s)", name, path, why)
 
 
 OPTUNA = OptunaSearch()

@@ -356,6 +356,26 @@ def test_a_device_study_is_resumable_and_measures_no_schedule_twice(tmp_path: Pa
     assert (result.best.key, result.best_us, result.trials) == (expected.best.key, expected.best_us, 16)
 
 
+def test_a_device_study_whose_file_is_removed_measures_nothing_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    problem, kernels = synthetic.random_block_problem(10, 20)
+    incumbent = proposals(problem, context(200), lanes_matter=False, count=3)[0]
+    path = tmp_path / "study.db"
+
+    class Removing(FakeBench):
+        def measure(self, schedules: Sequence[Schedule], rounds: int) -> list[list[float] | Failure]:
+            path.unlink(missing_ok=True)
+            return super().measure(schedules, rounds)
+
+    def study(bench: FakeBench, budget: SearchContext) -> StudyResult:
+        return study_on_device(problem, bench, budget, Ledger(), incumbent=incumbent, lanes_matter=False, trials=16, rounds=3)
+
+    whole, removing = FakeBench(problem, kernels), Removing(problem, kernels)
+    expected = study(whole, context())
+    assert study(removing, dataclasses.replace(context(), study_path=str(path))) == expected
+    assert removing.times == whole.times
+    assert "in memory only" in caplog.text
+
+
 def test_a_machine_that_becomes_faster_makes_no_later_trial_of_a_study_better() -> None:
     problem, kernels = synthetic.random_block_problem(10, 20)
     incumbent = proposals(problem, context(200), lanes_matter=False, count=3)[0]

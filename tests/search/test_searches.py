@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import sqlite3
 import subprocess
 import sys
 from functools import partial
@@ -304,6 +306,28 @@ def test_a_study_file_that_cannot_be_used_costs_a_warning_only(tmp_path: Path, c
     problem = synthetic.random_problem(2, 12)
     found = OptunaSearch(trials=3).propose(problem, context(study_path=str(tmp_path / "broken.db")))
     assert found == OptunaSearch(trials=3).propose(problem, context())
+    assert "in memory only" in caplog.text
+
+
+def test_a_study_whose_file_is_removed_meanwhile_ends_as_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    problem = synthetic.random_problem(6, 30)
+    path = tmp_path / "study.db"
+
+    def remove(*_: object) -> None:
+        path.unlink(missing_ok=True)
+
+    found = OptunaSearch(trials=24).propose(problem, context(study_path=str(path), progress=remove))
+    assert found == OptunaSearch(trials=24).propose(problem, context())
+    assert "in memory only" in caplog.text
+
+
+def test_a_study_that_is_damaged_where_its_trials_are_costs_a_warning_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "study.db"
+    problem = synthetic.random_problem(2, 12)
+    found = OptunaSearch(trials=3).propose(problem, context(study_path=str(path)))
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE trial_params SET distribution_json = '{'")
+    assert OptunaSearch(trials=3).propose(problem, context(study_path=str(path))) == found
     assert "in memory only" in caplog.text
 
 
