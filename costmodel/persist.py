@@ -106,7 +106,8 @@ def check_replaceable(folder: Path) -> Path:
         pass  # A cost model all the same, of another version.
     except (ArtifactCorrupt, OSError):
         raise UsageError(
-            f"cannot write a cost model to {folder}: it holds something else, and writing replaces the whole folder. Name a new folder."
+            f"cannot write a cost model to {folder}: it holds something else, or a damaged one, and writing replaces the whole folder. "
+            "Name a new folder, or remove this one."
         ) from None
     return place
 

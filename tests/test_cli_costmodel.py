@@ -109,9 +109,20 @@ def test_training_into_a_folder_of_other_files_is_refused_at_once(runs: Path, tm
     (sources / "model.py").write_text("precious = True")
     assert run("train", str(runs), "-o", str(sources)) == 2
     printed = capsys.readouterr()
-    assert "Name a new folder" in printed.err
+    assert "Name a new folder, or remove this one" in printed.err
     assert "reading" not in printed.err
     assert (sources / "model.py").read_text() == "precious = True"
+
+
+def test_where_the_installed_model_is_damaged_training_says_to_remove_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another folder would not be looked into."""
+    _, installed = retraining.places_of("cpu")
+    installed.mkdir(parents=True)
+    (installed / "manifest.json").write_bytes(b"")
+    assert run("train", str(runs), "--device", "cpu") == 2
+    said = capsys.readouterr().err
+    assert f"{installed}: it holds something else, or a damaged one" in said
+    assert "or remove this one" in said
 
 
 _PLACE = Path("installed")
