@@ -159,7 +159,7 @@ def items() -> list[Item]:
     found = _files(Kind.SCHEDULES, schedules_dir(), re.compile(rf"[0-9a-f-]+{re.escape(SUFFIX)}(\.corrupt-.*)?"))
     found += _files(Kind.MEASUREMENTS, measurements_dir(), re.compile(rf"{_JOURNAL}(\.corrupt-\d+)?|{half_written(_JOURNAL)}"))
     found += _files(Kind.LOOPS, loops_dir(), re.compile(_JOURNAL))
-    found += _folders(Kind.RUNS, runs_dir(), lambda folder: any(folder.glob("*/part-*.parquet")))
+    found += _folders(Kind.RUNS, runs_dir(), lambda folder: any(folder.glob("*/*part-*.parquet*")))  # damaged ones put aside, too
     found += _folders(Kind.COST_MODELS, cost_models_dir(), lambda folder: (folder / "manifest.json").is_file())
     for kept in RegionStore(regions_dir()).kept():
         found.append(Item(Kind.INDUCTOR if kept.whole else Kind.REGIONS, kept.path, 1, kept.size_bytes, kept.used_s))
@@ -273,7 +273,7 @@ def _remove(item: Item) -> str:
     try:
         if item.kind is Kind.STUDIES and _job_runs():
             return "a tuning job is running"
-        if item.kind in (Kind.MEASUREMENTS, Kind.LOOPS):
+        if item.kind in (Kind.MEASUREMENTS, Kind.LOOPS) and re.fullmatch(_JOURNAL, item.path.name):
             with FileLock(f"{item.path}.lock", timeout=_LOCK_S if item.kind is Kind.MEASUREMENTS else 0):
                 item.path.unlink(missing_ok=True)
                 # A journal's stays: jobs wait for it, and must never hold locks of one name in different files.

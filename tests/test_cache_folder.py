@@ -12,9 +12,12 @@ import pytest
 
 from autosched import cache_folder, config
 from autosched.cache_folder import Here, Kind
+from autosched.core.atomic_write import half_written_name
 from autosched.core.errors import UsageError
 from autosched.core.records import DeviceKey
 from autosched.datasets.journal import Journal, Scope
+from autosched.datasets.schema import TABLES
+from autosched.datasets.store import Store
 from autosched.export.cache import keep
 from autosched.pipeline.diary import Diary
 from autosched.runtime.cache import find, key_of
@@ -147,6 +150,23 @@ def test_only_what_is_old_is_chosen(folder: Path) -> None:
     os.utime(old, (long_ago, long_ago))
     assert [item.path for item in cache_folder.select((), 30 * 86400.0)] == [old]
     assert cache_folder.select(["regions"], 30 * 86400.0) == []
+
+
+def test_what_was_damaged_and_put_aside_is_cleared_without_a_trace(folder: Path) -> None:
+    shutil.rmtree(config.measurements_dir())
+    journal = config.measurements_dir() / f"{_DIGEST}.jsonl"
+    journal.parent.mkdir()
+    aside = (f"{journal.name}.corrupt-{time.time_ns()}", half_written_name(journal).name)
+    for name in aside:
+        (journal.parent / name).touch()
+    for part in (config.runs_dir() / _DIGEST).glob("*/part-*.parquet"):
+        part.write_bytes(b"")
+    store = Store.open(config.runs_dir() / _DIGEST)
+    assert [store.rows(table) for table in TABLES] == [[]] * len(TABLES)
+    cleared = cache_folder.clear(cache_folder.select(["measurements", "runs"]))
+    assert {row.kind for row in cleared.removed} == {Kind.MEASUREMENTS, Kind.RUNS}
+    assert list(journal.parent.iterdir()) == []
+    assert not (config.runs_dir() / _DIGEST).exists()
 
 
 def test_what_a_running_job_holds_stays(folder: Path) -> None:
