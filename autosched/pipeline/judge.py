@@ -14,7 +14,7 @@ from autosched.core.schedule import Schedule
 from autosched.device.base import Session
 from autosched.device.timing import RESTLESS_PCT, Ratio, beyond_noise, is_unstable, noise_floor_pct, paired_ratio, summarize
 
-# Rounds between two looks at the clock; also how long the two processes of an external baseline stay apart.
+# Rounds between two looks at the clock; also how many of the schedules' are between two turns of the externals.
 _CHUNK = 4
 LEAST_ROUNDS = 7
 """Rounds of a final comparison, however little time is left."""
@@ -77,22 +77,24 @@ def interleave(
     """Time everything in rounds until ``rounds`` are done or ``deadline`` (``time.monotonic``) has passed, but at least seven.
 
     ``anchor`` names the schedule that is run twice in every round: its two columns are the A/A test. Between two looks at the clock are
-    four rounds, or fewer where not so many are left until ``deadline``. In these the externals come after the schedules, in the next ones
-    before them: always last, each would be the slower one of every pair on a machine that warms up. Where ``schedules`` fail together and
-    none of them does alone, the first ones go on. Where the anchor itself fails, the first of ``stand_ins`` that is left takes its place,
-    and the rounds begin anew: the A/A test must be of the rounds that the times are of. Where none is left, that is the end.
+    four rounds, or fewer where not so many are left until ``deadline``. Half of the externals' times for these are taken before the
+    schedules', half after them: all on one side, each would be the slower or the faster one of four pairs in a row wherever the machine
+    changes its pace, and no interval allows for that. Where ``schedules`` fail together and none of them does alone, the first ones go on.
+    Where the anchor itself fails, the first of ``stand_ins`` that is left takes its place, and the rounds begin anew: the A/A test must be
+    of the rounds that the times are of. Where none is left, that is the end.
     """
     alive = dict(schedules)
     active = {item.name: item for item in externals}
     columns: dict[str, list[float]] = {name: [] for name in [*alive, *active]}
     failures: dict[str, Failure] = {}
     again: list[float] = []
-    done = 0
-    outside_first = False
+    done = uneven = 0
     begin_s = time.monotonic()
     while chunk := _chunk(done, rounds, LEAST_ROUNDS, begin_s, deadline):
         names = list(alive)
-        outside = _outside(active, chunk, failures, backwards=True) if outside_first else {}
+        # Of an odd number, the larger half comes after, then before.
+        ahead = (chunk + uneven) // 2
+        before = _outside(active, ahead, failures, backwards=True)
         answer = session.paired([*(alive[name] for name in names), alive[anchor]], rounds=chunk)
         if isinstance(answer, Failure):
             culprits = _find_culprits(session, alive, anchor, answer)
@@ -106,14 +108,13 @@ def interleave(
                 anchor, again, done, begin_s = left[0], [], 0, time.monotonic()
                 columns = {name: [] for name in columns}
             continue
-        if not outside_first:
-            outside = _outside(active, chunk, failures)
+        after = _outside(active, chunk - ahead, failures)
         *first, repeated = answer
-        for name, column in [*zip(names, first, strict=True), *outside.items()]:
+        for name, column in [*zip(names, first, strict=True), *before.items(), *after.items()]:
             columns[name].extend(column)
         again.extend(repeated)
         done += chunk
-        outside_first = not outside_first
+        uneven ^= chunk % 2
         progress.update(done=done, total=rounds)
     return Times({name: columns[name] for name in columns if name not in failures}, failures, anchor, again)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pytest
 
 from autosched.core.progress import Silent
@@ -170,6 +172,29 @@ def test_a_baseline_that_cannot_be_kept_is_not_the_slower_or_faster_one_for_when
         assert found.ci_low < 1.0 < found.ci_high
         assert not claimable(found, floor, restless=False)
     assert "faster still" not in judge(times, [], ["sequential"], ["eager", "torch_compile"], None).verdict
+
+
+def test_a_baseline_that_is_as_fast_is_hardly_ever_called_faster_or_slower_for_the_pace_it_met() -> None:
+    """Two hundred machines whose pace rises and falls by a tenth, once in seven to forty rounds."""
+    claims = covered = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        turns, phase, period = itertools.count(), rng.random(), 7.0 * 6.0 ** rng.random()
+
+        def now_us(rng: np.random.Generator = rng, turns: Iterator[int] = turns, phase: float = phase, period: float = period) -> float:
+            # A round is four turns: two schedules, one of them again, and the baseline.
+            pace = 1.0 + 0.1 * math.sin(2.0 * math.pi * (phase + next(turns) / (4.0 * period)))
+            return 1000.0 * pace * math.exp(0.01 * rng.standard_normal())
+
+        session = SessionDouble(lambda schedule, now_us=now_us: now_us())
+        named = [("sequential", SEQUENTIAL), ("sequential_wide", WIDE)]
+        outside = [External("torch_compile", now_us)]
+        times = interleave(session, named, outside, rounds=24, deadline=time.monotonic() + 60, progress=Silent(), anchor="sequential")
+        found = paired_ratio(times.columns["sequential"], times.columns["torch_compile"])
+        claims += claimable(found, noise_floor_pct(times.columns["sequential"], times.again), restless=False)
+        covered += found.ci_low <= 1.0 <= found.ci_high
+    assert claims <= 4
+    assert covered >= 190
 
 
 def failing_after(calls: int) -> Callable[[], float | Failure]:
