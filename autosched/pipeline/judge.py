@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, Samples
 from autosched.core.schedule import Schedule
@@ -193,15 +191,19 @@ class Duel:
 
 
 def finalists(times: Times, candidates: Sequence[str], static: Sequence[str]) -> tuple[str | None, str]:
-    """The fastest candidate (``None`` if none was timed), by median, and the fastest static schedule, by pairs with the anchor.
+    """The fastest candidate (``None`` if none was timed) and the fastest static schedule, by pairs with the anchor.
 
-    A candidate that is chosen wrongly loses the duel. A static schedule chosen wrongly loses it too, and then the better one has not been
-    beaten: where the machine goes at two paces, medians would often choose wrongly.
+    Where the machine goes at two paces, medians would often choose wrongly. A candidate that is chosen wrongly loses the duel, or a better
+    one is not kept. A static schedule chosen wrongly loses it too, and then the better one has not been beaten.
     """
     rivals = [name for name in candidates if times.columns.get(name)]
-    best = min(rivals, key=lambda name: _median(times.columns[name])) if rivals else None
+    return _fastest(times, rivals) if rivals else None, _fastest(times, [name for name in static if times.columns.get(name)])
+
+
+def _fastest(times: Times, names: Sequence[str]) -> str:
+    """Of these, all timed, the one that takes the least of what the anchor takes in the same round."""
     anchor = times.columns[times.anchor]
-    return best, min((name for name in static if times.columns.get(name)), key=lambda name: paired_ratio(times.columns[name], anchor).ratio)
+    return min(names, key=lambda name: paired_ratio(times.columns[name], anchor).ratio)
 
 
 def duel(session: Session, candidate: Schedule, base: Schedule, *, rounds: int, seconds: float) -> Duel | Failure:
@@ -237,7 +239,7 @@ def judge(
     """
     best, base = finalists(times, candidates, static)
     outside = [name for name in externals if times.columns.get(name)]
-    not_searched = min([base, *outside], key=lambda name: _median(times.columns[name]))
+    not_searched = _fastest(times, [base, *outside])
     chosen, ratio = base, Ratio(1.0, 1.0, 1.0, len(times.columns[base]))
     restless = unstable = False
     floor = noise = noise_floor_pct(times.columns[times.anchor], times.again)
@@ -292,7 +294,3 @@ def _against(times: Times, chosen: str, outside: str, floor_pct: float) -> str:
 
 def _faster(ratio: float) -> str:
     return f"{100 * (1 - ratio):.1f} % faster" if ratio < 1 else f"{100 * (ratio - 1):.1f} % slower"
-
-
-def _median(times: Sequence[float]) -> float:
-    return float(np.median(times))

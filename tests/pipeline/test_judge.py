@@ -110,13 +110,32 @@ def test_the_luckiest_of_sixteen_equal_schedules_looks_faster_until_the_duel_and
     assert kept <= 2
 
 
+def at_two_paces(truth_us: float, slow: int) -> list[float]:
+    """Of 24 rounds, the first ``slow`` at the slower pace."""
+    return [truth_us * (1.1 if turn < slow else 1.0) for turn in range(24)]
+
+
 @pytest.mark.parametrize("anchor", ["sequential", "sequential_wide"])
 def test_the_sequential_schedule_to_beat_is_the_faster_one_in_pairs_whichever_met_the_slower_pace_more_often(anchor: str) -> None:
-    better, worse = ([truth_us * (1.1 if turn < slow else 1.0) for turn in range(24)] for truth_us, slow in ((1000.0, 13), (1030.0, 11)))
+    better, worse = at_two_paces(1000.0, 13), at_two_paces(1030.0, 11)
     assert statistics.median(better) > statistics.median(worse)
     times = Times({"sequential": better, "sequential_wide": worse, "beam": [1010.0] * 24}, {}, anchor, better)
     assert finalists(times, ["beam"], ["sequential", "sequential_wide"]) == ("beam", "sequential")
     assert judge(times, [], ["sequential", "sequential_wide"], [], None).chosen == "sequential"
+
+
+def test_so_is_the_best_candidate() -> None:
+    better, worse, sequential_us = at_two_paces(960.0, 13), at_two_paces(980.0, 11), at_two_paces(1000.0, 12)
+    assert statistics.median(better) > statistics.median(worse)
+    times = Times({"sequential": sequential_us, "beam": worse, "anneal": better}, {}, "sequential", sequential_us)
+    assert finalists(times, ["beam", "anneal"], ["sequential"]) == ("anneal", "sequential")
+
+
+def test_so_is_the_baseline_that_cannot_be_kept() -> None:
+    compiled, sequential_us = at_two_paces(950.0, 13), at_two_paces(1000.0, 11)
+    assert statistics.median(compiled) > statistics.median(sequential_us)
+    times = Times({"sequential": sequential_us, "torch_compile": compiled}, {}, "sequential", sequential_us)
+    assert "torch_compile is faster still" in judge(times, [], ["sequential"], ["torch_compile"], None).verdict
 
 
 def test_a_restless_machine_decides_nothing() -> None:
