@@ -62,9 +62,9 @@ class LaneCosts:
     one_team: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Prepared:
-    """A schedule ready to be timed; ``run_us`` is a first idea of its length."""
+    """A schedule ready to be timed; ``run_us`` is the least that it was seen to take."""
 
     executor: LaneExecutor
     peak_bytes: int
@@ -248,20 +248,22 @@ class CpuMeasurer:
         Each round times every schedule once, in a random order; a short one as the mean of a block of ``SHORTEST_BLOCK_US``.
         """
         rng = np.random.default_rng(seed)
-        executors: list[LaneExecutor] = []
-        runs: list[int] = []
+        ready: list[_Prepared] = []
         for index, schedule in enumerate(schedules):
             prepared = self._prepare(schedule, index)
             if isinstance(prepared, Failure):
                 return Failure(prepared.kind, f"schedule {index}: {prepared.detail}")
-            executors.append(prepared.executor)
-            runs.append(min(MOST_RUNS, runs_lasting(SHORTEST_BLOCK_US, prepared.run_us)))
-        times_us = np.zeros((len(executors), rounds))
+            ready.append(prepared)
+        times_us = np.zeros((len(ready), rounds))
         with no_collector():
             for turn in range(rounds):
-                for index in rng.permutation(len(executors)):
+                for index in rng.permutation(len(ready)):
                     self.beat(int(index))
-                    times_us[index, turn] = self._fresh_block_us(executors[index], runs[index])
+                    item = ready[index]
+                    runs = min(MOST_RUNS, runs_lasting(SHORTEST_BLOCK_US, item.run_us))
+                    times_us[index, turn] = self._fresh_block_us(item.executor, runs)
+                    # If its first runs were interrupted, its blocks would stay shorter, and more of them without interruptions.
+                    item.run_us = min(item.run_us, times_us[index, turn])
         self.settle(wide=False)
         return [tuple(row) for row in times_us.tolist()]
 
