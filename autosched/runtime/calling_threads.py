@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from autosched.runtime.forking import outlive_forks, rest_openmp
+from autosched.runtime.lane_pool import threads_are_real
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 _Outcome = list[torch.Tensor] | BaseException
@@ -74,6 +75,8 @@ class CallingThreads:
             return None
         if sys.is_finalizing():
             return None  # of a finalizer at the interpreter's end, when no thread of ours runs any more
+        if not threads_are_real():
+            return None  # they have one team in any case
         with self._lock:
             if caller != self._last:
                 self._shared = self._last != 0

@@ -6,6 +6,7 @@ soon as another process takes a core.
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from queue import SimpleQueue
+from types import BuiltinFunctionType
 
 import torch
 
@@ -32,6 +34,13 @@ def _sleep_zero() -> None:
 
 # A zero sleep costs the timer slack (tens of microseconds) on Linux; sched_yield costs less than one.
 _give_way: Callable[[], None] = getattr(os, "sched_yield", _sleep_zero)
+
+
+def threads_are_real() -> bool:
+    """Whether a thread that Python starts is one. With gevent and eventlet, which put a function in the place of the interpreter's, it is a
+    turn of a single thread: none goes on while another one waits outside of the interpreter.
+    """
+    return isinstance(_thread.start_new_thread, BuiltinFunctionType)
 
 
 class LaneStopped(Exception):

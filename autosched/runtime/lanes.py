@@ -18,7 +18,7 @@ from autosched.core.records import Engine
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.kernels import BoundProgram
-from autosched.runtime.lane_pool import SPINS_OWN_CORE, SPINS_SHARED_CORE, LanePool, LaneStopped, Signals
+from autosched.runtime.lane_pool import SPINS_OWN_CORE, SPINS_SHARED_CORE, LanePool, LaneStopped, Signals, threads_are_real
 from autosched.runtime.native.build import native_library
 from autosched.runtime.native.code import NotNative
 from autosched.runtime.native.lanes import NativePlan, team_comes, team_size
@@ -68,6 +68,7 @@ class LaneExecutor:
         # slows both.
         lanes.sort(key=lambda steps: -sum(step.width > 1 for step in steps))
         self._steps = tuple(lanes)
+        self._in_order = plan.steps
         self._pool = pool if pool is not None else LanePool()
         self._widest = max((step.width for step in plan.steps), default=1)
         own_core = plan.lanes <= usable_cores() and self._widest == 1
@@ -142,6 +143,9 @@ class LaneExecutor:
     def _run_lanes(self, slots: Slots, trace: Trace | None) -> None:
         signals = Signals(self._operators + len(self._steps), self._spins)
         steps, kernels = self._steps, self._kernels
+        if not threads_are_real():
+            walk(self._in_order, _lane(slots, kernels, signals, trace))
+            return
 
         def walk_lane(lane: int) -> None:
             walk(steps[lane], _lane(slots, kernels, signals, trace))
@@ -218,7 +222,7 @@ def _native_plan(bound: BoundProgram, plan: Plan, lanes: Sequence[Sequence[Step]
     as_team = as_team and 1 < len(lanes) <= usable_cores() and team_comes(library, team_size(lanes))
     spin_us = SPIN_OWN_CORE_US if own_core else _SPIN_SHARED_CORE_US
     try:
-        return NativePlan(library, bound, lanes, spin_us, plan.steps if as_team else ())
+        return NativePlan(library, bound, lanes, spin_us, plan.steps, as_team=as_team)
     except NotNative as why:
         _log.info("a plan runs on lanes of Python: %s", why)
         return None

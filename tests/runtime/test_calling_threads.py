@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import signal
@@ -74,6 +75,14 @@ def test_a_thread_that_calls_alone_runs_its_calls(callers: CallingThreads, other
 def test_threads_that_take_turns_have_one_that_runs_all(callers: CallingThreads, others: list[ThreadPoolExecutor]) -> None:
     owner = _share(callers, others)
     assert {callers.run(_who, [])[0], *(pool.submit(callers.run, _who, []).result()[0] for pool in others)} == {owner}
+
+
+def test_where_threads_are_turns_of_one_each_runs_its_calls(
+    callers: CallingThreads, others: list[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idents = [_ident(pool) for pool in others]
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *given: pytest.fail("a thread that would wait for its turn"))
+    assert [pool.submit(callers.run, _who, []).result()[0] for pool in others * 2] == idents * 2
 
 
 def test_one_that_calls_for_long_runs_its_calls_again_and_turns_begin_anew(

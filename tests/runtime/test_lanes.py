@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import dataclasses
+import random
 import threading
 import time
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +21,7 @@ from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lane_pool import LanePool, Signals
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.plan import make_plan
+from tests.conformance.graphs import random_placement
 from tests.conformance.lanes_suite import LanesSuite, ThreadsSuite, assert_computes_what_order_computes
 from tests.conformance.programs import branches_program
 
@@ -114,6 +118,24 @@ def test_a_lane_that_cannot_be_started_is_started_for_the_next_run(monkeypatch: 
     assert sorted(ran) == [0, 1]
     assert not caller.is_alive()
     pool.close()
+
+
+@pytest.mark.usefixtures("native", "no_team")
+@pytest.mark.parametrize("engine", [Engine.PYTHON, Engine.NATIVE])
+def test_where_threads_are_turns_of_one_the_caller_walks_all_lanes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gevent has it: a lane that waited for another one's turn would keep it from coming."""
+
+    def spawn(*given: object) -> None:
+        pytest.fail("a lane that waits for its turn")
+
+    bound = bind(*branches_program())
+    graph = bound.program.graph
+    inputs = random_inputs(bound.program, 0)
+    executor = LaneExecutor(bound, make_plan(graph, random_placement(random.Random(0), graph, 2)), None, engine)
+    assert (executor.engine, executor.lanes) == (engine, 2)
+    monkeypatch.setattr(_thread, "start_new_thread", spawn)
+    monkeypatch.setattr(threading.Thread, "start", spawn)
+    assert torch.equal(executor.run(inputs)[0], bound.run(inputs)[0])
 
 
 def test_a_caller_that_is_interrupted_again_and_again_leaves_no_lane_at_work() -> None:

@@ -3,7 +3,7 @@
 Python threads cost what they cost at every operator: whoever ends one needs the interpreter's lock, and where another lane holds it, that
 is a sleep and a wake-up. Here the lock is given up once for each run. Lanes are the threads of the calling thread's OpenMP team, the one
 that its wide operators have: they are awake, and a core has no second thread that spins beside it. Where there are more lanes than cores,
-or fewer threads come than lanes there are, lanes have threads of their own, those of ``lane_pool``.
+or fewer threads come than lanes there are, lanes have threads of their own, those of ``lane_pool``, if there are threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from autosched.core.computed_once import computed_once
 from autosched.runtime.instructions import instructions_of
 from autosched.runtime.kernels import BoundProgram
-from autosched.runtime.lane_pool import LanePool, Signals
+from autosched.runtime.lane_pool import LanePool, Signals, threads_are_real
 from autosched.runtime.lateness import Lateness, Walkers
 from autosched.runtime.native.build import Library
 from autosched.runtime.native.code import NativeCode, NativeStep, NotNative, Writer
@@ -126,7 +126,8 @@ class NativePlan:
         bound: the program, on the CPU.
         lanes: the steps of each lane; the caller's thread takes the first.
         spin_us: how long a lane that has a thread of its own asks again before it sleeps.
-        steps: all of them in launch order, for a team; none if lanes are to have threads of their own.
+        steps: all of them in launch order.
+        as_team: whether the lanes are a team's threads; else they have threads of their own.
         delays_us: how long an operator is held back, by index: for tests that look for missing waits.
 
     Raises:
@@ -139,7 +140,9 @@ class NativePlan:
         bound: BoundProgram,
         lanes: Sequence[Sequence[Step]],
         spin_us: float,
-        steps: Sequence[Step] = (),
+        steps: Sequence[Step],
+        *,
+        as_team: bool = False,
         delays_us: Mapping[int, float] | None = None,
     ) -> None:
         self._library = library
@@ -150,7 +153,7 @@ class NativePlan:
         self._operators = len(bound.kernels)
         self._steps = tuple(steps)
         self._lateness = Lateness()
-        self._of_team = self._program(phases_of(steps), TEAM_SPIN_US, team_size(lanes)) if steps else None
+        self._of_team = self._program(phases_of(steps), TEAM_SPIN_US, team_size(lanes)) if as_team else None
         if self._of_team is None:
             _ = self._of_lanes
 
@@ -189,9 +192,10 @@ class NativePlan:
             else:
                 self._lateness.came(late=self._of_team.late)
                 return outputs
+        threads = threads_are_real()
         if self._of_team is None:
-            return self._of_lanes.run(inputs, times, pool)
-        program = self._of_caller if who is Walkers.ALONE else self._of_lanes
+            return (self._of_lanes if threads else self._of_caller).run(inputs, times, pool)
+        program = self._of_lanes if threads and who is not Walkers.ALONE else self._of_caller
         begin_ns = time.perf_counter_ns()
         outputs = program.run(inputs, times, pool)
         self._lateness.took(who, time.perf_counter_ns() - begin_ns)

@@ -39,7 +39,7 @@ def test_a_run_whose_beginning_is_interrupted_is_given_back() -> None:
     bound = bind(*branches_program())
     graph = bound.program.graph
     plan = make_plan(graph, random_placement(random.Random(0), graph, 2))
-    native = NativePlan(library, bound, [plan.of_lane(lane) for lane in range(2)], 0.0)._of_lanes
+    native = NativePlan(library, bound, [plan.of_lane(lane) for lane in range(2)], 0.0, plan.steps)._of_lanes
     native._library = dataclasses.replace(library, begin=begin)
     inputs = random_inputs(bound.program, 0)
     held = [weakref.ref(tensor) for tensor in inputs]

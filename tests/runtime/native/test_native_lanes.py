@@ -245,8 +245,9 @@ def test_a_refusal_says_why(instruction: Instruction, why: str) -> None:
     bound = _bound([], (4,), [instruction])
     library = native_library()
     assert library is not None
+    steps = make_plan(bound.program.graph, sequential(bound.program.graph)).steps
     with pytest.raises(NotNative, match=why):
-        NativePlan(library, bound, [make_plan(bound.program.graph, sequential(bound.program.graph)).steps], 0.0)
+        NativePlan(library, bound, [steps], 0.0, steps)
 
 
 def test_inputs_that_are_missing_are_an_error_and_no_crash() -> None:
@@ -349,7 +350,7 @@ def test_a_missing_wait_shows_when_its_producer_is_held_back(one_team: bool) -> 
         for without, sound in ((-1, True), (producer, False)):
             told = without_wait(without)
             lanes = [[step for step in told if step.lane == lane] for lane in range(plan.lanes)]
-            native = NativePlan(library, bound, lanes, 0.0, told if one_team else (), {producer: 20_000.0})
+            native = NativePlan(library, bound, lanes, 0.0, told, as_team=one_team, delays_us={producer: 20_000.0})
             assert native.one_team is one_team
             with torch.inference_mode():
                 try:
