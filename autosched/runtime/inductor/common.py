@@ -6,6 +6,7 @@ import contextlib
 import functools
 import locale
 import operator
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -74,11 +75,15 @@ def first_line(error: BaseException) -> str:
 
 
 @functools.cache
-def unreadable() -> str:
-    """Why Inductor cannot read its own files in this process, as PyTorch 2.13 cannot in the C locale without UTF-8; empty if it can.
+def unusable() -> str:
+    """Why Inductor cannot be used in this process; empty if it can. PyTorch 2.13 cannot read its own files in the C locale without UTF-8.
 
     An import that fails half-way fails in another way the next time, so nothing is tried after the first.
     """
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        return "Inductor needs a folder for temporary files, and none can be written to; name one in TMPDIR"
     encoding = locale.getpreferredencoding(False)
     try:
         "\u2019".encode().decode(encoding)

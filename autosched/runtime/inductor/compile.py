@@ -38,7 +38,7 @@ from autosched.runtime.inductor.common import (
     known_options,
     modules_into,
     scalars_in_cache_keys,
-    unreadable,
+    unusable,
 )
 from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor.hung import CompilerHung, compilers_limited
@@ -102,7 +102,7 @@ def compile_whole(
 
 
 def _compiled(bound: BoundProgram, inputs: Sequence[torch.Tensor], mode: Mode, overwriting: Sequence[WriteBack]) -> Compiled | Refused:
-    if why := unreadable():
+    if why := unusable():
         return Refused(why)
     freeze = mode.frozen
     graph = bound.program.graph

@@ -26,7 +26,7 @@ from autosched.core.variants import Variant
 from autosched.runtime.calls import compile_call
 from autosched.runtime.examples import example_of, same_strides
 from autosched.runtime.float32 import rounded_as
-from autosched.runtime.inductor.common import Refused, add_calls, first_line, known_options, modules_into, unreadable
+from autosched.runtime.inductor.common import Refused, add_calls, first_line, known_options, modules_into, unusable
 from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor.hung import CompilerHung, asking_compilers
 from autosched.runtime.inductor.unfinished import remove_unfinished
@@ -90,7 +90,7 @@ def missing_compiler(kind: str) -> str:
     """Why nothing can be compiled for a kind of device here; empty if it can."""
     if getattr(torch._inductor, "standalone_compile", None) is None:
         return f"torch {torch.__version__} has no torch._inductor.standalone_compile"
-    if why := unreadable():
+    if why := unusable():
         return why
     if kind == "cuda":
         try:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from types import ModuleType
 
-from autosched.runtime.inductor.common import modules_into, unreadable
+import pytest
+
+from autosched.runtime.inductor.common import modules_into, unusable
+from autosched.runtime.regions.compile import missing_compiler
 
 _GRAPH = "def call(args):\n    return args\n"
 # What the compiler writes to time a template with an operator fused into it, seen in PyTorch 2.11 and 2.13.
@@ -46,10 +50,10 @@ def test_what_another_thread_compiles_meanwhile_is_its_own() -> None:
 _WITHOUT_UTF8 = """
 import sys
 sys.path.append(sys.argv[1])
-from autosched.runtime.inductor.common import unreadable
+from autosched.runtime.inductor.common import unusable
 from autosched.runtime.regions.compile import missing_compiler
-why = unreadable()
-assert not why or missing_compiler("cpu") == unreadable() == why, "it says something else the second time"
+why = unusable()
+assert not why or missing_compiler("cpu") == unusable() == why, "it says something else the second time"
 try:
     import torch._inductor.lowering
     assert not why, why
@@ -60,8 +64,24 @@ print("done")
 
 
 def test_where_inductor_cannot_read_its_own_files_that_is_said_each_time() -> None:
-    assert unreadable() == ""
+    assert unusable() == ""
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-P", "-c", _WITHOUT_UTF8, str(Path(__file__).resolve().parents[3])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "done", done.stderr
+
+
+def test_where_there_is_no_folder_for_temporary_files_that_is_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of Inductor's is imported then, which would fail half-way; and there is a compiler."""
+
+    def refuse() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    unusable.cache_clear()
+    try:
+        with monkeypatch.context() as read_only:
+            read_only.setattr(tempfile, "gettempdir", refuse)
+            assert unusable() == missing_compiler("cpu")
+            assert "temporary files" in unusable()
+    finally:
+        unusable.cache_clear()
