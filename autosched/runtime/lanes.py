@@ -135,10 +135,18 @@ class LaneExecutor:
             else:
                 self._run_lanes(slots, trace)
         finally:
-            # Also when PyTorch's count of this thread is untouched: MKL's, which cannot be asked for, may not be.
-            if self.lanes > 1 or torch.get_num_threads() != threads:
-                use_threads(threads)
+            try:
+                self._put_back(threads)
+            except BaseException:
+                # Of a signal's handler, just then: the thread would keep a lane's count for life.
+                self._put_back(threads)
+                raise
         return self._bound.outputs(slots)
+
+    def _put_back(self, threads: int) -> None:
+        # Also when PyTorch's count of this thread is untouched: MKL's, which cannot be asked for, may not be.
+        if self.lanes > 1 or torch.get_num_threads() != threads:
+            use_threads(threads)
 
     def _run_lanes(self, slots: Slots, trace: Trace | None) -> None:
         signals = Signals(self._operators + len(self._steps), self._spins)

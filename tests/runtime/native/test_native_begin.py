@@ -13,6 +13,7 @@ from types import FrameType
 import pytest
 import torch
 
+from autosched.core.records import Engine
 from autosched.runtime import lanes
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lane_pool import LanePool
@@ -69,14 +70,18 @@ def _interrupted(work: Callable[[], object], place: int) -> bool:
     return left[0] <= 0
 
 
-@pytest.mark.parametrize(("lane_count", "one_team"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("engine", "lane_count", "one_team"),
+    [(Engine.NATIVE, 1, False), (Engine.NATIVE, 2, False), (Engine.NATIVE, 2, True), (Engine.PYTHON, 1, False), (Engine.PYTHON, 2, False)],
+)
 def test_an_interrupt_in_any_function_is_raised_and_the_thread_keeps_its_settings(
-    lane_count: int, one_team: bool, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, lane_count: int, one_team: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lanes, "team_comes", lambda library, threads: one_team)
     monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
     bound = bind(*branches_program(branches=4, depth=4))
-    executor = LaneExecutor(bound, make_plan(bound.program.graph, random_schedule(bound.program.graph, lane_count, 2)))
+    plan = make_plan(bound.program.graph, random_schedule(bound.program.graph, lane_count, 2))
+    executor = LaneExecutor(bound, plan, None, engine)
     assert executor.one_team is one_team
     inputs = random_inputs(bound.program, 0)
     (expected,) = executor.run(inputs)
