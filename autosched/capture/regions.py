@@ -15,7 +15,7 @@ again. So two branches that could run at the same time stay apart unless they ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from autosched.capture.draft import Draft
 from autosched.capture.merging import Merging
@@ -64,8 +64,30 @@ class _Partition(Merging):
         for index in self._topological():
             self.start[index] = max((self.start[item] + self.work[item] for item in self.before[index]), default=0.0)
 
+    def _forget(self, index: int) -> None:
+        """The start of a region, and of what comes after it, is another one: ``_start`` finds it when it is asked for.
+
+        To find all of them after each merge takes time in the square of their number.
+        """
+        stack = [index]
+        while stack:
+            # Where one is not known, none after it is.
+            if self.start.pop(item := stack.pop(), None) is not None:
+                stack.extend(self.after[item])
+
+    def _start(self, index: int) -> float:
+        stack = [index]
+        while stack:
+            if (item := stack[-1]) in self.start:
+                stack.pop()
+            elif missing := [earlier for earlier in self.before[item] if earlier not in self.start]:
+                stack.extend(missing)
+            else:
+                self.start[item] = max((self.start[earlier] + self.work[earlier] for earlier in self.before[item]), default=0.0)
+        return self.start[index]
+
     def _finish(self, index: int) -> float:
-        return self.start[index] + self.work[index]
+        return self._start(index) + self.work[index]
 
     def cones(self) -> None:
         """Rule 1, from the outputs to the inputs."""
@@ -120,15 +142,16 @@ class _Partition(Merging):
         for index in sorted(self.members):
             if index not in self.members or self.kind[index] is not RegionKind.CLUSTER:
                 continue
+            own = self._bare_work(index)
             for item in sorted(self.before[index], key=lambda item: (-self._finish(item), item)):
                 if self.kind[item] is RegionKind.ALONE or not self._convex(item, index) or not self._suits(item, index):
                     continue
                 if self.kind[item] is RegionKind.ANCHOR and self._count(item) + self._count(index) > _MOST_CALLS // 4:
                     continue
-                delay = self._bare_work(index) + max(0.0, self.start[index] - self._finish(item))
+                delay = own + max(0.0, self._start(index) - self._finish(item))
                 if delay <= self._saved(item, index) and self._worth(item, index):
                     self._merge(item, index)
-                    self._time()
+                    self._forget(item)
                     break
 
     def siblings(self) -> None:
@@ -148,7 +171,9 @@ class _Partition(Merging):
                 total = self._bare_work(first)
                 for item in rest:
                     total += self._bare_work(item)
-                    if total > _LAUNCH_US or self._count(first) + self._count(item) > _MOST_CALLS or not self._independent(first, item):
+                    # Of two that wait for the same, neither waits for the other.
+                    apart = self.before[first] != self.before[item]
+                    if total > _LAUNCH_US or self._count(first) + self._count(item) > _MOST_CALLS or apart:
                         break
                     self._merge(first, item)
                 group = [item for item in rest if item in self.members]
@@ -173,7 +198,7 @@ class _Partition(Merging):
         if self._count(producer) + self._count(reader) > _MOST_CALLS:
             return False
         others = max((self._finish(item) for item in self.before[reader] if item != producer), default=0.0)
-        delay = min(self._bare_work(producer), max(0.0, others - self.start[producer]))
+        delay = min(self._bare_work(producer), max(0.0, others - self._start(producer)))
         return delay <= self._saved(producer, reader)
 
     def _saved(self, producer: int, reader: int) -> float:
@@ -184,21 +209,17 @@ class _Partition(Merging):
 
     def _convex(self, first: int, last: int) -> bool:
         """Whether nothing lies between the two, so that one region of both makes no cycle."""
-        return not self._reaches((item for item in self.after[first] if item != last), last)
-
-    def _independent(self, a: int, b: int) -> bool:
-        return not self._reaches([a], b) and not self._reaches([b], a)
-
-    def _reaches(self, sources: Iterable[int], goal: int) -> bool:
-        stack, seen = list(sources), set[int]()
+        ended, seen = self._finish(first), set[int]()
+        stack = [item for item in self.before[last] if item != first]
         while stack:
             index = stack.pop()
-            if index == goal:
-                return True
-            if index not in seen:
+            if index == first:
+                return False
+            # What starts before ``first`` has ended does not wait for it.
+            if index not in seen and self._start(index) >= ended:
                 seen.add(index)
-                stack.extend(self.after[index])
-        return False
+                stack.extend(self.before[index])
+        return True
 
     def _merge(self, keep: int, gone: int) -> None:
         super()._merge(keep, gone)

@@ -14,6 +14,7 @@ from autosched import zoo
 from autosched.capture.build import build_program
 from autosched.capture.draft import Draft
 from autosched.capture.export import capture, draft_of
+from autosched.capture.merging import Merging
 from autosched.capture.rewrite import rewrite_draft
 from autosched.core.graph import OpGraph
 from autosched.core.variants import Lowering, Variant
@@ -114,6 +115,30 @@ def test_branches_that_could_run_at_the_same_time_stay_apart() -> None:
     clusters = [operator for operator in graph.operators if "exp" in " ".join(call.target for call in operator.calls)]
     assert len(clusters) == 2
     assert graph.independent(clusters[0].index, clusters[1].index)
+
+
+def test_all_starts_are_not_found_again_for_each_region_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def merges_and_orders(rungs: int) -> tuple[int, int]:
+        def run(m, x):
+            left, right = x, x + 1.0
+            for _ in range(rungs):
+                left, right = m.a(left), m.b(right)
+                left, right = left + right, left * right
+            return left, right
+
+        draft = draft_of(Apply(run, a=nn.Linear(8, 8), b=nn.Linear(8, 8)).eval(), (torch.randn(1, 8),))
+        calls: list[str] = []
+        merge, topological = Merging._merge, Merging._topological
+        with monkeypatch.context() as patch:
+            patch.setattr(Merging, "_merge", lambda *args: (calls.append("merge"), merge(*args))[1])
+            patch.setattr(Merging, "_topological", lambda *args: (calls.append("order"), topological(*args))[1])
+            rewrite_draft(draft, "", Lowering.FUSED)
+        assert_legal(draft)
+        return calls.count("merge"), calls.count("order")
+
+    (few, orders), (many, orders_of_many) = merges_and_orders(4), merges_and_orders(16)
+    assert many > 3 * few
+    assert orders_of_many == orders
 
 
 def test_small_lookups_become_one_region_and_launch_once() -> None:
