@@ -29,6 +29,7 @@ _POINTWISE = frozenset({
 })  # fmt: skip
 # Without autograd their result is their argument.
 _SAME = frozenset({aten.detach_.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default})
+_EXPANDING = frozenset({aten.expand.default, aten.expand_as.default, aten.broadcast_to.default})
 _KEY = torch._C.DispatchKey
 
 
@@ -60,11 +61,20 @@ def make_functional(graph: Graph) -> bool:
     return True
 
 
-def alias_dropouts(graph: Graph) -> None:
-    """Say of dropout that is switched off what it is in eager mode: its argument. ``run_decompositions`` makes a copy of it."""
+def spell_out_views(graph: Graph) -> None:
+    """Say of calls that only give back what they are given that they do: ``run_decompositions`` does something else.
+
+    It copies what goes through dropout that is switched off. Of what is written through ``expand`` it adds to ``x`` the difference, so that
+    ``x + (new - x)`` is there: rounded where ``x`` is large, and NaN where it is infinite.
+    """
     for node in graph.nodes:
         if node.target is aten.dropout.default and not (node.args[1] and node.args[2]):
             node.target, node.args = aten.alias.default, node.args[:1]
+        elif node.target in _EXPANDING and (given := _tensor(node.args[0])) is not None and (made := _tensor(node)) is not None:
+            if made.shape == given.shape:
+                node.target, node.args, node.kwargs = aten.alias.default, node.args[:1], {}
+            elif made.shape == (1,) * (made.dim() - given.dim()) + given.shape:
+                node.target, node.args, node.kwargs = aten.view.default, (node.args[0], list(made.shape)), {}
 
 
 def _is_operator_on_tensors(node: Node) -> bool:

@@ -290,6 +290,26 @@ def test_whatever_shares_memory_sees_what_is_written_to_it(written: str) -> None
     assert apart == []
 
 
+@pytest.mark.parametrize("expanded", [
+    lambda y: y.expand(1, 4, 4), lambda y: y.expand(-1, -1), lambda y: y.t().expand_as(y), lambda y: torch.broadcast_to(y, (1, 1, 4, 4))[0],
+])  # fmt: skip
+def test_what_is_written_through_an_expansion_that_repeats_nothing_is_what_was_written(
+    expanded: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def write(model: Of, x: torch.Tensor) -> torch.Tensor:
+        expanded(x)[..., 1:].fill_(0.3)
+        return x * 1
+
+    x = torch.randn(4, 4)
+    x[0], x[1, :2] = float("-inf"), 1e9
+    captured = capture(Of(write).eval(), (x.clone(),), rewrite=False)
+    bound = bind(captured.program, captured.constants)
+    made = bound.run([x.clone()])
+    with torch.no_grad():
+        expected = write(Of(write), x)
+    assert [torch.equal(item, expected) for item in made] == [True, True]
+
+
 def test_the_type_that_it_had_is_no_operator() -> None:
     graph = exported(Of(lambda model, x: (x @ model.weight).type_as(model.bias) + x.sum_to_size(4, 4)), torch.randn(4, 4)).graph
     assert make_functional(graph)
