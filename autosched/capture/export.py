@@ -21,7 +21,7 @@ from autosched.capture.custom import run_twice
 from autosched.capture.draft import Draft
 from autosched.capture.dynamo import DynamoGraph
 from autosched.capture.export_reader import ExportReader
-from autosched.capture.functional import make_functional, spell_out_views
+from autosched.capture.functional import make_functional, spell_out
 from autosched.capture.held_inputs import hold_inputs
 from autosched.capture.leftovers import attributes_kept
 from autosched.capture.passes.batch_norm import whole_batch_norms
@@ -152,7 +152,7 @@ def _functional(exported: ExportedProgram) -> ExportedProgram:
     """The program with nothing changed in place, which takes longer than exporting it where its graph, which is changed, does not do."""
     if make_functional(exported.graph):
         return exported
-    spell_out_views(exported.graph)
+    spell_out(exported.graph)
     with _explained():
         decomposed: ExportedProgram = exported.run_decompositions(composites(exported.graph))
     return decomposed

@@ -61,11 +61,12 @@ def make_functional(graph: Graph) -> bool:
     return True
 
 
-def spell_out_views(graph: Graph) -> None:
-    """Say of calls that only give back what they are given that they do: ``run_decompositions`` does something else.
+def spell_out(graph: Graph) -> None:
+    """Put other words for calls of which ``run_decompositions`` makes something else than eager mode does.
 
     It copies what goes through dropout that is switched off. Of what is written through ``expand`` it adds to ``x`` the difference, so that
-    ``x + (new - x)`` is there: rounded where ``x`` is large, and NaN where it is infinite.
+    ``x + (new - x)`` is there: rounded where ``x`` is large, and NaN where it is infinite. What is copied into the whole of a buffer it
+    takes for the buffer, whatever dtype and shape it has.
     """
     for node in graph.nodes:
         if node.target is aten.dropout.default and not (node.args[1] and node.args[2]):
@@ -75,6 +76,28 @@ def spell_out_views(graph: Graph) -> None:
                 node.target, node.args, node.kwargs = aten.alias.default, node.args[:1], {}
             elif made.shape == (1,) * (made.dim() - given.dim()) + given.shape:
                 node.target, node.args, node.kwargs = aten.view.default, (node.args[0], list(made.shape)), {}
+        elif node.target is aten.copy_.default and (target := _tensor(node.args[0])) is not None:
+            if isinstance(node.args[1], Node):
+                node.args = (node.args[0], _like(graph, node, node.args[1], target), *node.args[2:])
+            else:
+                node.target, node.args, node.kwargs = aten.fill_.Scalar, node.args[:2], {}
+
+
+def _like(graph: Graph, node: Node, source: Node, target: torch.Tensor) -> Node:
+    """``source`` in the dtype and the shape of ``target``, into which ``node`` copies it."""
+    given = _tensor(source)
+    if given is None:
+        return source
+    with graph.inserting_before(node):
+        if (given.dtype, given.device) != (target.dtype, target.device):
+            given = given.to(target.device, target.dtype)
+            kind = {"dtype": target.dtype, "device": target.device}
+            source = _call(graph, node, aten._to_copy.default, (source,), kind, given)
+        if given.shape != target.shape:
+            given = given.expand(target.shape)
+            source = _call(graph, node, aten.expand.default, (source, list(target.shape)), value=given)
+            source = _call(graph, node, aten.clone.default, (source,), {"memory_format": torch.contiguous_format}, given.contiguous())
+    return source
 
 
 def _is_operator_on_tensors(node: Node) -> bool:

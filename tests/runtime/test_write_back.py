@@ -80,6 +80,24 @@ def test_what_a_buffer_was_before_it_was_replaced_is_returned_as_it_was(lowering
     assert loaded.report().calls == 5
 
 
+class Copies(Stateful):
+    """Copies other dtypes, fewer numbers and one number into the whole of its buffers, and reads what is then there."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.memory.copy_(x.double() / 3)
+        self.hidden[:] = x[0]
+        rows = self.hidden.view(-1) * 2
+        self.hidden.copy_(7)
+        self.count.copy_(x.sum() * 8)
+        return self.memory * 2, rows, self.hidden, self.count + 1
+
+
+@pytest.mark.parametrize("lowering", [Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED])
+def test_what_is_copied_into_a_whole_buffer_has_its_dtype_and_shape(lowering: Lowering) -> None:
+    model = made(Copies)
+    assert_like_eager(load(bundle_bytes(model, (example(),), lowering), model, strict=True), model, calls())
+
+
 @pytest.mark.parametrize("kind", STATEFUL)
 def test_a_model_that_is_vouched_for_keeps_its_state_all_the_same(kind: type[Stateful]) -> None:
     model = made(kind)
