@@ -3,7 +3,7 @@
 Export notices such an assignment on the root module alone; on any other it takes the buffer for one that never changes. While a model is
 exported here, every submodule's buffer that was replaced is given, when the model's call ends, the contents of what replaced it, which
 export notices everywhere. What the model returns of a buffer's old tensor, its root's too, is a copy, for export says of both that they are
-the buffer.
+the buffer. What replaces a buffer of the root by another shape or dtype is refused here, for export says nothing of it that helps.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from autosched.core.containers import map_packed
+from autosched.core.errors import UnsupportedGraph
 
 
 @contextmanager
@@ -41,6 +42,13 @@ def assignments_seen(model: torch.nn.Module) -> Iterator[None]:
             if isinstance(new, torch.Tensor) and new is not old:
                 replaced.append((table, key, old, new))
         began.clear()
+        for table, key, old, new in replaced:
+            if table is model._buffers and (old.shape, old.dtype) != (new.shape, new.dtype):
+                raise UnsupportedGraph(
+                    f"the model replaces its buffer {key!r}, {list(old.shape)} {old.dtype}, by one that is {list(new.shape)} {new.dtype}; "
+                    "expected the same shape and dtype in every call. Keep one of the largest size and fill a part of it, or take it as an "
+                    "input and return it."
+                )
         # Those of the root export writes itself.
         inner = [item for item in replaced if item[0] is not model._buffers]
         if not replaced or any(old.shape != new.shape or old.dtype != new.dtype for _, _, old, new in inner):

@@ -11,6 +11,7 @@ from autosched.capture.arguments import map_refs, to_argument
 from autosched.capture.draft import Draft, Node, iterate_regions
 from autosched.capture.flops import count_flops
 from autosched.capture.traffic import bytes_read, bytes_written, is_view
+from autosched.core.errors import UnsupportedGraph
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
 from autosched.core.in_place import chains_in, in_graph_order, in_place_signature, is_copy
 from autosched.core.program import Binding, Call, InputSpec, Program, WriteBack
@@ -29,7 +30,7 @@ def build_program(draft: Draft, lowering: str) -> tuple[Program, dict[int, torch
         The program (its graph validated), and the tensor of each binding by value index.
 
     Raises:
-        UnsupportedGraph: if an argument cannot be written down.
+        UnsupportedGraph: if an argument cannot be written down, or the model gives what it changes another shape or dtype.
         InvalidGraph: if the draft breaks an invariant (a bug).
     """
     regions = [list(region) for region in iterate_regions(draft)]
@@ -41,7 +42,7 @@ def build_program(draft: Draft, lowering: str) -> tuple[Program, dict[int, torch
         tuple(numbers[value] for value in draft.inputs),
         tuple(numbers[value] for value in draft.output_values()),
     )
-    writes = tuple(WriteBack(numbers[target], numbers[value]) for target, value in draft.writes)
+    writes = tuple(WriteBack(numbers[target], numbers[value]) for target, value in _fitting(draft))
     graph.validate()
     graph = dataclasses.replace(graph, operators=counted_in_place(graph, writes))
     program = Program(
@@ -58,6 +59,19 @@ def build_program(draft: Draft, lowering: str) -> tuple[Program, dict[int, torch
         writes=writes,
     )
     return program, {numbers[value]: item.tensor.detach() for value, item in draft.constants.items()}
+
+
+def _fitting(draft: Draft) -> list[tuple[int, int]]:
+    """``draft.writes``, where each value is one that its input can hold."""
+    for target, value in draft.writes:
+        old, new = draft.specs[target], draft.specs[value]
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            what = f"buffer {draft.state[target].name!r}" if target in draft.state else f"input {draft.inputs.index(target)}"
+            raise UnsupportedGraph(
+                f"the model makes its {what} {list(new.shape)} {new.dtype}, and is given it as {list(old.shape)} {old.dtype}; expected "
+                "writes that change neither. Give it the shape and dtype that it ends with (PyTorch resizes what is given as out=)."
+            )
+    return draft.writes
 
 
 def _number(draft: Draft, regions: Sequence[Sequence[Node]]) -> tuple[dict[int, int], list[Value]]:

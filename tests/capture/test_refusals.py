@@ -455,6 +455,41 @@ def test_a_number_that_is_more_than_a_number_cannot_be_returned(what, advice):
         capture(Tells(), (torch.ones(3),))
 
 
+class Grows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1, 3))
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen, x])
+        return self.seen.sum(0)
+
+
+class Widens(Grows):
+    def forward(self, x):
+        self.seen = (self.seen + x).double()
+        return x + 1
+
+
+class Resizes(Grows):
+    def forward(self, x):
+        return torch.exp(self.seen.expand(2, 3), out=x) + 1
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (Grows, r"replaces its buffer 'seen', \[1, 3\] torch.float32, by one that is \[2, 3\] torch.float32"),
+        (Widens, r"replaces its buffer 'seen', \[1, 3\] torch.float32, by one that is \[1, 3\] torch.float64"),
+        (Resizes, r"makes its input 0 \[2, 3\] float32, and is given it as \[1, 3\] float32"),
+    ],
+)
+def test_what_changes_must_keep_its_shape_and_dtype(kind, says):
+    with pytest.raises(UnsupportedGraph, match=says):
+        capture(kind().eval(), (torch.ones(1, 3),))
+
+
 class NoRoom(io.StringIO):
     def write(self, text: str) -> int:
         raise OSError(28, "No space left on device")
