@@ -176,7 +176,7 @@ class LoadedModel:
                 found = table.find(self._signature, args, kwargs)
                 slot, tensors = found.slot, found.tensors
                 if not found.checked:
-                    _fit(slot, tensors, table.device)
+                    _fit(slot, tensors, table.device, self.model)
                     found.learn()
             except InputMismatch as error:
                 return self._step_aside("inputs", str(error), args, kwargs, error)
@@ -353,7 +353,7 @@ def _error_of(refused: Refused) -> AutoschedError:
     return AutoschedError(f"the schedule may not run: {refused.reason}")
 
 
-def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device) -> None:
+def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device, model: torch.nn.Module) -> None:
     """Check what the shape does not say, and lay inputs out with the strides of tuning.
 
     An operator that asks for memory by stride would else read something different.
@@ -376,7 +376,7 @@ def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device) -> None:
         if tensor.layout is not torch.strided:
             raise InputMismatch(f"input {position} is {tensor.layout}; the schedule was made for strided tensors.")
         if tensor.stride() != strides or tensor.is_conj() or tensor.is_neg() or (offsets_matter and tensor.storage_offset()):
-            if why := slot.why_no_copy(position, tensor):
+            if why := slot.why_no_copy(position, tensors, model):
                 raise InputMismatch(f"input {position} {why} and its memory layout differs from tuning. Give x.contiguous().")
             with torch.no_grad():
                 tensors[position] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

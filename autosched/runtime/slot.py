@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
-from autosched.core.errors import AutoschedError, HalfWritten
+from autosched.core.errors import AutoschedError, HalfWritten, IncompatibleArtifact
+from autosched.core.extents import Extents, extent_of
 from autosched.core.from_outside import let_through
 from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import answer_maker
 from autosched.runtime.prepared import OPERATOR_ERRORS, ChangedMeanwhile, InAnotherMode, NoLongerFits, Prepared
 from autosched.runtime.shapes import describe_shape
+from autosched.runtime.state import holders_of
 from autosched.runtime.trees import objects_given, returns_given
 
 # A server that puts new weights in place under traffic is done after a few calls; a model that changes itself at each call never is.
@@ -67,13 +69,25 @@ class Slot:
         """
         return objects_given(self.program, args, kwargs)
 
-    def why_no_copy(self, position: int, tensor: torch.Tensor) -> str:
-        """Why a copy, laid out as in tuning, is no ``tensor`` to the model as its input at ``position``; empty if it is."""
+    def why_no_copy(self, position: int, tensors: Sequence[torch.Tensor], model: torch.nn.Module) -> str:
+        """Why a copy, laid out as in tuning, is not to ``model`` what it has at ``position`` of ``tensors``; empty if it is."""
+        tensor = tensors[position]
         if position in self.changed:
             return "is changed in place"
+        if self.program.writes and self._memory_changed(tensors, model).meets(extent_of(tensor)):
+            return "shares memory with what is changed in place"
         from_start = self._by_stride.get(position)
         other = tensor.stride() != self.strides[position] or (from_start and tensor.storage_offset())
         return "is read by as_strided" if from_start is not None and other else ""
+
+    def _memory_changed(self, tensors: Sequence[torch.Tensor], model: torch.nn.Module) -> Extents:
+        """Where a call may write. What it only replaces is counted, too: which that is, nobody knows before the schedule is ready."""
+        try:
+            state = [holder.now() for holder in holders_of(self.program, model)]
+        except IncompatibleArtifact:
+            # Nothing will run on it, and whoever finds that says why.
+            state = []
+        return Extents(extent_of(tensor) for tensor in (*(tensors[place] for place in self.changed), *state))
 
     def ready(self) -> Prepared:
         """The schedule, made ready if it is not; whatever ``prepare`` raises. Under the slot's lock."""

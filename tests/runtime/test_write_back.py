@@ -248,6 +248,31 @@ def test_the_models_own_memory_as_an_input_runs_the_model() -> None:
     assert loaded.report().calls == 0
 
 
+class ChangesAllButItsSecond(Stateful):
+    """Reads its second input when it has changed its first and a buffer."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        self.memory.mul_(2).add_(1)
+        return y * 2
+
+
+@pytest.mark.parametrize("prepare", ["all", "first-use"])
+def test_memory_that_is_changed_is_not_hidden_by_a_copy_into_the_layout_of_tuning(prepare: Any) -> None:
+    model = made(ChangesAllButItsSecond)
+    eager = copy.deepcopy(model)
+    loaded = load(bundle_bytes(model, (torch.randn(4, 4), torch.randn(4, 4))), model, prepare=prepare)
+    mine = torch.randn(4, 4)
+    theirs = mine.clone()
+    with torch.no_grad(), pytest.warns(FallbackWarning, match="input 1 shares memory with what is changed in place and its memory layout"):
+        assert torch.equal(loaded(mine, mine.t()), eager(theirs, theirs.t()))
+        assert torch.equal(loaded(mine, model.memory[:, 2:6]), eager(theirs, eager.memory[:, 2:6]))
+        assert loaded.report().calls == 0
+        # A copy of what nothing changes does no harm.
+        assert torch.equal(loaded(mine, theirs.t()), eager(theirs.clone(), theirs.t()))
+    assert loaded.report().calls == 1
+
+
 def test_an_input_laid_out_otherwise_runs_the_model_on_the_callers_own_tensor() -> None:
     model = made(ChangesItsInput)
     loaded = load(bundle_bytes(model, (example(),)), model)
