@@ -6,6 +6,7 @@ go wrong after it, but for an operator that fails when others have overwritten s
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -190,8 +191,13 @@ def _shares_by_output(program: Program, asked: Asked) -> dict[int, Share]:
     returned = [leaf.value for leaf in program.output_leaves if isinstance(leaf, Ref)]
     found: dict[int, Share | None] = {}
     for value, share in zip(returned, asked.shares, strict=True):
-        if found.setdefault(made[value], share) != share:
+        known = found.setdefault(made[value], share)
+        if share == known:
+            continue
+        if share is None or known is None or dataclasses.replace(share, whole=known.whole) != known:
             raise IncompatibleArtifact("the schedule", ["the model returns one value twice, and only one of the two is what it changed"])
+        # Itself and as another tensor of its memory (``x, x.detach()``): itself both times.
+        found[made[value]] = dataclasses.replace(share, whole=True)
     return {place: share for place, share in found.items() if share is not None}
 
 

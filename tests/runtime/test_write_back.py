@@ -80,6 +80,20 @@ def test_what_a_buffer_was_before_it_was_replaced_is_returned_as_it_was(lowering
     assert loaded.report().calls == 5
 
 
+class ReturnsTwice(Stateful):
+    """Returns what it changes as itself and as another tensor of the same memory."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.add_(1)
+        self.memory.add_(x)
+        return x, x.detach(), self.memory.view_as(x), self.memory
+
+
+def test_what_is_changed_may_be_returned_as_itself_and_as_another_tensor() -> None:
+    model = made(ReturnsTwice)
+    assert_like_eager(load(bundle_bytes(model, (example(),)), model, strict=True), model, calls())
+
+
 class Copies(Stateful):
     """Copies other dtypes, fewer numbers and one number into the whole of its buffers, and reads what is then there."""
 
