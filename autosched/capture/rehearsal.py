@@ -62,12 +62,14 @@ class _Undoing(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._made: set[int] = set()
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}
         if isinstance(func, OpOverload):
-            self._copies += [(each, each.clone()) for each in _written(func, args, given) if _address(each) not in self._made]
+            written = [each for each in _written(func, args, given) if _address(each) not in self._made]
+            # Some calls (t_) change how a tensor lies over its memory, and nothing there.
+            self._copies += [(each, each.detach(), each.clone()) for each in written]
         answer = func(*args, **given)
         # What was there before lies, as long as the call lasts, where nothing is made.
         self._made |= {*map(_address, _tensors(answer))} - {0, *map(_address, _tensors((args, given)))}
@@ -75,14 +77,14 @@ class _Undoing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def undo(self) -> None:
         """Give back what was written to."""
-        for tensor, before in reversed(self._copies):
-            if tensor.shape != before.shape:
-                tensor.resize_(before.shape)
+        for tensor, place, before in reversed(self._copies):
+            if _lies(tensor) != _lies(place):
+                tensor.set_(place)  # type: ignore[call-overload]
             # Whoever counts writes to this need not be told of none.
-            if not torch.equal(tensor, before):
+            if not torch.equal(place, before):
                 # Of what was expanded and filled, one element may be written for all that share its memory.
-                once = tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())
-                tensor[once].copy_(before[once])
+                once = tuple(slice(1) if stride == 0 else slice(None) for stride in place.stride())
+                place[once].copy_(before[once])
 
 
 def _written(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -97,6 +99,10 @@ def _written(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: Mapping[
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _lies(tensor: torch.Tensor) -> tuple[object, ...]:
+    return (_address(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()) if tensor.layout is torch.strided else ()
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -137,6 +137,31 @@ def test_what_was_filled_through_an_expanded_view_is_given_back() -> None:
     assert torch.equal(x, before)
 
 
+class Turns(nn.Module):
+    """Gives another shape to views of what it has, and to one thing itself."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.register_buffer("seen", torch.randn(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.t_()
+        return x @ self.weight.detach().t_() + x[:, :2].t_().sum()
+
+
+def test_what_is_only_seen_in_another_shape_keeps_its_contents() -> None:
+    model, x = Turns().eval(), torch.randn(2, 3)
+    tensors = [*model.parameters(), *model.buffers(), x]
+    before = [tensor.detach().clone() for tensor in tensors]
+    rehearse(model, (x,), {})
+    for tensor, value in zip(tensors, before, strict=True):
+        assert tensor.stride() == value.stride()
+        assert torch.equal(tensor, value)
+
+
 def test_arguments_without_values_are_not_computed_with() -> None:
     seen.clear()
     with FakeTensorMode() as mode:
