@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -164,10 +165,14 @@ def _different_gpus() -> list[str]:
 
 
 def _compiler() -> Finding:
-    found = shutil.which("g++") or shutil.which("clang++")
-    if found:
+    from autosched.config import cpp_compiler
+
+    # As PyTorch looks for it: another that is installed is not found unless CXX names it.
+    named = cpp_compiler() or ("clang++" if sys.platform == "darwin" else "g++")
+    if found := shutil.which(named):
         return Finding("C++ compiler", State.OK, found, "")
-    return Finding("C++ compiler", State.MISSING, "neither g++ nor clang++", "install one to compare with torch.compile")
+    advice = "install it, or name another in CXX: the lowerings fused and inductor on a CPU need one, and so does torch.compile"
+    return Finding("C++ compiler", State.MISSING, f"there is no {named}", advice)
 
 
 def _native_lanes() -> Finding:

@@ -179,6 +179,28 @@ def test_doctor_says_that_a_busy_machine_measures_nothing(told: bool, taken: flo
     assert ("60 %" in lanes.detail) == problem
 
 
+@pytest.mark.parametrize(
+    ("installed", "named", "detail"),
+    [("g++", None, ""), ("clang++", None, "there is no g++"), ("clang++", "clang++", ""), ("g++", "clang++", "there is no clang++")],
+)
+def test_doctor_looks_for_the_compiler_that_pytorch_would_take(
+    installed: str, named: str | None, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autosched import doctor
+
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    if named:
+        monkeypatch.setenv("CXX", named)
+    program = tmp_path / installed
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    found = doctor._compiler()
+    assert (found.state, found.detail) == ((doctor.State.MISSING, detail) if detail else (doctor.State.OK, str(program)))
+    assert ("CXX" in found.advice) == bool(detail)
+
+
 def test_a_missing_file_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", "missing.autosched") == 2
     assert capsys.readouterr().err.count("missing.autosched") == 1

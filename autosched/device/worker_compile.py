@@ -127,9 +127,9 @@ def _missing_compiler() -> str | None:
 
         compiler = get_cpp_compiler()
     except Exception as error:
-        return f"torch.compile finds no C++ compiler here ({type(error).__name__}); install g++ or clang++ to have this baseline"
+        return f"torch.compile finds no C++ compiler ({type(error).__name__}); install g++, or name another in CXX, to have this baseline"
     if shutil.which(compiler) is None:
-        return f"the C++ compiler {compiler} does not exist; install g++ or clang++ to have this baseline"
+        return f"the C++ compiler {compiler} does not exist; install g++, or name another in CXX, to have this baseline"
     return None
 
 

@@ -107,8 +107,8 @@ def missing_compiler(kind: str) -> str:
         return str(hung)
     except Exception as error:
         let_through(error)
-        return f"there is no C++ compiler ({type(error).__name__}); install g++ or clang++"
-    return "" if shutil.which(compiler) else f"the C++ compiler {compiler} does not exist; install g++ or clang++"
+        return f"PyTorch finds no C++ compiler ({type(error).__name__}); install g++, or name another in CXX"
+    return "" if shutil.which(compiler) else f"the C++ compiler {compiler} does not exist; install g++, or name another in CXX"
 
 
 def compile_piece(

@@ -317,3 +317,11 @@ def test_eight_bit_weights_are_read_in_the_loop_of_their_product(dtype: torch.dt
     assert isinstance(code, region_compile.Code)
     assert "int8_t*" in code.source
     assert "empty_strided_cpu((40, 256)" not in code.source
+
+
+def test_a_compiler_that_pytorch_does_not_look_for_is_told_how_to_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_found() -> str:
+        raise RuntimeError("no working C++ compiler")  # with clang++ alone, too, which PyTorch takes for macOS only
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none_found)
+    assert region_compile.missing_compiler("cpu").endswith("install g++, or name another in CXX")
